@@ -24,6 +24,10 @@ struct ChatVariables {
     std::string bos_token, eos_token;  // as text
 };
 
+// What `inspect template` does: the JSON object's `messages`, `add_generation_prompt`, `bos_token`, `eos_token` in a
+// recognised form. Error: no recognised form, or an input that it cannot express (`tools`).
+Result<std::string> render_template(std::string_view jinja, std::string_view json_input);
+
 // The text of the whole conversation. Error: roles in an order that the form refuses, with the message's number.
 Result<std::string> chat_render(ChatForm form, std::span<const ChatMessage> messages, const ChatVariables& variables);
 

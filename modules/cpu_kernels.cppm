@@ -163,19 +163,19 @@ INLINE void matmul_rows(const float* const* w, const MatmulTask& task, std::int6
 }
 
 // out[0 .. cols) = one row of any type as floats
+template <bool Wide>
 INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t cols) {
-    if (type == DType::F16) {
-        std::int64_t k = 0;
+    std::int64_t k = 0;
+    if (Wide && type == DType::F16) { // there is an instruction for this
         for (; k + 16 <= cols; k += 16) {
             f16x16 h;
             LOAD16(h, row + 2 * k);
             f32x16 f = __builtin_convertvector(h, f32x16);
             STORE16(out + k, f);
         }
-        if (k < cols) dequantize(type, row + 2 * k, out + k, cols - k);
-    } else {
-        dequantize(type, row, out, cols);
+        row += 2 * k;
     }
+    dequantize_inline(type, row, out + k, cols - k);
 }
 
 template <bool Fma, int R, int N>
@@ -189,7 +189,7 @@ INLINE void matmul_body(const MatmulTask& task) {
         if (weight.type == DType::F32 && reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0) {
             w[i] = reinterpret_cast<const float*>(bytes);
         } else {
-            widen_row(weight.type, bytes, task.scratch + i * weight.cols, weight.cols);
+            widen_row<Fma>(weight.type, bytes, task.scratch + i * weight.cols, weight.cols);
             w[i] = task.scratch + i * weight.cols;
         }
     };
@@ -246,8 +246,8 @@ INLINE void attention_body(const AttentionTask& task) {
         for (int p = from; p < to; p++) {
             const std::size_t at = std::size_t(task.table[p / task.block_size]) * task.block_stride +
                                    std::size_t(p % task.block_size) * row_size;
-            widen_row(task.kv_type, task.k + at, k_rows + std::size_t(p - chunk) * width, D);
-            widen_row(task.kv_type, task.v + at, v_rows + std::size_t(p - chunk) * width, D);
+            widen_row<Fma>(task.kv_type, task.k + at, k_rows + std::size_t(p - chunk) * width, D);
+            widen_row<Fma>(task.kv_type, task.v + at, v_rows + std::size_t(p - chunk) * width, D);
         }
         for (int t = 0; t < task.n_tokens; t++) {
             const int position = task.first_position + t;
@@ -341,9 +341,10 @@ INLINE void add_body(float* x, const float* y, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i++) x[i] += y[i];
 }
 
+template <bool Wide>
 INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     std::int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
+    for (; Wide && i + 16 <= n; i += 16) {
         f32x16 f;
         LOAD16(f, x + i);
         f16x16 h = __builtin_convertvector(f, f16x16);
@@ -362,7 +363,7 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     }                                                                                                                  \
     void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA>(gate, up, n); }            \
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                   \
-    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body(x, out, n); }           \
+    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA>(x, out, n); }           \
     const CpuKernels NAME##_kernels{#NAME,         matmul_##NAME, attention_##NAME, norm_##NAME,                       \
                                     silu_mul_##NAME, add_##NAME,    store_f16_##NAME};
 

@@ -68,7 +68,7 @@ Result<Checked> open_checked(const std::string& path) {
     std::optional<ModelConfig> config;
     Result<std::string_view>   architecture = file->text("general.architecture");
     if (!architecture) return std::unexpected(architecture.error());
-    if (!file->tensors().empty() && !is_known_architecture(*architecture)) {
+    if (!file->tensors().empty() && !is_foreign_architecture(*architecture)) {
         Result<ModelConfig> read = read_config(*file);
         if (!read) return std::unexpected(read.error());
         if (auto bound = bind_tensors(*file, *read); !bound) return std::unexpected(bound.error());
