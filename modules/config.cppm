@@ -117,7 +117,7 @@ void read_rope(Keys& keys, ModelConfig& c) {
     if (c.rope_dim % 2 != 0) keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", an odd number"));
     std::string type = keys.text("rope.scaling.type", keys.has("rope.scale_linear") ? "linear" : "none");
     c.rope_scaling   = type == "linear" ? RopeScaling::linear : type == "yarn" ? RopeScaling::yarn : RopeScaling::none;
-    if (c.rope_scaling == RopeScaling::none && type != "none") keys.refuse(cat("rope.scaling.type ", quoted(type), " is not one of none, linear, yarn"));
+    if (c.rope_scaling == RopeScaling::none && type != "none") keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn"));
     if (c.rope_scaling == RopeScaling::none) return;
     c.rope_factor = keys.number("rope.scaling.factor", keys.has("rope.scale_linear") ? double(keys.number("rope.scale_linear", 1.0, 0)) : 1.0, 0);
     if (c.rope_scaling != RopeScaling::yarn) return;
@@ -135,7 +135,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
     if (known == architectures.end()) {
         std::string list;
         for (std::string_view n : architecture_names) list += cat(list.empty() ? "" : ", ", n);
-        return fail(file.path(), ": general.architecture is ", quoted(*name), ", not one that quire runs (", list, ")");
+        return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list, ")");
     }
     c.architecture      = known->architecture;
     c.architecture_name = known->name;

@@ -81,7 +81,7 @@ private:
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
     const CpuKernels* kernels = cpu_kernels(isa);
-    if (!kernels) return fail("instruction set ", quoted(isa), " is not one of plain, avx2, avx512, or this machine lacks it");
+    if (!kernels) return fail("instruction set ", quote(isa), " is not one of plain, avx2, avx512, or this machine lacks it");
     return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
 }
 

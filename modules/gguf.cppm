@@ -305,7 +305,7 @@ const GgufValue* find_in(const Part& part, std::string_view key) {
 
 void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
     t.name            = std::string(r.string("a tensor's name"));
-    const std::string what = cat("tensor ", quoted(t.name));
+    const std::string what = cat("tensor ", quote(t.name));
     const auto n_dims = r.scalar<std::uint32_t>(what);
     if (r.failed()) return;
     if (n_dims < 1 || n_dims > 4) return r.set_error(cat(what, " has ", n_dims, " dimensions; 1 to 4 are possible"));
@@ -337,9 +337,9 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
     for (std::size_t i = 0; i < part.tensors.size(); i++) {
         GgufTensor& t = part.tensors[i];
         if (offsets[i] % part.alignment != 0)
-            return cat("tensor ", quoted(t.name), " is at offset ", offsets[i], ", not a multiple of the alignment ", part.alignment);
+            return cat("tensor ", quote(t.name), " is at offset ", offsets[i], ", not a multiple of the alignment ", part.alignment);
         if (offsets[i] > size || t.bytes > size - offsets[i])
-            return cat("tensor ", quoted(t.name), " has ", t.bytes, " bytes at offset ", offsets[i], " of a data part of ", size, " bytes");
+            return cat("tensor ", quote(t.name), " has ", t.bytes, " bytes at offset ", offsets[i], " of a data part of ", size, " bytes");
         t.data = bytes.data() + data_start + offsets[i];
     }
     std::vector<const GgufTensor*> order;
@@ -347,7 +347,7 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
     std::ranges::sort(order, {}, [](const GgufTensor* t) { return t->data; });
     for (std::size_t i = 1; i < order.size(); i++)
         if (order[i - 1]->data + order[i - 1]->bytes > order[i]->data)
-            return cat("tensors ", quoted(order[i - 1]->name), " and ", quoted(order[i]->name), " overlap");
+            return cat("tensors ", quote(order[i - 1]->name), " and ", quote(order[i]->name), " overlap");
     return {};
 }
 
@@ -372,8 +372,8 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     for (std::uint64_t i = 0; i < n_pairs && !r.failed(); i++) {
         const std::string_view key = r.string("a metadata key");
         if (r.failed()) break;
-        if (!seen.insert(key).second) return fail(name, ": metadata key ", quoted(key), " is there twice");
-        part.metadata.emplace_back(key, read_value(r, cat("metadata ", quoted(key))));
+        if (!seen.insert(key).second) return fail(name, ": metadata key ", quote(key), " is there twice");
+        part.metadata.emplace_back(key, read_value(r, cat("metadata ", quote(key))));
     }
     if (r.failed()) return fail(r.error());
 
@@ -388,7 +388,7 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     part.tensors.resize(std::size_t(n_tensors)); // the names do not move from here on
     for (std::size_t i = 0; i < part.tensors.size() && !r.failed(); i++) {
         read_tensor_info(r, part.tensors[i], offsets[i]);
-        if (!r.failed() && !seen.insert(part.tensors[i].name).second) return fail(name, ": tensor ", quoted(part.tensors[i].name), " is there twice");
+        if (!r.failed() && !seen.insert(part.tensors[i].name).second) return fail(name, ": tensor ", quote(part.tensors[i].name), " is there twice");
     }
     if (r.failed()) return fail(r.error());
     if (part.tensors.empty()) return part;
@@ -477,7 +477,7 @@ Result<Gguf> Gguf::Impl::assemble(const std::string& path, std::vector<Part> par
     }
     for (std::size_t i = 0; i < impl->tensors.size(); i++)
         if (!impl->tensor_index.emplace(impl->tensors[i].name, i).second)
-            return fail(path, ": tensor ", quoted(impl->tensors[i].name), " is in two parts");
+            return fail(path, ": tensor ", quote(impl->tensors[i].name), " is in two parts");
     const std::int64_t total = uint_in(impl->parts[0], "split.tensors.count", std::int64_t(impl->tensors.size()));
     if (impl->parts.size() > 1 && total != std::int64_t(impl->tensors.size()))
         return fail(path, ": split.tensors.count is ", total, ", the parts have ", impl->tensors.size());

@@ -1,12 +1,17 @@
 // quire.json: nlohmann's JSON values behind limits: input from outside is bounded in size and depth before it is parsed.
+// (No `import quire.std` here: libstdc++'s shared_ptr, which nlohmann instantiates, cannot befriend names of another module.)
 module;
 
+#include <algorithm>
+#include <cstddef>
+#include <expected>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 export module quire.json;
 
 import quire.base;
-import quire.std;
 
 export namespace quire {
 

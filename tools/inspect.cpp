@@ -48,7 +48,7 @@ Result<std::vector<Token>> parse_ids(const std::string& text) {
     while (true) {
         Token id         = 0;
         auto [next, err] = std::from_chars(at, end, id);
-        if (err != std::errc{} || (next != end && *next != ',')) return fail("--ids ", quoted(text), " is not a list of numbers like 1,2,3");
+        if (err != std::errc{} || (next != end && *next != ',')) return fail("--ids ", quote(text), " is not a list of numbers like 1,2,3");
         ids.push_back(id);
         if (next == end) return ids;
         at = next + 1;
