@@ -36,7 +36,7 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
         for (int i = 0; i < 10; i++) {
             std::vector<Token> prompt(common.begin(), common.begin() + (i % 2 ? below(70) : 0));
             for (int n = 1 + below(60); n > 0; n--) prompt.push_back(below(alone.config().vocab_size));
-            requests.push_back(greedy(std::move(prompt), 1 + below(20)));
+            requests.push_back(greedy(std::move(prompt), 1 + below(60)));
             if (i == 3) requests.back().prompt_logprobs = 1;
         }
         std::vector<Answer> expected;
@@ -47,7 +47,7 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
             EngineOptions o;
             o.threads          = 1 + below(3);
             o.block_size       = std::array{1, 3, 8, 16, 32, 256}[std::size_t(below(6))];
-            o.max_sequences    = 1 + below(8);
+            o.max_sequences    = 2 + below(8);
             o.max_batch_tokens = o.max_sequences + below(90);
             o.prefix_cache     = below(4) != 0;
             o.context          = 200;
