@@ -20,8 +20,7 @@ struct Arguments {
     int           n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
     float         temperature = 0.8f, top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t  seed = -1;
-    bool          single_turn = false, no_prefix_cache = false, ignore_eos = false;
-    std::optional<bool> timings;
+    bool          single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
 };
 
 constexpr std::string_view commands = "/exit  /clear (new conversation)  /regen (answer again)  /read FILE (into the next message)";
@@ -62,7 +61,7 @@ class Chat {
 public:
     Chat(Engine& engine, const Arguments& arguments, ChatForm form, TerminalFacts facts)
         : engine_(engine), arguments_(arguments), form_(form), color_(arguments.color == "on" || (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
-          timings_(arguments.timings.value_or(facts.in && facts.out)), timings_file_(facts.out ? stdout : stderr),
+          timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)), timings_file_(facts.out ? stdout : stderr),
           seed_(arguments.seed >= 0 ? std::uint64_t(arguments.seed) : std::random_device{}()) {
         clear();
     }
@@ -447,11 +446,25 @@ int run(Arguments& a) {
     return code;
 }
 
+// A sentence's end when the text is a number beyond the bounds, or none at all; "" when it is fine.
+std::string outside(const std::string& text, double least, double most, std::string_view bounds) {
+    double value     = 0;
+    auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (fault == std::errc{} && end == text.data() + text.size() && value >= least && value <= most) return "";
+    return cat(quote(text), " is not a number that is ", bounds);
+}
+
+CLI::Validator within(double least, double most, std::string bounds = "") {
+    auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
+    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
+    return {[=](const std::string& text) { return outside(text, least, most, bounds); }, bounds};
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
     Arguments a;
-    CLI::App  app{"A conversation with a GGUF model."};
+    CLI::App  app{"A conversation with a GGUF model.", "chat"};
     app.set_version_flag("--version", "quire 0.1");
     app.add_option("-m,--model", a.model, "GGUF file; the first of models/ beside this program by default");
     auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
@@ -459,30 +472,31 @@ int main(int argc, char** argv) {
     app.add_option("--system-prompt", a.system, "system message (also -sys)");
     app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st)");
     app.add_option("-n,--predict,--n-predict", a.n, "tokens of an answer at most; -1: until its end or the context is full")
-        ->check([](const std::string& text) { return text == "-1" ? "" : CLI::Range(1, 1 << 24)(const_cast<std::string&>(text)); }, "-1 or 1..")
+        ->check([](const std::string& text) { return text == "-1" ? std::string() : outside(text, 1, 1 << 24, "-1 or at least 1"); }, "-1 or at least 1")
         ->capture_default_str();
-    app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")->check(CLI::Range(0, 1 << 24))->capture_default_str();
-    app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")->check(CLI::Range(0, 1024))->capture_default_str();
-    app.add_option("-s,--seed", a.seed, "seed of the sampling; -1: random")->check(CLI::Range(std::int64_t(-1), std::numeric_limits<std::int64_t>::max()))->capture_default_str();
-    app.add_option("--temp", a.temperature, "temperature; 0: always the likeliest token")->check(CLI::Range(0.0f, 100.0f))->capture_default_str();
-    app.add_option("--top-k", a.top_k, "the k likeliest tokens only; 0: all")->check(CLI::Range(0, 1 << 30))->capture_default_str();
-    app.add_option("--top-p", a.top_p, "the likeliest tokens of that much probability together; 1: all")->check(CLI::Range(1e-9f, 1.0f))->capture_default_str();
-    app.add_option("--min-p", a.min_p, "tokens of that much of the likeliest one's probability; 0: all")->check(CLI::Range(0.0f, 1.0f))->capture_default_str();
-    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens seen before are less likely")->check(CLI::Range(0.01f, 100.0f))->capture_default_str();
-    app.add_option("--repeat-last-n", a.repeat_last_n, "tokens the penalties look back over; -1: all")->check(CLI::Range(-1, 1 << 24))->capture_default_str();
-    app.add_option("--presence-penalty", a.presence, "subtracted from tokens generated before")->check(CLI::Range(-100.0f, 100.0f))->capture_default_str();
-    app.add_option("--frequency-penalty", a.frequency, "subtracted for each time a token was generated")->check(CLI::Range(-100.0f, 100.0f))->capture_default_str();
+    app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")->check(within(0, 1 << 24))->capture_default_str();
+    app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")->check(within(0, 1024))->capture_default_str();
+    app.add_option("-s,--seed", a.seed, "seed of the sampling; -1: random")->check(within(-1, 0x1p63, "-1 or more"))->capture_default_str();
+    app.add_option("--temp", a.temperature, "temperature; 0: always the likeliest token")->check(within(0.0, 100.0))->capture_default_str();
+    app.add_option("--top-k", a.top_k, "the k likeliest tokens only; 0: all")->check(within(0, 1 << 30))->capture_default_str();
+    app.add_option("--top-p", a.top_p, "the likeliest tokens of that much probability together; 1: all")->check(within(1e-9, 1, "above 0, at most 1"))->capture_default_str();
+    app.add_option("--min-p", a.min_p, "tokens of that much of the likeliest one's probability; 0: all")->check(within(0.0, 1.0))->capture_default_str();
+    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens seen before are less likely")->check(within(0.01, 100.0))->capture_default_str();
+    app.add_option("--repeat-last-n", a.repeat_last_n, "tokens the penalties look back over; -1: all")->check(within(-1, 1 << 24))->capture_default_str();
+    app.add_option("--presence-penalty", a.presence, "subtracted from tokens generated before")->check(within(-100.0, 100.0))->capture_default_str();
+    app.add_option("--frequency-penalty", a.frequency, "subtracted for each time a token was generated")->check(within(-100.0, 100.0))->capture_default_str();
     app.add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
     app.add_option("--chat-template", a.form_name, "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; the file's by default")
         ->check([](const std::string& name) {
             return chat_form_named(name) ? std::string() : cat(quote(name), " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
         }, "NAME");
     app.add_option("--chat-template-file", a.form_file, "a Jinja template of one of these forms")->excludes("--chat-template");
-    app.add_option("--block-size", a.block_size, "tokens of a KV block")->check(CLI::Range(1, 256))->capture_default_str();
-    app.add_option("--kv-blocks", a.kv_blocks, "KV blocks; 0: for a full context")->check(CLI::Range(0, 1 << 24))->capture_default_str();
+    app.add_option("--block-size", a.block_size, "tokens of a KV block")->check(within(1, 256))->capture_default_str();
+    app.add_option("--kv-blocks", a.kv_blocks, "KV blocks; 0: for a full context")->check(within(0, 1 << 24))->capture_default_str();
     app.add_option("--kv-type", a.kv_type, "type of the KV cache")->check(CLI::IsMember({"f16", "f32"}))->capture_default_str();
     app.add_flag("--no-prefix-cache", a.no_prefix_cache, "compute every prompt from its beginning");
-    app.add_flag("--show-timings,!--no-show-timings", a.timings, "a line of timings after each answer; a terminal has it by default");
+    auto* timings = app.add_flag("--show-timings", a.timings, "a line of timings after each answer, as a terminal has by default");
+    app.add_flag("--no-show-timings", a.no_timings, "no such line")->excludes(timings);
     app.add_option("--color", a.color, "colours: auto, on, off")->check(CLI::IsMember({"auto", "on", "off"}))->capture_default_str();
 
     // Long names behind one dash, as llama.cpp has them.
