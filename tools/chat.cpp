@@ -266,7 +266,7 @@ private:
                     n_tokens += int(event.tokens.size());
                     n_cached = std::max(n_cached, event.cached_tokens);
                     for (Token token : event.tokens) {
-                        if (stopped || tokenizer.is_end(token)) continue;
+                        if (stopped || (tokenizer.is_end(token) && !arguments_.ignore_eos)) continue;
                         ids.push_back(token);
                         reply += detokenizer.push(token);
                         show(false);
@@ -283,7 +283,7 @@ private:
             return false;
         }
 
-        known_ = {*text, reply, prompt, std::move(ids), !stopped && !arguments_.ignore_eos};
+        known_ = {*text, reply, prompt, std::move(ids), !stopped};
         messages_.push_back({"assistant", std::move(reply)});
         if (timings_) show_timings(int(prompt.size()), n_cached, n_tokens, first, last);
         if (finish == FinishReason::length && (arguments_.n < 0 || n_tokens < arguments_.n)) say_full();
@@ -465,6 +465,7 @@ CLI::Validator within(double least, double most, std::string bounds = "") {
 int main(int argc, char** argv) {
     Arguments a;
     CLI::App  app{"A conversation with a GGUF model.", "chat"};
+    app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
     app.set_version_flag("--version", "quire 0.1");
     app.add_option("-m,--model", a.model, "GGUF file; the first of models/ beside this program by default");
     auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
