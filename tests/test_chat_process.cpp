@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <csignal>
-#include <fcntl.h>
+#include <filesystem>
+#include <poll.h>
+#include <pty.h>
 #include <string>
 #include <vector>
 
@@ -216,4 +218,55 @@ TEST_CASE("Ctrl-C at the prompt leaves", "[chat]") {
     CHECK(WEXITSTATUS(status) == 0);
     close(to[1]);
     close(from[0]);
+}
+
+TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
+    const std::string program = std::string(QUIRE_BIN) + "/chat", file = model(), state = temporary();
+    unlink(state.c_str());
+    int         terminal = -1;
+    const pid_t child    = forkpty(&terminal, nullptr, nullptr, nullptr);
+    if (child == 0) {
+        setenv("TERM", "xterm", 1);
+        setenv("XDG_STATE_HOME", state.c_str(), 1);
+        execl(program.c_str(), program.c_str(), "-m", file.c_str(), "-n", "4", static_cast<char*>(nullptr));
+        _exit(127);
+    }
+    std::string screen;
+    // What came since the last call, up to and with `mark`; fails after ten seconds.
+    auto until = [&](const std::string& mark) {
+        screen.clear();
+        for (pollfd p{terminal, POLLIN, 0}; screen.find(mark) == std::string::npos && poll(&p, 1, 10'000) == 1;) {
+            char byte = 0;
+            if (read(terminal, &byte, 1) != 1) break;
+            screen += byte;
+        }
+        INFO(screen);
+        REQUIRE(has(screen, mark));
+    };
+    auto type = [&](const std::string& keys) { REQUIRE(write(terminal, keys.data(), keys.size()) == ssize_t(keys.size())); };
+    until("> ");
+    CHECK(has(screen, "chat template: llama-3"));
+    type("/whät\x7f\x7f\x7fxy\n"); // the character of two bytes goes as one
+    until("Commands: ");
+    until("> ");
+    type("Hello\n");
+    until(" from cache");
+    until("> ");
+    type("\x1b[A there\n"); // arrow up
+    until("Hello there");
+    until(" from cache");
+    until("> ");
+    type("\x03"); // Ctrl-C
+    int status = 0;
+    while (poll(nullptr, 0, 0) == 0 && waitpid(child, &status, WNOHANG) == 0) {
+        char rest[256]; // a terminal that nobody reads would hold the program up
+        if (pollfd p{terminal, POLLIN, 0}; poll(&p, 1, 100) == 1 && read(terminal, rest, sizeof rest) < 0) usleep(1000);
+    }
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    close(terminal);
+    const std::string history = slurp(state + "/quire/history");
+    CHECK(has(history, "/wxy\n"));
+    CHECK(has(history, "Hello\\040there\n"));
+    std::filesystem::remove_all(state);
 }
