@@ -13,7 +13,7 @@ export namespace quire {
 class Buffer {
 public:
     using Free = void (*)(void*, std::size_t);
-    Buffer() = default;
+    Buffer()   = default;
     Buffer(void* data, std::size_t bytes, Free free) : data_(data), bytes_(bytes), free_(free) {}
     Buffer(Buffer&& other) noexcept
         : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), free_(other.free_) {}
@@ -45,25 +45,27 @@ struct Tensor {
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
 // block that one head reads is one run of bytes.
 struct KvLayer {
-    void* k = nullptr;
-    void* v = nullptr;
-    DType type = DType::F16; // or F32
+    void* k        = nullptr;
+    void* v        = nullptr;
+    DType type     = DType::F16; // or F32
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
 
-    std::size_t block_bytes() const { return std::size_t(n_kv_heads) * std::size_t(block_size) * row_bytes(type, head_dim); }
+    std::size_t block_bytes() const {
+        return std::size_t(n_kv_heads) * std::size_t(block_size) * row_bytes(type, head_dim);
+    }
 };
 
 // Rotary embedding: pair i of a head turns by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
 struct Rope {
-    std::span<const float> inv_freq;      // [rope_dim / 2]; dimensions from rope_dim on are left alone
+    std::span<const float> inv_freq; // [rope_dim / 2]; dimensions from rope_dim on are left alone
     float                  scale  = 1;
     bool                   halves = false; // pairs (i, i + rope_dim/2); else (2i, 2i + 1)
 };
 
 struct AttentionParams {
     int   n_heads = 0;
-    float scale   = 1;  // of q·k, before the soft cap
-    int   window  = 0;  // position i sees i-window+1 .. i; 0: all before it
+    float scale   = 1; // of q·k, before the soft cap
+    int   window  = 0; // position i sees i-window+1 .. i; 0: all before it
 };
 
 enum class Activation : std::uint8_t { silu };
@@ -79,7 +81,7 @@ public:
 
     // -- memory
     virtual Result<Buffer> allocate(std::size_t bytes) = 0;
-    virtual DType          activation_type() const = 0;
+    virtual DType          activation_type() const     = 0;
     // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
     // Rows of float32 in memory that the host can read, valid until the next operation.

@@ -9,9 +9,9 @@ using Token = std::int32_t;
 
 // Whose fault a failure is; a tool turns it into an exit code, the server into a status.
 enum class ErrorKind {
-    input,   // a file, flag or request that cannot be used as it is
-    limit,   // valid, but more than this process was configured to hold
-    system,  // the machine refused: no such file, no memory, no device
+    input,  // a file, flag or request that cannot be used as it is
+    limit,  // valid, but more than this process was configured to hold
+    system, // the machine refused: no such file, no memory, no device
 };
 
 // A failure that the caller can act on: one sentence naming what and where.

@@ -26,7 +26,7 @@ public:
 
     int n_blocks() const { return int(blocks_.size()); }
     int block_size() const { return block_size_; }
-    int n_free() const { return n_free_; }            // nobody's, findable ones included
+    int n_free() const { return n_free_; } // nobody's, findable ones included
     int n_used() const { return n_blocks() - n_free_; }
     int n_cached_free() const { return n_cached_free_; } // nobody's, but found again by their hash
     int n_copies() const { return int(copies_.size()); } // waiting for take_copies()
@@ -56,7 +56,7 @@ public:
     void close_table(TableId table);
 
     std::span<const BlockId> blocks(TableId table) const;
-    int slot(TableId table, int position) const; // block * block_size + offset
+    int                      slot(TableId table, int position) const; // block * block_size + offset
 
     // Appends the copies that reserve() asked for to `out`. They have to run before the step that writes.
     void take_copies(std::vector<BlockCopy>& out);
@@ -87,16 +87,16 @@ private:
         BlockId head = -1, tail = -1;
     };
 
-    Table&                   table_at(TableId table);
-    const Table&             table_at(TableId table) const;
-    std::span<Token>         block_tokens(BlockId block);
-    std::span<const Token>   block_tokens(BlockId block) const;
-    FreeList&                list_of(const Block& block) { return block.hashed ? free_cached_ : free_plain_; }
-    void                     push_free(BlockId block);
-    void                     unlink_free(BlockId block);
-    BlockId                  take_free();
-    void                     acquire(BlockId block);
-    void                     release(BlockId block);
+    Table&                 table_at(TableId table);
+    const Table&           table_at(TableId table) const;
+    std::span<Token>       block_tokens(BlockId block);
+    std::span<const Token> block_tokens(BlockId block) const;
+    FreeList&              list_of(const Block& block) { return block.hashed ? free_cached_ : free_plain_; }
+    void                   push_free(BlockId block);
+    void                   unlink_free(BlockId block);
+    BlockId                take_free();
+    void                   acquire(BlockId block);
+    void                   release(BlockId block);
 
     int                    block_size_;
     bool                   caching_;
@@ -149,19 +149,19 @@ std::span<const Token> BlockManager::block_tokens(BlockId block) const {
 // -- the free list
 
 void BlockManager::push_free(BlockId id) {
-    Block&    block = blocks_[std::size_t(id)];
-    FreeList& list  = list_of(block);
-    block.prev      = list.tail;
-    block.next      = -1;
+    Block&    block                                                     = blocks_[std::size_t(id)];
+    FreeList& list                                                      = list_of(block);
+    block.prev                                                          = list.tail;
+    block.next                                                          = -1;
     (list.tail >= 0 ? blocks_[std::size_t(list.tail)].next : list.head) = id;
-    list.tail = id;
+    list.tail                                                           = id;
     n_free_++;
     n_cached_free_ += block.hashed;
 }
 
 void BlockManager::unlink_free(BlockId id) {
-    Block&    block = blocks_[std::size_t(id)];
-    FreeList& list  = list_of(block);
+    Block&    block                                                       = blocks_[std::size_t(id)];
+    FreeList& list                                                        = list_of(block);
     (block.prev >= 0 ? blocks_[std::size_t(block.prev)].next : list.head) = block.next;
     (block.next >= 0 ? blocks_[std::size_t(block.next)].prev : list.tail) = block.prev;
     block.prev = block.next = -1;
@@ -232,7 +232,8 @@ int BlockManager::attach_cached(TableId id, std::span<const Token> tokens) {
     Hit                      hit = find_cached(tokens);
     std::optional<BlockHash> parent;
     for (int i = 0; i < hit.n_blocks; i++) {
-        parent = chain_hash(parent, tokens.subspan(std::size_t(i) * std::size_t(block_size_), std::size_t(block_size_)));
+        parent =
+            chain_hash(parent, tokens.subspan(std::size_t(i) * std::size_t(block_size_), std::size_t(block_size_)));
         table.blocks.push_back(cache_.find(*parent));
         acquire(table.blocks.back());
         table.last_hash = *parent;
@@ -290,10 +291,10 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
 }
 
 TableId BlockManager::fork_table(TableId id) {
-    TableId child_id = open_table();
-    Table&  parent   = table_at(id);
-    Table&  child    = table_at(child_id);
-    child.blocks     = parent.blocks;
+    TableId child_id  = open_table();
+    Table&  parent    = table_at(id);
+    Table&  child     = table_at(child_id);
+    child.blocks      = parent.blocks;
     child.n_published = parent.n_published;
     child.last_hash   = parent.last_hash;
     child.publishable = parent.publishable;

@@ -8,7 +8,7 @@ import quire.std;
 export namespace quire {
 
 struct ChatMessage {
-    std::string role;     // "system", "user" or "assistant"
+    std::string role; // "system", "user" or "assistant"
     std::string content;
 };
 
@@ -27,7 +27,7 @@ bool chat_form_has_system(ChatForm form);
 
 struct ChatVariables {
     bool        add_generation_prompt = true;
-    std::string bos_token, eos_token;  // as text
+    std::string bos_token, eos_token; // as text
 };
 
 // What `inspect template` does: the JSON object's `messages`, `add_generation_prompt`, `bos_token`, `eos_token` in a
@@ -108,7 +108,9 @@ std::optional<ChatForm> chat_form_named(std::string_view name) {
 
 std::string_view chat_form_name(ChatForm form) { return forms[std::size_t(form)].name; }
 
-bool chat_form_has_system(ChatForm form) { return form != ChatForm::mistral && form != ChatForm::gemma && form != ChatForm::phi3; }
+bool chat_form_has_system(ChatForm form) {
+    return form != ChatForm::mistral && form != ChatForm::gemma && form != ChatForm::phi3;
+}
 
 // -- two spellings of one template ----------------------------------------------------------------------
 
@@ -119,7 +121,8 @@ bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; 
 bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_'; }
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
-    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+        text.replace(at, from.size(), to);
 }
 
 std::string literal(std::string_view text) { return cat(open_mark, text, close_mark); }
@@ -128,9 +131,10 @@ std::string literal(std::string_view text) { return cat(open_mark, text, close_m
 void join_literals(std::string& expression) {
     constexpr std::string_view joint = "\x02+\x01";
     for (std::size_t at = 0; (at = expression.find(joint, at)) != std::string::npos;) {
-        const std::size_t first = expression.rfind(open_mark, at), last = expression.find(close_mark, at + joint.size());
-        const bool free_before = first == 0 || expression[first - 1] == '+' || expression[first - 1] == '=';
-        const bool free_after  = last + 1 == expression.size() || expression[last + 1] == '+';
+        const std::size_t first = expression.rfind(open_mark, at),
+                          last  = expression.find(close_mark, at + joint.size());
+        const bool free_before  = first == 0 || expression[first - 1] == '+' || expression[first - 1] == '=';
+        const bool free_after   = last + 1 == expression.size() || expression[last + 1] == '+';
         if (free_before && free_after) expression.erase(at, joint.size());
         else at += joint.size();
     }
@@ -177,7 +181,8 @@ std::string canonical_expression(std::string_view in) {
             depth += out[i] == '(' ? 1 : out[i] == ')' ? -1 : 0;
             if (depth == 0 && i + 1 < out.size()) whole = false;
         }
-        if (whole) out = cat(word.substr(0, word.size() - 1), ' ', out.substr(word.size(), out.size() - word.size() - 1));
+        if (whole)
+            out = cat(word.substr(0, word.size() - 1), ' ', out.substr(word.size(), out.size() - word.size() - 1));
     }
     return out;
 }
@@ -215,7 +220,9 @@ std::string canonical(std::string_view jinja) {
     std::size_t at = 0;
     while (at < jinja.size()) {
         std::size_t open = at;
-        while (open < jinja.size() && !(jinja[open] == '{' && open + 1 < jinja.size() && std::string_view("{%#").contains(jinja[open + 1]))) open++;
+        while (open < jinja.size() &&
+               !(jinja[open] == '{' && open + 1 < jinja.size() && std::string_view("{%#").contains(jinja[open + 1])))
+            open++;
         std::string_view text   = jinja.substr(at, open - at);
         const bool       is_tag = open < jinja.size();
         const char       kind   = is_tag ? jinja[open + 1] : 0;
@@ -228,7 +235,8 @@ std::string canonical(std::string_view jinja) {
         } else if (kind == '%' || kind == '#') {
             std::string_view rest = text;
             while (!rest.empty() && (rest.back() == ' ' || rest.back() == '\t')) rest.remove_suffix(1);
-            const bool line_start = rest.empty() ? at == 0 || jinja[open - text.size() - 1] == '\n' : rest.back() == '\n';
+            const bool line_start =
+                rest.empty() ? at == 0 || jinja[open - text.size() - 1] == '\n' : rest.back() == '\n';
             if (line_start && sign != '+') text = rest;
         }
         if (!text.empty()) emit(literal(text));
@@ -281,9 +289,12 @@ std::size_t blank_at_start(std::string_view text) {
     const auto c = static_cast<unsigned char>(text[0]);
     if ((c >= 9 && c <= 13) || (c >= 28 && c <= 32)) return 1;
     if (text.starts_with("\xc2\x85") || text.starts_with("\xc2\xa0")) return 2;
-    for (std::string_view blank : {"\xe1\x9a\x80", "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f", "\xe3\x80\x80"})
+    for (std::string_view blank :
+         {"\xe1\x9a\x80", "\xe2\x80\xa8", "\xe2\x80\xa9", "\xe2\x80\xaf", "\xe2\x81\x9f", "\xe3\x80\x80"})
         if (text.starts_with(blank)) return 3;
-    if (text.size() >= 3 && text.starts_with("\xe2\x80") && static_cast<unsigned char>(text[2]) >= 0x80 && static_cast<unsigned char>(text[2]) <= 0x8a) return 3;
+    if (text.size() >= 3 && text.starts_with("\xe2\x80") && static_cast<unsigned char>(text[2]) >= 0x80 &&
+        static_cast<unsigned char>(text[2]) <= 0x8a)
+        return 3;
     return 0;
 }
 
@@ -304,7 +315,8 @@ std::string_view strip(std::string_view text) {
 Result<std::string> chat_render(ChatForm form, std::span<const ChatMessage> messages, const ChatVariables& v) {
     std::string out;
     const bool  alternates = form == ChatForm::llama2 || form == ChatForm::mistral || form == ChatForm::gemma;
-    if (messages.empty() && (form == ChatForm::llama2 || form == ChatForm::gemma)) return fail("the conversation has no messages");
+    if (messages.empty() && (form == ChatForm::llama2 || form == ChatForm::gemma))
+        return fail("the conversation has no messages");
 
     std::string_view system; // llama-2 writes it into the first message after it
     std::size_t      first = 0;
@@ -321,47 +333,52 @@ Result<std::string> chat_render(ChatForm form, std::span<const ChatMessage> mess
         if (alternates && user != ((i - first) % 2 == 0))
             return fail("message ", i + 1, ": Conversation roles must alternate user/assistant/user/assistant/...");
         switch (form) {
-        case ChatForm::chatml: out += cat("<|im_start|>", role, '\n', content, "<|im_end|>\n"); break;
-        case ChatForm::llama2:
-            if (user) {
-                std::string text = i == 1 && first == 1 ? cat("<<SYS>>\n", system, "\n<</SYS>>\n\n", content) : content;
-                out += cat(v.bos_token, "[INST] ", strip(text), " [/INST]");
-            } else if (assistant) {
-                out += cat(' ', strip(content), ' ', v.eos_token);
-            }
-            break;
-        case ChatForm::llama3:
-            out += cat(i == 0 ? v.bos_token : "", "<|start_header_id|>", role, "<|end_header_id|>\n\n", strip(content), "<|eot_id|>");
-            break;
-        case ChatForm::mistral:
-            if (!user && !assistant) return fail("message ", i + 1, ": Only user and assistant roles are supported!");
-            out += user ? cat("[INST] ", content, " [/INST]") : cat(content, v.eos_token);
-            break;
-        case ChatForm::zephyr:
-            if (user || assistant || role == "system") out += cat("<|", role, "|>\n", content, v.eos_token, '\n');
-            break;
-        case ChatForm::gemma: out += cat("<start_of_turn>", assistant ? "model" : role, '\n', strip(content), "<end_of_turn>\n"); break;
-        case ChatForm::phi3:
-            if (user) out += cat("<|user|>\n", content, "<|end|>\n<|assistant|>\n");
-            else if (assistant) out += cat(content, "<|end|>\n");
-            break;
-        case ChatForm::plain:
-            if (user) out += cat("User: ", content, '\n');
-            else if (assistant) out += cat("Assistant: ", strip(content), '\n');
-            else out += cat(content, "\n\n");
-            break;
+            case ChatForm::chatml: out += cat("<|im_start|>", role, '\n', content, "<|im_end|>\n"); break;
+            case ChatForm::llama2:
+                if (user) {
+                    std::string text =
+                        i == 1 && first == 1 ? cat("<<SYS>>\n", system, "\n<</SYS>>\n\n", content) : content;
+                    out += cat(v.bos_token, "[INST] ", strip(text), " [/INST]");
+                } else if (assistant) {
+                    out += cat(' ', strip(content), ' ', v.eos_token);
+                }
+                break;
+            case ChatForm::llama3:
+                out += cat(i == 0 ? v.bos_token : "", "<|start_header_id|>", role, "<|end_header_id|>\n\n",
+                           strip(content), "<|eot_id|>");
+                break;
+            case ChatForm::mistral:
+                if (!user && !assistant)
+                    return fail("message ", i + 1, ": Only user and assistant roles are supported!");
+                out += user ? cat("[INST] ", content, " [/INST]") : cat(content, v.eos_token);
+                break;
+            case ChatForm::zephyr:
+                if (user || assistant || role == "system") out += cat("<|", role, "|>\n", content, v.eos_token, '\n');
+                break;
+            case ChatForm::gemma:
+                out += cat("<start_of_turn>", assistant ? "model" : role, '\n', strip(content), "<end_of_turn>\n");
+                break;
+            case ChatForm::phi3:
+                if (user) out += cat("<|user|>\n", content, "<|end|>\n<|assistant|>\n");
+                else if (assistant) out += cat(content, "<|end|>\n");
+                break;
+            case ChatForm::plain:
+                if (user) out += cat("User: ", content, '\n');
+                else if (assistant) out += cat("Assistant: ", strip(content), '\n');
+                else out += cat(content, "\n\n");
+                break;
         }
     }
     if (!v.add_generation_prompt) return out;
     switch (form) {
-    case ChatForm::chatml: out += "<|im_start|>assistant\n"; break;
-    case ChatForm::llama3: out += "<|start_header_id|>assistant<|end_header_id|>\n\n"; break;
-    case ChatForm::zephyr: out += messages.empty() ? "" : "<|assistant|>\n"; break;
-    case ChatForm::gemma: out += "<start_of_turn>model\n"; break;
-    case ChatForm::plain: out += "Assistant:"; break;
-    case ChatForm::llama2:
-    case ChatForm::mistral:
-    case ChatForm::phi3: break;
+        case ChatForm::chatml: out += "<|im_start|>assistant\n"; break;
+        case ChatForm::llama3: out += "<|start_header_id|>assistant<|end_header_id|>\n\n"; break;
+        case ChatForm::zephyr: out += messages.empty() ? "" : "<|assistant|>\n"; break;
+        case ChatForm::gemma: out += "<start_of_turn>model\n"; break;
+        case ChatForm::plain: out += "Assistant:"; break;
+        case ChatForm::llama2:
+        case ChatForm::mistral:
+        case ChatForm::phi3: break;
     }
     return out;
 }
@@ -378,7 +395,8 @@ Result<std::string> render_template(std::string_view jinja, std::string_view jso
     if (!input) return std::unexpected(input.error());
     std::optional<ChatForm> form = chat_form_detect(jinja);
     if (!form) return fail("the chat template is not one of the recognised forms");
-    if (!input->is_object() || !input->contains("messages") || !(*input)["messages"].is_array()) return fail("the input has no list 'messages'");
+    if (!input->is_object() || !input->contains("messages") || !(*input)["messages"].is_array())
+        return fail("the input has no list 'messages'");
 
     std::vector<ChatMessage> messages;
     for (const Json& m : (*input)["messages"]) {
@@ -390,7 +408,7 @@ Result<std::string> render_template(std::string_view jinja, std::string_view jso
         messages.push_back({*role, *content});
     }
     ChatVariables variables;
-    auto          add = input->find("add_generation_prompt");
+    auto          add               = input->find("add_generation_prompt");
     variables.add_generation_prompt = add != input->end() && add->is_boolean() && add->get<bool>();
     Result<std::string> bos = text_of(*input, "bos_token", false), eos = text_of(*input, "eos_token", false);
     if (!bos) return std::unexpected(bos.error());

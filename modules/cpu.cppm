@@ -36,9 +36,9 @@ public:
         return cat("cpu, ", kernels_.name, ", ", pool_.n_threads(), pool_.n_threads() == 1 ? " thread" : " threads");
     }
 
-    Result<Buffer> allocate(std::size_t bytes) override;
-    DType          activation_type() const override { return DType::F32; }
-    Result<TensorView> prepare(const TensorView& weight) override { return weight; }
+    Result<Buffer>         allocate(std::size_t bytes) override;
+    DType                  activation_type() const override { return DType::F32; }
+    Result<TensorView>     prepare(const TensorView& weight) override { return weight; }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     void begin_step(const StepPlan& plan) override;
@@ -53,7 +53,7 @@ public:
     void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) override;
 
 private:
-    static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
+    static constexpr int query_tile    = 16; // tokens of one sequence that share a pass over their K and V
     static constexpr int rows_per_item = 16;
     // Multiply-adds below which waking the other threads costs more than they save.
     static constexpr std::int64_t worth_threads = 200'000;
@@ -77,13 +77,14 @@ private:
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
     const StepPlan*                 plan_ = nullptr;
     std::vector<QueryTile>          tiles_;
-    std::vector<float>              turns_;   // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    std::vector<float>              turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
     bool                            turned_ = false;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
     const CpuKernels* kernels = cpu_kernels(isa);
-    if (!kernels) return fail("instruction set ", quote(isa), " is not one of plain, avx2, avx512, or this machine lacks it");
+    if (!kernels)
+        return fail("instruction set ", quote(isa), " is not one of plain, avx2, avx512, or this machine lacks it");
     return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
 }
 
@@ -106,7 +107,8 @@ void CpuBackend::begin_step(const StepPlan& plan) {
     turned_ = false;
     tiles_.clear();
     for (int s = 0; s < plan.n_seqs(); s++)
-        for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end; row += query_tile)
+        for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end;
+             row += query_tile)
             tiles_.push_back({s, row, std::min(query_tile, end - row)});
 }
 
@@ -193,7 +195,7 @@ void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, 
 void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
     const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim;
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
-    std::int64_t work = 0; // multiply-adds of q·k and of the weighted sum
+    std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
     auto one_head = [&](int item, int thread) {
         const QueryTile& tile = tiles_[std::size_t(item / K)];

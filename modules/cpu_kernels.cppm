@@ -18,31 +18,31 @@ export namespace quire {
 
 // Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
 struct MatmulTask {
-    const TensorView* weight  = nullptr;
-    const float*      bias    = nullptr;
-    const float*      x       = nullptr;
-    float*            out     = nullptr;
-    std::int64_t      n       = 0;
+    const TensorView* weight = nullptr;
+    const float*      bias   = nullptr;
+    const float*      x      = nullptr;
+    float*            out    = nullptr;
+    std::int64_t      n      = 0;
     std::int64_t      first = 0, last = 0;
     float*            scratch = nullptr; // [4 × cols]
 };
 
 // Queries of one sequence that share a kv head, over the paged cache.
 struct AttentionTask {
-    const float*        q   = nullptr; // first query token's row; the heads of this kv head start here
-    float*              out = nullptr; // likewise
-    std::int64_t        row_stride = 0; // floats from one token to the next, in q and out
+    const float*        q          = nullptr; // first query token's row; the heads of this kv head start here
+    float*              out        = nullptr; // likewise
+    std::int64_t        row_stride = 0;       // floats from one token to the next, in q and out
     int                 n_tokens = 0, n_heads = 0, head_dim = 0;
     int                 first_position = 0; // of the first query token
-    int                 window = 0;         // 0: all
-    float               scale  = 1;
-    const std::byte*    k = nullptr;        // this kv head's part of block 0
-    const std::byte*    v = nullptr;
-    std::size_t         block_stride = 0;   // bytes from a block's part to the next block's
-    int                 block_size   = 0;
-    DType               kv_type      = DType::F16;
-    const std::int32_t* table        = nullptr; // the sequence's blocks
-    float*              scratch      = nullptr; // attention_scratch() floats
+    int                 window         = 0; // 0: all
+    float               scale          = 1;
+    const std::byte*    k              = nullptr; // this kv head's part of block 0
+    const std::byte*    v              = nullptr;
+    std::size_t         block_stride   = 0; // bytes from a block's part to the next block's
+    int                 block_size     = 0;
+    DType               kv_type        = DType::F16;
+    const std::int32_t* table          = nullptr; // the sequence's blocks
+    float*              scratch        = nullptr; // attention_scratch() floats
 };
 inline constexpr int attention_chunk = 64; // positions
 std::size_t          attention_scratch(int n_queries, int head_dim);
@@ -104,7 +104,7 @@ INLINE void exp16(const float* in, float* out) {
     f32x16 x;
     LOAD16(x, in);
     const f32x16 low = f32x16{} - 87.0f, high = f32x16{} + 88.0f;
-    x = __builtin_elementwise_min(__builtin_elementwise_max(x, low), high);
+    x        = __builtin_elementwise_min(__builtin_elementwise_max(x, low), high);
     f32x16 n = __builtin_elementwise_roundeven(x * 1.44269504f);
     f32x16 r = x - n * 0.693359375f; // ln 2 in two parts: the first is exact times n
     r        = r - n * -2.12194440e-4f;
@@ -158,8 +158,10 @@ INLINE void matmul_rows(const float* const* w, const MatmulTask& task, std::int6
     const std::int64_t cols = task.weight->cols, stride = task.weight->rows;
     const float*       bias = task.bias ? task.bias + row : nullptr;
     std::int64_t       t    = 0;
-    for (; t + N <= task.n; t += N) matmul_tile<Fma, R, N>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
-    for (; t < task.n; t++) matmul_tile<Fma, R, 1>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
+    for (; t + N <= task.n; t += N)
+        matmul_tile<Fma, R, N>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
+    for (; t < task.n; t++)
+        matmul_tile<Fma, R, 1>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
 }
 
 // out[0 .. cols) = one row of any type as floats
@@ -223,17 +225,17 @@ INLINE float dot(const float* a, const float* b, int n) { // n is a multiple of 
 
 template <bool Fma>
 INLINE void attention_body(const AttentionTask& task) {
-    const int   D = task.head_dim, padded = (D + 15) / 16 * 16;
-    const int   n_queries  = task.n_tokens * task.n_heads;
-    const auto  width      = std::size_t(padded);
-    const std::size_t row_size = row_bytes(task.kv_type, D);
-    float*      k_rows     = task.scratch;                               // [chunk × padded]
-    float*      v_rows     = k_rows + attention_chunk * width;           // [chunk × padded]
-    float*      acc        = v_rows + attention_chunk * width;           // [n_queries × padded]
-    float*      top        = acc + std::size_t(n_queries) * width;       // [n_queries]
-    float*      sum        = top + n_queries;                            // [n_queries]
-    float*      score      = sum + n_queries;                            // [chunk]
-    const float never      = -std::numeric_limits<float>::infinity();
+    const int         D = task.head_dim, padded = (D + 15) / 16 * 16;
+    const int         n_queries = task.n_tokens * task.n_heads;
+    const auto        width     = std::size_t(padded);
+    const std::size_t row_size  = row_bytes(task.kv_type, D);
+    float*            k_rows    = task.scratch;                         // [chunk × padded]
+    float*            v_rows    = k_rows + attention_chunk * width;     // [chunk × padded]
+    float*            acc       = v_rows + attention_chunk * width;     // [n_queries × padded]
+    float*            top       = acc + std::size_t(n_queries) * width; // [n_queries]
+    float*            sum       = top + n_queries;                      // [n_queries]
+    float*            score     = sum + n_queries;                      // [chunk]
+    const float       never     = -std::numeric_limits<float>::infinity();
     std::fill(acc, top, 0.0f);
     std::fill(top, sum, never);
     std::fill(sum, score, 0.0f);
@@ -251,8 +253,8 @@ INLINE void attention_body(const AttentionTask& task) {
         }
         for (int t = 0; t < task.n_tokens; t++) {
             const int position = task.first_position + t;
-            const int a = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
-            const int b = std::min(to, position + 1) - chunk;
+            const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
+            const int b        = std::min(to, position + 1) - chunk;
             if (a >= b) continue;
             for (int h = 0; h < task.n_heads; h++) {
                 const int    i = t * task.n_heads + h;
@@ -355,16 +357,16 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
 
 // -- one set of functions per target; R × N: as many accumulators as its registers hold
 
-#define KERNELS(NAME, FMA, R, N)                                                                                       \
-    void matmul_##NAME(const MatmulTask& task) { matmul_body<FMA, R, N>(task); }                                       \
-    void attention_##NAME(const AttentionTask& task) { attention_body<FMA>(task); }                                    \
-    void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) {    \
-        norm_body<FMA>(x, residual, weight, eps, out, n);                                                              \
-    }                                                                                                                  \
-    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA>(gate, up, n); }            \
-    void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                   \
-    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA>(x, out, n); }           \
-    const CpuKernels NAME##_kernels{#NAME,         matmul_##NAME, attention_##NAME, norm_##NAME,                       \
+#define KERNELS(NAME, FMA, R, N)                                                                                    \
+    void matmul_##NAME(const MatmulTask& task) { matmul_body<FMA, R, N>(task); }                                    \
+    void attention_##NAME(const AttentionTask& task) { attention_body<FMA>(task); }                                 \
+    void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
+        norm_body<FMA>(x, residual, weight, eps, out, n);                                                           \
+    }                                                                                                               \
+    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA>(gate, up, n); }         \
+    void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
+    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA>(x, out, n); }   \
+    const CpuKernels NAME##_kernels{#NAME,           matmul_##NAME, attention_##NAME, norm_##NAME,                  \
                                     silu_mul_##NAME, add_##NAME,    store_f16_##NAME};
 
 KERNELS(plain, false, 2, 1)
@@ -373,13 +375,14 @@ KERNELS(plain, false, 2, 1)
 KERNELS(avx2, true, 2, 2)
 #pragma clang attribute pop
 
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
+                             apply_to = function)
 KERNELS(avx512, true, 4, 4)
 #pragma clang attribute pop
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     // cpuid and xgetbv: the processor has it, and the operating system saves its registers.
-    const bool avx2   = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && (name.empty() || name == "avx512")) return &avx512_kernels;

@@ -26,24 +26,24 @@ export namespace quire {
 enum class KvType { f16, f32 };
 
 struct EngineOptions {
-    int         threads = 0;            // 0: the physical cores
-    std::string isa;                    // "": the widest there is; "plain", "avx2", "avx512"
-    int         block_size = 16;        // tokens, 1..256
-    int         context = 0;            // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int         kv_blocks = 0;          // 0: a full context for each sequence, at most a quarter of the memory
-    KvType      kv_type = KvType::f16;
+    int         threads = 0;           // 0: the physical cores
+    std::string isa;                   // "": the widest there is; "plain", "avx2", "avx512"
+    int         block_size       = 16; // tokens, 1..256
+    int         context          = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int         kv_blocks        = 0;  // 0: a full context for each sequence, at most a quarter of the memory
+    KvType      kv_type          = KvType::f16;
     int         max_batch_tokens = 512; // of one step, chunks of prompts included
-    int         max_sequences = 16;     // running at once
-    bool        prefix_cache = true;
+    int         max_sequences    = 16;  // running at once
+    bool        prefix_cache     = true;
 };
 
 // Counters since the start, for timings and tests.
 struct EngineStats {
-    std::uint64_t steps = 0;
-    std::uint64_t prefill_tokens = 0;  // prompt tokens computed (not found in the cache)
-    std::uint64_t cached_tokens = 0;   // prompt tokens found in the cache
-    std::uint64_t decode_tokens = 0;
-    std::uint64_t preemptions = 0;
+    std::uint64_t steps          = 0;
+    std::uint64_t prefill_tokens = 0; // prompt tokens computed (not found in the cache)
+    std::uint64_t cached_tokens  = 0; // prompt tokens found in the cache
+    std::uint64_t decode_tokens  = 0;
+    std::uint64_t preemptions    = 0;
 };
 
 // What a loader reports while it works: a fraction 0..1.
@@ -60,9 +60,9 @@ public:
 
     const ModelConfig& config() const;
     const Tokenizer&   tokenizer() const;
-    EngineOptions      options() const;        // with the defaults filled in
-    std::string        chat_template() const;  // tokenizer.chat_template, or ""
-    std::string        describe() const;       // one line: device, instruction set, threads, blocks
+    EngineOptions      options() const;       // with the defaults filled in
+    std::string        chat_template() const; // tokenizer.chat_template, or ""
+    std::string        describe() const;      // one line: device, instruction set, threads, blocks
     EngineStats        stats() const;
 
     // Any thread. The request is checked at once: the id, or why it can never run.
@@ -105,16 +105,16 @@ struct Engine::Impl {
     std::vector<Output>      partial; // prompt log-probabilities of requests whose prompt is not through
 
     // The inbox: what other threads left since the last step.
-    std::mutex                                   mutex;
-    std::vector<std::pair<RequestId, Request>>   submitted;
-    std::vector<RequestId>                       cancelled;
-    RequestId                                    next_id = 1;
+    std::mutex                                 mutex;
+    std::vector<std::pair<RequestId, Request>> submitted;
+    std::vector<RequestId>                     cancelled;
+    RequestId                                  next_id = 1;
 
-    Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_, std::unique_ptr<Backend> backend_,
-         Model model_, KvCache cache_, const SchedulerOptions& scheduling)
-        : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)), tokenizer(std::move(tokenizer_)),
-          backend(std::move(backend_)), model(std::move(model_)), cache(std::move(cache_)), scheduler(scheduling),
-          sampler(config.vocab_size) {}
+    Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
+         std::unique_ptr<Backend> backend_, Model model_, KvCache cache_, const SchedulerOptions& scheduling)
+        : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
+          tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
+          cache(std::move(cache_)), scheduler(scheduling), sampler(config.vocab_size) {}
 
     void    take_inbox(std::vector<Output>& out);
     void    finish(RequestId id, FinishReason reason, std::vector<Output>& out);
@@ -123,14 +123,18 @@ struct Engine::Impl {
 };
 
 // The memory that KV blocks may take when nobody says how much.
-std::size_t quarter_of_memory() { return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4; }
+std::size_t quarter_of_memory() {
+    return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4;
+}
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) {
     EngineOptions o = wanted;
     if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
     if (o.max_sequences < 1 || o.max_batch_tokens < o.max_sequences)
-        return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences, " sequences");
-    if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0) return fail("context, KV blocks and threads cannot be negative");
+        return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences,
+                    " sequences");
+    if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
+        return fail("context, KV blocks and threads cannot be negative");
 
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
@@ -147,8 +151,11 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
     const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
     const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
-    const std::size_t affordable  = std::min<std::size_t>(std::max<std::size_t>(quarter_of_memory() / block_bytes, 1), 1 << 30);
-    const auto        blocks_for  = [&](int tokens) { return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size); };
+    const std::size_t affordable =
+        std::min<std::size_t>(std::max<std::size_t>(quarter_of_memory() / block_bytes, 1), 1 << 30);
+    const auto blocks_for = [&](int tokens) {
+        return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
+    };
     if (o.context == 0) {
         const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
         o.context              = int(std::min(std::size_t(config->context_length), pool));
@@ -166,8 +173,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
 
     const SchedulerOptions scheduling{o.kv_blocks,     o.block_size, o.context,     o.max_batch_tokens,
                                       o.max_sequences, logit_rows,   o.prefix_cache};
-    return Engine(std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer), std::move(*backend),
-                                         std::move(*model), std::move(*cache), scheduling));
+    return Engine(std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                         std::move(*backend), std::move(*model), std::move(*cache), scheduling));
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -188,17 +195,19 @@ std::string Engine::chat_template() const {
 
 std::string Engine::describe() const {
     const EngineOptions& o = impl_->options;
-    return cat(impl_->backend->describe(), "; KV ", o.kv_blocks, " blocks of ", o.block_size, " tokens, ", impl_->cache.bytes() >> 20,
-               " MiB; context ", o.context);
+    return cat(impl_->backend->describe(), "; KV ", o.kv_blocks, " blocks of ", o.block_size, " tokens, ",
+               impl_->cache.bytes() >> 20, " MiB; context ", o.context);
 }
 
 Result<RequestId> Engine::submit(Request request) {
     const int vocab = impl_->config.vocab_size;
     for (std::size_t i = 0; i < request.prompt.size(); i++)
         if (request.prompt[i] < 0 || request.prompt[i] >= vocab)
-            return fail("token ", request.prompt[i], " at position ", i, " of the prompt is outside the vocabulary of ", vocab);
+            return fail("token ", request.prompt[i], " at position ", i, " of the prompt is outside the vocabulary of ",
+                        vocab);
     for (auto [token, bias] : request.sampling.logit_bias)
-        if (token < 0 || token >= vocab) return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
+        if (token < 0 || token >= vocab)
+            return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (request.max_tokens < 1) return fail("max_tokens is ", request.max_tokens, "; at least 1 is needed");
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
@@ -243,14 +252,15 @@ void Engine::Impl::deliver(const Scheduled& item, std::span<const float> logits,
     Sequence&      s       = *item.sequence;
     const Request& request = s.request;
     const auto     vocab   = std::size_t(config.vocab_size);
-    auto row = [&](int i) { return logits.subspan(std::size_t(item.first_logit_row + i) * vocab, vocab); };
+    auto           row = [&](int i) { return logits.subspan(std::size_t(item.first_logit_row + i) * vocab, vocab); };
 
     if (request.prompt_logprobs >= 0 && item.first < s.n_prompt()) {
         Output& event = partial_of(s.id);
         for (int i = 0; i < item.n_logit_rows; i++) {
             const int next = item.first + i + 1; // the row speaks about this position
             if (next < s.n_prompt() && int(event.prompt_logprobs.size()) < next)
-                event.prompt_logprobs.push_back(sampler.logprobs(row(i), s.tokens[std::size_t(next)], request.prompt_logprobs));
+                event.prompt_logprobs.push_back(
+                    sampler.logprobs(row(i), s.tokens[std::size_t(next)], request.prompt_logprobs));
         }
     }
     if (!item.samples) return;
@@ -266,7 +276,8 @@ void Engine::Impl::deliver(const Scheduled& item, std::span<const float> logits,
     }
     std::span<const float> last  = row(item.n_logit_rows - 1);
     const Token            token = sampler.sample(last, request.sampling, s.tokens, s.n_generated());
-    if (request.sampling.logprobs >= 0) event.logprobs.push_back(sampler.logprobs(last, token, request.sampling.logprobs));
+    if (request.sampling.logprobs >= 0)
+        event.logprobs.push_back(sampler.logprobs(last, token, request.sampling.logprobs));
     event.id            = s.id;
     event.prompt_tokens = s.n_prompt();
     event.cached_tokens = s.n_cached;
@@ -290,7 +301,8 @@ bool Engine::step(std::vector<Output>& out) {
     const std::size_t first_event = out.size();
     for (const Scheduled& item : scheduled) {
         const Sequence& s = *item.sequence;
-        if (item.first == s.n_cached && s.n_preempted == 0 && item.first < s.n_prompt()) e.stats.cached_tokens += std::uint64_t(s.n_cached);
+        if (item.first == s.n_cached && s.n_preempted == 0 && item.first < s.n_prompt())
+            e.stats.cached_tokens += std::uint64_t(s.n_cached);
         if (item.first < s.n_prompt()) e.stats.prefill_tokens += std::uint64_t(item.n_tokens);
         else e.stats.decode_tokens += std::uint64_t(item.n_tokens);
         e.deliver(item, logits, out);

@@ -2,11 +2,11 @@
 // Everything a file claims is checked once, here, before it is used. **Owns** the mapping of the file.
 module;
 
-#include <cerrno>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <cerrno>
 
 export module quire.gguf;
 
@@ -19,11 +19,11 @@ export namespace quire {
 // One row of the tensor table. The data is inside the mapping, checked to be all there.
 struct GgufTensor {
     std::string                 name;
-    DType                       type = DType::F32;
+    DType                       type   = DType::F32;
     int                         n_dims = 1;
-    std::array<std::int64_t, 4> dims{1, 1, 1, 1};  // dims[0] is the contiguous one
+    std::array<std::int64_t, 4> dims{1, 1, 1, 1}; // dims[0] is the contiguous one
     std::size_t                 bytes = 0;
-    const std::byte*            data = nullptr;
+    const std::byte*            data  = nullptr;
 
     // As a matrix: cols = dims[0], rows = the product of the others.
     TensorView view() const;
@@ -36,8 +36,8 @@ using GgufValue = std::variant<std::uint64_t, std::int64_t, double, bool, std::s
 
 // An array of scalars or of strings (an array of arrays is refused). The views point into the mapping.
 struct GgufArray {
-    std::uint32_t                 type = 0;   // the element type's number in the format document
-    std::vector<std::uint64_t>    uints;      // exactly one of these vectors is used, by the element type
+    std::uint32_t                 type = 0; // the element type's number in the format document
+    std::vector<std::uint64_t>    uints;    // exactly one of these vectors is used, by the element type
     std::vector<std::int64_t>     ints;
     std::vector<double>           floats;
     std::vector<bool>             bools;
@@ -60,14 +60,14 @@ public:
 
     const std::string& path() const;
     std::uint32_t      version() const;
-    std::size_t        file_bytes() const;  // of all parts
+    std::size_t        file_bytes() const; // of all parts
     std::uint64_t      alignment() const;
 
-    std::span<const GgufTensor> tensors() const;                    // in file order
-    const GgufTensor*           tensor(std::string_view name) const;  // or nullptr
+    std::span<const GgufTensor> tensors() const;                     // in file order
+    const GgufTensor*           tensor(std::string_view name) const; // or nullptr
 
-    std::span<const std::pair<std::string, GgufValue>> metadata() const;  // in file order
-    const GgufValue*                                   find(std::string_view key) const;  // or nullptr
+    std::span<const std::pair<std::string, GgufValue>> metadata() const;                 // in file order
+    const GgufValue*                                   find(std::string_view key) const; // or nullptr
 
     // A value of the named kind. Missing: the fallback, or an error when none is given.
     // A value of another kind is an error always. Integers of either signedness count as integers if in range.
@@ -104,7 +104,7 @@ private:
     struct Pair {
         std::string            key;
         std::uint32_t          type;
-        std::vector<std::byte> bytes;  // the value as it stands in the file
+        std::vector<std::byte> bytes; // the value as it stands in the file
     };
     struct Tensor {
         std::string               name;
@@ -123,12 +123,28 @@ module :private;
 namespace quire {
 
 // The value types of the format document.
-enum : std::uint32_t { t_u8, t_i8, t_u16, t_i16, t_u32, t_i32, t_f32, t_bool, t_string, t_array, t_u64, t_i64, t_f64, n_types };
+enum : std::uint32_t {
+    t_u8,
+    t_i8,
+    t_u16,
+    t_i16,
+    t_u32,
+    t_i32,
+    t_f32,
+    t_bool,
+    t_string,
+    t_array,
+    t_u64,
+    t_i64,
+    t_f64,
+    n_types
+};
 
 // Bytes of a scalar; 0 for strings and arrays.
 constexpr std::array<std::size_t, n_types> scalar_bytes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-constexpr std::array<const char*, n_types> type_names{"uint8",  "int8", "uint16", "int16", "uint32", "int32", "float32",
-                                                      "bool",   "string", "array", "uint64", "int64", "float64"};
+constexpr std::array<const char*, n_types> type_names{"uint8",  "int8",    "uint16", "int16",  "uint32",
+                                                      "int32",  "float32", "bool",   "string", "array",
+                                                      "uint64", "int64",   "float64"};
 
 // A file in memory, read-only.
 class Mapping {
@@ -158,9 +174,11 @@ Result<Mapping> map_file(const std::string& path) {
     void*       data = MAP_FAILED;
     std::string why;
     if (fstat(fd, &info) != 0) why = std::strerror(errno);
-    else if (!S_ISREG(info.st_mode)) why = S_ISDIR(info.st_mode) ? "it is a directory, not a GGUF file" : "it is not a regular file";
+    else if (!S_ISREG(info.st_mode))
+        why = S_ISDIR(info.st_mode) ? "it is a directory, not a GGUF file" : "it is not a regular file";
     else if (info.st_size < 24) why = cat("it has ", info.st_size, " bytes; a GGUF header alone has 24");
-    else if ((data = mmap(nullptr, std::size_t(info.st_size), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED) why = std::strerror(errno);
+    else if ((data = mmap(nullptr, std::size_t(info.st_size), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
+        why = std::strerror(errno);
     close(fd);
     if (data == MAP_FAILED) return fail("cannot use ", path, ": ", why);
     return Mapping(data, std::size_t(info.st_size));
@@ -215,17 +233,17 @@ private:
 template <class Wide>
 Wide read_scalar(Reader& r, std::uint32_t type, std::string_view what) {
     switch (type) {
-    case t_u8: return Wide(r.scalar<std::uint8_t>(what));
-    case t_i8: return Wide(r.scalar<std::int8_t>(what));
-    case t_u16: return Wide(r.scalar<std::uint16_t>(what));
-    case t_i16: return Wide(r.scalar<std::int16_t>(what));
-    case t_u32: return Wide(r.scalar<std::uint32_t>(what));
-    case t_i32: return Wide(r.scalar<std::int32_t>(what));
-    case t_u64: return Wide(r.scalar<std::uint64_t>(what));
-    case t_i64: return Wide(r.scalar<std::int64_t>(what));
-    case t_f32: return Wide(r.scalar<float>(what));
-    case t_f64: return Wide(r.scalar<double>(what));
-    default: return Wide(r.scalar<std::uint8_t>(what)); // bool
+        case t_u8: return Wide(r.scalar<std::uint8_t>(what));
+        case t_i8: return Wide(r.scalar<std::int8_t>(what));
+        case t_u16: return Wide(r.scalar<std::uint16_t>(what));
+        case t_i16: return Wide(r.scalar<std::int16_t>(what));
+        case t_u32: return Wide(r.scalar<std::uint32_t>(what));
+        case t_i32: return Wide(r.scalar<std::int32_t>(what));
+        case t_u64: return Wide(r.scalar<std::uint64_t>(what));
+        case t_i64: return Wide(r.scalar<std::int64_t>(what));
+        case t_f32: return Wide(r.scalar<float>(what));
+        case t_f64: return Wide(r.scalar<double>(what));
+        default: return Wide(r.scalar<std::uint8_t>(what)); // bool
     }
 }
 
@@ -244,7 +262,8 @@ GgufArray read_array(Reader& r, std::string_view what) {
         r.set_error(cat(what, " is an array of arrays, which quire does not read"));
     } else if (n > r.left() / std::max<std::size_t>(scalar_bytes[array.type], 8 * (array.type == t_string))) {
         // a string takes at least its 8 bytes of length
-        r.set_error(cat(what, " claims ", n, " elements of ", type_names[array.type], " where ", r.left(), " bytes are left"));
+        r.set_error(
+            cat(what, " claims ", n, " elements of ", type_names[array.type], " where ", r.left(), " bytes are left"));
     }
     if (r.failed()) return array;
     const auto count = std::size_t(n);
@@ -283,7 +302,8 @@ GgufValue read_value(Reader& r, std::string_view what) {
 }
 
 const char* kind_name(const GgufValue& value) {
-    constexpr std::array names{"an unsigned integer", "an integer", "a floating-point number", "a bool", "a string", "an array"};
+    constexpr std::array names{
+        "an unsigned integer", "an integer", "a floating-point number", "a bool", "a string", "an array"};
     return names[value.index()];
 }
 
@@ -304,29 +324,33 @@ const GgufValue* find_in(const Part& part, std::string_view key) {
 }
 
 void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
-    t.name            = std::string(r.string("a tensor's name"));
-    const std::string what = cat("tensor ", quote(t.name));
-    const auto n_dims = r.scalar<std::uint32_t>(what);
+    t.name                   = std::string(r.string("a tensor's name"));
+    const std::string what   = cat("tensor ", quote(t.name));
+    const auto        n_dims = r.scalar<std::uint32_t>(what);
     if (r.failed()) return;
     if (n_dims < 1 || n_dims > 4) return r.set_error(cat(what, " has ", n_dims, " dimensions; 1 to 4 are possible"));
-    t.n_dims             = int(n_dims);
+    t.n_dims              = int(n_dims);
     std::int64_t elements = 1;
     for (std::size_t i = 0; i < n_dims; i++) {
         t.dims[i] = r.scalar<std::int64_t>(what);
         if (r.failed()) return;
         if (t.dims[i] < 1) return r.set_error(cat(what, " has dimension ", i, " of size ", t.dims[i]));
-        if (__builtin_mul_overflow(elements, t.dims[i], &elements)) return r.set_error(cat(what, " has more elements than 63 bits can count"));
+        if (__builtin_mul_overflow(elements, t.dims[i], &elements))
+            return r.set_error(cat(what, " has more elements than 63 bits can count"));
     }
     const auto type = r.scalar<std::uint32_t>(what);
     offset          = r.scalar<std::uint64_t>(what);
     if (r.failed()) return;
     const DTypeInfo* info = dtype_find(type);
-    if (!info) return r.set_error(cat(what, " has type ", std::int64_t(std::int32_t(type)), ", which quire does not know"));
+    if (!info)
+        return r.set_error(cat(what, " has type ", std::int64_t(std::int32_t(type)), ", which quire does not know"));
     t.type = info->type;
     if (t.dims[0] % info->items != 0)
-        return r.set_error(cat(what, " has rows of ", t.dims[0], " elements, not a multiple of the ", info->items, " of a ", info->name, " block"));
+        return r.set_error(cat(what, " has rows of ", t.dims[0], " elements, not a multiple of the ", info->items,
+                               " of a ", info->name, " block"));
     std::int64_t bytes = 0;
-    if (__builtin_mul_overflow(elements / info->items, std::int64_t(info->bytes), &bytes)) return r.set_error(cat(what, " has more bytes than 63 bits can count"));
+    if (__builtin_mul_overflow(elements / info->items, std::int64_t(info->bytes), &bytes))
+        return r.set_error(cat(what, " has more bytes than 63 bits can count"));
     t.bytes = std::size_t(bytes);
 }
 
@@ -337,9 +361,11 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
     for (std::size_t i = 0; i < part.tensors.size(); i++) {
         GgufTensor& t = part.tensors[i];
         if (offsets[i] % part.alignment != 0)
-            return cat("tensor ", quote(t.name), " is at offset ", offsets[i], ", not a multiple of the alignment ", part.alignment);
+            return cat("tensor ", quote(t.name), " is at offset ", offsets[i], ", not a multiple of the alignment ",
+                       part.alignment);
         if (offsets[i] > size || t.bytes > size - offsets[i])
-            return cat("tensor ", quote(t.name), " has ", t.bytes, " bytes at offset ", offsets[i], " of a data part of ", size, " bytes");
+            return cat("tensor ", quote(t.name), " has ", t.bytes, " bytes at offset ", offsets[i],
+                       " of a data part of ", size, " bytes");
         t.data = bytes.data() + data_start + offsets[i];
     }
     std::vector<const GgufTensor*> order;
@@ -359,13 +385,16 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     const auto magic = r.scalar<std::uint32_t>("the magic number");
     if (!r.failed() && magic != 0x46554747) return fail(name, ": not a GGUF file: it does not begin with 'GGUF'");
     part.version = r.scalar<std::uint32_t>("the version");
-    if (!r.failed() && part.version != 2 && part.version != 3) return fail(name, ": GGUF version ", part.version, " is not one of 2, 3");
+    if (!r.failed() && part.version != 2 && part.version != 3)
+        return fail(name, ": GGUF version ", part.version, " is not one of 2, 3");
     const auto n_tensors = r.scalar<std::uint64_t>("the number of tensors");
     const auto n_pairs   = r.scalar<std::uint64_t>("the number of metadata pairs");
     if (r.failed()) return fail(r.error());
     // The smallest pair has 13 bytes, the smallest tensor info 32: a count that cannot be true is not used.
-    if (n_pairs > r.left() / 13) return fail(name, ": the header claims ", n_pairs, " metadata pairs in ", r.left(), " bytes");
-    if (n_tensors > r.left() / 32) return fail(name, ": the header claims ", n_tensors, " tensors in ", r.left(), " bytes");
+    if (n_pairs > r.left() / 13)
+        return fail(name, ": the header claims ", n_pairs, " metadata pairs in ", r.left(), " bytes");
+    if (n_tensors > r.left() / 32)
+        return fail(name, ": the header claims ", n_tensors, " tensors in ", r.left(), " bytes");
 
     std::unordered_set<std::string_view> seen;
     part.metadata.reserve(std::size_t(n_pairs));
@@ -379,7 +408,9 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
 
     if (const GgufValue* value = find_in(part, "general.alignment")) {
         const auto* n = std::get_if<std::uint64_t>(value);
-        if (!n || !std::has_single_bit(*n)) return fail(name, ": general.alignment is ", n ? std::to_string(*n) : kind_name(*value), ", not a power of two");
+        if (!n || !std::has_single_bit(*n))
+            return fail(name, ": general.alignment is ", n ? std::to_string(*n) : kind_name(*value),
+                        ", not a power of two");
         part.alignment = *n;
     }
 
@@ -388,25 +419,29 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     part.tensors.resize(std::size_t(n_tensors)); // the names do not move from here on
     for (std::size_t i = 0; i < part.tensors.size() && !r.failed(); i++) {
         read_tensor_info(r, part.tensors[i], offsets[i]);
-        if (!r.failed() && !seen.insert(part.tensors[i].name).second) return fail(name, ": tensor ", quote(part.tensors[i].name), " is there twice");
+        if (!r.failed() && !seen.insert(part.tensors[i].name).second)
+            return fail(name, ": tensor ", quote(part.tensors[i].name), " is there twice");
     }
     if (r.failed()) return fail(r.error());
     if (part.tensors.empty()) return part;
 
     // The data part begins at the next multiple of the alignment.
     const std::uint64_t padding = (part.alignment - r.at() % part.alignment) % part.alignment;
-    if (padding > r.left()) return fail(name, ": the tensor data would begin at byte ", r.at() + padding, ", the file has ", part.mapping.bytes().size());
-    if (std::string why = place_tensors(part, offsets, r.at() + std::size_t(padding)); !why.empty()) return fail(name, ": ", why);
+    if (padding > r.left())
+        return fail(name, ": the tensor data would begin at byte ", r.at() + padding, ", the file has ",
+                    part.mapping.bytes().size());
+    if (std::string why = place_tensors(part, offsets, r.at() + std::size_t(padding)); !why.empty())
+        return fail(name, ": ", why);
     return part;
 }
 
 // -- the whole file
 
 struct Gguf::Impl {
-    std::string                                           path;
-    std::vector<Part>                                     parts; // the metadata is that of the first
-    std::vector<GgufTensor>                               tensors;
-    std::unordered_map<std::string_view, std::size_t>     tensor_index;
+    std::string                                            path;
+    std::vector<Part>                                      parts; // the metadata is that of the first
+    std::vector<GgufTensor>                                tensors;
+    std::unordered_map<std::string_view, std::size_t>      tensor_index;
     std::unordered_map<std::string_view, const GgufValue*> index;
     std::size_t                                            bytes = 0;
 
@@ -437,7 +472,8 @@ std::int64_t uint_in(const Part& part, std::string_view key, std::int64_t fallba
 
 Result<Gguf> Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
     // A private copy in a mapping of its own, so that one kind of owner is enough.
-    void* copy = mmap(nullptr, std::max<std::size_t>(bytes.size(), 1), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* copy = mmap(nullptr, std::max<std::size_t>(bytes.size(), 1), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (copy == MAP_FAILED) return fail_with(ErrorKind::system, name, ": no memory for ", bytes.size(), " bytes");
     std::ranges::copy(bytes, static_cast<std::byte*>(copy));
     Result<Part> part = read_part(Mapping(copy, std::max<std::size_t>(bytes.size(), 1)), name);
@@ -452,7 +488,9 @@ Result<Gguf> Gguf::open(const std::string& path) {
     std::int64_t      count = 1;
     for (std::int64_t i = 0; i < count; i++) {
         const std::string name = i == 0 ? path : sibling(path, std::uint64_t(i), std::uint64_t(count));
-        if (name.empty()) return fail(path, ": split.count is ", count, ", but the name does not end in -00001-of-", count, ".gguf: open the first part");
+        if (name.empty())
+            return fail(path, ": split.count is ", count, ", but the name does not end in -00001-of-", count,
+                        ".gguf: open the first part");
         Result<Mapping> mapping = map_file(name);
         if (!mapping) return std::unexpected(mapping.error());
         Result<Part> part = read_part(std::move(*mapping), name);
@@ -460,8 +498,8 @@ Result<Gguf> Gguf::open(const std::string& path) {
         if (i == 0) count = std::max<std::int64_t>(uint_in(*part, "split.count", 1), 1);
         if (count > 99'999) return fail(name, ": split.count is ", count, "; at most 99999 parts are possible");
         if (count > 1 && (uint_in(*part, "split.no", -1) != i || uint_in(*part, "split.count", -1) != count))
-            return fail(name, ": it says that it is part ", uint_in(*part, "split.no", -1) + 1, " of ", uint_in(*part, "split.count", -1),
-                        " where part ", i + 1, " of ", count, " belongs");
+            return fail(name, ": it says that it is part ", uint_in(*part, "split.no", -1) + 1, " of ",
+                        uint_in(*part, "split.count", -1), " where part ", i + 1, " of ", count, " belongs");
         parts.push_back(std::move(*part));
     }
     return Impl::assemble(path, std::move(parts));
@@ -504,9 +542,12 @@ const GgufValue* Gguf::find(std::string_view key) const {
     return at == impl_->index.end() ? nullptr : at->second;
 }
 
-std::unexpected<Error> missing(const Gguf& file, std::string_view key) { return fail(file.path(), ": the required key ", key, " is missing"); }
+std::unexpected<Error> missing(const Gguf& file, std::string_view key) {
+    return fail(file.path(), ": the required key ", key, " is missing");
+}
 
-std::unexpected<Error> wrong_kind(const Gguf& file, std::string_view key, const GgufValue& value, std::string_view wanted) {
+std::unexpected<Error> wrong_kind(const Gguf& file, std::string_view key, const GgufValue& value,
+                                  std::string_view wanted) {
     return fail(file.path(), ": ", key, " is ", kind_name(value), ", not ", wanted);
 }
 
@@ -516,7 +557,8 @@ Result<std::int64_t> Gguf::integer(std::string_view key, std::optional<std::int6
     if (const auto* i = std::get_if<std::int64_t>(value)) return *i;
     const auto* u = std::get_if<std::uint64_t>(value);
     if (!u) return wrong_kind(*this, key, *value, "an integer");
-    if (*u > std::uint64_t(std::numeric_limits<std::int64_t>::max())) return fail(path(), ": ", key, " is ", *u, ", which is out of range");
+    if (*u > std::uint64_t(std::numeric_limits<std::int64_t>::max()))
+        return fail(path(), ": ", key, " is ", *u, ", which is out of range");
     return std::int64_t(*u);
 }
 
@@ -545,7 +587,9 @@ Result<std::string_view> Gguf::text(std::string_view key, std::optional<std::str
 
 TensorView GgufTensor::view() const { return {type, dims[1] * dims[2] * dims[3], dims[0], data}; }
 
-std::size_t GgufArray::size() const { return uints.size() + ints.size() + floats.size() + bools.size() + strings.size(); }
+std::size_t GgufArray::size() const {
+    return uints.size() + ints.size() + floats.size() + bools.size() + strings.size();
+}
 
 // -- the writer
 
@@ -583,14 +627,22 @@ void GgufWriter::set(std::string key, float v) { pairs_.push_back({std::move(key
 void GgufWriter::set(std::string key, bool v) { pairs_.push_back({std::move(key), t_bool, bytes_of(std::uint8_t(v))}); }
 void GgufWriter::set(std::string key, std::string v) { pairs_.push_back({std::move(key), t_string, bytes_of(v)}); }
 void GgufWriter::set(std::string key, const char* v) { set(std::move(key), std::string(v)); }
-void GgufWriter::set(std::string key, std::vector<std::string> v) { pairs_.push_back({std::move(key), t_array, array_bytes(t_string, v)}); }
-void GgufWriter::set(std::string key, std::vector<float> v) { pairs_.push_back({std::move(key), t_array, array_bytes(t_f32, v)}); }
-void GgufWriter::set(std::string key, std::vector<std::int32_t> v) { pairs_.push_back({std::move(key), t_array, array_bytes(t_i32, v)}); }
+void GgufWriter::set(std::string key, std::vector<std::string> v) {
+    pairs_.push_back({std::move(key), t_array, array_bytes(t_string, v)});
+}
+void GgufWriter::set(std::string key, std::vector<float> v) {
+    pairs_.push_back({std::move(key), t_array, array_bytes(t_f32, v)});
+}
+void GgufWriter::set(std::string key, std::vector<std::int32_t> v) {
+    pairs_.push_back({std::move(key), t_array, array_bytes(t_i32, v)});
+}
 
-void GgufWriter::add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, std::span<const std::byte> data) {
+void GgufWriter::add_tensor(std::string name, DType type, std::vector<std::int64_t> dims,
+                            std::span<const std::byte> data) {
     std::int64_t rows = 1;
     for (std::size_t i = 1; i < dims.size(); i++) rows *= dims[i];
-    check(!dims.empty() && dims.size() <= 4 && data.size() == row_bytes(type, dims[0]) * std::size_t(rows), "a tensor whose bytes are not those of its shape");
+    check(!dims.empty() && dims.size() <= 4 && data.size() == row_bytes(type, dims[0]) * std::size_t(rows),
+          "a tensor whose bytes are not those of its shape");
     tensors_.push_back({std::move(name), type, std::move(dims), {data.begin(), data.end()}});
 }
 

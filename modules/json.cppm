@@ -55,7 +55,8 @@ int nesting(std::string_view text) {
 }
 
 Result<Json> json_parse(std::string_view text, const JsonLimits& limits) {
-    if (text.size() > limits.bytes) return fail_with(ErrorKind::limit, "the JSON text has ", text.size(), " bytes; ", limits.bytes, " are allowed");
+    if (text.size() > limits.bytes)
+        return fail_with(ErrorKind::limit, "the JSON text has ", text.size(), " bytes; ", limits.bytes, " are allowed");
     if (int depth = nesting(text); depth > limits.depth)
         return fail_with(ErrorKind::limit, "the JSON text is nested ", depth, " deep; ", limits.depth, " is allowed");
     try {
@@ -65,6 +66,8 @@ Result<Json> json_parse(std::string_view text, const JsonLimits& limits) {
     }
 }
 
-std::string json_dump(const Json& value) { return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }
+std::string json_dump(const Json& value) {
+    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 } // namespace quire

@@ -14,7 +14,8 @@ export namespace quire {
 class KvCache {
 public:
     // Takes n_blocks × block_size tokens' worth of memory at once. Error: the sum that did not fit.
-    static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size);
+    static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks,
+                                  int block_size);
 
     std::span<const KvLayer> layers() const { return layers_; }
     std::size_t              bytes() const { return memory_.bytes(); }
@@ -39,7 +40,7 @@ std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
 
 Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size) {
     const KvLayer     shape{nullptr, nullptr, type, n_blocks, block_size, config.n_kv_heads, config.head_dim};
-    const std::size_t array = shape.block_bytes() * std::size_t(n_blocks);
+    const std::size_t array  = shape.block_bytes() * std::size_t(n_blocks);
     Result<Buffer>    memory = backend.allocate(2 * array * std::size_t(config.n_layers));
     if (!memory)
         return fail_with(ErrorKind::system, "the KV cache needs ", n_blocks, " blocks of ", block_size, " tokens at ",

@@ -17,8 +17,8 @@ class Model {
 public:
     // Prepares every weight and takes memory for steps of up to max_tokens tokens and max_logit_rows rows of logits.
     // `progress` hears the fraction of the layers that are ready.
-    static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int max_tokens,
-                                int max_logit_rows, const std::function<void(double)>& progress);
+    static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
+                                int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
     // Runs one step and returns the logits of the plan's logit rows, [logit rows × vocab], valid until the next step.
     std::span<const float> forward(const StepPlan& plan, const KvCache& cache);
@@ -49,7 +49,7 @@ namespace quire {
 std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const float> divisors, float& scale) {
     const int          half = config.rope_dim / 2;
     std::vector<float> freq(static_cast<std::size_t>(half));
-    scale = 1;
+    scale      = 1;
     double low = 0, high = 0;
     if (config.rope_scaling == RopeScaling::yarn) {
         // The pair that turns `turns` times over the original context.
@@ -99,20 +99,23 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     else if (auto r = prepare({&m.output}); !r) return std::unexpected(r.error());
     for (std::size_t i = 0; i < m.layers.size(); i++) {
         LayerTensors& l = m.layers[i];
-        if (auto r = prepare({&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_q_bias, &l.attn_k_bias, &l.attn_v_bias,
-                              &l.attn_q_norm, &l.attn_k_norm, &l.attn_output, &l.ffn_norm, &l.ffn_gate, &l.ffn_up, &l.ffn_down});
+        if (auto r = prepare({&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_q_bias, &l.attn_k_bias,
+                              &l.attn_v_bias, &l.attn_q_norm, &l.attn_k_norm, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
+                              &l.ffn_up, &l.ffn_down});
             !r)
             return std::unexpected(r.error());
         if (progress) progress(double(i + 1) / double(m.layers.size()));
     }
 
     std::span<const float> divisors;
-    if (tensors.rope_freqs) divisors = {static_cast<const float*>(tensors.rope_freqs.data), std::size_t(tensors.rope_freqs.cols)};
-    model.inv_freq_ = rope_frequencies(config, divisors, model.rope_.scale);
+    if (tensors.rope_freqs)
+        divisors = {static_cast<const float*>(tensors.rope_freqs.data), std::size_t(tensors.rope_freqs.cols)};
+    model.inv_freq_      = rope_frequencies(config, divisors, model.rope_.scale);
     model.rope_.inv_freq = model.inv_freq_;
     model.rope_.halves   = config.rope_halves;
 
-    const std::int64_t q_cols = std::int64_t(config.n_heads) * config.head_dim, kv_cols = std::int64_t(config.n_kv_heads) * config.head_dim;
+    const std::int64_t q_cols  = std::int64_t(config.n_heads) * config.head_dim,
+                       kv_cols = std::int64_t(config.n_kv_heads) * config.head_dim;
     struct Need {
         Tensor*      tensor;
         std::int64_t rows, cols;
@@ -128,7 +131,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
                           {&model.up_, max_tokens, config.ff_size},
                           {&model.selected_, max_logit_rows, config.hidden_size},
                           {&model.logits_, max_logit_rows, config.vocab_size}};
-    auto bytes = [&](const Need& need) { // each tensor starts on a 64-byte line
+    auto       bytes   = [&](const Need& need) { // each tensor starts on a 64-byte line
         return (std::size_t(need.rows) * row_bytes(backend.activation_type(), need.cols) + 63) / 64 * 64;
     };
     std::size_t total = 0;

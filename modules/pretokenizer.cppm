@@ -30,18 +30,30 @@ struct Name {
     PreTokenizer     kind;
 };
 constexpr std::array names{
-    Name{"default", PreTokenizer::standard},         Name{"gpt-2", PreTokenizer::gpt2},
-    Name{"gpt2", PreTokenizer::gpt2},                Name{"phi-2", PreTokenizer::gpt2},
-    Name{"mpt", PreTokenizer::gpt2},                 Name{"olmo", PreTokenizer::gpt2},
-    Name{"jina-es", PreTokenizer::gpt2},             Name{"jina-de", PreTokenizer::gpt2},
-    Name{"llama-bpe", PreTokenizer::llama3},         Name{"llama3", PreTokenizer::llama3},
-    Name{"llama-v3", PreTokenizer::llama3},          Name{"falcon3", PreTokenizer::llama3},
-    Name{"dbrx", PreTokenizer::llama3},              Name{"smaug-bpe", PreTokenizer::llama3},
-    Name{"qwen2", PreTokenizer::qwen2},              Name{"deepseek-r1-qwen", PreTokenizer::qwen2},
-    Name{"stablelm2", PreTokenizer::qwen2},          Name{"falcon", PreTokenizer::falcon},
-    Name{"starcoder", PreTokenizer::starcoder},      Name{"refact", PreTokenizer::starcoder},
-    Name{"command-r", PreTokenizer::starcoder},      Name{"smollm", PreTokenizer::starcoder},
-    Name{"codeshell", PreTokenizer::starcoder},      Name{"deepseek-coder", PreTokenizer::deepseek_coder},
+    Name{"default", PreTokenizer::standard},
+    Name{"gpt-2", PreTokenizer::gpt2},
+    Name{"gpt2", PreTokenizer::gpt2},
+    Name{"phi-2", PreTokenizer::gpt2},
+    Name{"mpt", PreTokenizer::gpt2},
+    Name{"olmo", PreTokenizer::gpt2},
+    Name{"jina-es", PreTokenizer::gpt2},
+    Name{"jina-de", PreTokenizer::gpt2},
+    Name{"llama-bpe", PreTokenizer::llama3},
+    Name{"llama3", PreTokenizer::llama3},
+    Name{"llama-v3", PreTokenizer::llama3},
+    Name{"falcon3", PreTokenizer::llama3},
+    Name{"dbrx", PreTokenizer::llama3},
+    Name{"smaug-bpe", PreTokenizer::llama3},
+    Name{"qwen2", PreTokenizer::qwen2},
+    Name{"deepseek-r1-qwen", PreTokenizer::qwen2},
+    Name{"stablelm2", PreTokenizer::qwen2},
+    Name{"falcon", PreTokenizer::falcon},
+    Name{"starcoder", PreTokenizer::starcoder},
+    Name{"refact", PreTokenizer::starcoder},
+    Name{"command-r", PreTokenizer::starcoder},
+    Name{"smollm", PreTokenizer::starcoder},
+    Name{"codeshell", PreTokenizer::starcoder},
+    Name{"deepseek-coder", PreTokenizer::deepseek_coder},
 };
 
 std::optional<PreTokenizer> pre_tokenizer_named(std::string_view name) {
@@ -96,7 +108,7 @@ using Scanner = void (*)(const Characters& t, std::size_t begin, std::size_t end
 // 's|'t|'re|'ve|'m|'ll|'d, in lower case or in any: its length, or 0
 std::size_t contraction(const Characters& t, std::size_t i, std::size_t end, bool any_case) {
     if (t.c[i] != '\'' || i + 1 >= end) return 0;
-    auto lower = [&](std::size_t j) { return any_case && t.c[j] >= 'A' && t.c[j] <= 'Z' ? t.c[j] + 32 : t.c[j]; };
+    auto lower       = [&](std::size_t j) { return any_case && t.c[j] >= 'A' && t.c[j] <= 'Z' ? t.c[j] + 32 : t.c[j]; };
     const char32_t a = lower(i + 1);
     if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
     if (i + 2 >= end) return 0;
@@ -175,7 +187,8 @@ void scan_single_numbers(const Characters& t, std::size_t begin, std::size_t end
 template <bool backquote>
 void scan_punctuation(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
     scan_runs(begin, end, ends, [&](std::size_t i) {
-        return t.is(i, class_punctuation) || (t.c[i] < 128 && t.c[i] != 0 && std::string_view("$+<=>^~|").contains(char(t.c[i]))) ||
+        return t.is(i, class_punctuation) ||
+               (t.c[i] < 128 && t.c[i] != 0 && std::string_view("$+<=>^~|").contains(char(t.c[i]))) ||
                (backquote && t.c[i] == '`');
     });
 }
@@ -216,7 +229,9 @@ void scan_line_breaks(const Characters& t, std::size_t begin, std::size_t end, E
 // \s?CLASS+, and what is between
 template <CharClass wanted>
 void scan_with_space(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    auto starts = [&](std::size_t i) { return t.is(i, wanted) || (t.is(i, class_space) && i + 1 < end && t.is(i + 1, wanted)); };
+    auto starts = [&](std::size_t i) {
+        return t.is(i, wanted) || (t.is(i, class_space) && i + 1 < end && t.is(i + 1, wanted));
+    };
     for (std::size_t i = begin; i < end; ends.push_back(i)) {
         if (starts(i)) {
             i = t.run(i + 1, end, wanted);
@@ -238,17 +253,18 @@ std::span<const Scanner> scanners_of(PreTokenizer kind) {
     static constexpr std::array<Scanner, 1> gpt2{scan_gpt2}, llama3{scan_llama3<3>}, qwen2{scan_llama3<1>};
     static constexpr std::array<Scanner, 2> starcoder{scan_single_numbers, scan_gpt2};
     static constexpr std::array<Scanner, 3> falcon{scan_punctuation<true>, scan_gpt2, scan_digit_triples};
-    static constexpr std::array<Scanner, 4> standard{scan_punctuation<false>, scan_gpt2, scan_numbers, scan_digit_triples};
-    static constexpr std::array<Scanner, 5> deepseek{scan_line_breaks, scan_with_space<class_letter>, scan_with_space<class_punctuation>,
-                                                     scan_cjk, scan_single_numbers};
+    static constexpr std::array<Scanner, 4> standard{scan_punctuation<false>, scan_gpt2, scan_numbers,
+                                                     scan_digit_triples};
+    static constexpr std::array<Scanner, 5> deepseek{scan_line_breaks, scan_with_space<class_letter>,
+                                                     scan_with_space<class_punctuation>, scan_cjk, scan_single_numbers};
     switch (kind) {
-    case PreTokenizer::gpt2: return gpt2;
-    case PreTokenizer::llama3: return llama3;
-    case PreTokenizer::qwen2: return qwen2;
-    case PreTokenizer::starcoder: return starcoder;
-    case PreTokenizer::falcon: return falcon;
-    case PreTokenizer::deepseek_coder: return deepseek;
-    case PreTokenizer::standard: break;
+        case PreTokenizer::gpt2: return gpt2;
+        case PreTokenizer::llama3: return llama3;
+        case PreTokenizer::qwen2: return qwen2;
+        case PreTokenizer::starcoder: return starcoder;
+        case PreTokenizer::falcon: return falcon;
+        case PreTokenizer::deepseek_coder: return deepseek;
+        case PreTokenizer::standard: break;
     }
     return standard;
 }

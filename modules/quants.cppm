@@ -24,9 +24,9 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 // IEEE half → float without a branch: move exponent and mantissa into place, correct the bias by a product (which
 // normalises subnormals too), restore infinities and NaN.
 [[gnu::always_inline]] inline float half_at(Bits b) {
-    const std::uint32_t h = std::uint32_t(b[0]) | std::uint32_t(b[1]) << 8;
+    const std::uint32_t h         = std::uint32_t(b[0]) | std::uint32_t(b[1]) << 8;
     const std::uint32_t magnitude = (h & 0x7fff) << 13;
-    std::uint32_t       bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+    std::uint32_t       bits      = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     bits |= magnitude >= 0x0f800000 ? 0x7f800000u : 0u;
     return std::bit_cast<float>(bits | (h & 0x8000) << 16);
 }
@@ -52,7 +52,8 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 // Q5_0: d, 32 bits with the fifth bit of each element, nibbles as Q4_0; x = d · (q - 16)
 [[gnu::always_inline]] inline void block_q5_0(Bits b, float* __restrict y) {
     const float         d = half_at(b);
-    const std::uint32_t high = std::uint32_t(b[2]) | std::uint32_t(b[3]) << 8 | std::uint32_t(b[4]) << 16 | std::uint32_t(b[5]) << 24;
+    const std::uint32_t high =
+        std::uint32_t(b[2]) | std::uint32_t(b[3]) << 8 | std::uint32_t(b[4]) << 16 | std::uint32_t(b[5]) << 24;
     for (int i = 0; i < 16; i++) {
         y[i]      = float(int((b[6 + i] & 15u) | (high >> i & 1) << 4) - 16) * d;
         y[i + 16] = float(int((b[6 + i] >> 4) | (high >> (i + 16) & 1) << 4) - 16) * d;
@@ -62,7 +63,8 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 // Q5_1: d, m, fifth bits and nibbles as Q5_0; x = d · q + m
 [[gnu::always_inline]] inline void block_q5_1(Bits b, float* __restrict y) {
     const float         d = half_at(b), m = half_at(b + 2);
-    const std::uint32_t high = std::uint32_t(b[4]) | std::uint32_t(b[5]) << 8 | std::uint32_t(b[6]) << 16 | std::uint32_t(b[7]) << 24;
+    const std::uint32_t high =
+        std::uint32_t(b[4]) | std::uint32_t(b[5]) << 8 | std::uint32_t(b[6]) << 16 | std::uint32_t(b[7]) << 24;
     for (int i = 0; i < 16; i++) {
         y[i]      = float(int((b[8 + i] & 15u) | (high >> i & 1) << 4)) * d + m;
         y[i + 16] = float(int((b[8 + i] >> 4) | (high >> (i + 16) & 1) << 4)) * d + m;
@@ -98,7 +100,8 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
         const Bits  q = b + 32 + half * 32 + part % 2 * 16, high = b + part % 2 * 16;
         const int   s = (scales[part % 8] >> (part / 8 * 4) & 15) | (scales[8 + part % 4] >> (part / 4 * 2) & 3) << 4;
         const float scale = d * float(s - 32);
-        for (int l = 0; l < 16; l++) y[part * 16 + l] = scale * float((q[l] >> shift & 3) - ((high[l] >> bit & 1) ? 0 : 4));
+        for (int l = 0; l < 16; l++)
+            y[part * 16 + l] = scale * float((q[l] >> shift & 3) - ((high[l] >> bit & 1) ? 0 : 4));
     }
 }
 
@@ -134,7 +137,8 @@ struct ScaleMin {
         const float scale = d * float(s.scale), min = dmin * float(s.min);
         const Bits  q = b + 48 + part / 2 * 32, high = b + 16;
         const int   shift = part % 2 * 4;
-        for (int l = 0; l < 32; l++) y[part * 32 + l] = scale * float((q[l] >> shift & 15) + (high[l] >> part & 1) * 16) - min;
+        for (int l = 0; l < 32; l++)
+            y[part * 32 + l] = scale * float((q[l] >> shift & 15) + (high[l] >> part & 1) * 16) - min;
     }
 }
 
@@ -154,7 +158,8 @@ struct ScaleMin {
 }
 
 // The 16 values of the non-linear 4-bit types.
-inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35, -22, -10,
+                                                  1,    13,   25,  38,  53,  69,  89,  113};
 
 // IQ4_NL: d, nibbles as Q4_0; x = d · value[q]
 [[gnu::always_inline]] inline void block_iq4_nl(Bits b, float* __restrict y) {
@@ -184,49 +189,50 @@ inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35
 [[gnu::always_inline]] inline void dequantize_inline(DType type, const std::byte* src, float* dst, std::int64_t n) {
     Bits b = reinterpret_cast<Bits>(src);
     switch (type) {
-    case DType::F32: std::memcpy(dst, src, std::size_t(n) * sizeof(float)); break;
-    case DType::F16:
-        for (std::int64_t i = 0; i < n; i++) dst[i] = half_at(b + 2 * i);
-        break;
-    case DType::BF16:
-        for (std::int64_t i = 0; i < n; i++) dst[i] = std::bit_cast<float>((std::uint32_t(b[2 * i]) | std::uint32_t(b[2 * i + 1]) << 8) << 16);
-        break;
-    case DType::Q4_0:
-        for (; n > 0; n -= 32, b += 18, dst += 32) block_q4_0(b, dst);
-        break;
-    case DType::Q4_1:
-        for (; n > 0; n -= 32, b += 20, dst += 32) block_q4_1(b, dst);
-        break;
-    case DType::Q5_0:
-        for (; n > 0; n -= 32, b += 22, dst += 32) block_q5_0(b, dst);
-        break;
-    case DType::Q5_1:
-        for (; n > 0; n -= 32, b += 24, dst += 32) block_q5_1(b, dst);
-        break;
-    case DType::Q8_0:
-        for (; n > 0; n -= 32, b += 34, dst += 32) block_q8_0(b, dst);
-        break;
-    case DType::Q2_K:
-        for (; n > 0; n -= 256, b += 84, dst += 256) block_q2_k(b, dst);
-        break;
-    case DType::Q3_K:
-        for (; n > 0; n -= 256, b += 110, dst += 256) block_q3_k(b, dst);
-        break;
-    case DType::Q4_K:
-        for (; n > 0; n -= 256, b += 144, dst += 256) block_q4_k(b, dst);
-        break;
-    case DType::Q5_K:
-        for (; n > 0; n -= 256, b += 176, dst += 256) block_q5_k(b, dst);
-        break;
-    case DType::Q6_K:
-        for (; n > 0; n -= 256, b += 210, dst += 256) block_q6_k(b, dst);
-        break;
-    case DType::IQ4_NL:
-        for (; n > 0; n -= 32, b += 18, dst += 32) block_iq4_nl(b, dst);
-        break;
-    case DType::IQ4_XS:
-        for (; n > 0; n -= 256, b += 136, dst += 256) block_iq4_xs(b, dst);
-        break;
+        case DType::F32: std::memcpy(dst, src, std::size_t(n) * sizeof(float)); break;
+        case DType::F16:
+            for (std::int64_t i = 0; i < n; i++) dst[i] = half_at(b + 2 * i);
+            break;
+        case DType::BF16:
+            for (std::int64_t i = 0; i < n; i++)
+                dst[i] = std::bit_cast<float>((std::uint32_t(b[2 * i]) | std::uint32_t(b[2 * i + 1]) << 8) << 16);
+            break;
+        case DType::Q4_0:
+            for (; n > 0; n -= 32, b += 18, dst += 32) block_q4_0(b, dst);
+            break;
+        case DType::Q4_1:
+            for (; n > 0; n -= 32, b += 20, dst += 32) block_q4_1(b, dst);
+            break;
+        case DType::Q5_0:
+            for (; n > 0; n -= 32, b += 22, dst += 32) block_q5_0(b, dst);
+            break;
+        case DType::Q5_1:
+            for (; n > 0; n -= 32, b += 24, dst += 32) block_q5_1(b, dst);
+            break;
+        case DType::Q8_0:
+            for (; n > 0; n -= 32, b += 34, dst += 32) block_q8_0(b, dst);
+            break;
+        case DType::Q2_K:
+            for (; n > 0; n -= 256, b += 84, dst += 256) block_q2_k(b, dst);
+            break;
+        case DType::Q3_K:
+            for (; n > 0; n -= 256, b += 110, dst += 256) block_q3_k(b, dst);
+            break;
+        case DType::Q4_K:
+            for (; n > 0; n -= 256, b += 144, dst += 256) block_q4_k(b, dst);
+            break;
+        case DType::Q5_K:
+            for (; n > 0; n -= 256, b += 176, dst += 256) block_q5_k(b, dst);
+            break;
+        case DType::Q6_K:
+            for (; n > 0; n -= 256, b += 210, dst += 256) block_q6_k(b, dst);
+            break;
+        case DType::IQ4_NL:
+            for (; n > 0; n -= 32, b += 18, dst += 32) block_iq4_nl(b, dst);
+            break;
+        case DType::IQ4_XS:
+            for (; n > 0; n -= 256, b += 136, dst += 256) block_iq4_xs(b, dst);
+            break;
     }
 }
 
@@ -236,6 +242,8 @@ module :private;
 
 namespace quire {
 
-void dequantize(DType type, const void* src, float* dst, std::int64_t n) { dequantize_inline(type, static_cast<const std::byte*>(src), dst, n); }
+void dequantize(DType type, const void* src, float* dst, std::int64_t n) {
+    dequantize_inline(type, static_cast<const std::byte*>(src), dst, n);
+}
 
 } // namespace quire

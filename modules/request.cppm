@@ -11,31 +11,31 @@ using BlockId   = std::int32_t;
 
 // How the next token is chosen. The defaults of the tools are theirs; these are "plain sampling from the model".
 struct SamplingParams {
-    float temperature = 1;        // 0: greedy, the lowest id on a tie
-    int   top_k = 0;              // 0: all
-    float top_p = 1;              // 1: all
-    float min_p = 0;              // of the best token's probability; 0: all
-    float repetition_penalty = 1; // divides positive and multiplies negative logits of tokens seen
-    float presence_penalty = 0;   // subtracted once from a token that was generated
-    float frequency_penalty = 0;  // subtracted for each time it was generated
-    int   repeat_last_n = -1;     // tokens the penalties look back over; -1: all
+    float temperature        = 1;  // 0: greedy, the lowest id on a tie
+    int   top_k              = 0;  // 0: all
+    float top_p              = 1;  // 1: all
+    float min_p              = 0;  // of the best token's probability; 0: all
+    float repetition_penalty = 1;  // divides positive and multiplies negative logits of tokens seen
+    float presence_penalty   = 0;  // subtracted once from a token that was generated
+    float frequency_penalty  = 0;  // subtracted for each time it was generated
+    int   repeat_last_n      = -1; // tokens the penalties look back over; -1: all
     std::vector<std::pair<Token, float>> logit_bias;
-    std::uint64_t seed = 0;
-    int   logprobs = -1;          // log-probabilities of that many best tokens per position; -1: none
+    std::uint64_t                        seed = 0;
+    int logprobs                              = -1; // log-probabilities of that many best tokens per position; -1: none
 };
 
 struct Request {
-    std::vector<Token> prompt;            // at least one
+    std::vector<Token> prompt; // at least one
     SamplingParams     sampling;
-    int                max_tokens = 16;   // at least 1
+    int                max_tokens = 16; // at least 1
     bool               ignore_end = false;
-    std::vector<Token> stop_tokens;       // beside the model's own end tokens
-    int                prompt_logprobs = -1;  // as logprobs, for every prompt token; such a request reads no cache
-    bool               return_logits = false; // the raw logits of the last prompt position
+    std::vector<Token> stop_tokens;             // beside the model's own end tokens
+    int                prompt_logprobs = -1;    // as logprobs, for every prompt token; such a request reads no cache
+    bool               return_logits   = false; // the raw logits of the last prompt position
 };
 
 struct TokenLogprob {
-    Token token = -1;
+    Token token   = -1;
     float logprob = 0;
 };
 
@@ -46,24 +46,24 @@ struct PositionLogprobs {
 };
 
 enum class FinishReason : std::uint8_t {
-    none,       // still running
-    stop,       // an end token or a stop token
-    length,     // max_tokens, the model's context or the whole pool is used up
-    cancelled,  // by whoever asked
-    refused,    // could never run: see the message
+    none,      // still running
+    stop,      // an end token or a stop token
+    length,    // max_tokens, the model's context or the whole pool is used up
+    cancelled, // by whoever asked
+    refused,   // could never run: see the message
 };
 
 // One event of one request. After an event with a finish reason no more follow.
 struct Output {
-    RequestId          id = 0;
-    std::vector<Token> tokens;                      // new since the last event; an end token is among them
-    std::vector<PositionLogprobs> logprobs;         // one per token when asked for
-    std::vector<PositionLogprobs> prompt_logprobs;  // with the first token: prompt[1..], one each
-    std::vector<float> prompt_logits;               // with the first token when asked for: [vocab]
-    int                prompt_tokens = 0;
-    int                cached_tokens = 0;           // prompt tokens whose KV came from the prefix cache
-    FinishReason       finish = FinishReason::none;
-    std::string        message;                     // why it was refused
+    RequestId                     id = 0;
+    std::vector<Token>            tokens;          // new since the last event; an end token is among them
+    std::vector<PositionLogprobs> logprobs;        // one per token when asked for
+    std::vector<PositionLogprobs> prompt_logprobs; // with the first token: prompt[1..], one each
+    std::vector<float>            prompt_logits;   // with the first token when asked for: [vocab]
+    int                           prompt_tokens = 0;
+    int                           cached_tokens = 0; // prompt tokens whose KV came from the prefix cache
+    FinishReason                  finish        = FinishReason::none;
+    std::string                   message; // why it was refused
 };
 
 // -- the seam between scheduling and compute ------------------------------------------------------------
@@ -87,8 +87,8 @@ struct StepPlan {
     std::vector<std::int32_t> logit_rows;   // [L] rows of `tokens` whose logits are wanted, ascending
     std::vector<BlockCopy>    swap_out, swap_in, copies;
 
-    int n_tokens() const { return int(tokens.size()); }
-    int n_seqs() const { return int(context_lens.size()); }
+    int  n_tokens() const { return int(tokens.size()); }
+    int  n_seqs() const { return int(context_lens.size()); }
     void clear();
 };
 

@@ -25,11 +25,11 @@ struct Sequence {
     RequestId          id = 0;
     Request            request;
     std::vector<Token> tokens;          // the prompt, then what was generated
-    int                n_computed = 0;  // leading tokens whose KV is written
-    int                n_cached = 0;    // prompt tokens found in the prefix cache at the first admission
+    int                n_computed  = 0; // leading tokens whose KV is written
+    int                n_cached    = 0; // prompt tokens found in the prefix cache at the first admission
     int                n_preempted = 0;
-    SequenceStatus     status = SequenceStatus::waiting;
-    TableId            table = -1;      // while running
+    SequenceStatus     status      = SequenceStatus::waiting;
+    TableId            table       = -1; // while running
 
     int n_prompt() const { return int(request.prompt.size()); }
     int n_generated() const { return int(tokens.size() - request.prompt.size()); }
@@ -38,9 +38,9 @@ struct Sequence {
 // What one sequence does in the step at hand.
 struct Scheduled {
     Sequence* sequence = nullptr;
-    int       first = 0, n_tokens = 0;  // positions that run
+    int       first = 0, n_tokens = 0; // positions that run
     int       first_logit_row = 0, n_logit_rows = 0;
-    bool      samples = false;          // the last row is that of its last known token: the next token comes from it
+    bool      samples = false; // the last row is that of its last known token: the next token comes from it
 };
 
 class Scheduler {
@@ -79,8 +79,8 @@ private:
 
     SchedulerOptions       options_;
     BlockManager           blocks_;
-    Queue                  waiting_;  // arrival order; preempted sequences are the oldest, so they stand in front
-    Queue                  running_;  // arrival order
+    Queue                  waiting_; // arrival order; preempted sequences are the oldest, so they stand in front
+    Queue                  running_; // arrival order
     std::vector<Scheduled> scheduled_;
     std::vector<RequestId> outgrown_;
     std::uint64_t          n_preemptions_ = 0;
@@ -104,12 +104,12 @@ Result<void> Scheduler::check_request(const Request& request) const {
     const auto n = request.prompt.size();
     if (n == 0) return fail("the prompt has no tokens; at least one is needed");
     if (n >= std::size_t(options_.context))
-        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; with the one to generate that is more than the context of ",
-                         options_.context);
+        return fail_with(ErrorKind::limit, "the prompt has ", n,
+                         " tokens; with the one to generate that is more than the context of ", options_.context);
     const int blocks = blocks_.blocks_for(int(n) + 1);
     if (blocks > blocks_.n_blocks())
-        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens and needs ", blocks, " blocks of ", options_.block_size,
-                         " with the token to generate; the whole pool has ", blocks_.n_blocks());
+        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens and needs ", blocks, " blocks of ",
+                         options_.block_size, " with the token to generate; the whole pool has ", blocks_.n_blocks());
     return {};
 }
 
@@ -119,7 +119,9 @@ void Scheduler::add(RequestId id, Request request) {
     sequence->request = std::move(request);
     sequence->tokens  = sequence->request.prompt;
     // Room for all it may generate, so that the step loop allocates nothing.
-    sequence->tokens.reserve(std::min(std::size_t(options_.context), sequence->tokens.size() + std::size_t(std::max(sequence->request.max_tokens, 0))));
+    sequence->tokens.reserve(
+        std::min(std::size_t(options_.context),
+                 sequence->tokens.size() + std::size_t(std::max(sequence->request.max_tokens, 0))));
     waiting_.push_back(std::move(sequence));
 }
 
@@ -151,9 +153,9 @@ void Scheduler::preempt_last() {
 
 // Maps what the cache has and takes the sequence in, if its known tokens fit into the free blocks.
 bool Scheduler::admit(Sequence& sequence) {
-    const bool             cached = sequence.request.prompt_logprobs < 0; // every prompt row is wanted: compute all
-    BlockManager::Hit      hit    = cached ? blocks_.find_cached(sequence.tokens) : BlockManager::Hit{};
-    const int              fresh  = blocks_.blocks_for(int(sequence.tokens.size())) - hit.n_blocks;
+    const bool        cached = sequence.request.prompt_logprobs < 0; // every prompt row is wanted: compute all
+    BlockManager::Hit hit    = cached ? blocks_.find_cached(sequence.tokens) : BlockManager::Hit{};
+    const int         fresh  = blocks_.blocks_for(int(sequence.tokens.size())) - hit.n_blocks;
     // The blocks that a hit takes off the free list are as gone as the fresh ones.
     if (fresh + hit.from_free > blocks_.n_free()) return false;
     sequence.table      = blocks_.open_table();
@@ -169,8 +171,8 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     int budget = options_.max_batch_tokens, logit_rows = options_.max_logit_rows;
 
     // Each running sequence can have its next token: chunks of prompts get what the decoding ones leave.
-    int reserved = int(running_.size());
-    auto take    = [&](const Sequence& s) {
+    int  reserved = int(running_.size());
+    auto take     = [&](const Sequence& s) {
         int n = int(s.tokens.size()) - s.n_computed;
         n     = std::min(n, budget - reserved + 1);
         if (s.request.prompt_logprobs >= 0) n = std::min(n, logit_rows - reserved + 1);
@@ -203,7 +205,8 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     }
 
     // New and preempted ones, in order of arrival; nobody overtakes one that does not fit yet.
-    while (!preempted && !waiting_.empty() && int(running_.size()) < options_.max_sequences && budget > 0 && logit_rows > 0) {
+    while (!preempted && !waiting_.empty() && int(running_.size()) < options_.max_sequences && budget > 0 &&
+           logit_rows > 0) {
         Sequence& s = *waiting_.front();
         if (!admit(s)) break;
         running_.push_back(std::move(waiting_.front()));
@@ -248,8 +251,10 @@ void Scheduler::commit() {
 FinishReason Scheduler::append(Sequence& sequence, Token token, bool is_end) {
     sequence.tokens.push_back(token);
     const Request& r = sequence.request;
-    if ((is_end && !r.ignore_end) || std::ranges::find(r.stop_tokens, token) != r.stop_tokens.end()) return FinishReason::stop;
-    if (sequence.n_generated() >= r.max_tokens || int(sequence.tokens.size()) >= options_.context) return FinishReason::length;
+    if ((is_end && !r.ignore_end) || std::ranges::find(r.stop_tokens, token) != r.stop_tokens.end())
+        return FinishReason::stop;
+    if (sequence.n_generated() >= r.max_tokens || int(sequence.tokens.size()) >= options_.context)
+        return FinishReason::length;
     return FinishReason::none;
 }
 

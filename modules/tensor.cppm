@@ -8,25 +8,47 @@ export namespace quire {
 
 // The numbers are those of the GGUF format document (ggml_type); a file's type id is cast only after dtype_known().
 enum class DType : std::uint32_t {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8,
-    Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
-    IQ4_NL = 20, IQ4_XS = 23, BF16 = 30,
+    F32    = 0,
+    F16    = 1,
+    Q4_0   = 2,
+    Q4_1   = 3,
+    Q5_0   = 6,
+    Q5_1   = 7,
+    Q8_0   = 8,
+    Q2_K   = 10,
+    Q3_K   = 11,
+    Q4_K   = 12,
+    Q5_K   = 13,
+    Q6_K   = 14,
+    IQ4_NL = 20,
+    IQ4_XS = 23,
+    BF16   = 30,
 };
 
 // A type stores `items` neighbouring elements of a row in one block of `bytes` bytes.
 struct DTypeInfo {
     DType       type;
-    const char* name;  // as GGUF tools spell it: "Q4_K"
+    const char* name; // as GGUF tools spell it: "Q4_K"
     int         items;
     int         bytes;
 };
 
 inline constexpr std::array<DTypeInfo, 15> dtype_table{{
-    {DType::F32, "F32", 1, 4},         {DType::F16, "F16", 1, 2},         {DType::BF16, "BF16", 1, 2},
-    {DType::Q4_0, "Q4_0", 32, 18},     {DType::Q4_1, "Q4_1", 32, 20},     {DType::Q5_0, "Q5_0", 32, 22},
-    {DType::Q5_1, "Q5_1", 32, 24},     {DType::Q8_0, "Q8_0", 32, 34},     {DType::Q2_K, "Q2_K", 256, 84},
-    {DType::Q3_K, "Q3_K", 256, 110},   {DType::Q4_K, "Q4_K", 256, 144},   {DType::Q5_K, "Q5_K", 256, 176},
-    {DType::Q6_K, "Q6_K", 256, 210},   {DType::IQ4_NL, "IQ4_NL", 32, 18}, {DType::IQ4_XS, "IQ4_XS", 256, 136},
+    {DType::F32, "F32", 1, 4},
+    {DType::F16, "F16", 1, 2},
+    {DType::BF16, "BF16", 1, 2},
+    {DType::Q4_0, "Q4_0", 32, 18},
+    {DType::Q4_1, "Q4_1", 32, 20},
+    {DType::Q5_0, "Q5_0", 32, 22},
+    {DType::Q5_1, "Q5_1", 32, 24},
+    {DType::Q8_0, "Q8_0", 32, 34},
+    {DType::Q2_K, "Q2_K", 256, 84},
+    {DType::Q3_K, "Q3_K", 256, 110},
+    {DType::Q4_K, "Q4_K", 256, 144},
+    {DType::Q5_K, "Q5_K", 256, 176},
+    {DType::Q6_K, "Q6_K", 256, 210},
+    {DType::IQ4_NL, "IQ4_NL", 32, 18},
+    {DType::IQ4_XS, "IQ4_XS", 256, 136},
 }};
 
 // The entry of a type id read from a file, or nullptr.
@@ -40,7 +62,7 @@ std::size_t row_bytes(DType type, std::int64_t cols);
 struct TensorView {
     DType        type = DType::F32;
     std::int64_t rows = 0;
-    std::int64_t cols = 0;  // the contiguous dimension; GGUF's dimension 0
+    std::int64_t cols = 0; // the contiguous dimension; GGUF's dimension 0
     const void*  data = nullptr;
 
     explicit operator bool() const { return data != nullptr; }
@@ -87,13 +109,13 @@ float f16_to_f32(std::uint16_t h) {
 
 std::uint16_t f32_to_f16(float f) {
     std::uint32_t bits = std::bit_cast<std::uint32_t>(f), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-    if (magnitude > 0x7f800000) return std::uint16_t(sign | 0x7e00 | ((magnitude >> 13) & 1023));  // NaN stays NaN
-    if (magnitude >= 0x477ff000) return std::uint16_t(sign | 0x7c00);                // rounds past 65504
-    if (magnitude < 0x38800000) {  // below 2^-14: let the FPU round mantissa * 2^-24 to an integer
+    if (magnitude > 0x7f800000) return std::uint16_t(sign | 0x7e00 | ((magnitude >> 13) & 1023)); // NaN stays NaN
+    if (magnitude >= 0x477ff000) return std::uint16_t(sign | 0x7c00);                             // rounds past 65504
+    if (magnitude < 0x38800000) { // below 2^-14: let the FPU round mantissa * 2^-24 to an integer
         float scaled = std::bit_cast<float>(magnitude) * 0x1p24f;
         return std::uint16_t(sign | std::uint32_t(std::lrint(scaled)));
     }
-    std::uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);  // to nearest, ties to even
+    std::uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1); // to nearest, ties to even
     return std::uint16_t(sign | ((rounded - 0x38000000) >> 13));
 }
 

@@ -2,15 +2,15 @@
 // Where standard input or output is no terminal, nothing but plain text goes in and out.
 module;
 
+#include <editline/readline.h>
+#include <langinfo.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <cerrno>
 #include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <editline/readline.h>
-#include <langinfo.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 export module quire.terminal;
 
@@ -91,7 +91,7 @@ TerminalFacts terminal_facts() {
 
 // All that the handler touches.
 volatile std::sig_atomic_t interrupts = 0, leave_at_once = 0;
-const char* volatile       farewell   = "";
+const char* volatile farewell = "";
 
 extern "C" void quire_on_sigint(int) {
     if (leave_at_once == 0 && interrupts == 0) {
@@ -107,7 +107,7 @@ extern "C" void quire_on_sigint(int) {
 
 void on_interrupt(OnInterrupt what) {
     leave_at_once = what == OnInterrupt::leave;
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = quire_on_sigint; // without SA_RESTART: a read that waits must return
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, nullptr);
@@ -231,7 +231,7 @@ std::string history_path() {
 void ProgressBar::show(double fraction) {
     const int percent = int(std::clamp(fraction, 0.0, 1.0) * 100);
     if (!shown_ || percent == drawn_) return;
-    drawn_ = percent;
+    drawn_              = percent;
     constexpr int width = 30;
     std::string   bar;
     for (int i = 0; i < width; i++) bar += i * 100 < percent * width ? "█" : "░";

@@ -29,8 +29,8 @@ private:
     void worker(int thread);
 
     std::vector<std::thread>   workers_;
-    const void*                body_ = nullptr;
-    Call                       call_ = nullptr;
+    const void*                body_    = nullptr;
+    Call                       call_    = nullptr;
     int                        n_items_ = 0;
     std::atomic<int>           next_{0};  // the next item nobody has taken
     std::atomic<std::uint32_t> gate_{0};  // workers inside the round; plus `open` while more may enter

@@ -12,8 +12,8 @@ export namespace quire {
 enum class TokenType : std::uint8_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
 
 struct EncodeOptions {
-    bool add_special = true;    // BOS and EOS as the file's add_bos_token / add_eos_token say
-    bool parse_special = true;  // text that spells a special token becomes that token
+    bool add_special   = true; // BOS and EOS as the file's add_bos_token / add_eos_token say
+    bool parse_special = true; // text that spells a special token becomes that token
 };
 
 // Immutable after load, so any number of threads may use one.
@@ -26,15 +26,15 @@ public:
     Tokenizer& operator=(Tokenizer&&) noexcept;
     ~Tokenizer();
 
-    int         vocab_size() const;
-    std::string model() const;          // "llama" (SPM) or "gpt2" (byte-level BPE)
-    Token       bos() const;            // -1 when the file names none; likewise below
-    Token       eos() const;
-    bool        adds_bos() const;
-    bool        is_end(Token id) const;  // EOS, EOT, EOM and the like: generation stops here
-    TokenType   type(Token id) const;
-    Token       find(std::string_view piece) const;  // the token spelled exactly so in the file, or -1
-    std::string_view piece(Token id) const;          // as spelled in the file
+    int              vocab_size() const;
+    std::string      model() const; // "llama" (SPM) or "gpt2" (byte-level BPE)
+    Token            bos() const;   // -1 when the file names none; likewise below
+    Token            eos() const;
+    bool             adds_bos() const;
+    bool             is_end(Token id) const; // EOS, EOT, EOM and the like: generation stops here
+    TokenType        type(Token id) const;
+    Token            find(std::string_view piece) const; // the token spelled exactly so in the file, or -1
+    std::string_view piece(Token id) const;              // as spelled in the file
 
     // Time linear in the text for all practical purposes; bytes that are not UTF-8 are encoded too.
     std::vector<Token> encode(std::string_view text, EncodeOptions options = {}) const;
@@ -57,7 +57,7 @@ public:
     // `special`: spell out control tokens. `first`: the stream begins a text (drops SPM's leading space).
     explicit Detokenizer(const Tokenizer& tokenizer, bool first = false, bool special = false);
     std::string push(Token id);
-    std::string finish();  // what was held back, U+FFFD in place of an incomplete character
+    std::string finish(); // what was held back, U+FFFD in place of an incomplete character
 
 private:
     const Tokenizer* tokenizer_;
@@ -95,8 +95,10 @@ public:
     }
 
 private:
-    static std::uint64_t key(Token left, Token right) { return std::uint64_t(std::uint32_t(left)) << 32 | std::uint32_t(right); }
-    std::size_t          slot(Token left, Token right) const {
+    static std::uint64_t key(Token left, Token right) {
+        return std::uint64_t(std::uint32_t(left)) << 32 | std::uint32_t(right);
+    }
+    std::size_t slot(Token left, Token right) const {
         const std::uint64_t k = key(left, right);
         std::size_t         i = std::size_t((k * 0x9e3779b97f4a7c15ull) >> 20) & (keys_.size() - 1);
         while (keys_[i] != ~0ull && keys_[i] != k) i = (i + 1) & (keys_.size() - 1);
@@ -116,7 +118,7 @@ public:
             if (fresh) ids_.push_back(-1);
             node = at->second;
         }
-        ids_[node] = id;
+        ids_[node]                                  = id;
         first_[static_cast<unsigned char>(text[0])] = true;
     }
     // The longest special token that starts at text[at]: its id and length, or -1.
@@ -140,8 +142,8 @@ private:
 };
 
 struct Tokenizer::Impl {
-    bool                                        spm = false;
-    PreTokenizer                                pre = PreTokenizer::standard;
+    bool                                        spm               = false;
+    PreTokenizer                                pre               = PreTokenizer::standard;
     bool                                        whole_words_first = false; // a word that is a token needs no merges
     bool                                        add_bos = false, add_eos = false, add_space_prefix = false;
     Token                                       bos = -1, eos = -1, unknown = -1;
@@ -153,9 +155,9 @@ struct Tokenizer::Impl {
     std::size_t                                 longest = 0; // bytes of the longest token
     MergeTable                                  merges;
     SpecialTrie                                 all_special, user_defined;
-    std::array<Token, 256>                      byte_ids{};   // the token of one byte, or -1
-    std::array<std::string, 256>                byte_texts;   // BPE: how a byte is spelled in a token
-    std::unordered_map<char32_t, std::uint8_t>  text_bytes;   // and back
+    std::array<Token, 256>                      byte_ids{}; // the token of one byte, or -1
+    std::array<std::string, 256>                byte_texts; // BPE: how a byte is spelled in a token
+    std::unordered_map<char32_t, std::uint8_t>  text_bytes; // and back
 
     void  encode_spm(std::string_view text, std::vector<Token>& out) const;
     void  encode_bpe(std::string_view text, std::vector<Token>& out) const;
@@ -171,15 +173,19 @@ Tokenizer::Tokenizer(Tokenizer&&) noexcept            = default;
 Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer()                               = default;
 
-int              Tokenizer::vocab_size() const { return int(impl_->tokens.size()); }
-std::string      Tokenizer::model() const { return impl_->spm ? "llama" : "gpt2"; }
-Token            Tokenizer::bos() const { return impl_->bos; }
-Token            Tokenizer::eos() const { return impl_->eos; }
-bool             Tokenizer::adds_bos() const { return impl_->add_bos && impl_->bos >= 0; }
-bool             Tokenizer::is_end(Token id) const { return id >= 0 && id < vocab_size() && impl_->ends[std::size_t(id)]; }
-Token            Tokenizer::find(std::string_view piece) const { return impl_->find(piece); }
-TokenType        Tokenizer::type(Token id) const { return id >= 0 && id < vocab_size() ? impl_->types[std::size_t(id)] : TokenType::unused; }
-std::string_view Tokenizer::piece(Token id) const { return id >= 0 && id < vocab_size() ? std::string_view(impl_->tokens[std::size_t(id)]) : ""; }
+int         Tokenizer::vocab_size() const { return int(impl_->tokens.size()); }
+std::string Tokenizer::model() const { return impl_->spm ? "llama" : "gpt2"; }
+Token       Tokenizer::bos() const { return impl_->bos; }
+Token       Tokenizer::eos() const { return impl_->eos; }
+bool        Tokenizer::adds_bos() const { return impl_->add_bos && impl_->bos >= 0; }
+bool        Tokenizer::is_end(Token id) const { return id >= 0 && id < vocab_size() && impl_->ends[std::size_t(id)]; }
+Token       Tokenizer::find(std::string_view piece) const { return impl_->find(piece); }
+TokenType   Tokenizer::type(Token id) const {
+    return id >= 0 && id < vocab_size() ? impl_->types[std::size_t(id)] : TokenType::unused;
+}
+std::string_view Tokenizer::piece(Token id) const {
+    return id >= 0 && id < vocab_size() ? std::string_view(impl_->tokens[std::size_t(id)]) : "";
+}
 
 // -- loading
 
@@ -210,7 +216,8 @@ Result<const GgufArray*> array_of(const Gguf& file, std::string_view key, std::s
     if (!value) return nullptr;
     const auto* array = std::get_if<GgufArray>(value);
     if (!array) return fail(file.path(), ": ", key, " is not an array");
-    if (n > 0 && array->size() != n) return fail(file.path(), ": ", key, " has ", array->size(), " elements for ", n, " tokens");
+    if (n > 0 && array->size() != n)
+        return fail(file.path(), ": ", key, " has ", array->size(), " elements for ", n, " tokens");
     return array;
 }
 
@@ -218,7 +225,8 @@ Result<Token> special_id(const Gguf& file, std::string_view key, std::size_t n) 
     Result<std::int64_t> id = file.integer(key, -1);
     if (!id) return std::unexpected(id.error());
     if (*id == -1 || *id == 0xffffffff) return -1; // none, written as either
-    if (*id < 0 || *id >= std::int64_t(n)) return fail(file.path(), ": ", key, " is ", *id, ", the vocabulary has ", n, " tokens");
+    if (*id < 0 || *id >= std::int64_t(n))
+        return fail(file.path(), ": ", key, " is ", *id, ", the vocabulary has ", n, " tokens");
     return Token(*id);
 }
 
@@ -228,13 +236,15 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
 
     Result<std::string_view> model = file.text("tokenizer.ggml.model");
     if (!model) return std::unexpected(model.error());
-    if (*model != "llama" && *model != "gpt2") return fail(file.path(), ": tokenizer.ggml.model is ", quote(*model), ", not one of llama, gpt2");
+    if (*model != "llama" && *model != "gpt2")
+        return fail(file.path(), ": tokenizer.ggml.model is ", quote(*model), ", not one of llama, gpt2");
     t.spm = *model == "llama";
 
     Result<const GgufArray*> tokens = array_of(file, "tokenizer.ggml.tokens", 0);
     if (!tokens) return std::unexpected(tokens.error());
     if (!*tokens || (*tokens)->strings.empty())
-        return fail(file.path(), ": tokenizer.ggml.tokens is ", *tokens ? "empty or not an array of strings" : "missing");
+        return fail(file.path(), ": tokenizer.ggml.tokens is ",
+                    *tokens ? "empty or not an array of strings" : "missing");
     const std::size_t n = (*tokens)->strings.size();
     if (n > 1 << 28) return fail(file.path(), ": tokenizer.ggml.tokens has ", n, " tokens, more than any vocabulary");
     t.tokens.assign((*tokens)->strings.begin(), (*tokens)->strings.end());
@@ -246,7 +256,8 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
 
     Result<const GgufArray*> scores = array_of(file, "tokenizer.ggml.scores", n);
     if (!scores) return std::unexpected(scores.error());
-    if (*scores && (*scores)->floats.size() != n) return fail(file.path(), ": tokenizer.ggml.scores is not an array of numbers");
+    if (*scores && (*scores)->floats.size() != n)
+        return fail(file.path(), ": tokenizer.ggml.scores is not an array of numbers");
     if (*scores) t.scores.assign((*scores)->floats.begin(), (*scores)->floats.end());
     else t.scores.assign(n, 0.0f);
     for (float& s : t.scores)
@@ -254,33 +265,39 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
 
     Result<const GgufArray*> types = array_of(file, "tokenizer.ggml.token_type", n);
     if (!types) return std::unexpected(types.error());
-    if (*types && (*types)->ints.size() + (*types)->uints.size() != n) return fail(file.path(), ": tokenizer.ggml.token_type is not an array of integers");
+    if (*types && (*types)->ints.size() + (*types)->uints.size() != n)
+        return fail(file.path(), ": tokenizer.ggml.token_type is not an array of integers");
     t.types.assign(n, TokenType::normal);
     for (std::size_t i = 0; *types && i < n; i++) {
         const std::int64_t type = (*types)->ints.empty() ? std::int64_t((*types)->uints[i]) : (*types)->ints[i];
         if (type >= 1 && type <= 6) t.types[i] = TokenType(type);
     }
 
-    for (auto [key, id] : {std::pair("tokenizer.ggml.bos_token_id", &t.bos), std::pair("tokenizer.ggml.eos_token_id", &t.eos),
-                           std::pair("tokenizer.ggml.unknown_token_id", &t.unknown)}) {
+    for (auto [key, id] :
+         {std::pair("tokenizer.ggml.bos_token_id", &t.bos), std::pair("tokenizer.ggml.eos_token_id", &t.eos),
+          std::pair("tokenizer.ggml.unknown_token_id", &t.unknown)}) {
         Result<Token> found = special_id(file, key, n);
         if (!found) return std::unexpected(found.error());
         *id = *found;
     }
     t.ends.assign(n, false);
-    for (std::string_view key : {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
+    for (std::string_view key :
+         {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
         Result<Token> id = special_id(file, key, n);
         if (!id) return std::unexpected(id.error());
         if (*id >= 0) t.ends[std::size_t(*id)] = true;
     }
-    for (std::string_view piece : {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "</s>"})
-        if (Token id = t.find(piece); id >= 0 && t.types[std::size_t(id)] == TokenType::control) t.ends[std::size_t(id)] = true;
+    for (std::string_view piece :
+         {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "</s>"})
+        if (Token id = t.find(piece); id >= 0 && t.types[std::size_t(id)] == TokenType::control)
+            t.ends[std::size_t(id)] = true;
 
     if (!t.spm) {
         Result<std::string_view> pre = file.text("tokenizer.ggml.pre", "default");
         if (!pre) return std::unexpected(pre.error());
         auto kind = pre_tokenizer_named(*pre);
-        if (!kind) return fail(file.path(), ": tokenizer.ggml.pre is ", quote(*pre), ", not one of ", pre_tokenizer_names());
+        if (!kind)
+            return fail(file.path(), ": tokenizer.ggml.pre is ", quote(*pre), ", not one of ", pre_tokenizer_names());
         t.pre               = *kind;
         t.whole_words_first = *kind == PreTokenizer::llama3;
     }
@@ -301,19 +318,23 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
     t.byte_ids.fill(-1);
     if (t.spm) {
         for (std::size_t i = 0; i < n; i++)
-            if (const int b = byte_of(t.tokens[i]); b >= 0 && t.types[i] == TokenType::byte) t.byte_ids[std::size_t(b)] = Token(i);
+            if (const int b = byte_of(t.tokens[i]); b >= 0 && t.types[i] == TokenType::byte)
+                t.byte_ids[std::size_t(b)] = Token(i);
     } else {
         for (std::size_t b = 0; b < 256; b++) t.byte_ids[b] = t.find(t.byte_texts[b]);
         Result<const GgufArray*> merges = array_of(file, "tokenizer.ggml.merges", 0);
         if (!merges) return std::unexpected(merges.error());
         const std::size_t n_merges = *merges ? (*merges)->strings.size() : 0;
-        if (*merges && n_merges != (*merges)->size()) return fail(file.path(), ": tokenizer.ggml.merges is not an array of strings");
+        if (*merges && n_merges != (*merges)->size())
+            return fail(file.path(), ": tokenizer.ggml.merges is not an array of strings");
         t.merges.reserve(n_merges);
         std::string whole;
         for (std::size_t i = 0; i < n_merges; i++) {
             const std::string_view merge = (*merges)->strings[i];
             const std::size_t      space = merge.find(' ', 1);
-            if (space == std::string_view::npos) return fail(file.path(), ": tokenizer.ggml.merges[", i, "] is ", quote(merge), ", not two parts with a space between");
+            if (space == std::string_view::npos)
+                return fail(file.path(), ": tokenizer.ggml.merges[", i, "] is ", quote(merge),
+                            ", not two parts with a space between");
             const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
             whole.assign(left).append(right);
             const Token a = t.find(left), b = t.find(right), c = t.find(whole);
@@ -325,7 +346,8 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
         if (t.tokens[i].empty()) continue;
         const TokenType type = t.types[i];
         if (type == TokenType::user_defined) t.user_defined.insert(t.tokens[i], Token(i));
-        if (type == TokenType::user_defined || type == TokenType::control || type == TokenType::unknown) t.all_special.insert(t.tokens[i], Token(i));
+        if (type == TokenType::user_defined || type == TokenType::control || type == TokenType::unknown)
+            t.all_special.insert(t.tokens[i], Token(i));
     }
     return Tokenizer(std::move(impl));
 }
@@ -376,7 +398,9 @@ void merge_all(std::vector<Symbol>& symbols, const Best& best) {
         std::uint32_t bytes; // of both when the entry was made: one of them has changed if they differ now
         Token         id;
     };
-    auto later = [](const Entry& a, const Entry& b) { return a.order != b.order ? a.order > b.order : a.left > b.left; };
+    auto later = [](const Entry& a, const Entry& b) {
+        return a.order != b.order ? a.order > b.order : a.left > b.left;
+    };
     std::vector<Entry> heap;
     auto               offer = [&](std::int32_t left, std::int32_t right) {
         if (left < 0 || right < 0) return;
@@ -477,14 +501,14 @@ std::string Tokenizer::bytes(Token id, bool special) const {
     const std::string_view piece = t.tokens[std::size_t(id)];
     std::string            out;
     switch (t.types[std::size_t(id)]) {
-    case TokenType::control:
-    case TokenType::unknown:
-    case TokenType::unused: return special ? std::string(piece) : std::string();
-    case TokenType::user_defined: return std::string(piece);
-    case TokenType::byte:
-        if (const int b = byte_of(piece); b >= 0) return std::string(1, char(b));
-        break;
-    case TokenType::normal: break;
+        case TokenType::control:
+        case TokenType::unknown:
+        case TokenType::unused: return special ? std::string(piece) : std::string();
+        case TokenType::user_defined: return std::string(piece);
+        case TokenType::byte:
+            if (const int b = byte_of(piece); b >= 0) return std::string(1, char(b));
+            break;
+        case TokenType::normal: break;
     }
     for (std::size_t at = 0; at < piece.size();) {
         const CodePoint        c    = utf8_next(piece, at);
@@ -505,10 +529,12 @@ std::string Tokenizer::decode(std::span<const Token> ids, bool special) const {
     return out;
 }
 
-Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool first, bool special) : tokenizer_(&tokenizer), first_(first), special_(special) {}
+Detokenizer::Detokenizer(const Tokenizer& tokenizer, bool first, bool special)
+    : tokenizer_(&tokenizer), first_(first), special_(special) {}
 
 std::string Detokenizer::push(Token id) {
-    const std::string bytes = first_ && held_.empty() ? tokenizer_->decode(std::span(&id, 1), special_) : tokenizer_->bytes(id, special_);
+    const std::string bytes =
+        first_ && held_.empty() ? tokenizer_->decode(std::span(&id, 1), special_) : tokenizer_->bytes(id, special_);
     if (!tokenizer_->bytes(id, special_).empty()) first_ = false;
     held_ += bytes;
     const std::size_t keep = std::size_t(utf8_incomplete(held_));

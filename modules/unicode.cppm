@@ -10,8 +10,8 @@ import quire.std;
 export namespace quire {
 
 struct CodePoint {
-    char32_t value = 0;   // U+FFFD when the bytes are not UTF-8
-    int      bytes = 1;   // consumed, at least 1
+    char32_t value = 0; // U+FFFD when the bytes are not UTF-8
+    int      bytes = 1; // consumed, at least 1
     bool     valid = true;
 };
 
@@ -43,9 +43,11 @@ namespace quire {
 
 CodePoint utf8_next(std::string_view text, std::size_t at) {
     constexpr CodePoint bad{0xfffd, 1, false};
-    auto                byte = [&](std::size_t i) { return at + i < text.size() ? unsigned(static_cast<unsigned char>(text[at + i])) : 0u; };
-    auto                tail = [&](std::size_t i) { return (byte(i) & 0xc0) == 0x80; };
-    const unsigned      b    = byte(0);
+    auto                byte = [&](std::size_t i) {
+        return at + i < text.size() ? unsigned(static_cast<unsigned char>(text[at + i])) : 0u;
+    };
+    auto           tail = [&](std::size_t i) { return (byte(i) & 0xc0) == 0x80; };
+    const unsigned b    = byte(0);
     if (b < 0x80) return {char32_t(b), 1, true};
     if (b >= 0xc2 && b < 0xe0 && tail(1)) return {char32_t((b & 31) << 6 | (byte(1) & 63)), 2, true};
     if (b >= 0xe0 && b < 0xf0 && tail(1) && tail(2)) {
@@ -63,8 +65,10 @@ std::string utf8_encode(char32_t c) {
     std::string out;
     if (c < 0x80) return out += char(c), out;
     if (c < 0x800) return out += char(0xc0 | c >> 6), out += char(0x80 | (c & 63)), out;
-    if (c < 0x10000) return out += char(0xe0 | c >> 12), out += char(0x80 | (c >> 6 & 63)), out += char(0x80 | (c & 63)), out;
-    return out += char(0xf0 | c >> 18), out += char(0x80 | (c >> 12 & 63)), out += char(0x80 | (c >> 6 & 63)), out += char(0x80 | (c & 63)), out;
+    if (c < 0x10000)
+        return out += char(0xe0 | c >> 12), out += char(0x80 | (c >> 6 & 63)), out += char(0x80 | (c & 63)), out;
+    return out += char(0xf0 | c >> 18), out += char(0x80 | (c >> 12 & 63)), out += char(0x80 | (c >> 6 & 63)),
+           out += char(0x80 | (c & 63)), out;
 }
 
 bool utf8_valid(std::string_view text) {
@@ -85,7 +89,9 @@ std::size_t invalid_length(std::string_view text, std::size_t at) {
     for (; n < want && at + n < text.size(); n++) {
         const auto     c    = static_cast<unsigned char>(text[at + n]);
         const unsigned low  = n == 1 && b == 0xe0 ? 0xa0 : n == 1 && b == 0xf0 ? 0x90 : 0x80; // no overlong forms
-        const unsigned high = n == 1 && b == 0xed ? 0x9f : n == 1 && b == 0xf4 ? 0x8f : 0xbf; // no surrogates, no more than 10ffff
+        const unsigned high = n == 1 && b == 0xed   ? 0x9f
+                              : n == 1 && b == 0xf4 ? 0x8f
+                                                    : 0xbf; // no surrogates, no more than 10ffff
         if (c < low || c > high) break;
     }
     return n;
@@ -95,7 +101,7 @@ std::string utf8_repair(std::string_view text) {
     std::string out;
     out.reserve(text.size());
     for (std::size_t at = 0; at < text.size();) {
-        const CodePoint c = utf8_next(text, at);
+        const CodePoint   c = utf8_next(text, at);
         const std::size_t n = c.valid ? std::size_t(c.bytes) : invalid_length(text, at);
         if (c.valid) out += text.substr(at, n);
         else out += "\xef\xbf\xbd";

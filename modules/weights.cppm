@@ -12,21 +12,21 @@ export namespace quire {
 // Views into the file's mapping; an empty view is a tensor this architecture does not have.
 // A matrix of shape out × in has rows = out, cols = in. Vectors are F32.
 struct LayerTensors {
-    TensorView attn_norm;                     // [hidden]
-    TensorView attn_q, attn_k, attn_v;        // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice
+    TensorView attn_norm;              // [hidden]
+    TensorView attn_q, attn_k, attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice
     TensorView attn_q_bias, attn_k_bias, attn_v_bias;
-    TensorView attn_q_norm, attn_k_norm;      // [head_dim], qwen3
-    TensorView attn_output;                   // [hidden × heads*head_dim]
-    TensorView ffn_norm;                      // [hidden]
-    TensorView ffn_gate, ffn_up;              // [ff × hidden]
-    TensorView ffn_down;                      // [hidden × ff]
+    TensorView attn_q_norm, attn_k_norm; // [head_dim], qwen3
+    TensorView attn_output;              // [hidden × heads*head_dim]
+    TensorView ffn_norm;                 // [hidden]
+    TensorView ffn_gate, ffn_up;         // [ff × hidden]
+    TensorView ffn_down;                 // [hidden × ff]
 };
 
 struct ModelTensors {
-    TensorView                token_embd;   // [vocab × hidden]
-    TensorView                output_norm;  // [hidden]
-    TensorView                output;       // [vocab × hidden]; the embedding again when tied
-    TensorView                rope_freqs;   // [rope_dim/2] divisors of the frequencies, or empty
+    TensorView                token_embd;  // [vocab × hidden]
+    TensorView                output_norm; // [hidden]
+    TensorView                output;      // [vocab × hidden]; the embedding again when tied
+    TensorView                rope_freqs;  // [rope_dim/2] divisors of the frequencies, or empty
     std::vector<LayerTensors> layers;
 };
 
@@ -39,7 +39,9 @@ module :private;
 
 namespace quire {
 
-std::string shape_of(std::int64_t rows, std::int64_t cols) { return rows == 1 ? cat("[", cols, "]") : cat("[", rows, " × ", cols, "]"); }
+std::string shape_of(std::int64_t rows, std::int64_t cols) {
+    return rows == 1 ? cat("[", cols, "]") : cat("[", rows, " × ", cols, "]");
+}
 
 // Looks tensors up and remembers the first that is missing or has another shape.
 class Binder {
@@ -54,13 +56,16 @@ public:
         }
         const TensorView view = t->view();
         if (t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
-            refuse(cat("tensor ", name, " is ", shape_of(view.rows, view.cols), ", the model needs ", shape_of(rows, cols)));
+            refuse(cat("tensor ", name, " is ", shape_of(view.rows, view.cols), ", the model needs ",
+                       shape_of(rows, cols)));
         return view;
     }
     TensorView vector(const std::string& name, std::int64_t cols, bool required = true) {
         const TensorView view = matrix(name, 1, cols, required);
-        if (view && view.type != DType::F32) refuse(cat("tensor ", name, " has type ", dtype_info(view.type).name, "; a vector has to be F32"));
-        if (view && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) != 0) refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
+        if (view && view.type != DType::F32)
+            refuse(cat("tensor ", name, " has type ", dtype_info(view.type).name, "; a vector has to be F32"));
+        if (view && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) != 0)
+            refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
         return view;
     }
     void refuse(std::string why) {
@@ -77,7 +82,7 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder             bind(file);
     ModelTensors       m;
     const std::int64_t q = std::int64_t(c.n_heads) * c.head_dim, kv = std::int64_t(c.n_kv_heads) * c.head_dim;
-    const bool         qkv_bias = c.architecture == Architecture::qwen2, qk_norm = c.architecture == Architecture::qwen3;
+    const bool qkv_bias = c.architecture == Architecture::qwen2, qk_norm = c.architecture == Architecture::qwen3;
     m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
     m.output_norm = bind.vector("output_norm.weight", c.hidden_size);
     m.output      = bind.matrix("output.weight", c.vocab_size, c.hidden_size, false);

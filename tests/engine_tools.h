@@ -11,7 +11,7 @@ struct Answer {
     std::vector<PositionLogprobs> prompt_logprobs;
     std::vector<float>            prompt_logits;
     int                           cached_tokens = 0;
-    FinishReason                  finish = FinishReason::none;
+    FinishReason                  finish        = FinishReason::none;
 };
 
 inline Engine load(const std::string& path, const EngineOptions& options) {
@@ -34,7 +34,8 @@ inline Request greedy(std::vector<Token> prompt, int n) {
 }
 
 // Runs until everything is done. `submit_at[i]`: the step before which request i is handed in (empty: all at once).
-inline std::vector<Answer> run(Engine& engine, const std::vector<Request>& requests, const std::vector<int>& submit_at = {}) {
+inline std::vector<Answer> run(Engine& engine, const std::vector<Request>& requests,
+                               const std::vector<int>& submit_at = {}) {
     std::map<RequestId, std::size_t> index;
     std::vector<Answer>              answers(requests.size());
     std::vector<Output>              events;
@@ -70,7 +71,9 @@ inline std::vector<Answer> run(Engine& engine, const std::vector<Request>& reque
 inline bool identical(const Answer& a, const Answer& b) {
     auto same = [](const std::vector<PositionLogprobs>& x, const std::vector<PositionLogprobs>& y) {
         return std::ranges::equal(x, y, [](const PositionLogprobs& p, const PositionLogprobs& q) {
-            auto bits = [](const TokenLogprob& t) { return std::pair(t.token, std::bit_cast<std::uint32_t>(t.logprob)); };
+            auto bits = [](const TokenLogprob& t) {
+                return std::pair(t.token, std::bit_cast<std::uint32_t>(t.logprob));
+            };
             return bits(p.chosen) == bits(q.chosen) && std::ranges::equal(p.top, q.top, {}, bits, bits);
         });
     };

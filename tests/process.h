@@ -1,13 +1,13 @@
 // Runs one of the project's programs as a user would: arguments, standard input, and what came of it.
 #pragma once
 
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
-#include <sys/wait.h>
-#include <unistd.h>
 #include <vector>
 
 namespace quire::testing {
@@ -29,8 +29,10 @@ inline std::string temporary() {
     return name;
 }
 
-inline Finished run_program(const std::string& name, std::vector<std::string> arguments, const std::string& input = "") {
-    const std::string program = std::string(QUIRE_BIN) + "/" + name, in = temporary(), out = temporary(), err = temporary();
+inline Finished run_program(const std::string& name, std::vector<std::string> arguments,
+                            const std::string& input = "") {
+    const std::string program = std::string(QUIRE_BIN) + "/" + name, in = temporary(), out = temporary(),
+                      err = temporary();
     std::ofstream(in, std::ios::binary) << input;
     std::vector<char*> argv{const_cast<char*>(program.c_str())};
     for (std::string& a : arguments) argv.push_back(a.data());
@@ -38,7 +40,8 @@ inline Finished run_program(const std::string& name, std::vector<std::string> ar
     std::fflush(nullptr); // or the child would write it again
     const pid_t child = fork();
     if (child == 0) {
-        if (std::freopen(in.c_str(), "r", stdin) && std::freopen(out.c_str(), "w", stdout) && std::freopen(err.c_str(), "w", stderr))
+        if (std::freopen(in.c_str(), "r", stdin) && std::freopen(out.c_str(), "w", stdout) &&
+            std::freopen(err.c_str(), "w", stderr))
             execv(program.c_str(), argv.data());
         _exit(127);
     }

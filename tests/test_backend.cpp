@@ -51,16 +51,19 @@ TEST_CASE("rope turns pairs by position, and K and V land in their slots") {
         b.begin_step(plan);
         std::vector<float> q(32, 1), k(16), v(16);
         for (std::size_t i = 0; i < 16; i++) k[i] = float(i), v[i] = 100 + float(i);
-        b.rope_and_store({q.data(), 2, 16}, {k.data(), 2, 8}, {v.data(), 2, 8}, {freq, 2.0f, halves}, cache->layers()[0]);
+        b.rope_and_store({q.data(), 2, 16}, {k.data(), 2, 8}, {v.data(), 2, 8}, {freq, 2.0f, halves},
+                         cache->layers()[0]);
         const auto* kc = static_cast<const float*>(cache->layers()[0].k) + 9 * 8; // one kv head: [block][offset][8]
         const auto* vc = static_cast<const float*>(cache->layers()[0].v) + 9 * 8;
         for (std::size_t t = 0; t < 2; t++)
             for (std::size_t i = 0; i < 2; i++) {
                 const std::size_t a = halves ? i : 2 * i, z = halves ? i + 2 : 2 * i + 1;
-                const double      angle = double(plan.positions[t]) * double(freq[i]), x = double(8 * t + a), y = double(8 * t + z);
+                const double      angle = double(plan.positions[t]) * double(freq[i]), x = double(8 * t + a),
+                             y = double(8 * t + z);
                 CHECK(kc[t * 8 + a] == Catch::Approx(2 * (x * std::cos(angle) - y * std::sin(angle))).margin(1e-4));
                 CHECK(kc[t * 8 + z] == Catch::Approx(2 * (x * std::sin(angle) + y * std::cos(angle))).margin(1e-4));
-                CHECK(q[t * 16 + 8 + a] == Catch::Approx(2 * (std::cos(angle) - std::sin(angle))).margin(1e-4)); // second head
+                CHECK(q[t * 16 + 8 + a] ==
+                      Catch::Approx(2 * (std::cos(angle) - std::sin(angle))).margin(1e-4)); // second head
             }
         for (std::size_t i = 4; i < 8; i++) CHECK(kc[i] == float(i)); // beyond rope_dim
         for (std::size_t i = 0; i < 16; i++) CHECK(vc[i] == 100 + float(i));

@@ -36,7 +36,8 @@ TableId filled(BlockManager& m, std::span<const Token> tokens) {
 
 TEST_CASE("V1: how many blocks a KV budget holds") {
     BlockManager      m({983, 16, true, {}});
-    const std::size_t per_token = std::size_t(2) * 40 * 40 * 128 * 2; // OPT-13B: K and V, layers, heads, head_dim, halves
+    const std::size_t per_token =
+        std::size_t(2) * 40 * 40 * 128 * 2; // OPT-13B: K and V, layers, heads, head_dim, halves
     CHECK(per_token == 819'200);
     CHECK((std::size_t(12) << 30) / per_token == 15'728);
     CHECK((std::size_t(12) << 30) / per_token / 16 == std::size_t(m.n_blocks()));
@@ -172,7 +173,7 @@ TEST_CASE("a block is not found before its KV is written") {
 
 TEST_CASE("the first of two equal blocks stays the one that is found") {
     BlockManager m({8, 4, true, {}});
-    auto         a = text(9);
+    auto         a     = text(9);
     TableId      first = m.open_table(), second = m.open_table();
     REQUIRE(m.reserve(first, 0, 9));
     REQUIRE(m.reserve(second, 0, 9)); // both compute: neither has published yet
@@ -239,7 +240,8 @@ TEST_CASE("random histories keep the invariants, and nothing is lost") {
             const unsigned what = random() % 8;
             if (what == 0 && live.size() < 12) {
                 Live l{m.open_table(), {}, 0};
-                for (unsigned n = 1 + random() % 40; n > 0; n--) l.tokens.push_back(Token(random() % 2)); // prefixes recur
+                for (unsigned n = 1 + random() % 40; n > 0; n--)
+                    l.tokens.push_back(Token(random() % 2)); // prefixes recur
                 l.written = m.attach_cached(l.table, l.tokens);
                 live.push_back(std::move(l));
             } else if (!live.empty()) {

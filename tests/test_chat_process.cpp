@@ -1,11 +1,11 @@
 // The program `chat` as a process, its input and output no terminal: turns, commands, timings, wrong usage.
 #include <catch2/catch_test_macros.hpp>
 
+#include <poll.h>
+#include <pty.h>
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <poll.h>
-#include <pty.h>
 #include <string>
 #include <vector>
 
@@ -36,7 +36,8 @@ std::vector<Timing> timings(const std::string& text) {
     std::vector<Timing> found;
     for (std::size_t at = 0; (at = text.find("[ prompt ", at)) != std::string::npos; at++) {
         Timing t;
-        REQUIRE(std::sscanf(text.c_str() + at, "[ prompt %d tokens, %d from cache, %*f t/s | answer %d tokens", &t.fresh, &t.cached, &t.answer) == 3);
+        REQUIRE(std::sscanf(text.c_str() + at, "[ prompt %d tokens, %d from cache, %*f t/s | answer %d tokens",
+                            &t.fresh, &t.cached, &t.answer) == 3);
         found.push_back(t);
     }
     return found;
@@ -53,9 +54,10 @@ TEST_CASE("one turn, then it leaves", "[chat]") {
     CHECK(f.err.empty());
     CHECK(f.out.size() > 1);
     CHECK(f.out.back() == '\n');
-    CHECK(chat({"-p", "Hello", "-st"}).out == f.out);          // same seed, same text
+    CHECK(chat({"-p", "Hello", "-st"}).out == f.out);                       // same seed, same text
     CHECK(chat({"-p", "Hello", "-st", "-s", "2", "-s", "1"}).out == f.out); // the last of a flag counts
-    CHECK(chat({"-p", "Hello", "-st", "-s", "2", "--temp", "5", "--min-p", "0"}).out != chat({"-p", "Hello", "-st", "--temp", "5", "--min-p", "0"}).out);
+    CHECK(chat({"-p", "Hello", "-st", "-s", "2", "--temp", "5", "--min-p", "0"}).out !=
+          chat({"-p", "Hello", "-st", "--temp", "5", "--min-p", "0"}).out);
     CHECK(chat({"-st"}, "Hello\nnot read\n").out == f.out);
     CHECK(chat({"-p", "Hello"}).out == f.out);
     CHECK(chat({"-p", "Hello", "-st", "--no-prefix-cache", "--kv-blocks", "64"}).out == f.out);
@@ -69,7 +71,8 @@ TEST_CASE("one turn, then it leaves", "[chat]") {
 
 TEST_CASE("a second turn prefills only what is new", "[chat]") {
     for (const char* form : {"llama-3", "chatml", "llama-2", "mistral", "zephyr", "gemma", "phi-3", "plain"}) {
-        const Finished f = chat({"--chat-template", form, "--show-timings", "-sys", "Be brief.", "--ignore-eos"}, "Hello, how are you?\nAnd now?\n");
+        const Finished f = chat({"--chat-template", form, "--show-timings", "-sys", "Be brief.", "--ignore-eos"},
+                                "Hello, how are you?\nAnd now?\n");
         INFO(form << ' ' << f.err);
         CHECK(f.code == 0);
         const std::vector<Timing> t = timings(f.err);
@@ -120,7 +123,8 @@ TEST_CASE("commands", "[chat]") {
     SECTION("read") {
         const std::string file = temporary();
         std::ofstream(file) << "a text to read, with more words than the question";
-        const Finished with = chat({"--show-timings"}, "/read " + file + "\nHello\n"), without = chat({"--show-timings"}, "Hello\n");
+        const Finished with    = chat({"--show-timings"}, "/read " + file + "\nHello\n"),
+                       without = chat({"--show-timings"}, "Hello\n");
         CHECK(timings(with.err)[0].fresh > timings(without.err)[0].fresh + 5);
         unlink(file.c_str());
         CHECK(has(chat({}, "/read /nonexistent\n").err, "no such file"));
@@ -141,7 +145,8 @@ TEST_CASE("a full context says so", "[chat]") {
     CHECK(f.code == 0);
     CHECK(f.err == full + full + "A new conversation.\n" + full);
     CHECK(lines(f.out) >= 2);
-    Finished longer = run_program("chat", {"-m", model(), "-c", "8", "-st", "-p", "a question of more than eight tokens, surely"});
+    Finished longer =
+        run_program("chat", {"-m", model(), "-c", "8", "-st", "-p", "a question of more than eight tokens, surely"});
     CHECK(longer.code == 1);
     CHECK(longer.err == "The context of 8 tokens is full; /clear starts a new conversation.\n");
 }
@@ -159,10 +164,29 @@ TEST_CASE("templates that are no form fall back to a named one", "[chat]") {
 }
 
 TEST_CASE("wrong usage and unusable files", "[chat]") {
-    for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
-             {"--bogus"}, {"stray"}, {"-n", "0"}, {"-n", "x"}, {"-n"}, {"-c", "-1"}, {"-t", "-1"}, {"--temp", "-1"}, {"--temp", "nan"}, {"--top-k", "-1"},
-             {"--top-p", "0"}, {"--top-p", "1.1"}, {"--min-p", "-0.1"}, {"--min-p", "2"}, {"--repeat-penalty", "0"}, {"-s", "-2"}, {"--block-size", "0"},
-             {"--block-size", "257"}, {"--kv-type", "q4"}, {"--chat-template", "alpaca"}, {"-p", "a", "-f", "b"}, {"--color", "blue"}}) {
+    for (const std::vector<std::string>& arguments :
+         std::vector<std::vector<std::string>>{{"--bogus"},
+                                               {"stray"},
+                                               {"-n", "0"},
+                                               {"-n", "x"},
+                                               {"-n"},
+                                               {"-c", "-1"},
+                                               {"-t", "-1"},
+                                               {"--temp", "-1"},
+                                               {"--temp", "nan"},
+                                               {"--top-k", "-1"},
+                                               {"--top-p", "0"},
+                                               {"--top-p", "1.1"},
+                                               {"--min-p", "-0.1"},
+                                               {"--min-p", "2"},
+                                               {"--repeat-penalty", "0"},
+                                               {"-s", "-2"},
+                                               {"--block-size", "0"},
+                                               {"--block-size", "257"},
+                                               {"--kv-type", "q4"},
+                                               {"--chat-template", "alpaca"},
+                                               {"-p", "a", "-f", "b"},
+                                               {"--color", "blue"}}) {
         std::vector<std::string> all{"-m", model()};
         all.insert(all.end(), arguments.begin(), arguments.end());
         const Finished f = run_program("chat", all);
@@ -171,8 +195,12 @@ TEST_CASE("wrong usage and unusable files", "[chat]") {
         CHECK(lines(f.err) == 1);
         CHECK(f.out.empty());
     }
-    for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
-             {"-m", "/nonexistent.gguf"}, {"-m", "/dev/null"}, {"-m", "/tmp"}, {"-m", model(), "-f", "/nonexistent"}, {"-m", model(), "-f", "/tmp"}}) {
+    for (const std::vector<std::string>& arguments :
+         std::vector<std::vector<std::string>>{{"-m", "/nonexistent.gguf"},
+                                               {"-m", "/dev/null"},
+                                               {"-m", "/tmp"},
+                                               {"-m", model(), "-f", "/nonexistent"},
+                                               {"-m", model(), "-f", "/tmp"}}) {
         const Finished f = run_program("chat", arguments);
         CAPTURE(arguments, f.err);
         CHECK(f.code == 1);
@@ -185,8 +213,27 @@ TEST_CASE("wrong usage and unusable files", "[chat]") {
 TEST_CASE("help lists the flags", "[chat]") {
     const Finished f = run_program("chat", {"-h"});
     CHECK(f.code == 0);
-    for (const char* flag : {"-m,", "-p,", "-f,", "-n,", "-c,", "-t,", "-s,", "--seed", "--temp", "--top-k", "--top-p", "--min-p", "--repeat-penalty", "-sys", "--chat-template",
-                             "--chat-template-file", "-st", "--block-size", "--no-prefix-cache", "-h,", "--version"})
+    for (const char* flag : {"-m,",
+                             "-p,",
+                             "-f,",
+                             "-n,",
+                             "-c,",
+                             "-t,",
+                             "-s,",
+                             "--seed",
+                             "--temp",
+                             "--top-k",
+                             "--top-p",
+                             "--min-p",
+                             "--repeat-penalty",
+                             "-sys",
+                             "--chat-template",
+                             "--chat-template-file",
+                             "-st",
+                             "--block-size",
+                             "--no-prefix-cache",
+                             "-h,",
+                             "--version"})
         CHECK(has(f.out, flag));
     CHECK(run_program("chat", {"--version"}).code == 0);
 }
@@ -196,7 +243,7 @@ TEST_CASE("Ctrl-C at the prompt leaves", "[chat]") {
     REQUIRE(pipe(to) == 0);
     REQUIRE(pipe(from) == 0);
     const std::string program = std::string(QUIRE_BIN) + "/chat", file = model();
-    const pid_t       child   = fork();
+    const pid_t       child = fork();
     if (child == 0) {
         dup2(to[0], 0);
         dup2(from[1], 1);
@@ -243,7 +290,9 @@ TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
         INFO(screen);
         REQUIRE(has(screen, mark));
     };
-    auto type = [&](const std::string& keys) { REQUIRE(write(terminal, keys.data(), keys.size()) == ssize_t(keys.size())); };
+    auto type = [&](const std::string& keys) {
+        REQUIRE(write(terminal, keys.data(), keys.size()) == ssize_t(keys.size()));
+    };
     until("> ");
     CHECK(has(screen, "chat template: llama-3"));
     type("/whät\x7f\x7f\x7fxy\n"); // the character of two bytes goes as one

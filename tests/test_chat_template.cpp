@@ -24,8 +24,9 @@ std::string slurp(const std::filesystem::path& path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-const std::string chatml = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
-                           "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+const std::string chatml =
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+    "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
 } // namespace
 
@@ -48,19 +49,24 @@ TEST_CASE("every reference template is rendered exactly or not recognised") {
                 CHECK(*text == example["expected"].get<std::string>());
             } else {
                 REQUIRE(!text);
-                CHECK(text.error().message.find(example["expected_error"]["message"].get<std::string>()) != std::string::npos);
+                CHECK(text.error().message.find(example["expected_error"]["message"].get<std::string>()) !=
+                      std::string::npos);
             }
         }
     }
-    CHECK(recognised == std::set<std::string>{"chatml", "llama-2", "llama-3", "mistral-v1", "zephyr", "gemma-2", "phi-3"});
+    CHECK(recognised ==
+          std::set<std::string>{"chatml", "llama-2", "llama-3", "mistral-v1", "zephyr", "gemma-2", "phi-3"});
 }
 
 TEST_CASE("the spelling of a template does not matter, its branches do") {
     CHECK(chat_form_detect(chatml) == ChatForm::chatml);
-    CHECK(chat_form_detect("{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}" + chatml) == ChatForm::chatml);
-    CHECK(chat_form_detect("{%- for message in messages -%}\n  {{- \"<|im_start|>\" + message.role }}{{ '\\n' + message.content + '<|im_end|>\\n' -}}\n"
-                           "{%- endfor -%}\n{# asks for an answer #}{%- if (add_generation_prompt) -%}\n  {{- '<|im_start|>assistant\n' -}}\n{%- endif -%}\n") ==
-          ChatForm::chatml);
+    CHECK(chat_form_detect(
+              "{% if not add_generation_prompt is defined %}{% set add_generation_prompt = false %}{% endif %}" +
+              chatml) == ChatForm::chatml);
+    CHECK(chat_form_detect("{%- for message in messages -%}\n  {{- \"<|im_start|>\" + message.role }}{{ '\\n' + "
+                           "message.content + '<|im_end|>\\n' -}}\n"
+                           "{%- endfor -%}\n{# asks for an answer #}{%- if (add_generation_prompt) -%}\n  {{- "
+                           "'<|im_start|>assistant\n' -}}\n{%- endif -%}\n") == ChatForm::chatml);
     CHECK(!chat_form_detect(""));
     CHECK(!chat_form_detect("{{"));
     CHECK(!chat_form_detect("{% if tools %}{{ tools }}{% endif %}" + chatml));
@@ -69,8 +75,10 @@ TEST_CASE("the spelling of a template does not matter, its branches do") {
     trimmed.replace(trimmed.find("message['content']"), 18, "message['content'] | trim");
     CHECK(!chat_form_detect(trimmed));
     // A newline in the text of a line, not in a literal, is output too.
-    CHECK(!chat_form_detect("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}\n"
-                            "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"));
+    CHECK(
+        !chat_form_detect("{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] "
+                          "+ '<|im_end|>' + '\n'}}\n"
+                          "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"));
 }
 
 TEST_CASE("a template that is no form has a nearest one") {
@@ -82,23 +90,28 @@ TEST_CASE("a template that is no form has a nearest one") {
 }
 
 TEST_CASE("names of forms") {
-    for (auto form : {ChatForm::chatml, ChatForm::llama2, ChatForm::llama3, ChatForm::mistral, ChatForm::zephyr, ChatForm::gemma, ChatForm::phi3, ChatForm::plain})
+    for (auto form : {ChatForm::chatml, ChatForm::llama2, ChatForm::llama3, ChatForm::mistral, ChatForm::zephyr,
+                      ChatForm::gemma, ChatForm::phi3, ChatForm::plain})
         CHECK(chat_form_named(chat_form_name(form)) == form);
     CHECK(chat_form_named("llama2") == ChatForm::llama2);
     CHECK(!chat_form_named("alpaca"));
 }
 
 TEST_CASE("the plain form, blanks of all kinds, inputs that are refused") {
-    std::vector<ChatMessage> messages{{"system", "Be brief."}, {"user", "Hi"}, {"assistant", " Hello"}, {"user", "Bye"}};
-    CHECK(*chat_render(ChatForm::plain, messages, {}) == "Be brief.\n\nUser: Hi\nAssistant: Hello\nUser: Bye\nAssistant:");
+    std::vector<ChatMessage> messages{
+        {"system", "Be brief."}, {"user", "Hi"}, {"assistant", " Hello"}, {"user", "Bye"}};
+    CHECK(*chat_render(ChatForm::plain, messages, {}) ==
+          "Be brief.\n\nUser: Hi\nAssistant: Hello\nUser: Bye\nAssistant:");
     std::vector<ChatMessage> blanks{{"user", "\u3000\u00a0\t hi\u2003\u0085\x1f"}};
-    CHECK(*chat_render(ChatForm::gemma, blanks, {.add_generation_prompt = false, .bos_token = "", .eos_token = ""}) == "<start_of_turn>user\nhi<end_of_turn>\n");
+    CHECK(*chat_render(ChatForm::gemma, blanks, {.add_generation_prompt = false, .bos_token = "", .eos_token = ""}) ==
+          "<start_of_turn>user\nhi<end_of_turn>\n");
     CHECK(!chat_render(ChatForm::llama2, {}, {}));
 
     CHECK(!render_template("{{ x }}", "{}"));
-    for (const char* input : {"", "[]", "{}", "{\"messages\":1}", "{\"messages\":[1]}", "{\"messages\":[{\"role\":\"user\"}]}",
-                              "{\"messages\":[{\"role\":\"user\",\"content\":null}]}", "{\"messages\":[{\"role\":\"user\",\"content\":[]}]}",
-                              "{\"messages\":[],\"bos_token\":1}"}) {
+    for (const char* input :
+         {"", "[]", "{}", "{\"messages\":1}", "{\"messages\":[1]}", "{\"messages\":[{\"role\":\"user\"}]}",
+          "{\"messages\":[{\"role\":\"user\",\"content\":null}]}",
+          "{\"messages\":[{\"role\":\"user\",\"content\":[]}]}", "{\"messages\":[],\"bos_token\":1}"}) {
         INFO(input);
         Result<std::string> text = render_template(chatml, input);
         REQUIRE(!text);

@@ -19,9 +19,9 @@ std::vector<const CpuKernels*> all_kernels() {
 }
 
 std::vector<float> noise(std::size_t n, unsigned seed) {
-    std::mt19937                     random(seed);
+    std::mt19937                    random(seed);
     std::normal_distribution<float> normal;
-    std::vector<float>               v(n);
+    std::vector<float>              v(n);
     for (float& x : v) x = normal(random);
     return v;
 }
@@ -79,7 +79,8 @@ TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
         k->matmul({&weight, nullptr, x.data(), together.data(), n, 0, rows, scratch.data()});
         for (int t = 0; t < n; t++)
             for (int r = 0; r < rows; r++) // one element at a time
-                k->matmul({&weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, r, r + 1, scratch.data()});
+                k->matmul(
+                    {&weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, r, r + 1, scratch.data()});
         CHECK(together == alone);
     }
 }
@@ -91,11 +92,15 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
             for (int block_size : {1, 5, 16})
                 for (int window : {0, 7, 100})
                     for (DType type : {DType::F32, DType::F16})
-                        for (auto [first, n] : {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
+                        for (auto [first, n] :
+                             {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
                             CAPTURE(k->name, D, block_size, window, int(type), first, n);
-                            const int          heads = 3, context = first + n, n_blocks = (context + block_size - 1) / block_size + 2;
-                            const std::size_t  row = row_bytes(type, D), floats_per = std::size_t(n_blocks * block_size * D);
-                            std::vector<float> kf = noise(floats_per, 7), vf = noise(floats_per, 8), q = noise(std::size_t(n * heads * D), 9);
+                            const int heads = 3, context = first + n,
+                                      n_blocks           = (context + block_size - 1) / block_size + 2;
+                            const std::size_t row        = row_bytes(type, D),
+                                              floats_per = std::size_t(n_blocks * block_size * D);
+                            std::vector<float> kf = noise(floats_per, 7), vf = noise(floats_per, 8),
+                                               q = noise(std::size_t(n * heads * D), 9);
                             if (type == DType::F16)
                                 for (auto* a : {&kf, &vf})
                                     for (float& x : *a) x = f16_to_f32(f32_to_f16(x));
@@ -108,8 +113,8 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                                 const int slot = table[std::size_t(p / block_size)] * block_size + p % block_size;
                                 for (auto [from, to] : {std::pair(&kf, &kc), std::pair(&vf, &vc)})
                                     for (int d = 0; d < D; d++) {
-                                        const float         x = (*from)[std::size_t(p * D + d)];
-                                        const std::uint16_t h = f32_to_f16(x);
+                                        const float         x  = (*from)[std::size_t(p * D + d)];
+                                        const std::uint16_t h  = f32_to_f16(x);
                                         std::byte*          at = to->data() + std::size_t(slot) * row;
                                         if (type == DType::F16) std::memcpy(at + 2 * d, &h, 2);
                                         else std::memcpy(at + 4 * d, &x, 4);
@@ -121,11 +126,12 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                                 for (int h = 0; h < heads; h++) {
                                     std::vector<double> weight;
                                     double              sum = 0;
-                                    const int lo = window > 0 ? std::max(0, first + t - window + 1) : 0;
+                                    const int           lo  = window > 0 ? std::max(0, first + t - window + 1) : 0;
                                     for (int p = lo; p <= first + t; p++) {
                                         double s = 0;
                                         for (int d = 0; d < D; d++)
-                                            s += double(q[std::size_t((t * heads + h) * D + d)]) * double(kf[std::size_t(p * D + d)]);
+                                            s += double(q[std::size_t((t * heads + h) * D + d)]) *
+                                                 double(kf[std::size_t(p * D + d)]);
                                         weight.push_back(std::exp(s * 0.2));
                                         sum += weight.back();
                                     }
@@ -139,7 +145,8 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                             task.n_tokens = n, task.n_heads = heads, task.head_dim = D;
                             task.first_position = first, task.window = window, task.scale = 0.2f;
                             task.k = kc.data(), task.v = vc.data(), task.block_stride = std::size_t(block_size) * row;
-                            task.block_size = block_size, task.kv_type = type, task.table = table.data(), task.scratch = scratch.data();
+                            task.block_size = block_size, task.kv_type = type, task.table = table.data(),
+                            task.scratch = scratch.data();
                             k->attention(task);
                             REQUIRE(error(out, want) < 2e-6);
                         }
@@ -149,11 +156,12 @@ TEST_CASE("norm, SwiGLU and the half-float store over odd lengths") {
     for (const CpuKernels* k : all_kernels())
         for (int n : {1, 7, 16, 31, 200}) {
             CAPTURE(k->name, n);
-            const auto         x = noise(std::size_t(n), 10), w = noise(std::size_t(n), 11), old = noise(std::size_t(n), 12);
-            std::vector<float> residual = old, out(static_cast<std::size_t>(n)), gate = x;
+            const auto x = noise(std::size_t(n), 10), w = noise(std::size_t(n), 11), old = noise(std::size_t(n), 12);
+            std::vector<float>  residual = old, out(static_cast<std::size_t>(n)), gate = x;
             std::vector<double> want, swiglu;
             double              squares = 0;
-            for (std::size_t i = 0; i < x.size(); i++) squares += (double(x[i]) + double(old[i])) * (double(x[i]) + double(old[i]));
+            for (std::size_t i = 0; i < x.size(); i++)
+                squares += (double(x[i]) + double(old[i])) * (double(x[i]) + double(old[i]));
             for (std::size_t i = 0; i < x.size(); i++) {
                 want.push_back((double(x[i]) + double(old[i])) / std::sqrt(squares / n + 1e-5) * double(w[i]));
                 swiglu.push_back(double(x[i]) / (1 + std::exp(-double(x[i]))) * double(w[i]));

@@ -73,13 +73,13 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
 TEST_CASE("every instruction set agrees with the plain path within rounding") {
     const std::string path = reference("models/llama3-gqa-Q8_0.gguf");
     EngineOptions     o;
-    o.isa                  = "plain";
-    o.kv_type              = KvType::f32;
-    Engine       plain     = load(path, o);
-    const auto   request   = greedy({5, 6, 7, 8, 9, 10, 11, 300, 301, 302, 5, 5, 6}, 8);
-    const Answer want      = run(plain, {request})[0];
+    o.isa                = "plain";
+    o.kv_type            = KvType::f32;
+    Engine       plain   = load(path, o);
+    const auto   request = greedy({5, 6, 7, 8, 9, 10, 11, 300, 301, 302, 5, 5, 6}, 8);
+    const Answer want    = run(plain, {request})[0];
     for (const char* isa : {"avx2", "avx512"}) {
-        o.isa              = isa;
+        o.isa               = isa;
         Result<Engine> wide = Engine::load(path, o);
         if (!wide) continue; // not on this machine
         const Answer got = run(*wide, {request})[0];
@@ -94,8 +94,8 @@ TEST_CASE("every instruction set agrees with the plain path within rounding") {
 TEST_CASE("cancelling at any moment leaves no block behind and no neighbour changed") {
     const std::string path = reference("models/llama3-gqa-Q8_0.gguf");
     EngineOptions     o;
-    o.max_batch_tokens = 24;
-    o.max_sequences    = 3;
+    o.max_batch_tokens  = 24;
+    o.max_sequences     = 3;
     Engine       engine = load(path, o);
     const auto   kept   = greedy({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 24);
     const Answer want   = run(engine, {kept})[0];
@@ -103,7 +103,8 @@ TEST_CASE("cancelling at any moment leaves no block behind and no neighbour chan
         std::vector<RequestId> others;
         Result<RequestId>      id = engine.submit(kept);
         REQUIRE(id);
-        for (int i = 0; i < 4; i++) others.push_back(*engine.submit(greedy(std::vector<Token>(std::size_t(40 + i), 7), 50)));
+        for (int i = 0; i < 4; i++)
+            others.push_back(*engine.submit(greedy(std::vector<Token>(std::size_t(40 + i), 7), 50)));
         std::vector<Output> events;
         std::vector<Token>  tokens;
         int                 cancelled = 0;

@@ -30,7 +30,8 @@ std::vector<float> read_npy(const std::string& path) {
     std::string   bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     REQUIRE(bytes.size() > 10);
     REQUIRE(bytes.find("'<f4'") != std::string::npos);
-    const std::size_t  start = 10 + std::size_t(static_cast<unsigned char>(bytes[8])) + 256 * std::size_t(static_cast<unsigned char>(bytes[9]));
+    const std::size_t start = 10 + std::size_t(static_cast<unsigned char>(bytes[8])) +
+                              256 * std::size_t(static_cast<unsigned char>(bytes[9]));
     std::vector<float> values((bytes.size() - start) / sizeof(float));
     std::memcpy(values.data(), bytes.data() + start, values.size() * sizeof(float));
     return values;
@@ -55,7 +56,9 @@ std::vector<Case> all_cases() {
         const std::string stem = entry.path().stem().string(), path = entry.path().string();
         const auto        dash  = stem.rfind('-');
         const std::string model = stem.substr(0, dash), type = stem.substr(dash + 1);
-        if (std::ranges::any_of(std::array{"gpt2", "opt", "gemma2", "phi3"}, [&](const char* other) { return model.starts_with(other); })) continue;
+        if (std::ranges::any_of(std::array{"gpt2", "opt", "gemma2", "phi3"},
+                                [&](const char* other) { return model.starts_with(other); }))
+            continue;
         const auto lossless = read_json(reference(cat("logits/", model, "/expected.json")))["lossless_types"];
         cases.push_back({model, type, path, std::ranges::any_of(lossless, [&](const auto& t) { return t == type; })});
     }
@@ -77,8 +80,8 @@ TEST_CASE("logits, log-probabilities and greedy tokens equal those of transforme
             const auto last  = read_npy(reference(cat(folder, "last_logits", c.lossless ? "" : "." + c.type, ".npy")));
 
             EngineOptions o;
-            o.kv_type          = kv;
-            o.max_batch_tokens = 200; // so that the longest prompt is cut
+            o.kv_type                   = kv;
+            o.max_batch_tokens          = 200; // so that the longest prompt is cut
             Engine               engine = load(c.path, o);
             std::vector<Request> requests;
             for (const auto& p : expected["prompts"]) {
@@ -106,10 +109,12 @@ TEST_CASE("logits, log-probabilities and greedy tokens equal those of transforme
                 const auto logprobs = p["logprobs"].get<std::vector<float>>();
                 REQUIRE(logprobs.size() == answers[i].prompt_logprobs.size());
                 for (std::size_t j = 0; j < logprobs.size(); j++)
-                    CHECK(std::abs(answers[i].prompt_logprobs[j].chosen.logprob - logprobs[j]) < (kv == KvType::f32 ? 5e-3f : 0.3f));
+                    CHECK(std::abs(answers[i].prompt_logprobs[j].chosen.logprob - logprobs[j]) <
+                          (kv == KvType::f32 ? 5e-3f : 0.3f));
                 // the 48 tokens after it
                 const auto greedy_ids = p["greedy"].get<std::vector<Token>>();
-                const auto robust     = kv == KvType::f32 && c.lossless ? greedy_ids.size() : p["n_robust"].get<std::size_t>();
+                const auto robust =
+                    kv == KvType::f32 && c.lossless ? greedy_ids.size() : p["n_robust"].get<std::size_t>();
                 CHECK(agreement(answers[i].tokens, greedy_ids) >= std::min(robust, greedy_ids.size()));
             }
         }

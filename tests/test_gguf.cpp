@@ -76,8 +76,8 @@ TEST_CASE("what the writer wrote the reader reads", "[gguf]") {
         CHECK(m.cols == 3);
         CHECK(static_cast<const float*>(m.data)[5] == 6);
         CHECK(file->tensor("nosuch") == nullptr);
-        CHECK_FALSE(file->integer("a.text"));   // of another kind
-        CHECK_FALSE(file->integer("nosuch"));   // missing
+        CHECK_FALSE(file->integer("a.text")); // of another kind
+        CHECK_FALSE(file->integer("nosuch")); // missing
         CHECK(*file->integer("nosuch", 3) == 3);
     }
     unlink(path.c_str());
@@ -101,7 +101,8 @@ TEST_CASE("every metadata type is read", "[gguf]") {
     key("f32", 6), put(f, 0.25f);
     key("bool", 7), put(f, std::uint8_t(1));
     key("string", 8), put_text(f, "s");
-    key("array", 9), put(f, std::uint32_t(7)), put(f, std::uint64_t(3)), put(f, std::uint8_t(1)), put(f, std::uint8_t(0)), put(f, std::uint8_t(1));
+    key("array", 9), put(f, std::uint32_t(7)), put(f, std::uint64_t(3)), put(f, std::uint8_t(1)),
+        put(f, std::uint8_t(0)), put(f, std::uint8_t(1));
     key("u64", 10), put(f, std::numeric_limits<std::uint64_t>::max());
     key("i64", 11), put(f, std::numeric_limits<std::int64_t>::min());
     key("f64", 12), put(f, 1e300);
@@ -130,7 +131,7 @@ TEST_CASE("a file cut off anywhere is refused", "[gguf]") {
 }
 
 TEST_CASE("a header with any bit flipped is refused or used, and never worse", "[gguf]") {
-    const std::string good = slurp(reference("bad/good.gguf"));
+    const std::string good    = slurp(reference("bad/good.gguf"));
     int               refused = 0;
     for (std::size_t at = 0; at < good.size(); at++) {
         std::string changed = good;
@@ -146,7 +147,7 @@ TEST_CASE("a model split into parts is one model", "[gguf]") {
     const std::filesystem::path folder = temporary() + ".d";
     std::filesystem::create_directory(folder);
     const std::vector<float> values(64, 2);
-    auto part = [&](int i, int count, std::vector<std::string> names, int says) {
+    auto                     part = [&](int i, int count, std::vector<std::string> names, int says) {
         GgufWriter w;
         if (i == 0) w.set("general.name", "whole");
         w.set("split.no", std::uint32_t(says));

@@ -31,8 +31,9 @@ TEST_CASE("malformed files are refused in one sentence, by whatever command read
         const std::string name = entry["file"], path = folder + "/" + name;
         if (!std::filesystem::is_regular_file(path)) continue;
         const bool reject = entry["verdict"] == "reject";
-        for (const std::vector<std::string>& arguments :
-             {std::vector<std::string>{"show", path}, {"generate", path, "--ids", "1,2,3", "-n", "4"}, {"tokenize", path}}) {
+        for (const std::vector<std::string>& arguments : {std::vector<std::string>{"show", path},
+                                                          {"generate", path, "--ids", "1,2,3", "-n", "4"},
+                                                          {"tokenize", path}}) {
             const Finished f = run_program("inspect", arguments, "text");
             CAPTURE(name, arguments[0], f.err, f.out.substr(0, 200));
             if (reject) CHECK(f.code == 1);
@@ -46,7 +47,8 @@ TEST_CASE("malformed files are refused in one sentence, by whatever command read
         n++;
     }
     CHECK(n > 80);
-    for (const std::string& path : {folder + "/directory.gguf", std::string("/nonexistent.gguf"), std::string("/dev/null")})
+    for (const std::string& path :
+         {folder + "/directory.gguf", std::string("/nonexistent.gguf"), std::string("/dev/null")})
         CHECK(run_program("inspect", {"show", path}).code == 1);
     CHECK(run_program("inspect", {"show", folder + "/good.gguf"}).code == 0);
     CHECK(run_program("inspect", {"show", folder + "/good-bpe.gguf"}).code == 0);
@@ -56,7 +58,8 @@ TEST_CASE("show sums up a model", "[inspect]") {
     const auto show = answer({"show", reference("models/llama3-gqa-Q8_0.gguf")});
     CHECK(show["metadata"]["general.architecture"] == "llama");
     const auto& m = show["model"];
-    CHECK(show["kv_bytes_per_token"]["f16"] == 2 * 2 * m["layers"].get<int>() * m["kv_heads"].get<int>() * m["head_dim"].get<int>());
+    CHECK(show["kv_bytes_per_token"]["f16"] ==
+          2 * 2 * m["layers"].get<int>() * m["kv_heads"].get<int>() * m["head_dim"].get<int>());
     CHECK(show["tensors"].size() > 10);
     CHECK(show["tensors"][0].contains("dims"));
 }
@@ -77,8 +80,9 @@ TEST_CASE("generate and logits answer with the reference's tokens", "[inspect]")
     CHECK(got["logprobs"].size() == 48);
     for (std::size_t i = 0; i < robust; i++) CHECK(got["ids"][i] == expected["greedy"][i]);
 
-    const std::string raw    = temporary();
-    const auto        logits = answer({"logits", model, "--ids", ids, "--top", "5", "--all", "--raw", raw, "--block-size", "3"});
+    const std::string raw = temporary();
+    const auto        logits =
+        answer({"logits", model, "--ids", ids, "--top", "5", "--all", "--raw", raw, "--block-size", "3"});
     CHECK(logits["top"].size() == 5);
     CHECK(logits["top1"].size() == prompt["tokens"].size());
     CHECK(logits["logprobs"].size() == prompt["tokens"].size() - 1);
@@ -104,13 +108,20 @@ TEST_CASE("text goes to ids and back", "[inspect]") {
 
 TEST_CASE("wrong usage exits with 2, unusable input with 1", "[inspect]") {
     const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
-    for (const std::vector<std::string>& arguments :
-         {std::vector<std::string>{}, {"nosuch"}, {"show"}, {"generate", model}, {"generate", model, "--ids", "1", "-n", "0"},
-          {"logits", model, "--ids", "1", "--kv-type", "f8"}, {"logits", model, "--ids", "1", "--block-size", "257"}, {"template"}})
+    for (const std::vector<std::string>& arguments : {std::vector<std::string>{},
+                                                      {"nosuch"},
+                                                      {"show"},
+                                                      {"generate", model},
+                                                      {"generate", model, "--ids", "1", "-n", "0"},
+                                                      {"logits", model, "--ids", "1", "--kv-type", "f8"},
+                                                      {"logits", model, "--ids", "1", "--block-size", "257"},
+                                                      {"template"}})
         CHECK(run_program("inspect", arguments).code == 2);
-    for (const std::vector<std::string>& arguments :
-         {std::vector<std::string>{"generate", model, "--ids", "1,x"}, {"generate", model, "--ids", "1,999999"}, {"generate", model, "--ids=-1"},
-          {"detokenize", model, "--ids", "99999999"}, {"logits", model, "--ids", "1,,2"}})
+    for (const std::vector<std::string>& arguments : {std::vector<std::string>{"generate", model, "--ids", "1,x"},
+                                                      {"generate", model, "--ids", "1,999999"},
+                                                      {"generate", model, "--ids=-1"},
+                                                      {"detokenize", model, "--ids", "99999999"},
+                                                      {"logits", model, "--ids", "1,,2"}})
         CHECK(run_program("inspect", arguments).code == 1);
     CHECK(run_program("inspect", {"--help"}).code == 0);
 }

@@ -107,7 +107,8 @@ TEST_CASE("penalties count prompt and generated tokens as their definitions say"
 
 TEST_CASE("log-probabilities are those of the whole softmax, best first") {
     Sampler sampler(5);
-    auto    lp = sampler.logprobs(std::vector<float>{0, std::log(2.0f), std::log(3.0f), std::log(2.0f), std::log(2.0f)}, 1, 3);
+    auto    lp =
+        sampler.logprobs(std::vector<float>{0, std::log(2.0f), std::log(3.0f), std::log(2.0f), std::log(2.0f)}, 1, 3);
     CHECK(lp.chosen.logprob == Catch::Approx(std::log(0.2f)));
     REQUIRE(lp.top.size() == 3);
     CHECK(lp.top[0].token == 2);

@@ -17,10 +17,13 @@ using namespace quire::testing;
 
 namespace {
 
-constexpr const char* all_names[] = {"llama-spm", "phi-3", "llama-bpe", "gpt-2", "qwen2", "falcon", "starcoder", "deepseek-coder"};
+constexpr const char* all_names[] = {"llama-spm", "phi-3",  "llama-bpe", "gpt-2",
+                                     "qwen2",     "falcon", "starcoder", "deepseek-coder"};
 
 // The others have no token for some bytes that UTF-8 never contains: those are lost, as in their own libraries.
-bool has_all_bytes(std::string_view name) { return name != "falcon" && name != "starcoder" && name != "deepseek-coder"; }
+bool has_all_bytes(std::string_view name) {
+    return name != "falcon" && name != "starcoder" && name != "deepseek-coder";
+}
 
 // A vocabulary by name, unpacked where it is compressed; nothing where only a part of the reference data is there.
 std::optional<Tokenizer> vocabulary(const std::string& name) {
@@ -60,7 +63,8 @@ nlohmann::json read_json(const std::string& path) {
 std::vector<std::string> split(const std::string& text, const std::string& mark) {
     std::vector<std::string> parts;
     std::size_t              at = 0;
-    for (std::size_t end; (end = text.find(mark, at)) != std::string::npos; at = end + mark.size()) parts.push_back(text.substr(at, end - at));
+    for (std::size_t end; (end = text.find(mark, at)) != std::string::npos; at = end + mark.size())
+        parts.push_back(text.substr(at, end - at));
     parts.push_back(text.substr(at));
     return parts;
 }
@@ -82,7 +86,7 @@ TEST_CASE("every vector encodes and decodes exactly", "[tokenizer]") {
         const auto        answers = split(slurp(base + ".out"), "\n");
         REQUIRE(answers.size() >= texts.size());
         for (std::size_t i = 0; i < texts.size(); i++) {
-            std::vector<Token>  want;
+            std::vector<Token> want;
             std::istringstream in(answers[i]);
             for (Token id; in >> id;) want.push_back(id);
             CAPTURE(i, texts[i]);
@@ -119,11 +123,12 @@ TEST_CASE("a detokenizer's pieces are valid UTF-8 and add up to the text, howeve
         for (int round = 0; round < 300; round++) {
             std::string bytes;
             for (unsigned n = random() % 24; n > 0; n--)
-                if (random() % 3) bytes += utf8_encode(std::array<char32_t, 5>{U'a', U'é', U'漢', U'🙂', U' '}[random() % 5]);
+                if (random() % 3)
+                    bytes += utf8_encode(std::array<char32_t, 5>{U'a', U'é', U'漢', U'🙂', U' '}[random() % 5]);
                 else bytes += char(random());
-            const auto   ids = t->encode(bytes, plain);
-            Detokenizer  stream(*t, true);
-            std::string  text;
+            const auto  ids = t->encode(bytes, plain);
+            Detokenizer stream(*t, true);
+            std::string text;
             for (Token id : ids) {
                 const std::string piece = stream.push(id);
                 REQUIRE(utf8_valid(piece));
@@ -135,7 +140,8 @@ TEST_CASE("a detokenizer's pieces are valid UTF-8 and add up to the text, howeve
         }
         // any ids at all, also ones beyond the vocabulary
         Detokenizer stream(*t);
-        for (int i = 0; i < 5000; i++) REQUIRE(utf8_valid(stream.push(Token(random() % unsigned(t->vocab_size() + 100)) - 50)));
+        for (int i = 0; i < 5000; i++)
+            REQUIRE(utf8_valid(stream.push(Token(random() % unsigned(t->vocab_size() + 100)) - 50)));
     }
 }
 

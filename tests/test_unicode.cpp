@@ -17,9 +17,9 @@ TEST_CASE("every code point survives encoding and decoding", "[unicode]") {
 TEST_CASE("what is not UTF-8 is seen and replaced, one mark per broken beginning", "[unicode]") {
     CHECK(utf8_repair("abc") == "abc");
     CHECK(utf8_repair("\xff") == "\xef\xbf\xbd");
-    CHECK(utf8_repair("a\xe2\x82z") == "a\xef\xbf\xbdz");                                 // cut in the middle: one
-    CHECK(utf8_repair("\xc0\x80") == "\xef\xbf\xbd\xef\xbf\xbd");                         // overlong
-    CHECK(utf8_repair("\xed\xa0\x80") == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");         // a surrogate
+    CHECK(utf8_repair("a\xe2\x82z") == "a\xef\xbf\xbdz");                         // cut in the middle: one
+    CHECK(utf8_repair("\xc0\x80") == "\xef\xbf\xbd\xef\xbf\xbd");                 // overlong
+    CHECK(utf8_repair("\xed\xa0\x80") == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"); // a surrogate
     CHECK(utf8_repair("\xf4\x90\x80\x80") == "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"); // beyond U+10FFFF
     CHECK_FALSE(utf8_valid("\xf0\x9f\x99"));
     CHECK(utf8_valid("\xf0\x9f\x99\x82"));
@@ -45,7 +45,8 @@ TEST_CASE("characters have the classes of the Unicode database", "[unicode]") {
     CHECK(char_class(0x301) == class_mark);
     CHECK(char_class(U'!') == class_punctuation);
     CHECK(char_class(U'+') == class_other); // a symbol
-    for (char32_t c : {U' ', U'\n', U'\t', char32_t(0x85), char32_t(0xa0), char32_t(0x2003), char32_t(0x3000)}) CHECK(char_class(c) == class_space);
+    for (char32_t c : {U' ', U'\n', U'\t', char32_t(0x85), char32_t(0xa0), char32_t(0x2003), char32_t(0x3000)})
+        CHECK(char_class(c) == class_space);
     CHECK(char_class(0x200b) == class_other); // zero width space is none
     CHECK(char_class(0x7fffffff) == class_other);
 }

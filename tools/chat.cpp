@@ -16,15 +16,16 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string   model, prompt, prompt_file, system, form_name, form_file, kv_type = "f16", color = "auto";
-    int           n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
+    std::string model, prompt, prompt_file, system, form_name, form_file, kv_type = "f16", color = "auto";
+    int         n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
     std::optional<float> temperature; // 0.8; the model that ships is best without chance: 0
-    float         top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
-    std::int64_t  seed = -1;
-    bool          single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
+    float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
+    std::int64_t         seed = -1;
+    bool single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
 };
 
-constexpr std::string_view commands = "/exit  /clear (new conversation)  /regen (answer again)  /read FILE (into the next message)";
+constexpr std::string_view commands =
+    "/exit  /clear (new conversation)  /regen (answer again)  /read FILE (into the next message)";
 
 int complain(const Error& error) {
     std::fprintf(stderr, "chat: %s\n", error.message.c_str());
@@ -33,7 +34,8 @@ int complain(const Error& error) {
 
 Result<std::string> read_file(const std::string& path) {
     constexpr std::size_t most = std::size_t(16) << 20;
-    if (!std::filesystem::is_regular_file(path)) return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
+    if (!std::filesystem::is_regular_file(path))
+        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
     std::ifstream file(path, std::ios::binary);
     std::string   text;
     char          buffer[65536];
@@ -48,8 +50,9 @@ Result<std::string> read_file(const std::string& path) {
 // Without -m: the first models/*.gguf beside the program.
 Result<std::string> default_model() {
     std::error_code             error;
-    const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "models";
-    std::vector<std::string>    found;
+    const std::filesystem::path folder =
+        std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "models";
+    std::vector<std::string> found;
     for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
         if (at->path().extension() == ".gguf") found.push_back(at->path().string());
     if (found.empty()) return fail("no model: name one with -m FILE.gguf or put one into ", folder.string());
@@ -61,8 +64,11 @@ Result<std::string> default_model() {
 class Chat {
 public:
     Chat(Engine& engine, const Arguments& arguments, ChatForm form, TerminalFacts facts)
-        : engine_(engine), arguments_(arguments), form_(form), color_(arguments.color == "on" || (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
-          timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)), timings_file_(facts.out ? stdout : stderr),
+        : engine_(engine), arguments_(arguments), form_(form),
+          color_(arguments.color == "on" ||
+                 (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
+          timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)),
+          timings_file_(facts.out ? stdout : stderr),
           seed_(arguments.seed >= 0 ? std::uint64_t(arguments.seed) : std::random_device{}()) {
         clear();
     }
@@ -136,14 +142,15 @@ private:
         const EncodeOptions options{.add_special = false, .parse_special = true};
         const std::string   anchor = "\n";
         std::vector<Token>  before = t.encode(anchor, options), all = t.encode(cat(anchor, rest), options);
-        if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin())) return t.encode(rest, options);
+        if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
+            return t.encode(rest, options);
         all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
         return all;
     }
 
     static std::string_view trimmed(std::string_view text) {
         constexpr std::string_view blanks = " \t\r\n";
-        const std::size_t first = text.find_first_not_of(blanks);
+        const std::size_t          first  = text.find_first_not_of(blanks);
         return first == text.npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
     }
 
@@ -175,7 +182,9 @@ private:
         return std::min(o.context, o.kv_blocks * o.block_size);
     }
 
-    void say_full() const { note(cat("The context of ", room(), " tokens is full; /clear starts a new conversation.")); }
+    void say_full() const {
+        note(cat("The context of ", room(), " tokens is full; /clear starts a new conversation."));
+    }
 
     // Prints the answer's text as it comes; the blank with which many begin is left out.
     class Printer {
@@ -207,19 +216,19 @@ private:
             return false;
         }
         Request request;
-        request.prompt                        = encode(*text);
-        request.max_tokens                    = arguments_.n > 0 ? arguments_.n : std::max(1, room() - int(request.prompt.size()));
-        request.ignore_end                    = arguments_.ignore_eos;
-        request.sampling.temperature          = arguments_.temperature.value_or(0.8f);
-        request.sampling.top_k                = arguments_.top_k;
-        request.sampling.top_p                = arguments_.top_p;
-        request.sampling.min_p                = arguments_.min_p;
-        request.sampling.repetition_penalty   = arguments_.repeat;
-        request.sampling.presence_penalty     = arguments_.presence;
-        request.sampling.frequency_penalty    = arguments_.frequency;
-        request.sampling.repeat_last_n        = arguments_.repeat_last_n;
-        request.sampling.seed                 = seed_ + n_answers_++;
-        const std::vector<Token> prompt       = request.prompt;
+        request.prompt     = encode(*text);
+        request.max_tokens = arguments_.n > 0 ? arguments_.n : std::max(1, room() - int(request.prompt.size()));
+        request.ignore_end = arguments_.ignore_eos;
+        request.sampling.temperature        = arguments_.temperature.value_or(0.8f);
+        request.sampling.top_k              = arguments_.top_k;
+        request.sampling.top_p              = arguments_.top_p;
+        request.sampling.min_p              = arguments_.min_p;
+        request.sampling.repetition_penalty = arguments_.repeat;
+        request.sampling.presence_penalty   = arguments_.presence;
+        request.sampling.frequency_penalty  = arguments_.frequency;
+        request.sampling.repeat_last_n      = arguments_.repeat_last_n;
+        request.sampling.seed               = seed_ + n_answers_++;
+        const std::vector<Token> prompt     = request.prompt;
         Stopwatch                watch;
         Result<RequestId>        id = engine_.submit(std::move(request));
         if (!id) {
@@ -233,7 +242,7 @@ private:
         std::vector<Output> events;
         std::vector<Token>  ids;
         std::string         reply;
-        std::size_t         printed = 0;
+        std::size_t         printed  = 0;
         int                 n_tokens = 0, n_cached = 0;
         double              first = 0, last = 0;
         FinishReason        finish = FinishReason::none;
@@ -249,7 +258,9 @@ private:
                         stopped = true;
                         upto    = at;
                         reply.resize(at);
-                    } else if (std::size_t line = reply.rfind('\n'); !all && line != reply.npos && plain_stop.starts_with(std::string_view(reply).substr(line))) {
+                    } else if (std::size_t line = reply.rfind('\n');
+                               !all && line != reply.npos &&
+                               plain_stop.starts_with(std::string_view(reply).substr(line))) {
                         upto = line;
                     }
                 }
@@ -299,8 +310,9 @@ private:
             return std::string(text);
         };
         // The first token comes with the prompt's last step.
-        std::string line = cat("[ prompt ", n_prompt - n_cached, " tokens, ", n_cached, " from cache, ", rate(n_prompt - n_cached, first), " | answer ",
-                               n_tokens, " tokens, ", rate(n_tokens - 1, last - first), " ]");
+        std::string line = cat("[ prompt ", n_prompt - n_cached, " tokens, ", n_cached, " from cache, ",
+                               rate(n_prompt - n_cached, first), " | answer ", n_tokens, " tokens, ",
+                               rate(n_tokens - 1, last - first), " ]");
         std::fprintf(timings_file_, "%s%s%s\n", color_ ? "\x1b[2m" : "", line.c_str(), color_ ? "\x1b[0m" : "");
         std::fflush(timings_file_);
     }
@@ -346,7 +358,9 @@ int converse(Chat& chat, LineReader& reader, const Arguments& a, std::optional<s
         if (bare.empty()) continue;
         if (bare[0] == '/') {
             const std::size_t space   = bare.find(' ');
-            const std::string command = bare.substr(0, space), rest = space == bare.npos ? "" : without_blanks_around(std::string_view(bare).substr(space));
+            const std::string command = bare.substr(0, space),
+                              rest =
+                                  space == bare.npos ? "" : without_blanks_around(std::string_view(bare).substr(space));
             if (command == "/exit") return 0;
             if (command == "/clear") {
                 chat.clear();
@@ -388,15 +402,17 @@ Result<ChatForm> choose_form(const Arguments& a, const Engine& engine) {
     if (std::optional<ChatForm> exact = chat_form_detect(jinja)) return *exact;
     const ChatForm nearest = chat_form_nearest(jinja);
     if (jinja.empty())
-        std::fprintf(stderr, "chat: the model has no chat template; using '%s' (--chat-template names another)\n", chat_form_name(nearest).data());
-    else
-        std::fprintf(stderr, "chat: %s is not one of the recognised forms; using '%s' (--chat-template names another)\n", whose.data(),
+        std::fprintf(stderr, "chat: the model has no chat template; using '%s' (--chat-template names another)\n",
                      chat_form_name(nearest).data());
+    else
+        std::fprintf(stderr,
+                     "chat: %s is not one of the recognised forms; using '%s' (--chat-template names another)\n",
+                     whose.data(), chat_form_name(nearest).data());
     return nearest;
 }
 
 int run(Arguments& a) {
-    const TerminalFacts facts = terminal_facts();
+    const TerminalFacts facts       = terminal_facts();
     const bool          interactive = facts.in && facts.out;
     on_interrupt(OnInterrupt::leave);
     if (facts.out && !facts.dumb) set_interrupt_farewell("\x1b[0m\n");
@@ -417,13 +433,13 @@ int run(Arguments& a) {
     }
 
     EngineOptions options;
-    options.threads       = a.threads;
-    options.block_size    = a.block_size;
-    options.context       = a.context;
-    options.kv_blocks     = a.kv_blocks;
-    options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    options.max_sequences = 1;
-    options.prefix_cache  = !a.no_prefix_cache;
+    options.threads        = a.threads;
+    options.block_size     = a.block_size;
+    options.context        = a.context;
+    options.kv_blocks      = a.kv_blocks;
+    options.kv_type        = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    options.max_sequences  = 1;
+    options.prefix_cache   = !a.no_prefix_cache;
     const std::string name = std::filesystem::path(a.model).filename().string();
     ProgressBar       bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
     bar.show(0);
@@ -434,8 +450,10 @@ int run(Arguments& a) {
     if (!form) return complain(form.error());
 
     if (interactive && !a.single_turn) {
-        std::printf("quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, then leaves.\n\n",
-                    printable(name).c_str(), engine->describe().c_str(), chat_form_name(*form).data(), commands.data());
+        std::printf(
+            "quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, then "
+            "leaves.\n\n",
+            printable(name).c_str(), engine->describe().c_str(), chat_form_name(*form).data(), commands.data());
         std::fflush(stdout);
     }
     LineReader reader(interactive, interactive ? history_path() : "");
@@ -445,13 +463,14 @@ int run(Arguments& a) {
     const int code = converse(chat, reader, a, std::move(first));
     on_interrupt(OnInterrupt::leave);
     if (interactive && !a.single_turn) std::puts("");
-    if (std::fflush(stdout) != 0 || std::ferror(stdout)) return complain({ErrorKind::system, "cannot write to standard output"});
+    if (std::fflush(stdout) != 0 || std::ferror(stdout))
+        return complain({ErrorKind::system, "cannot write to standard output"});
     return code;
 }
 
 // A sentence's end when the text is a number beyond the bounds, or none at all; "" when it is fine.
 std::string outside(const std::string& text, double least, double most, std::string_view bounds) {
-    double value     = 0;
+    double value      = 0;
     auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (fault == std::errc{} && end == text.data() + text.size() && value >= least && value <= most) return "";
     return cat(quote(text), " is not a number that is ", bounds);
@@ -475,33 +494,74 @@ int main(int argc, char** argv) {
     app.add_option("-f,--file", a.prompt_file, "the first message, from a file")->excludes(prompt);
     app.add_option("--system-prompt", a.system, "system message (also -sys)");
     app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st)");
-    app.add_option("-n,--predict,--n-predict", a.n, "tokens of an answer at most; -1: until its end or the context is full")
-        ->check([](const std::string& text) { return text == "-1" ? std::string() : outside(text, 1, 1 << 24, "-1 or at least 1"); }, "-1 or at least 1")
+    app.add_option("-n,--predict,--n-predict", a.n,
+                   "tokens of an answer at most; -1: until its end or the context is full")
+        ->check(
+            [](const std::string& text) {
+                return text == "-1" ? std::string() : outside(text, 1, 1 << 24, "-1 or at least 1");
+            },
+            "-1 or at least 1")
         ->capture_default_str();
-    app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")->check(within(0, 1 << 24))->capture_default_str();
-    app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")->check(within(0, 1024))->capture_default_str();
-    app.add_option("-s,--seed", a.seed, "seed of the sampling; -1: random")->check(within(-1, 0x1p63, "-1 or more"))->capture_default_str();
-    app.add_option("--temp", a.temperature, "temperature; 0: always the likeliest token (0.8; 0 for the model that ships)")->check(within(0.0, 100.0));
-    app.add_option("--top-k", a.top_k, "the k likeliest tokens only; 0: all")->check(within(0, 1 << 30))->capture_default_str();
-    app.add_option("--top-p", a.top_p, "the likeliest tokens of that much probability together; 1: all")->check(within(1e-9, 1, "above 0, at most 1"))->capture_default_str();
-    app.add_option("--min-p", a.min_p, "tokens of that much of the likeliest one's probability; 0: all")->check(within(0.0, 1.0))->capture_default_str();
-    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens seen before are less likely")->check(within(0.01, 100.0))->capture_default_str();
-    app.add_option("--repeat-last-n", a.repeat_last_n, "tokens the penalties look back over; -1: all")->check(within(-1, 1 << 24))->capture_default_str();
-    app.add_option("--presence-penalty", a.presence, "subtracted from tokens generated before")->check(within(-100.0, 100.0))->capture_default_str();
-    app.add_option("--frequency-penalty", a.frequency, "subtracted for each time a token was generated")->check(within(-100.0, 100.0))->capture_default_str();
+    app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")
+        ->check(within(0, 1 << 24))
+        ->capture_default_str();
+    app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
+        ->check(within(0, 1024))
+        ->capture_default_str();
+    app.add_option("-s,--seed", a.seed, "seed of the sampling; -1: random")
+        ->check(within(-1, 0x1p63, "-1 or more"))
+        ->capture_default_str();
+    app.add_option("--temp", a.temperature,
+                   "temperature; 0: always the likeliest token (0.8; 0 for the model that ships)")
+        ->check(within(0.0, 100.0));
+    app.add_option("--top-k", a.top_k, "the k likeliest tokens only; 0: all")
+        ->check(within(0, 1 << 30))
+        ->capture_default_str();
+    app.add_option("--top-p", a.top_p, "the likeliest tokens of that much probability together; 1: all")
+        ->check(within(1e-9, 1, "above 0, at most 1"))
+        ->capture_default_str();
+    app.add_option("--min-p", a.min_p, "tokens of that much of the likeliest one's probability; 0: all")
+        ->check(within(0.0, 1.0))
+        ->capture_default_str();
+    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens seen before are less likely")
+        ->check(within(0.01, 100.0))
+        ->capture_default_str();
+    app.add_option("--repeat-last-n", a.repeat_last_n, "tokens the penalties look back over; -1: all")
+        ->check(within(-1, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--presence-penalty", a.presence, "subtracted from tokens generated before")
+        ->check(within(-100.0, 100.0))
+        ->capture_default_str();
+    app.add_option("--frequency-penalty", a.frequency, "subtracted for each time a token was generated")
+        ->check(within(-100.0, 100.0))
+        ->capture_default_str();
     app.add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
-    app.add_option("--chat-template", a.form_name, "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; the file's by default")
-        ->check([](const std::string& name) {
-            return chat_form_named(name) ? std::string() : cat(quote(name), " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
-        }, "NAME");
-    app.add_option("--chat-template-file", a.form_file, "a Jinja template of one of these forms")->excludes("--chat-template");
+    app.add_option("--chat-template", a.form_name,
+                   "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; the file's by default")
+        ->check(
+            [](const std::string& name) {
+                return chat_form_named(name)
+                           ? std::string()
+                           : cat(quote(name),
+                                 " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
+            },
+            "NAME");
+    app.add_option("--chat-template-file", a.form_file, "a Jinja template of one of these forms")
+        ->excludes("--chat-template");
     app.add_option("--block-size", a.block_size, "tokens of a KV block")->check(within(1, 256))->capture_default_str();
-    app.add_option("--kv-blocks", a.kv_blocks, "KV blocks; 0: for a full context")->check(within(0, 1 << 24))->capture_default_str();
-    app.add_option("--kv-type", a.kv_type, "type of the KV cache")->check(CLI::IsMember({"f16", "f32"}))->capture_default_str();
+    app.add_option("--kv-blocks", a.kv_blocks, "KV blocks; 0: for a full context")
+        ->check(within(0, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--kv-type", a.kv_type, "type of the KV cache")
+        ->check(CLI::IsMember({"f16", "f32"}))
+        ->capture_default_str();
     app.add_flag("--no-prefix-cache", a.no_prefix_cache, "compute every prompt from its beginning");
-    auto* timings = app.add_flag("--show-timings", a.timings, "a line of timings after each answer, as a terminal has by default");
+    auto* timings =
+        app.add_flag("--show-timings", a.timings, "a line of timings after each answer, as a terminal has by default");
     app.add_flag("--no-show-timings", a.no_timings, "no such line")->excludes(timings);
-    app.add_option("--color", a.color, "colours: auto, on, off")->check(CLI::IsMember({"auto", "on", "off"}))->capture_default_str();
+    app.add_option("--color", a.color, "colours: auto, on, off")
+        ->check(CLI::IsMember({"auto", "on", "off"}))
+        ->capture_default_str();
 
     // Long names behind one dash, as llama.cpp has them.
     std::vector<std::string> words;

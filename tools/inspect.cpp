@@ -48,7 +48,8 @@ Result<std::vector<Token>> parse_ids(const std::string& text) {
     while (true) {
         Token id         = 0;
         auto [next, err] = std::from_chars(at, end, id);
-        if (err != std::errc{} || (next != end && *next != ',')) return fail("--ids ", quote(text), " is not a list of numbers like 1,2,3");
+        if (err != std::errc{} || (next != end && *next != ','))
+            return fail("--ids ", quote(text), " is not a list of numbers like 1,2,3");
         ids.push_back(id);
         if (next == end) return ids;
         at = next + 1;
@@ -84,7 +85,8 @@ Json first_of(const List& list) {
     constexpr std::size_t shown = 8;
     Json                  out   = Json::array();
     for (std::size_t i = 0; i < std::min(list.size(), shown); i++) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(list[i])>, std::string_view>) out.push_back(std::string(list[i]));
+        if constexpr (std::is_same_v<std::decay_t<decltype(list[i])>, std::string_view>)
+            out.push_back(std::string(list[i]));
         else out.push_back(static_cast<typename List::value_type>(list[i]));
     }
     return out;
@@ -120,17 +122,26 @@ int show(const Arguments& a) {
     out["bytes"]   = file.file_bytes();
     if (checked->config) {
         const ModelConfig& c = *checked->config;
-        out["kv_bytes_per_token"] = Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
-        out["model"] = Json{{"architecture", c.architecture_name}, {"context_length", c.context_length}, {"vocab_size", c.vocab_size},
-                            {"hidden_size", c.hidden_size}, {"layers", c.n_layers}, {"heads", c.n_heads}, {"kv_heads", c.n_kv_heads},
-                            {"head_dim", c.head_dim}, {"ff_size", c.ff_size}, {"sliding_window", c.sliding_window}};
+        out["kv_bytes_per_token"] =
+            Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
+        out["model"] = Json{{"architecture", c.architecture_name},
+                            {"context_length", c.context_length},
+                            {"vocab_size", c.vocab_size},
+                            {"hidden_size", c.hidden_size},
+                            {"layers", c.n_layers},
+                            {"heads", c.n_heads},
+                            {"kv_heads", c.n_kv_heads},
+                            {"head_dim", c.head_dim},
+                            {"ff_size", c.ff_size},
+                            {"sliding_window", c.sliding_window}};
     }
     std::int64_t parameters = 0;
     Json         tensors    = Json::array();
     for (const GgufTensor& t : file.tensors()) {
         Json dims = Json::array();
         for (int i = 0; i < t.n_dims; i++) dims.push_back(t.dims[std::size_t(i)]);
-        tensors.push_back(Json{{"name", t.name}, {"type", dtype_info(t.type).name}, {"dims", std::move(dims)}, {"bytes", t.bytes}});
+        tensors.push_back(
+            Json{{"name", t.name}, {"type", dtype_info(t.type).name}, {"dims", std::move(dims)}, {"bytes", t.bytes}});
         parameters += t.view().rows * t.view().cols;
     }
     out["parameters"] = parameters;
@@ -146,11 +157,12 @@ int tokenize(const Arguments& a) {
     if (!checked) return complain(checked.error());
     const Tokenizer& tokenizer = checked->tokenizer;
     EncodeOptions    options;
-    options.add_special   = false;
-    options.parse_special = !a.no_special;
+    options.add_special    = false;
+    options.parse_special  = !a.no_special;
     std::vector<Token> ids = tokenizer.encode(read_input(), options);
     if (a.bos) {
-        if (tokenizer.bos() < 0) return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
+        if (tokenizer.bos() < 0)
+            return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
         ids.insert(ids.begin(), tokenizer.bos());
     }
     Json pieces = Json::array();
@@ -165,7 +177,8 @@ int detokenize(const Arguments& a) {
     if (!ids) return complain(ids.error());
     for (Token id : *ids)
         if (id < 0 || id >= checked->tokenizer.vocab_size())
-            return complain({ErrorKind::input, cat("token ", id, " is outside the vocabulary of ", checked->tokenizer.vocab_size())});
+            return complain({ErrorKind::input,
+                             cat("token ", id, " is outside the vocabulary of ", checked->tokenizer.vocab_size())});
     const std::string bytes = checked->tokenizer.decode(*ids);
     std::string       hex;
     for (unsigned char c : bytes) {
@@ -239,7 +252,8 @@ int logits(const Arguments& a) {
     }
     if (!a.raw_file.empty()) {
         std::ofstream file(a.raw_file, std::ios::binary);
-        file.write(reinterpret_cast<const char*>(output->prompt_logits.data()), std::ptrdiff_t(output->prompt_logits.size() * sizeof(float)));
+        file.write(reinterpret_cast<const char*>(output->prompt_logits.data()),
+                   std::ptrdiff_t(output->prompt_logits.size() * sizeof(float)));
         file.flush();
         if (!file) return complain({ErrorKind::system, cat("cannot write ", a.raw_file)});
     }
@@ -295,13 +309,20 @@ int main(int argc, char** argv) {
     };
     auto run_options = [&](CLI::App* c) {
         c->add_option("--ids", a.ids, "prompt, as token ids: 1,2,3")->required();
-        c->add_option("--kv-type", a.kv_type, "type of the KV cache")->check(CLI::IsMember({"f16", "f32"}))->capture_default_str();
-        c->add_option("--block-size", a.block_size, "tokens of a KV block")->check(CLI::Range(1, 256))->capture_default_str();
-        c->add_option("-t,--threads", a.threads, "threads; 0: the physical cores")->check(CLI::Range(0, 1024))->capture_default_str();
-        c->add_option("--isa", a.isa, "instruction set; the widest there is by default")->check(CLI::IsMember({"plain", "avx2", "avx512"}));
+        c->add_option("--kv-type", a.kv_type, "type of the KV cache")
+            ->check(CLI::IsMember({"f16", "f32"}))
+            ->capture_default_str();
+        c->add_option("--block-size", a.block_size, "tokens of a KV block")
+            ->check(CLI::Range(1, 256))
+            ->capture_default_str();
+        c->add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
+            ->check(CLI::Range(0, 1024))
+            ->capture_default_str();
+        c->add_option("--isa", a.isa, "instruction set; the widest there is by default")
+            ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
         return c;
     };
-    CLI::App* show_command = command("show", "metadata, tensors, KV bytes per token");
+    CLI::App* show_command     = command("show", "metadata, tensors, KV bytes per token");
     CLI::App* tokenize_command = command("tokenize", "standard input, any bytes → ids and pieces");
     tokenize_command->add_flag("--no-special", a.no_special, "text that spells a special token is plain text");
     tokenize_command->add_flag("--bos", a.bos, "put the BOS token in front");
