@@ -90,11 +90,11 @@ public:
     void set(std::string key, std::uint64_t value);
     void set(std::string key, float value);
     void set(std::string key, bool value);
-    void set(std::string key, std::string value);
+    void set(std::string key, const std::string& value);
     void set(std::string key, const char* value);
-    void set(std::string key, std::vector<std::string> value);
-    void set(std::string key, std::vector<float> value);
-    void set(std::string key, std::vector<std::int32_t> value);
+    void set(std::string key, const std::vector<std::string>& value);
+    void set(std::string key, const std::vector<float>& value);
+    void set(std::string key, const std::vector<std::int32_t>& value);
     // dims[0] is the contiguous one; data holds exactly the bytes that type and dims ask for, copied.
     void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, std::span<const std::byte> data);
 
@@ -369,6 +369,7 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
         t.data = bytes.data() + data_start + offsets[i];
     }
     std::vector<const GgufTensor*> order;
+    order.reserve(part.tensors.size());
     for (const GgufTensor& t : part.tensors) order.push_back(&t);
     std::ranges::sort(order, {}, [](const GgufTensor* t) { return t->data; });
     for (std::size_t i = 1; i < order.size(); i++)
@@ -625,15 +626,15 @@ void GgufWriter::set(std::string key, std::int32_t v) { pairs_.push_back({std::m
 void GgufWriter::set(std::string key, std::uint64_t v) { pairs_.push_back({std::move(key), t_u64, bytes_of(v)}); }
 void GgufWriter::set(std::string key, float v) { pairs_.push_back({std::move(key), t_f32, bytes_of(v)}); }
 void GgufWriter::set(std::string key, bool v) { pairs_.push_back({std::move(key), t_bool, bytes_of(std::uint8_t(v))}); }
-void GgufWriter::set(std::string key, std::string v) { pairs_.push_back({std::move(key), t_string, bytes_of(v)}); }
+void GgufWriter::set(std::string key, const std::string& v) { pairs_.push_back({std::move(key), t_string, bytes_of(v)}); }
 void GgufWriter::set(std::string key, const char* v) { set(std::move(key), std::string(v)); }
-void GgufWriter::set(std::string key, std::vector<std::string> v) {
+void GgufWriter::set(std::string key, const std::vector<std::string>& v) {
     pairs_.push_back({std::move(key), t_array, array_bytes(t_string, v)});
 }
-void GgufWriter::set(std::string key, std::vector<float> v) {
+void GgufWriter::set(std::string key, const std::vector<float>& v) {
     pairs_.push_back({std::move(key), t_array, array_bytes(t_f32, v)});
 }
-void GgufWriter::set(std::string key, std::vector<std::int32_t> v) {
+void GgufWriter::set(std::string key, const std::vector<std::int32_t>& v) {
     pairs_.push_back({std::move(key), t_array, array_bytes(t_i32, v)});
 }
 

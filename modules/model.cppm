@@ -153,6 +153,7 @@ std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache
     const int          T = plan.n_tokens();
     const auto         L = std::int64_t(plan.logit_rows.size());
     check(T <= hidden_.rows && L <= logits_.rows, "a step larger than the memory taken for it");
+    check(plan.swap_in.empty() && plan.swap_out.empty(), "a swap was planned, but there is no second block pool");
     auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols}; };
     auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim}; };
 

@@ -68,7 +68,7 @@ public:
             refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
         return view;
     }
-    void refuse(std::string why) {
+    void refuse(const std::string& why) {
         if (!error_) error_ = Error{ErrorKind::input, cat(file_.path(), ": ", why)};
     }
     const std::optional<Error>& error() const { return error_; }
@@ -106,7 +106,7 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         l.ffn_up           = bind.matrix(name("ffn_up.weight"), c.ff_size, c.hidden_size);
         l.ffn_down         = bind.matrix(name("ffn_down.weight"), c.hidden_size, c.ff_size);
     }
-    if (bind.error()) return std::unexpected(*bind.error());
+    if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;
 }
 
