@@ -37,7 +37,7 @@ std::string cat(const Parts&... parts);
 void check(bool ok, std::string_view what, std::source_location at = std::source_location::current());
 
 // Text from outside made fit for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes.
-std::string quoted(std::string_view text, std::size_t max = 64);
+std::string quote(std::string_view text, std::size_t max = 64);
 
 // Seconds since construction or the last restart, on the monotonic clock.
 class Stopwatch {
@@ -96,7 +96,7 @@ void check(bool ok, std::string_view what, std::source_location at) {
     std::abort();
 }
 
-std::string quoted(std::string_view text, std::size_t max) {
+std::string quote(std::string_view text, std::size_t max) {
     std::string out = "'";
     for (std::size_t i = 0; i < text.size() && i < max; i++) {
         unsigned char c = static_cast<unsigned char>(text[i]);

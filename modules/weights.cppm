@@ -34,3 +34,75 @@ struct ModelTensors {
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& config);
 
 } // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::string shape_of(std::int64_t rows, std::int64_t cols) { return rows == 1 ? cat("[", cols, "]") : cat("[", rows, " × ", cols, "]"); }
+
+// Looks tensors up and remembers the first that is missing or has another shape.
+class Binder {
+public:
+    explicit Binder(const Gguf& file) : file_(file) {}
+
+    TensorView matrix(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
+        const GgufTensor* t = file_.tensor(name);
+        if (!t) {
+            if (required) refuse(cat("tensor ", name, " is missing"));
+            return {};
+        }
+        const TensorView view = t->view();
+        if (t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
+            refuse(cat("tensor ", name, " is ", shape_of(view.rows, view.cols), ", the model needs ", shape_of(rows, cols)));
+        return view;
+    }
+    TensorView vector(const std::string& name, std::int64_t cols, bool required = true) {
+        const TensorView view = matrix(name, 1, cols, required);
+        if (view && view.type != DType::F32) refuse(cat("tensor ", name, " has type ", dtype_info(view.type).name, "; a vector has to be F32"));
+        if (view && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) != 0) refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
+        return view;
+    }
+    void refuse(std::string why) {
+        if (!error_) error_ = Error{ErrorKind::input, cat(file_.path(), ": ", why)};
+    }
+    const std::optional<Error>& error() const { return error_; }
+
+private:
+    const Gguf&          file_;
+    std::optional<Error> error_;
+};
+
+Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
+    Binder             bind(file);
+    ModelTensors       m;
+    const std::int64_t q = std::int64_t(c.n_heads) * c.head_dim, kv = std::int64_t(c.n_kv_heads) * c.head_dim;
+    const bool         qkv_bias = c.architecture == Architecture::qwen2, qk_norm = c.architecture == Architecture::qwen3;
+    m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
+    m.output_norm = bind.vector("output_norm.weight", c.hidden_size);
+    m.output      = bind.matrix("output.weight", c.vocab_size, c.hidden_size, false);
+    if (!m.output) m.output = m.token_embd; // tied
+    m.rope_freqs = bind.vector("rope_freqs.weight", c.rope_dim / 2, false);
+    for (int i = 0; i < c.n_layers && !bind.error(); i++) {
+        auto          name = [&](const char* part) { return cat("blk.", i, ".", part); };
+        LayerTensors& l    = m.layers.emplace_back();
+        l.attn_norm        = bind.vector(name("attn_norm.weight"), c.hidden_size);
+        l.attn_q           = bind.matrix(name("attn_q.weight"), q, c.hidden_size);
+        l.attn_k           = bind.matrix(name("attn_k.weight"), kv, c.hidden_size);
+        l.attn_v           = bind.matrix(name("attn_v.weight"), kv, c.hidden_size);
+        l.attn_q_bias      = bind.vector(name("attn_q.bias"), q, qkv_bias);
+        l.attn_k_bias      = bind.vector(name("attn_k.bias"), kv, qkv_bias);
+        l.attn_v_bias      = bind.vector(name("attn_v.bias"), kv, qkv_bias);
+        l.attn_q_norm      = bind.vector(name("attn_q_norm.weight"), c.head_dim, qk_norm);
+        l.attn_k_norm      = bind.vector(name("attn_k_norm.weight"), c.head_dim, qk_norm);
+        l.attn_output      = bind.matrix(name("attn_output.weight"), c.hidden_size, q);
+        l.ffn_norm         = bind.vector(name("ffn_norm.weight"), c.hidden_size);
+        l.ffn_gate         = bind.matrix(name("ffn_gate.weight"), c.ff_size, c.hidden_size);
+        l.ffn_up           = bind.matrix(name("ffn_up.weight"), c.ff_size, c.hidden_size);
+        l.ffn_down         = bind.matrix(name("ffn_down.weight"), c.hidden_size, c.ff_size);
+    }
+    if (bind.error()) return std::unexpected(*bind.error());
+    return m;
+}
+
+} // namespace quire

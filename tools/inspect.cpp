@@ -1,6 +1,335 @@
-// inspect: looks into a model file and runs its parts, one JSON line out.
-import quire.base;
-import quire.tensor;
-import quire.std;
+// inspect: looks into a model file and runs its parts one by one; every command answers with one line of JSON.
+// Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
+#include <CLI/CLI.hpp>
 
-int main() { std::printf("%s\n", quire::dtype_info(quire::DType::Q4_K).name); }
+import quire.base;
+import quire.chat_template;
+import quire.config;
+import quire.engine;
+import quire.gguf;
+import quire.json;
+import quire.kv_cache;
+import quire.request;
+import quire.std;
+import quire.tensor;
+import quire.tokenizer;
+import quire.weights;
+
+using namespace quire;
+
+namespace {
+
+struct Arguments {
+    std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa;
+    bool        no_special = false, bos = false, all = false, ignore_eos = false;
+    int         top = 20, n = 48, block_size = 16, threads = 0;
+};
+
+int print_json(const Json& json) {
+    std::printf("%s\n", json_dump(json).c_str());
+    return 0;
+}
+
+int complain(const Error& error) {
+    std::fprintf(stderr, "inspect: %s\n", error.message.c_str());
+    return 1;
+}
+
+std::string read_input() {
+    std::string text;
+    char        buffer[65536];
+    while (std::size_t n = std::fread(buffer, 1, sizeof buffer, stdin)) text.append(buffer, n);
+    return text;
+}
+
+Result<std::vector<Token>> parse_ids(const std::string& text) {
+    std::vector<Token> ids;
+    const char *       at = text.data(), *end = at + text.size();
+    while (true) {
+        Token id         = 0;
+        auto [next, err] = std::from_chars(at, end, id);
+        if (err != std::errc{} || (next != end && *next != ',')) return fail("--ids ", quote(text), " is not a list of numbers like 1,2,3");
+        ids.push_back(id);
+        if (next == end) return ids;
+        at = next + 1;
+    }
+}
+
+// The file with everything in it checked. A file without tensors is a vocabulary, and fine as one.
+struct Checked {
+    Gguf                       file;
+    Tokenizer                  tokenizer;
+    std::optional<ModelConfig> config; // of an architecture that can run
+};
+
+Result<Checked> open_checked(const std::string& path) {
+    Result<Gguf> file = Gguf::open(path);
+    if (!file) return std::unexpected(file.error());
+    std::optional<ModelConfig> config;
+    Result<std::string_view>   architecture = file->text("general.architecture");
+    if (!architecture) return std::unexpected(architecture.error());
+    if (!file->tensors().empty() && !is_foreign_architecture(*architecture)) {
+        Result<ModelConfig> read = read_config(*file);
+        if (!read) return std::unexpected(read.error());
+        if (auto bound = bind_tensors(*file, *read); !bound) return std::unexpected(bound.error());
+        config = std::move(*read);
+    }
+    Result<Tokenizer> tokenizer = Tokenizer::load(*file);
+    if (!tokenizer) return std::unexpected(tokenizer.error());
+    return Checked{std::move(*file), std::move(*tokenizer), std::move(config)};
+}
+
+template <class List>
+Json first_of(const List& list) {
+    constexpr std::size_t shown = 8;
+    Json                  out   = Json::array();
+    for (std::size_t i = 0; i < std::min(list.size(), shown); i++) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(list[i])>, std::string_view>) out.push_back(std::string(list[i]));
+        else out.push_back(static_cast<typename List::value_type>(list[i]));
+    }
+    return out;
+}
+
+Json to_json(const GgufValue& value) {
+    return std::visit(
+        [](const auto& v) -> Json {
+            using T = std::decay_t<decltype(v)>;
+            if constexpr (std::is_same_v<T, GgufArray>) {
+                Json first = !v.uints.empty()    ? first_of(v.uints)
+                             : !v.ints.empty()   ? first_of(v.ints)
+                             : !v.floats.empty() ? first_of(v.floats)
+                             : !v.bools.empty()  ? first_of(v.bools)
+                                                 : first_of(v.strings);
+                return Json{{"count", v.size()}, {"first", std::move(first)}};
+            } else if constexpr (std::is_same_v<T, std::string_view>) {
+                return std::string(v);
+            } else {
+                return v;
+            }
+        },
+        value);
+}
+
+int show(const Arguments& a) {
+    Result<Checked> checked = open_checked(a.model);
+    if (!checked) return complain(checked.error());
+    const Gguf& file = checked->file;
+    Json        out;
+    out["file"]    = file.path();
+    out["version"] = file.version();
+    out["bytes"]   = file.file_bytes();
+    if (checked->config) {
+        const ModelConfig& c = *checked->config;
+        out["kv_bytes_per_token"] = Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
+        out["model"] = Json{{"architecture", c.architecture_name}, {"context_length", c.context_length}, {"vocab_size", c.vocab_size},
+                            {"hidden_size", c.hidden_size}, {"layers", c.n_layers}, {"heads", c.n_heads}, {"kv_heads", c.n_kv_heads},
+                            {"head_dim", c.head_dim}, {"ff_size", c.ff_size}, {"sliding_window", c.sliding_window}};
+    }
+    std::int64_t parameters = 0;
+    Json         tensors    = Json::array();
+    for (const GgufTensor& t : file.tensors()) {
+        Json dims = Json::array();
+        for (int i = 0; i < t.n_dims; i++) dims.push_back(t.dims[std::size_t(i)]);
+        tensors.push_back(Json{{"name", t.name}, {"type", dtype_info(t.type).name}, {"dims", std::move(dims)}, {"bytes", t.bytes}});
+        parameters += t.view().rows * t.view().cols;
+    }
+    out["parameters"] = parameters;
+    Json metadata     = Json::object();
+    for (const auto& [key, value] : file.metadata()) metadata[key] = to_json(value);
+    out["metadata"] = std::move(metadata);
+    out["tensors"]  = std::move(tensors);
+    return print_json(out);
+}
+
+int tokenize(const Arguments& a) {
+    Result<Checked> checked = open_checked(a.model);
+    if (!checked) return complain(checked.error());
+    const Tokenizer& tokenizer = checked->tokenizer;
+    EncodeOptions    options;
+    options.add_special   = false;
+    options.parse_special = !a.no_special;
+    std::vector<Token> ids = tokenizer.encode(read_input(), options);
+    if (a.bos) {
+        if (tokenizer.bos() < 0) return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
+        ids.insert(ids.begin(), tokenizer.bos());
+    }
+    Json pieces = Json::array();
+    for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
+    return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+}
+
+int detokenize(const Arguments& a) {
+    Result<Checked> checked = open_checked(a.model);
+    if (!checked) return complain(checked.error());
+    Result<std::vector<Token>> ids = parse_ids(a.ids);
+    if (!ids) return complain(ids.error());
+    for (Token id : *ids)
+        if (id < 0 || id >= checked->tokenizer.vocab_size())
+            return complain({ErrorKind::input, cat("token ", id, " is outside the vocabulary of ", checked->tokenizer.vocab_size())});
+    const std::string bytes = checked->tokenizer.decode(*ids);
+    std::string       hex;
+    for (unsigned char c : bytes) {
+        hex += "0123456789abcdef"[c >> 4];
+        hex += "0123456789abcdef"[c & 15];
+    }
+    return print_json(Json{{"text", bytes}, {"hex", hex}}); // json_dump() replaces what is not UTF-8
+}
+
+Result<Engine> load_engine(const Arguments& a) {
+    EngineOptions options;
+    options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    options.block_size    = a.block_size;
+    options.threads       = a.threads;
+    options.isa           = a.isa;
+    options.max_sequences = 1;
+    return Engine::load(a.model, options);
+}
+
+// Runs one request to its end and gathers its events in one.
+Result<Output> run(Engine& engine, Request request) {
+    Result<RequestId> id = engine.submit(std::move(request));
+    if (!id) return std::unexpected(id.error());
+    Output              all;
+    std::vector<Output> events;
+    while (all.finish == FinishReason::none && engine.step(events)) {
+        for (Output& e : events) {
+            all.tokens.insert(all.tokens.end(), e.tokens.begin(), e.tokens.end());
+            all.logprobs.insert(all.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
+            if (!e.prompt_logprobs.empty()) all.prompt_logprobs = std::move(e.prompt_logprobs);
+            if (!e.prompt_logits.empty()) all.prompt_logits = std::move(e.prompt_logits);
+            all.finish = e.finish;
+        }
+        events.clear();
+    }
+    return all;
+}
+
+Json to_json(const TokenLogprob& t) { return Json{{"id", t.token}, {"logprob", t.logprob}}; }
+
+int logits(const Arguments& a) {
+    Result<std::vector<Token>> ids = parse_ids(a.ids);
+    if (!ids) return complain(ids.error());
+    Result<Engine> engine = load_engine(a);
+    if (!engine) return complain(engine.error());
+    Request request;
+    request.prompt               = *ids;
+    request.max_tokens           = 1;
+    request.sampling.temperature = 0;
+    request.sampling.logprobs    = std::max(a.top, 1);
+    request.prompt_logprobs      = a.all ? 1 : -1;
+    request.return_logits        = !a.raw_file.empty();
+    Result<Output> output        = run(*engine, std::move(request));
+    if (!output) return complain(output.error());
+    if (output->logprobs.empty()) return complain({ErrorKind::limit, "the prompt does not fit into the KV pool"});
+
+    Json top = Json::array();
+    for (const TokenLogprob& t : output->logprobs[0].top)
+        if (int(top.size()) < a.top) top.push_back(to_json(t));
+    Json out{{"top", std::move(top)}};
+    if (a.all) {
+        // logprobs[i]: of token i + 1 given those before it; top1[i]: the best continuation after token i
+        Json logprobs = Json::array(), top1 = Json::array();
+        for (const PositionLogprobs& p : output->prompt_logprobs) {
+            logprobs.push_back(p.chosen.logprob);
+            top1.push_back(p.top[0].token);
+        }
+        top1.push_back(output->logprobs[0].top[0].token);
+        out["logprobs"] = std::move(logprobs);
+        out["top1"]     = std::move(top1);
+    }
+    if (!a.raw_file.empty()) {
+        std::ofstream file(a.raw_file, std::ios::binary);
+        file.write(reinterpret_cast<const char*>(output->prompt_logits.data()), std::ptrdiff_t(output->prompt_logits.size() * sizeof(float)));
+        file.flush();
+        if (!file) return complain({ErrorKind::system, cat("cannot write ", a.raw_file)});
+    }
+    return print_json(out);
+}
+
+int generate(const Arguments& a) {
+    Result<std::vector<Token>> ids = parse_ids(a.ids);
+    if (!ids) return complain(ids.error());
+    Result<Engine> engine = load_engine(a);
+    if (!engine) return complain(engine.error());
+    Request request;
+    request.prompt               = *ids;
+    request.max_tokens           = a.n;
+    request.ignore_end           = a.ignore_eos;
+    request.sampling.temperature = 0;
+    request.sampling.logprobs    = 0;
+    Result<Output> output        = run(*engine, std::move(request));
+    if (!output) return complain(output.error());
+    Json logprobs = Json::array();
+    for (const PositionLogprobs& p : output->logprobs) logprobs.push_back(p.chosen.logprob);
+    return print_json(Json{{"ids", output->tokens}, {"logprobs", std::move(logprobs)}});
+}
+
+int render(const Arguments& a) {
+    std::string jinja;
+    if (!a.template_file.empty()) {
+        std::ifstream file(a.template_file, std::ios::binary);
+        jinja.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+        if (!file && jinja.empty()) return complain({ErrorKind::input, cat("cannot read ", a.template_file)});
+    } else {
+        Result<Gguf> file = Gguf::open(a.model);
+        if (!file) return complain(file.error());
+        Result<std::string_view> text = file->text("tokenizer.chat_template");
+        if (!text) return complain(text.error());
+        jinja = *text;
+    }
+    Result<std::string> text = render_template(jinja, read_input());
+    if (!text) return complain(text.error());
+    return print_json(Json{{"text", *text}});
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    Arguments a;
+    CLI::App  app{"Looks into a GGUF model file; one line of JSON out."};
+    app.require_subcommand(1);
+    auto command = [&](const char* name, const char* what) {
+        CLI::App* c = app.add_subcommand(name, what);
+        if (std::string_view(name) != "template") c->add_option("model", a.model, "GGUF file")->required();
+        return c;
+    };
+    auto run_options = [&](CLI::App* c) {
+        c->add_option("--ids", a.ids, "prompt, as token ids: 1,2,3")->required();
+        c->add_option("--kv-type", a.kv_type, "type of the KV cache")->check(CLI::IsMember({"f16", "f32"}))->capture_default_str();
+        c->add_option("--block-size", a.block_size, "tokens of a KV block")->check(CLI::Range(1, 256))->capture_default_str();
+        c->add_option("-t,--threads", a.threads, "threads; 0: the physical cores")->check(CLI::Range(0, 1024))->capture_default_str();
+        c->add_option("--isa", a.isa, "instruction set; the widest there is by default")->check(CLI::IsMember({"plain", "avx2", "avx512"}));
+        return c;
+    };
+    CLI::App* show_command = command("show", "metadata, tensors, KV bytes per token");
+    CLI::App* tokenize_command = command("tokenize", "standard input, any bytes → ids and pieces");
+    tokenize_command->add_flag("--no-special", a.no_special, "text that spells a special token is plain text");
+    tokenize_command->add_flag("--bos", a.bos, "put the BOS token in front");
+    CLI::App* detokenize_command = command("detokenize", "ids → text and its exact bytes in hex");
+    detokenize_command->add_option("--ids", a.ids, "token ids: 1,2,3")->required();
+    CLI::App* logits_command = run_options(command("logits", "the best continuations of a prompt"));
+    logits_command->add_option("--top", a.top, "how many")->check(CLI::Range(0, 1 << 20))->capture_default_str();
+    logits_command->add_flag("--all", a.all, "log-probabilities and best continuations of every position");
+    logits_command->add_option("--raw", a.raw_file, "write the last row of logits there, float32");
+    CLI::App* generate_command = run_options(command("generate", "greedy continuation"));
+    generate_command->add_option("-n", a.n, "tokens to generate")->check(CLI::Range(1, 1 << 24))->capture_default_str();
+    generate_command->add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
+    CLI::App* template_command = command("template", "messages as JSON on standard input → the prompt's text");
+    template_command->add_option("model", a.model, "GGUF file whose chat template is used");
+    template_command->add_option("--file", a.template_file, "a template's text instead");
+    template_command->add_option("--now", a.now, "the time a template sees: 2024-07-26T10:00:00");
+
+    try {
+        app.parse(argc, argv);
+        if (template_command->parsed() && a.model.empty() == a.template_file.empty())
+            throw CLI::ValidationError("template", "give a MODEL or --file");
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? 0 : 2;
+    }
+    if (show_command->parsed()) return show(a);
+    if (tokenize_command->parsed()) return tokenize(a);
+    if (detokenize_command->parsed()) return detokenize(a);
+    if (logits_command->parsed()) return logits(a);
+    if (generate_command->parsed()) return generate(a);
+    return render(a);
+}

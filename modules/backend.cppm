@@ -1,0 +1,112 @@
+// quire.backend: what a compute device offers: memory, copies and the dozen operations a transformer is made of.
+// The model graph is written against this interface alone; the device behind it is chosen once, by the engine.
+export module quire.backend;
+
+import quire.base;
+import quire.request;
+import quire.std;
+import quire.tensor;
+
+export namespace quire {
+
+// Device memory, zeroed, aligned to 64 bytes, freed with its owner. On a CPU it can be read directly.
+class Buffer {
+public:
+    using Free = void (*)(void*, std::size_t);
+    Buffer() = default;
+    Buffer(void* data, std::size_t bytes, Free free) : data_(data), bytes_(bytes), free_(free) {}
+    Buffer(Buffer&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), free_(other.free_) {}
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        std::swap(free_, other.free_);
+        return *this;
+    }
+    ~Buffer() {
+        if (data_) free_(data_, bytes_);
+    }
+    void*       data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+private:
+    void*       data_  = nullptr;
+    std::size_t bytes_ = 0;
+    Free        free_  = nullptr;
+};
+
+// Activations: a row-major matrix in device memory, one row per token, of the backend's own activation type.
+struct Tensor {
+    void*        data = nullptr;
+    std::int64_t rows = 0;
+    std::int64_t cols = 0;
+};
+
+// The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
+// block that one head reads is one run of bytes.
+struct KvLayer {
+    void* k = nullptr;
+    void* v = nullptr;
+    DType type = DType::F16; // or F32
+    int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
+
+    std::size_t block_bytes() const { return std::size_t(n_kv_heads) * std::size_t(block_size) * row_bytes(type, head_dim); }
+};
+
+// Rotary embedding: pair i of a head turns by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
+struct Rope {
+    std::span<const float> inv_freq;      // [rope_dim / 2]; dimensions from rope_dim on are left alone
+    float                  scale  = 1;
+    bool                   halves = false; // pairs (i, i + rope_dim/2); else (2i, 2i + 1)
+};
+
+struct AttentionParams {
+    int   n_heads = 0;
+    float scale   = 1;  // of q·k, before the soft cap
+    int   window  = 0;  // position i sees i-window+1 .. i; 0: all before it
+};
+
+enum class Activation : std::uint8_t { silu };
+
+// One step is: begin_step(plan), then operations. The tokens, positions, slots, block tables and lengths that the
+// operations speak of are the plan's; a device backend sends them up once, in begin_step().
+// T: tokens of the plan. `out` never overlaps an input unless said. Shapes are the caller's duty (checked).
+class Backend {
+public:
+    virtual ~Backend() = default;
+
+    virtual std::string describe() const = 0; // one line for a person: device, instruction set, threads
+
+    // -- memory
+    virtual Result<Buffer> allocate(std::size_t bytes) = 0;
+    virtual DType          activation_type() const = 0;
+    // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.
+    virtual Result<TensorView> prepare(const TensorView& weight) = 0;
+    // Rows of float32 in memory that the host can read, valid until the next operation.
+    virtual std::span<const float> to_host(const Tensor& tensor) = 0;
+
+    // -- the operations
+    virtual void begin_step(const StepPlan& plan) = 0;
+    // out[t] = row tokens[t] of weight [vocab × hidden]; out [T × hidden]
+    virtual void embed(const TensorView& weight, Tensor out) = 0;
+    // RMSNorm of each row of x, times weight [cols]. With `residual`: residual += x first, and the norm is that of the sum.
+    // out may be x. A row may be one head: x [T·heads × head_dim].
+    virtual void norm(Tensor x, const TensorView& weight, float eps, Tensor* residual, Tensor out) = 0;
+    // out = x · weightᵀ (+ bias): x [n × in], weight [out × in], out [n × out]; bias [out] or empty
+    virtual void matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) = 0;
+    // Rotates q [T × heads·head_dim] in place and k [T × kv_heads·head_dim] on its way into the cache, with v as it is,
+    // at the plan's slots.
+    virtual void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) = 0;
+    // out [T × heads·head_dim]: each query over its sequence's cached positions up to its own. Prefill and decode alike.
+    virtual void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) = 0;
+    // gate = activation(gate) * up, element by element
+    virtual void gated_activation(Activation activation, Tensor gate, Tensor up) = 0;
+    // x += y
+    virtual void add(Tensor x, Tensor y) = 0;
+    // out[i] = x[rows[i]], the plan's logit rows
+    virtual void select_logit_rows(Tensor x, Tensor out) = 0;
+    // The plan's copy-on-write copies, K and V of every layer, all of a step in one call.
+    virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) = 0;
+};
+
+} // namespace quire

@@ -1,0 +1,260 @@
+// quire.cpu: the CPU behind the backend interface. **Owns** the worker threads and their scratch memory.
+// Threads split rows, heads and tokens, never a sum: the result does not depend on their number.
+module;
+
+#include <sys/mman.h>
+
+export module quire.cpu;
+
+import quire.backend;
+import quire.base;
+import quire.cpu_kernels;
+import quire.quants;
+import quire.request;
+import quire.std;
+import quire.tensor;
+import quire.thread_pool;
+
+export namespace quire {
+
+// threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avx512": that one, or an error.
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "");
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+class CpuBackend final : public Backend {
+public:
+    CpuBackend(int threads, const CpuKernels& kernels) : kernels_(kernels), pool_(threads) {
+        scratch_.resize(std::size_t(pool_.n_threads()));
+    }
+
+    std::string describe() const override {
+        return cat("cpu, ", kernels_.name, ", ", pool_.n_threads(), pool_.n_threads() == 1 ? " thread" : " threads");
+    }
+
+    Result<Buffer> allocate(std::size_t bytes) override;
+    DType          activation_type() const override { return DType::F32; }
+    Result<TensorView> prepare(const TensorView& weight) override { return weight; }
+    std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
+
+    void begin_step(const StepPlan& plan) override;
+    void embed(const TensorView& weight, Tensor out) override;
+    void norm(Tensor x, const TensorView& weight, float eps, Tensor* residual, Tensor out) override;
+    void matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) override;
+    void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
+    void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
+    void gated_activation(Activation activation, Tensor gate, Tensor up) override;
+    void add(Tensor x, Tensor y) override;
+    void select_logit_rows(Tensor x, Tensor out) override;
+    void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) override;
+
+private:
+    static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
+    static constexpr int rows_per_item = 16;
+    // Multiply-adds below which waking the other threads costs more than they save.
+    static constexpr std::int64_t worth_threads = 200'000;
+
+    struct QueryTile {
+        int sequence, first_row, n_rows;
+    };
+
+    static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
+    float*        scratch(int thread, std::size_t n);
+
+    // body(first, last) over pieces of [0, n) of about `grain`, in parallel
+    template <class Body>
+    void split(std::int64_t n, std::int64_t grain, const Body& body) {
+        const int items = int((n + grain - 1) / grain);
+        pool_.run(items, [&](int item, int) { body(item * grain, std::min(n, (item + 1) * grain)); });
+    }
+
+    const CpuKernels&               kernels_;
+    ThreadPool                      pool_;
+    std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
+    const StepPlan*                 plan_ = nullptr;
+    std::vector<QueryTile>          tiles_;
+    std::vector<float>              turns_;   // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    bool                            turned_ = false;
+};
+
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
+    const CpuKernels* kernels = cpu_kernels(isa);
+    if (!kernels) return fail("instruction set ", quote(isa), " is not one of plain, avx2, avx512, or this machine lacks it");
+    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
+}
+
+// Pages of zeros come from the operating system when they are first touched.
+Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
+    bytes      = std::max<std::size_t>(bytes, 64);
+    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return fail_with(ErrorKind::system, "cannot take ", bytes >> 20, " MiB of memory");
+    return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
+}
+
+float* CpuBackend::scratch(int thread, std::size_t n) {
+    std::vector<float>& memory = scratch_[std::size_t(thread)];
+    if (memory.size() < n) memory.resize(n);
+    return memory.data();
+}
+
+void CpuBackend::begin_step(const StepPlan& plan) {
+    plan_   = &plan;
+    turned_ = false;
+    tiles_.clear();
+    for (int s = 0; s < plan.n_seqs(); s++)
+        for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end; row += query_tile)
+            tiles_.push_back({s, row, std::min(query_tile, end - row)});
+}
+
+void CpuBackend::embed(const TensorView& weight, Tensor out) {
+    const std::size_t stride = row_bytes(weight.type, weight.cols);
+    for (std::int64_t t = 0; t < out.rows; t++) {
+        const Token token = plan_->tokens[std::size_t(t)];
+        check(token >= 0 && token < weight.rows, "a token outside the vocabulary");
+        dequantize(weight.type, static_cast<const std::byte*>(weight.data) + std::size_t(token) * stride,
+                   floats(out) + t * out.cols, weight.cols);
+    }
+}
+
+void CpuBackend::norm(Tensor x, const TensorView& weight, float eps, Tensor* residual, Tensor out) {
+    check(weight.cols == x.cols && weight.type == DType::F32, "norm: shapes");
+    const auto* w = static_cast<const float*>(weight.data);
+    split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t r = first; r < last; r++)
+            kernels_.norm(floats(x) + r * x.cols, residual ? floats(*residual) + r * x.cols : nullptr, w, eps,
+                          floats(out) + r * x.cols, x.cols);
+    });
+}
+
+void CpuBackend::matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) {
+    check(x.cols == weight.cols && out.cols == weight.rows && out.rows == x.rows, "matmul: shapes");
+    MatmulTask task{&weight, static_cast<const float*>(bias.data), floats(x), floats(out), x.rows, 0, 0, nullptr};
+    const bool alone = x.rows * weight.rows * weight.cols < worth_threads;
+    const auto rows  = alone ? std::max<std::int64_t>(weight.rows, 1) : rows_per_item; // of one item
+    pool_.run(int((weight.rows + rows - 1) / rows), [&](int item, int thread) {
+        MatmulTask mine = task;
+        mine.first      = item * rows;
+        mine.last       = std::min(weight.rows, mine.first + rows);
+        mine.scratch    = scratch(thread, std::size_t(4 * weight.cols));
+        kernels_.matmul(mine);
+    });
+}
+
+void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
+    const int  half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
+    const int  i_step = rope.halves ? 1 : 2, partner = rope.halves ? half : 1;
+    const auto T = q.rows;
+    if (!turned_) { // the first layer of the step works the angles out for all of them
+        turned_ = true;
+        turns_.resize(std::size_t(T) * std::size_t(half) * 2);
+        split(T, 16, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t t = first; t < last; t++)
+                for (int i = 0; i < half; i++) {
+                    const float angle = float(plan_->positions[std::size_t(t)]) * rope.inv_freq[std::size_t(i)];
+                    float*      turn  = turns_.data() + (t * half + i) * 2;
+                    turn[0]           = std::cos(angle) * rope.scale;
+                    turn[1]           = std::sin(angle) * rope.scale;
+                }
+        });
+    }
+    split(T, std::max<std::int64_t>(1, 4096 / q.cols), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++) {
+            const float* turn = turns_.data() + t * half * 2;
+            for (Tensor* x : {&q, &k})
+                for (float *head = floats(*x) + t * x->cols, *end = head + x->cols; head < end; head += D)
+                    for (int i = 0; i < half; i++) {
+                        const float c = turn[2 * i], s = turn[2 * i + 1];
+                        float &     a = head[i * i_step], &b = head[i * i_step + partner];
+                        const float turned = a * c - b * s;
+                        b                  = a * s + b * c;
+                        a                  = turned;
+                    }
+            const int         slot     = plan_->slots[std::size_t(t)];
+            const std::size_t row      = row_bytes(cache.type, D);
+            const std::size_t in_block = std::size_t(slot % cache.block_size);
+            for (int h = 0; h < K; h++) {
+                const std::size_t at = std::size_t(slot / cache.block_size) * cache.block_bytes() +
+                                       (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row;
+                for (auto [tensor, array] : {std::pair(&k, cache.k), std::pair(&v, cache.v)}) {
+                    const float* from = floats(*tensor) + t * tensor->cols + h * D;
+                    std::byte*   to   = static_cast<std::byte*>(array) + at;
+                    if (cache.type == DType::F16) kernels_.store_f16(from, reinterpret_cast<std::uint16_t*>(to), D);
+                    else std::memcpy(to, from, row);
+                }
+            }
+        }
+    });
+}
+
+void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
+    const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim;
+    const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
+    std::int64_t work = 0; // multiply-adds of q·k and of the weighted sum
+    for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
+    auto one_head = [&](int item, int thread) {
+        const QueryTile& tile = tiles_[std::size_t(item / K)];
+        const int        h    = item % K;
+        const auto       s    = std::size_t(tile.sequence);
+        AttentionTask    task;
+        task.q              = floats(q) + tile.first_row * q.cols + h * group * D;
+        task.out            = floats(out) + tile.first_row * q.cols + h * group * D;
+        task.row_stride     = q.cols;
+        task.n_tokens       = tile.n_rows;
+        task.n_heads        = group;
+        task.head_dim       = D;
+        task.first_position = plan_->positions[std::size_t(tile.first_row)];
+        task.window         = params.window;
+        task.scale          = params.scale;
+        task.k              = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
+        task.v              = static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
+        task.block_stride   = cache.block_bytes();
+        task.block_size     = cache.block_size;
+        task.kv_type        = cache.type;
+        task.table          = plan_->block_tables.data() + plan_->table_start[s];
+        task.scratch        = scratch(thread, attention_scratch(tile.n_rows * group, D));
+        kernels_.attention(task);
+    };
+    const int items = int(tiles_.size()) * K;
+    if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
+        for (int item = 0; item < items; item++) one_head(item, 0);
+    } else {
+        pool_.run(items, one_head);
+    }
+}
+
+void CpuBackend::gated_activation(Activation activation, Tensor gate, Tensor up) {
+    check(activation == Activation::silu, "an activation this backend does not have");
+    split(gate.rows * gate.cols, 8192, [&](std::int64_t first, std::int64_t last) {
+        kernels_.silu_mul(floats(gate) + first, floats(up) + first, last - first);
+    });
+}
+
+void CpuBackend::add(Tensor x, Tensor y) {
+    split(x.rows * x.cols, 65536, [&](std::int64_t first, std::int64_t last) {
+        kernels_.add(floats(x) + first, floats(y) + first, last - first);
+    });
+}
+
+void CpuBackend::select_logit_rows(Tensor x, Tensor out) {
+    for (std::int64_t i = 0; i < out.rows; i++)
+        std::memcpy(floats(out) + i * out.cols, floats(x) + plan_->logit_rows[std::size_t(i)] * x.cols,
+                    std::size_t(x.cols) * sizeof(float));
+}
+
+void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) {
+    if (copies.empty()) return;
+    pool_.run(int(layers.size()), [&](int item, int) {
+        const KvLayer&    layer = layers[std::size_t(item)];
+        const std::size_t bytes = layer.block_bytes();
+        for (void* array : {layer.k, layer.v})
+            for (auto [from, to] : copies)
+                std::memcpy(static_cast<std::byte*>(array) + std::size_t(to) * bytes,
+                            static_cast<std::byte*>(array) + std::size_t(from) * bytes, bytes);
+    });
+}
+
+} // namespace quire

@@ -1,0 +1,194 @@
+// quire.model: the transformer, in the order of the papers, over the backend's operations.
+// **Owns** the prepared weights and the activations. Knows nothing of requests and scheduling but the StepPlan.
+export module quire.model;
+
+import quire.backend;
+import quire.base;
+import quire.config;
+import quire.kv_cache;
+import quire.request;
+import quire.std;
+import quire.tensor;
+import quire.weights;
+
+export namespace quire {
+
+class Model {
+public:
+    // Prepares every weight and takes memory for steps of up to max_tokens tokens and max_logit_rows rows of logits.
+    // `progress` hears the fraction of the layers that are ready.
+    static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int max_tokens,
+                                int max_logit_rows, const std::function<void(double)>& progress);
+
+    // Runs one step and returns the logits of the plan's logit rows, [logit rows × vocab], valid until the next step.
+    std::span<const float> forward(const StepPlan& plan, const KvCache& cache);
+
+private:
+    Model() = default;
+
+    Backend*           backend_ = nullptr;
+    ModelConfig        config_;
+    ModelTensors       weights_;
+    std::vector<float> inv_freq_;
+    Rope               rope_;
+    Buffer             memory_;
+    // [max_tokens × …] each; the tensors of a step are their first T rows
+    Tensor hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, logits_;
+};
+
+// The frequencies of a config's rotary embedding, scaled as it says (linear; YaRN: Peng et al. 2023, section 3), and
+// divided by the file's rope_freqs where there are any. `scale` is what cosine and sine are multiplied by.
+std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const float> divisors, float& scale);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const float> divisors, float& scale) {
+    const int          half = config.rope_dim / 2;
+    std::vector<float> freq(static_cast<std::size_t>(half));
+    scale = 1;
+    double low = 0, high = 0;
+    if (config.rope_scaling == RopeScaling::yarn) {
+        // The pair that turns `turns` times over the original context.
+        auto pair_of = [&](double turns) {
+            return config.rope_dim * std::log(config.rope_original_context / (turns * 2 * 3.14159265358979323846)) /
+                   (2 * std::log(double(config.rope_base)));
+        };
+        low  = std::max(std::floor(pair_of(double(config.yarn_beta_fast))), 0.0);
+        high = std::min(std::ceil(pair_of(double(config.yarn_beta_slow))), double(config.rope_dim - 1));
+        if (high <= low) high = low + 0.001;
+        scale = float((config.rope_factor > 1 ? 0.1 * std::log(double(config.rope_factor)) + 1.0 : 1.0) *
+                      double(config.yarn_attn_factor));
+    }
+    for (int i = 0; i < half; i++) {
+        double f = std::pow(double(config.rope_base), -2.0 * i / config.rope_dim);
+        if (config.rope_scaling == RopeScaling::linear) f /= double(config.rope_factor);
+        if (config.rope_scaling == RopeScaling::yarn) {
+            double slow = std::clamp((i - low) / (high - low), 0.0, 1.0); // 1: interpolate, 0: leave
+            f           = f / double(config.rope_factor) * slow + f * (1 - slow);
+        }
+        if (!divisors.empty()) f /= double(divisors[std::size_t(i)]);
+        freq[std::size_t(i)] = float(f);
+    }
+    return freq;
+}
+
+Result<Model> Model::create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int max_tokens,
+                            int max_logit_rows, const std::function<void(double)>& progress) {
+    Model model;
+    model.backend_ = &backend;
+    model.config_  = config;
+    model.weights_ = tensors;
+
+    auto prepare = [&](std::initializer_list<TensorView*> weights) -> Result<void> {
+        for (TensorView* w : weights) {
+            if (!*w) continue;
+            Result<TensorView> ready = backend.prepare(*w);
+            if (!ready) return std::unexpected(ready.error());
+            *w = *ready;
+        }
+        return {};
+    };
+    ModelTensors& m    = model.weights_;
+    const bool    tied = m.output.data == m.token_embd.data;
+    if (auto r = prepare({&m.token_embd, &m.output_norm}); !r) return std::unexpected(r.error());
+    if (tied) m.output = m.token_embd;
+    else if (auto r = prepare({&m.output}); !r) return std::unexpected(r.error());
+    for (std::size_t i = 0; i < m.layers.size(); i++) {
+        LayerTensors& l = m.layers[i];
+        if (auto r = prepare({&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_q_bias, &l.attn_k_bias, &l.attn_v_bias,
+                              &l.attn_q_norm, &l.attn_k_norm, &l.attn_output, &l.ffn_norm, &l.ffn_gate, &l.ffn_up, &l.ffn_down});
+            !r)
+            return std::unexpected(r.error());
+        if (progress) progress(double(i + 1) / double(m.layers.size()));
+    }
+
+    std::span<const float> divisors;
+    if (tensors.rope_freqs) divisors = {static_cast<const float*>(tensors.rope_freqs.data), std::size_t(tensors.rope_freqs.cols)};
+    model.inv_freq_ = rope_frequencies(config, divisors, model.rope_.scale);
+    model.rope_.inv_freq = model.inv_freq_;
+    model.rope_.halves   = config.rope_halves;
+
+    const std::int64_t q_cols = std::int64_t(config.n_heads) * config.head_dim, kv_cols = std::int64_t(config.n_kv_heads) * config.head_dim;
+    struct Need {
+        Tensor*      tensor;
+        std::int64_t rows, cols;
+    };
+    const Need needs[] = {{&model.hidden_, max_tokens, config.hidden_size},
+                          {&model.normed_, max_tokens, config.hidden_size},
+                          {&model.q_, max_tokens, q_cols},
+                          {&model.k_, max_tokens, kv_cols},
+                          {&model.v_, max_tokens, kv_cols},
+                          {&model.attended_, max_tokens, q_cols},
+                          {&model.projected_, max_tokens, config.hidden_size},
+                          {&model.gate_, max_tokens, config.ff_size},
+                          {&model.up_, max_tokens, config.ff_size},
+                          {&model.selected_, max_logit_rows, config.hidden_size},
+                          {&model.logits_, max_logit_rows, config.vocab_size}};
+    auto bytes = [&](const Need& need) { // each tensor starts on a 64-byte line
+        return (std::size_t(need.rows) * row_bytes(backend.activation_type(), need.cols) + 63) / 64 * 64;
+    };
+    std::size_t total = 0;
+    for (const Need& need : needs) total += bytes(need);
+    Result<Buffer> memory = backend.allocate(total);
+    if (!memory) return std::unexpected(memory.error());
+    model.memory_ = std::move(*memory);
+    auto* at      = static_cast<std::byte*>(model.memory_.data());
+    for (const Need& need : needs) {
+        *need.tensor = {at, need.rows, need.cols};
+        at += bytes(need);
+    }
+    return model;
+}
+
+std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache) {
+    Backend&           b = *backend_;
+    const ModelConfig& c = config_;
+    const int          T = plan.n_tokens();
+    const auto         L = std::int64_t(plan.logit_rows.size());
+    check(T <= hidden_.rows && L <= logits_.rows, "a step larger than the memory taken for it");
+    auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols}; };
+    auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim}; };
+
+    b.begin_step(plan);
+    b.copy_blocks(plan.copies, cache.layers());
+
+    Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
+    const AttentionParams attention{c.n_heads, 1 / std::sqrt(float(c.head_dim)), c.sliding_window};
+
+    b.embed(weights_.token_embd, x);
+    Tensor* residual = nullptr; // the first norm has nothing to add yet
+    for (std::size_t i = 0; i < weights_.layers.size(); i++) {
+        const LayerTensors& w = weights_.layers[i];
+        // attention: project, turn, store, look back, project
+        b.norm(residual ? delta : x, w.attn_norm, c.norm_eps, residual, h);
+        b.matmul(h, w.attn_q, w.attn_q_bias, rows(q_));
+        b.matmul(h, w.attn_k, w.attn_k_bias, rows(k_));
+        b.matmul(h, w.attn_v, w.attn_v_bias, rows(v_));
+        if (w.attn_q_norm) b.norm(heads(q_), w.attn_q_norm, c.norm_eps, nullptr, heads(q_));
+        if (w.attn_k_norm) b.norm(heads(k_), w.attn_k_norm, c.norm_eps, nullptr, heads(k_));
+        b.rope_and_store(rows(q_), rows(k_), rows(v_), rope_, cache.layers()[i]);
+        b.attention(rows(q_), cache.layers()[i], attention, rows(attended_));
+        b.matmul(rows(attended_), w.attn_output, {}, delta);
+        // feed-forward: widen twice, gate, narrow
+        b.norm(delta, w.ffn_norm, c.norm_eps, &x, h);
+        b.matmul(h, w.ffn_gate, {}, rows(gate_));
+        b.matmul(h, w.ffn_up, {}, rows(up_));
+        b.gated_activation(Activation::silu, rows(gate_), rows(up_));
+        b.matmul(rows(gate_), w.ffn_down, {}, delta);
+        residual = &x;
+    }
+    if (L == 0) return {};
+
+    b.add(x, delta);
+    Tensor selected{selected_.data, L, selected_.cols}, logits{logits_.data, L, logits_.cols};
+    b.select_logit_rows(x, selected);
+    b.norm(selected, weights_.output_norm, c.norm_eps, nullptr, selected);
+    b.matmul(selected, weights_.output, {}, logits);
+    return b.to_host(logits);
+}
+
+} // namespace quire

@@ -1,0 +1,182 @@
+// quire.sampler: one row of logits and the request's parameters → the next token.
+// Holds no state but scratch memory: randomness comes from (seed, position), so a result depends on no neighbour.
+export module quire.sampler;
+
+import quire.base;
+import quire.request;
+import quire.std;
+
+export namespace quire {
+
+// Uniform in [0, 1), a pure function of its arguments.
+double random_at(std::uint64_t seed, std::uint64_t position);
+
+class Sampler {
+public:
+    explicit Sampler(int vocab_size);
+
+    // The next token after `history` (prompt, then n_generated tokens of ours). In this order: repetition penalty,
+    // presence and frequency penalty, logit bias, then greedy, or temperature, top-k, top-p, min-p and a draw.
+    // NaN counts as minus infinity; a row without a finite value yields its first best id.
+    Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
+                 int n_generated);
+
+    // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
+    PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
+
+private:
+    void penalise(const SamplingParams& params, std::span<const Token> history, int n_generated);
+
+    struct Candidate {
+        float logit;
+        Token token;
+    };
+    std::vector<float>        row_;        // [vocab] logits after penalties and bias
+    std::vector<std::int32_t> seen_;       // [vocab] times a token occurs in the window; zero between calls
+    std::vector<Candidate>    candidates_; // [vocab]
+};
+
+// The lowest id among the largest values; NaN is never the largest.
+Token argmax(std::span<const float> logits);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// splitmix64's finaliser, twice: every bit of seed and position reaches every bit of the result.
+double random_at(std::uint64_t seed, std::uint64_t position) {
+    auto mix = [](std::uint64_t z) {
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return z ^ (z >> 31);
+    };
+    std::uint64_t bits = mix(mix(seed + 0x9e3779b97f4a7c15ull) + position * 0x9e3779b97f4a7c15ull);
+    return double(bits >> 11) * 0x1p-53;
+}
+
+Token argmax(std::span<const float> logits) {
+    Token best  = 0;
+    float value = -std::numeric_limits<float>::infinity();
+    for (std::size_t i = 0; i < logits.size(); i++)
+        if (logits[i] > value) {
+            value = logits[i];
+            best  = Token(i);
+        }
+    return best;
+}
+
+Sampler::Sampler(int vocab_size)
+    : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(std::size_t(vocab_size)) {}
+
+void Sampler::penalise(const SamplingParams& params, std::span<const Token> history, int n_generated) {
+    const std::size_t window =
+        params.repeat_last_n < 0 ? history.size() : std::min(history.size(), std::size_t(params.repeat_last_n));
+    std::span<const Token> recent = history.last(window);
+    if (params.repetition_penalty != 1) {
+        for (Token t : recent) {
+            if (seen_[std::size_t(t)]++ != 0) continue; // once per token, however often it occurs
+            float& logit = row_[std::size_t(t)];
+            logit        = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+        }
+        for (Token t : recent) seen_[std::size_t(t)] = 0;
+    }
+    if (params.presence_penalty != 0 || params.frequency_penalty != 0) {
+        std::span<const Token> generated = recent.last(std::min(window, std::size_t(n_generated)));
+        for (Token t : generated) {
+            row_[std::size_t(t)] -= params.frequency_penalty;
+            if (seen_[std::size_t(t)]++ == 0) row_[std::size_t(t)] -= params.presence_penalty;
+        }
+        for (Token t : generated) seen_[std::size_t(t)] = 0;
+    }
+}
+
+Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
+                      int n_generated) {
+    check(logits.size() == row_.size(), "a row of logits of another vocabulary");
+    const bool as_is = params.repetition_penalty == 1 && params.presence_penalty == 0 &&
+                       params.frequency_penalty == 0 && params.logit_bias.empty();
+    if (params.temperature <= 0 && as_is) return argmax(logits);
+
+    std::ranges::copy(logits, row_.begin());
+    penalise(params, history, n_generated);
+    for (auto [token, bias] : params.logit_bias) row_[std::size_t(token)] += bias;
+    const Token best  = argmax(row_);
+    const float limit = row_[std::size_t(best)];
+    if (params.temperature <= 0 || !std::isfinite(limit)) return best;
+
+    const auto higher = [](const Candidate& a, const Candidate& b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+    };
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < row_.size(); i++)
+        if (!std::isnan(row_[i])) candidates_[n++] = {(row_[i] - limit) / params.temperature, Token(i)};
+    std::span<Candidate> kept(candidates_.data(), n);
+    if (params.top_k > 0 && std::size_t(params.top_k) < n) {
+        std::nth_element(kept.begin(), kept.begin() + params.top_k, kept.end(), higher);
+        kept = kept.first(std::size_t(params.top_k));
+    }
+    // From here on `logit` holds the unnormalised probability; the best token's is 1.
+    for (Candidate& c : kept) c.logit = std::exp(c.logit);
+    double total = 0;
+    if (params.top_p < 1) {
+        // Take tokens from a heap, best first, until they hold top_p of the mass: no sort of the whole vocabulary.
+        for (const Candidate& c : kept) total += double(c.logit);
+        const auto  lower = [&](const Candidate& a, const Candidate& b) { return higher(b, a); };
+        std::size_t rest  = kept.size();
+        double      mass  = 0;
+        std::make_heap(kept.begin(), kept.end(), lower);
+        while (rest > 0 && (rest == kept.size() || mass < double(params.top_p) * total)) {
+            std::pop_heap(kept.begin(), kept.begin() + std::ptrdiff_t(rest), lower);
+            mass += double(kept[--rest].logit);
+        }
+        kept = kept.subspan(rest);
+    }
+    if (params.min_p > 0) {
+        auto end = std::remove_if(kept.begin(), kept.end(), [&](const Candidate& c) { return c.logit < params.min_p; });
+        kept     = kept.first(std::size_t(end - kept.begin()));
+    }
+    // A draw must not depend on the order that the selection left behind.
+    if (kept.size() < n) std::sort(kept.begin(), kept.end(), higher);
+    total = 0;
+    for (const Candidate& c : kept) total += double(c.logit);
+    double at = random_at(params.seed, std::uint64_t(history.size())) * total;
+    for (const Candidate& c : kept)
+        if ((at -= double(c.logit)) < 0) return c.token;
+    return best;
+}
+
+PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, int n_top) {
+    const double limit = double(logits[std::size_t(argmax(logits))]);
+    double       total = 0;
+    for (float v : logits) total += std::isnan(v) ? 0 : std::exp(double(v) - limit);
+    const double     log_total = limit + std::log(total);
+    PositionLogprobs result;
+    auto logprob = [&](Token t) { return TokenLogprob{t, float(double(logits[std::size_t(t)]) - log_total)}; };
+    if (token >= 0) result.chosen = logprob(token);
+    const auto n = std::min(std::size_t(std::max(n_top, 0)), logits.size());
+    if (n == 0) return result;
+    const auto higher = [](const Candidate& a, const Candidate& b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+    };
+    // A heap of the n best so far, the worst of them on top: one pass, and most tokens cost one comparison.
+    std::span<Candidate> heap(candidates_.data(), n);
+    std::size_t          filled = 0;
+    for (std::size_t i = 0; i < logits.size(); i++) {
+        Candidate c{std::isnan(logits[i]) ? -std::numeric_limits<float>::infinity() : logits[i], Token(i)};
+        if (filled < n) {
+            heap[filled++] = c;
+            std::push_heap(heap.begin(), heap.begin() + std::ptrdiff_t(filled), higher);
+        } else if (higher(c, heap[0])) {
+            std::pop_heap(heap.begin(), heap.end(), higher);
+            heap.back() = c;
+            std::push_heap(heap.begin(), heap.end(), higher);
+        }
+    }
+    std::sort(heap.begin(), heap.end(), higher);
+    for (const Candidate& c : heap) result.top.push_back(logprob(c.token));
+    return result;
+}
+
+} // namespace quire

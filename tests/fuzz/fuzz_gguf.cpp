@@ -1,0 +1,29 @@
+// Any bytes as a GGUF file: they are refused, or everything read from them is inside them.
+#include <cstddef>
+#include <cstdint>
+
+import quire.base;
+import quire.config;
+import quire.gguf;
+import quire.quants;
+import quire.std;
+import quire.tensor;
+import quire.weights;
+
+using namespace quire;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+    Result<Gguf> file = Gguf::parse(std::as_bytes(std::span(data, size)), "fuzz");
+    if (!file) return 0;
+    // read every tensor once, its first row as floats
+    unsigned sum = 0;
+    for (const GgufTensor& t : file->tensors()) {
+        for (std::size_t i = 0; i < t.bytes; i += 64) sum += unsigned(t.data[i]);
+        if (t.dims[0] <= 1 << 16) {
+            std::vector<float> row(static_cast<std::size_t>(t.dims[0]));
+            dequantize(t.type, t.data, row.data(), t.dims[0]);
+        }
+    }
+    if (auto config = read_config(*file)) (void)bind_tensors(*file, *config);
+    return sum == 0xffffffff;
+}

@@ -1,0 +1,52 @@
+// Runs one of the project's programs as a user would: arguments, standard input, and what came of it.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+namespace quire::testing {
+
+struct Finished {
+    int         code = -1; // exit code, or 128 + the signal that ended it
+    std::string out, err;
+};
+
+inline std::string slurp(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// A path for a temporary file; the caller removes it.
+inline std::string temporary() {
+    std::string name = "/tmp/quire-test-XXXXXX";
+    close(mkstemp(name.data()));
+    return name;
+}
+
+inline Finished run_program(const std::string& name, std::vector<std::string> arguments, const std::string& input = "") {
+    const std::string program = std::string(QUIRE_BIN) + "/" + name, in = temporary(), out = temporary(), err = temporary();
+    std::ofstream(in, std::ios::binary) << input;
+    std::vector<char*> argv{const_cast<char*>(program.c_str())};
+    for (std::string& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    std::fflush(nullptr); // or the child would write it again
+    const pid_t child = fork();
+    if (child == 0) {
+        if (std::freopen(in.c_str(), "r", stdin) && std::freopen(out.c_str(), "w", stdout) && std::freopen(err.c_str(), "w", stderr))
+            execv(program.c_str(), argv.data());
+        _exit(127);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    Finished result{WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), slurp(out), slurp(err)};
+    for (const std::string& path : {in, out, err}) unlink(path.c_str());
+    return result;
+}
+
+} // namespace quire::testing

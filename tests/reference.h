@@ -1,0 +1,19 @@
+// Where reference data is: the full set beside the project if it is there, else the part that ships in tests/data
+// (archives among it are unpacked into the build folder).
+#pragma once
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace quire::testing {
+
+// The path of a reference file or folder, e.g. "models/qwen2-Q4_0.gguf". Throws when neither place has it.
+inline std::string reference(std::string_view relative) {
+    for (const char* root : {QUIRE_ROOT "/../shared/reference/", QUIRE_ROOT "/tests/data/", QUIRE_UNPACKED "/"})
+        if (std::string path = std::string(root).append(relative); std::filesystem::exists(path)) return path;
+    throw std::runtime_error("no reference data " + std::string(relative));
+}
+
+} // namespace quire::testing

@@ -1,0 +1,107 @@
+// Operations of the CPU backend that no kernel test sees whole: the cache's layout, rotation, threads.
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+
+import quire.backend;
+import quire.base;
+import quire.config;
+import quire.cpu;
+import quire.kv_cache;
+import quire.model;
+import quire.request;
+import quire.std;
+import quire.tensor;
+import quire.thread_pool;
+
+using namespace quire;
+
+TEST_CASE("the pool runs every item once, on any number of threads") {
+    for (int threads : {1, 2, 5}) {
+        ThreadPool pool(threads);
+        for (int round = 0; round < 300; round++)
+            for (int n : {0, 1, 2, 7, 100}) {
+                std::vector<std::atomic<int>> hits(static_cast<std::size_t>(n));
+                pool.run(n, [&](int item, int thread) {
+                    check(thread >= 0 && thread < threads, "a thread beyond the pool");
+                    hits[std::size_t(item)]++;
+                });
+                for (auto& h : hits) REQUIRE(h == 1);
+            }
+    }
+}
+
+TEST_CASE("rope turns pairs by position, and K and V land in their slots") {
+    auto backend = make_cpu_backend(1);
+    REQUIRE(backend);
+    Backend&    b = **backend;
+    ModelConfig c;
+    c.n_layers = 1, c.n_heads = 2, c.n_kv_heads = 1, c.head_dim = 8, c.rope_dim = 4;
+    auto cache = KvCache::create(b, c, DType::F32, 3, 4);
+    REQUIRE(cache);
+    const std::array<float, 2> freq{1.0f, 0.25f};
+    for (bool halves : {false, true}) {
+        StepPlan plan;
+        plan.tokens       = {0, 0};
+        plan.positions    = {5, 6};
+        plan.slots        = {9, 10}; // block 2, offsets 1 and 2
+        plan.token_start  = {0, 2};
+        plan.context_lens = {7};
+        plan.block_tables = {0, 2};
+        plan.table_start  = {0, 2};
+        b.begin_step(plan);
+        std::vector<float> q(32, 1), k(16), v(16);
+        for (std::size_t i = 0; i < 16; i++) k[i] = float(i), v[i] = 100 + float(i);
+        b.rope_and_store({q.data(), 2, 16}, {k.data(), 2, 8}, {v.data(), 2, 8}, {freq, 2.0f, halves}, cache->layers()[0]);
+        const auto* kc = static_cast<const float*>(cache->layers()[0].k) + 9 * 8; // one kv head: [block][offset][8]
+        const auto* vc = static_cast<const float*>(cache->layers()[0].v) + 9 * 8;
+        for (std::size_t t = 0; t < 2; t++)
+            for (std::size_t i = 0; i < 2; i++) {
+                const std::size_t a = halves ? i : 2 * i, z = halves ? i + 2 : 2 * i + 1;
+                const double      angle = double(plan.positions[t]) * double(freq[i]), x = double(8 * t + a), y = double(8 * t + z);
+                CHECK(kc[t * 8 + a] == Catch::Approx(2 * (x * std::cos(angle) - y * std::sin(angle))).margin(1e-4));
+                CHECK(kc[t * 8 + z] == Catch::Approx(2 * (x * std::sin(angle) + y * std::cos(angle))).margin(1e-4));
+                CHECK(q[t * 16 + 8 + a] == Catch::Approx(2 * (std::cos(angle) - std::sin(angle))).margin(1e-4)); // second head
+            }
+        for (std::size_t i = 4; i < 8; i++) CHECK(kc[i] == float(i)); // beyond rope_dim
+        for (std::size_t i = 0; i < 16; i++) CHECK(vc[i] == 100 + float(i));
+    }
+}
+
+TEST_CASE("copied blocks carry K and V of every layer") {
+    auto backend = make_cpu_backend(2);
+    REQUIRE(backend);
+    ModelConfig c;
+    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = 2;
+    auto cache = KvCache::create(**backend, c, DType::F32, 4, 2);
+    REQUIRE(cache);
+    for (const KvLayer& l : cache->layers())
+        for (int i = 0; i < 16; i++) {
+            static_cast<float*>(l.k)[i] = float(i);
+            static_cast<float*>(l.v)[i] = float(-i);
+        }
+    const std::vector<BlockCopy> copies{{1, 3}, {0, 2}};
+    (*backend)->copy_blocks(copies, cache->layers());
+    for (const KvLayer& l : cache->layers())
+        for (int i = 0; i < 4; i++) {
+            CHECK(static_cast<float*>(l.k)[12 + i] == float(4 + i));
+            CHECK(static_cast<float*>(l.v)[8 + i] == float(-i));
+        }
+}
+
+TEST_CASE("rope frequencies: plain, linear, divided by the file's factors") {
+    ModelConfig c;
+    c.rope_dim  = 4;
+    c.rope_base = 10000;
+    float scale = 0;
+    CHECK(rope_frequencies(c, {}, scale)[1] == Catch::Approx(0.01f));
+    CHECK(scale == 1);
+    const std::array<float, 2> divisors{2, 4};
+    CHECK(rope_frequencies(c, divisors, scale)[1] == Catch::Approx(0.0025f));
+    c.rope_scaling = RopeScaling::linear;
+    c.rope_factor  = 4;
+    CHECK(rope_frequencies(c, {}, scale)[0] == Catch::Approx(0.25f));
+    c.rope_scaling          = RopeScaling::yarn; // against `transformers` in the engine's reference test (qwen2-yarn)
+    c.rope_original_context = 64;
+    CHECK(rope_frequencies(c, {}, scale).size() == 2);
+    CHECK(scale == Catch::Approx(0.1 * std::log(4.0) + 1));
+}

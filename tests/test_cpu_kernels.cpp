@@ -1,0 +1,181 @@
+// Every kernel of every instruction set that this machine has, against plain sums in double.
+#include <catch2/catch_test_macros.hpp>
+
+import quire.base;
+import quire.cpu_kernels;
+import quire.quants;
+import quire.std;
+import quire.tensor;
+
+using namespace quire;
+
+namespace {
+
+std::vector<const CpuKernels*> all_kernels() {
+    std::vector<const CpuKernels*> found;
+    for (const char* name : {"plain", "avx2", "avx512"})
+        if (const CpuKernels* k = cpu_kernels(name)) found.push_back(k);
+    return found;
+}
+
+std::vector<float> noise(std::size_t n, unsigned seed) {
+    std::mt19937                     random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float>               v(n);
+    for (float& x : v) x = normal(random);
+    return v;
+}
+
+// Root of the mean squared error over that of the reference.
+double error(std::span<const float> got, std::span<const double> want) {
+    double difference = 0, size = 0;
+    REQUIRE(got.size() == want.size());
+    for (std::size_t i = 0; i < got.size(); i++) {
+        difference += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
+        size += want[i] * want[i];
+    }
+    return std::sqrt(difference / std::max(size, 1e-30));
+}
+
+} // namespace
+
+TEST_CASE("the plain kernels exist everywhere and an unknown name has none") {
+    CHECK(cpu_kernels("plain") != nullptr);
+    CHECK(cpu_kernels("") != nullptr);
+    CHECK(cpu_kernels("sse9") == nullptr);
+}
+
+TEST_CASE("matmul over odd shapes") {
+    for (const CpuKernels* k : all_kernels())
+        for (int cols : {8, 16, 33, 96, 256})
+            for (int rows : {1, 3, 4, 7, 32})
+                for (int n : {1, 2, 3, 5, 9}) {
+                    CAPTURE(k->name, cols, rows, n);
+                    const auto w = noise(std::size_t(rows * cols), 1), x = noise(std::size_t(n * cols), 2),
+                               bias = noise(std::size_t(rows), 3);
+                    std::vector<float>  out(std::size_t(n * rows), 1e9f), scratch(std::size_t(4 * cols));
+                    std::vector<double> want;
+                    for (int t = 0; t < n; t++)
+                        for (int r = 0; r < rows; r++) {
+                            double sum = double(bias[std::size_t(r)]);
+                            for (int i = 0; i < cols; i++)
+                                sum += double(w[std::size_t(r * cols + i)]) * double(x[std::size_t(t * cols + i)]);
+                            want.push_back(sum);
+                        }
+                    TensorView weight{DType::F32, rows, cols, w.data()};
+                    k->matmul({&weight, bias.data(), x.data(), out.data(), n, 0, rows, scratch.data()});
+                    CHECK(error(out, want) < 1e-5);
+                }
+}
+
+TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
+    for (const CpuKernels* k : all_kernels()) {
+        const int                  cols = 100, rows = 11, n = 13;
+        const auto                 w = noise(rows * cols, 4), x = noise(n * cols, 5);
+        std::vector<std::uint16_t> half(w.size());
+        for (std::size_t i = 0; i < w.size(); i++) half[i] = f32_to_f16(w[i]);
+        TensorView         weight{DType::F16, rows, cols, half.data()};
+        std::vector<float> together(n * rows), alone(n * rows), scratch(4 * cols);
+        k->matmul({&weight, nullptr, x.data(), together.data(), n, 0, rows, scratch.data()});
+        for (int t = 0; t < n; t++)
+            for (int r = 0; r < rows; r++) // one element at a time
+                k->matmul({&weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, r, r + 1, scratch.data()});
+        CHECK(together == alone);
+    }
+}
+
+TEST_CASE("attention over paged blocks equals the plain formula") {
+    std::mt19937 random(6);
+    for (const CpuKernels* k : all_kernels())
+        for (int D : {8, 32, 64, 80, 128})
+            for (int block_size : {1, 5, 16})
+                for (int window : {0, 7, 100})
+                    for (DType type : {DType::F32, DType::F16})
+                        for (auto [first, n] : {std::pair(0, 1), std::pair(0, 16), std::pair(63, 3), std::pair(130, 1)}) {
+                            CAPTURE(k->name, D, block_size, window, int(type), first, n);
+                            const int          heads = 3, context = first + n, n_blocks = (context + block_size - 1) / block_size + 2;
+                            const std::size_t  row = row_bytes(type, D), floats_per = std::size_t(n_blocks * block_size * D);
+                            std::vector<float> kf = noise(floats_per, 7), vf = noise(floats_per, 8), q = noise(std::size_t(n * heads * D), 9);
+                            if (type == DType::F16)
+                                for (auto* a : {&kf, &vf})
+                                    for (float& x : *a) x = f16_to_f32(f32_to_f16(x));
+                            std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
+                            std::iota(table.begin(), table.end(), 0);
+                            std::shuffle(table.begin(), table.end(), random);
+                            // [block][offset][D], one kv head
+                            std::vector<std::byte> kc(floats_per * 4), vc(floats_per * 4);
+                            for (int p = 0; p < context; p++) {
+                                const int slot = table[std::size_t(p / block_size)] * block_size + p % block_size;
+                                for (auto [from, to] : {std::pair(&kf, &kc), std::pair(&vf, &vc)})
+                                    for (int d = 0; d < D; d++) {
+                                        const float         x = (*from)[std::size_t(p * D + d)];
+                                        const std::uint16_t h = f32_to_f16(x);
+                                        std::byte*          at = to->data() + std::size_t(slot) * row;
+                                        if (type == DType::F16) std::memcpy(at + 2 * d, &h, 2);
+                                        else std::memcpy(at + 4 * d, &x, 4);
+                                    }
+                            }
+                            std::vector<float>  out(q.size(), 1e9f), scratch(attention_scratch(n * heads, D));
+                            std::vector<double> want(q.size());
+                            for (int t = 0; t < n; t++)
+                                for (int h = 0; h < heads; h++) {
+                                    std::vector<double> weight;
+                                    double              sum = 0;
+                                    const int lo = window > 0 ? std::max(0, first + t - window + 1) : 0;
+                                    for (int p = lo; p <= first + t; p++) {
+                                        double s = 0;
+                                        for (int d = 0; d < D; d++)
+                                            s += double(q[std::size_t((t * heads + h) * D + d)]) * double(kf[std::size_t(p * D + d)]);
+                                        weight.push_back(std::exp(s * 0.2));
+                                        sum += weight.back();
+                                    }
+                                    for (int p = lo; p <= first + t; p++)
+                                        for (int d = 0; d < D; d++)
+                                            want[std::size_t((t * heads + h) * D + d)] +=
+                                                weight[std::size_t(p - lo)] / sum * double(vf[std::size_t(p * D + d)]);
+                                }
+                            AttentionTask task;
+                            task.q = q.data(), task.out = out.data(), task.row_stride = heads * D;
+                            task.n_tokens = n, task.n_heads = heads, task.head_dim = D;
+                            task.first_position = first, task.window = window, task.scale = 0.2f;
+                            task.k = kc.data(), task.v = vc.data(), task.block_stride = std::size_t(block_size) * row;
+                            task.block_size = block_size, task.kv_type = type, task.table = table.data(), task.scratch = scratch.data();
+                            k->attention(task);
+                            REQUIRE(error(out, want) < 2e-6);
+                        }
+}
+
+TEST_CASE("norm, SwiGLU and the half-float store over odd lengths") {
+    for (const CpuKernels* k : all_kernels())
+        for (int n : {1, 7, 16, 31, 200}) {
+            CAPTURE(k->name, n);
+            const auto         x = noise(std::size_t(n), 10), w = noise(std::size_t(n), 11), old = noise(std::size_t(n), 12);
+            std::vector<float> residual = old, out(static_cast<std::size_t>(n)), gate = x;
+            std::vector<double> want, swiglu;
+            double              squares = 0;
+            for (std::size_t i = 0; i < x.size(); i++) squares += (double(x[i]) + double(old[i])) * (double(x[i]) + double(old[i]));
+            for (std::size_t i = 0; i < x.size(); i++) {
+                want.push_back((double(x[i]) + double(old[i])) / std::sqrt(squares / n + 1e-5) * double(w[i]));
+                swiglu.push_back(double(x[i]) / (1 + std::exp(-double(x[i]))) * double(w[i]));
+            }
+            k->norm(x.data(), residual.data(), w.data(), 1e-5f, out.data(), n);
+            CHECK(error(out, want) < 1e-6);
+            CHECK(residual[0] == x[0] + old[0]);
+            k->silu_mul(gate.data(), w.data(), n);
+            CHECK(error(gate, swiglu) < 1e-6);
+            std::vector<std::uint16_t> half(static_cast<std::size_t>(n));
+            k->store_f16(x.data(), half.data(), n);
+            for (std::size_t i = 0; i < half.size(); i++) CHECK(half[i] == f32_to_f16(x[i]));
+        }
+}
+
+TEST_CASE("every half float converts as the format says") {
+    for (unsigned h = 0; h < 65536; h++) {
+        const float f = f16_to_f32(std::uint16_t(h));
+        if (std::isnan(f)) continue;
+        REQUIRE(f32_to_f16(f) == h);
+        // halfway to the next one rounds to even
+        const float next = f16_to_f32(std::uint16_t(h + 1));
+        if ((h & 0x7fff) < 0x7bff) REQUIRE(f32_to_f16((f + next) / 2) == h + (h & 1));
+    }
+}

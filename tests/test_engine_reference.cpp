@@ -1,0 +1,116 @@
+// Logits and greedy tokens of the reference models against what `transformers` computed from the same files.
+#include <catch2/catch_test_macros.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include "reference.h"
+
+import quire.base;
+import quire.config;
+import quire.engine;
+import quire.request;
+import quire.std;
+
+#include "engine_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+nlohmann::json read_json(const std::string& path) {
+    std::ifstream file(path);
+    REQUIRE(file);
+    return nlohmann::json::parse(file);
+}
+
+// A little-endian float32 array in NumPy's .npy format, version 1: the shape is known to whoever asks.
+std::vector<float> read_npy(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string   bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    REQUIRE(bytes.size() > 10);
+    REQUIRE(bytes.find("'<f4'") != std::string::npos);
+    const std::size_t  start = 10 + std::size_t(static_cast<unsigned char>(bytes[8])) + 256 * std::size_t(static_cast<unsigned char>(bytes[9]));
+    std::vector<float> values((bytes.size() - start) / sizeof(float));
+    std::memcpy(values.data(), bytes.data() + start, values.size() * sizeof(float));
+    return values;
+}
+
+// Leading tokens that two lists have in common.
+std::size_t agreement(const std::vector<Token>& a, const std::vector<Token>& b) {
+    std::size_t i = 0;
+    while (i < a.size() && i < b.size() && a[i] == b[i]) i++;
+    return i;
+}
+
+struct Case {
+    std::string model, type, path;
+    bool        lossless; // the expectations are those of the very numbers in the file, computed in float32
+};
+
+// Every model file of the reference folder that this engine can run.
+std::vector<Case> all_cases() {
+    std::vector<Case> cases;
+    for (const auto& entry : std::filesystem::directory_iterator(reference("models"))) {
+        const std::string stem = entry.path().stem().string(), path = entry.path().string();
+        const auto        dash  = stem.rfind('-');
+        const std::string model = stem.substr(0, dash), type = stem.substr(dash + 1);
+        if (std::ranges::any_of(std::array{"gpt2", "opt", "gemma2", "phi3"}, [&](const char* other) { return model.starts_with(other); })) continue;
+        const auto lossless = read_json(reference(cat("logits/", model, "/expected.json")))["lossless_types"];
+        cases.push_back({model, type, path, std::ranges::any_of(lossless, [&](const auto& t) { return t == type; })});
+    }
+    std::ranges::sort(cases, {}, &Case::path);
+    return cases;
+}
+
+} // namespace
+
+TEST_CASE("logits, log-probabilities and greedy tokens equal those of transformers") {
+    const auto cases = all_cases();
+    REQUIRE(cases.size() >= 4);
+    for (const Case& c : cases)
+        for (KvType kv : {KvType::f32, KvType::f16}) {
+            CAPTURE(c.model, c.type, int(kv));
+            const std::string folder   = cat("logits/", c.model, "/");
+            const auto        expected = read_json(reference(cat(folder, "expected.json")));
+            const auto typed = c.lossless ? expected : read_json(reference(cat(folder, "expected.", c.type, ".json")));
+            const auto last  = read_npy(reference(cat(folder, "last_logits", c.lossless ? "" : "." + c.type, ".npy")));
+
+            EngineOptions o;
+            o.kv_type          = kv;
+            o.max_batch_tokens = 200; // so that the longest prompt is cut
+            Engine               engine = load(c.path, o);
+            std::vector<Request> requests;
+            for (const auto& p : expected["prompts"]) {
+                requests.push_back(greedy(p["tokens"].get<std::vector<Token>>(), 48));
+                requests.back().prompt_logprobs = 1;
+            }
+            const auto answers = run(engine, requests); // all nine in one batch: prompts beside decoding
+
+            const std::size_t vocab = answers[0].prompt_logits.size();
+            REQUIRE(last.size() == vocab * answers.size());
+            for (std::size_t i = 0; i < answers.size(); i++) {
+                const auto& p = typed["prompts"][i];
+                CAPTURE(i, p["id"].get<std::string>());
+                // the logits after the prompt
+                double worst = 0, largest = 0, squares = 0;
+                for (std::size_t t = 0; t < vocab; t++) {
+                    const double want = double(last[i * vocab + t]), d = double(answers[i].prompt_logits[t]) - want;
+                    worst   = std::max(worst, std::abs(d));
+                    largest = std::max(largest, std::abs(want));
+                    squares += d * d;
+                }
+                if (kv == KvType::f32) CHECK(worst <= 1e-3 * largest);
+                else CHECK(std::sqrt(squares / double(vocab)) <= 0.03);
+                // every prompt token's log-probability
+                const auto logprobs = p["logprobs"].get<std::vector<float>>();
+                REQUIRE(logprobs.size() == answers[i].prompt_logprobs.size());
+                for (std::size_t j = 0; j < logprobs.size(); j++)
+                    CHECK(std::abs(answers[i].prompt_logprobs[j].chosen.logprob - logprobs[j]) < (kv == KvType::f32 ? 5e-3f : 0.3f));
+                // the 48 tokens after it
+                const auto greedy_ids = p["greedy"].get<std::vector<Token>>();
+                const auto robust     = kv == KvType::f32 && c.lossless ? greedy_ids.size() : p["n_robust"].get<std::size_t>();
+                CHECK(agreement(answers[i].tokens, greedy_ids) >= std::min(robust, greedy_ids.size()));
+            }
+        }
+}

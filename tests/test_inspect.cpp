@@ -1,0 +1,116 @@
+// The program `inspect` as a process: what it answers to good files, bad files and wrong usage.
+#include <catch2/catch_test_macros.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include "process.h"
+#include "reference.h"
+
+import quire.std;
+
+using namespace quire::testing;
+
+namespace {
+
+nlohmann::json answer(const std::vector<std::string>& arguments, const std::string& input = "") {
+    const Finished f = run_program("inspect", arguments, input);
+    INFO(f.err);
+    REQUIRE(f.code == 0);
+    REQUIRE(std::count(f.out.begin(), f.out.end(), '\n') == 1);
+    return nlohmann::json::parse(f.out);
+}
+
+} // namespace
+
+TEST_CASE("malformed files are refused in one sentence, by whatever command reads them", "[inspect]") {
+    const std::string folder = reference("bad");
+    std::ifstream     index(folder + "/index.json");
+    const auto        list = nlohmann::json::parse(index);
+    int               n    = 0;
+    for (const auto& entry : list) {
+        const std::string name = entry["file"], path = folder + "/" + name;
+        if (!std::filesystem::is_regular_file(path)) continue;
+        const bool reject = entry["verdict"] == "reject";
+        for (const std::vector<std::string>& arguments :
+             {std::vector<std::string>{"show", path}, {"generate", path, "--ids", "1,2,3", "-n", "4"}, {"tokenize", path}}) {
+            const Finished f = run_program("inspect", arguments, "text");
+            CAPTURE(name, arguments[0], f.err, f.out.substr(0, 200));
+            if (reject) CHECK(f.code == 1);
+            else CHECK((f.code == 0 || f.code == 1));
+            if (f.code == 1) {
+                CHECK(std::count(f.err.begin(), f.err.end(), '\n') == 1);
+                CHECK(f.err.find(name) != std::string::npos); // where
+                CHECK(f.out.empty());
+            }
+        }
+        n++;
+    }
+    CHECK(n > 80);
+    for (const std::string& path : {folder + "/directory.gguf", std::string("/nonexistent.gguf"), std::string("/dev/null")})
+        CHECK(run_program("inspect", {"show", path}).code == 1);
+    CHECK(run_program("inspect", {"show", folder + "/good.gguf"}).code == 0);
+    CHECK(run_program("inspect", {"show", folder + "/good-bpe.gguf"}).code == 0);
+}
+
+TEST_CASE("show sums up a model", "[inspect]") {
+    const auto show = answer({"show", reference("models/llama3-gqa-Q8_0.gguf")});
+    CHECK(show["metadata"]["general.architecture"] == "llama");
+    const auto& m = show["model"];
+    CHECK(show["kv_bytes_per_token"]["f16"] == 2 * 2 * m["layers"].get<int>() * m["kv_heads"].get<int>() * m["head_dim"].get<int>());
+    CHECK(show["tensors"].size() > 10);
+    CHECK(show["tensors"][0].contains("dims"));
+}
+
+TEST_CASE("generate and logits answer with the reference's tokens", "[inspect]") {
+    std::ifstream     file(reference("logits/llama3-gqa/expected.Q8_0.json"));
+    const auto        typed = nlohmann::json::parse(file);
+    std::ifstream     plain_file(reference("logits/llama3-gqa/expected.json"));
+    const auto        plain  = nlohmann::json::parse(plain_file);
+    const std::string model  = reference("models/llama3-gqa-Q8_0.gguf");
+    const auto&       prompt = plain["prompts"][1];
+    std::string       ids;
+    for (int id : prompt["tokens"]) ids += (ids.empty() ? "" : ",") + std::to_string(id);
+    const auto& expected = typed["prompts"][1];
+    const auto  got      = answer({"generate", model, "--ids", ids, "-n", "48", "--ignore-eos", "--kv-type", "f32"});
+    const auto  robust   = expected["n_robust"].get<std::size_t>();
+    CHECK(got["ids"].size() == 48);
+    CHECK(got["logprobs"].size() == 48);
+    for (std::size_t i = 0; i < robust; i++) CHECK(got["ids"][i] == expected["greedy"][i]);
+
+    const std::string raw    = temporary();
+    const auto        logits = answer({"logits", model, "--ids", ids, "--top", "5", "--all", "--raw", raw, "--block-size", "3"});
+    CHECK(logits["top"].size() == 5);
+    CHECK(logits["top1"].size() == prompt["tokens"].size());
+    CHECK(logits["logprobs"].size() == prompt["tokens"].size() - 1);
+    CHECK(logits["top1"].back() == logits["top"][0]["id"]);
+    CHECK(slurp(raw).size() == 4 * plain["n_vocab"].get<std::size_t>());
+    std::filesystem::remove(raw);
+}
+
+TEST_CASE("text goes to ids and back", "[inspect]") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf"), text = "Hello, wörld \xf0\x9f\x99\x82 1234";
+    const auto        ids = answer({"tokenize", model}, text);
+    REQUIRE(ids["ids"].size() == ids["pieces"].size());
+    std::string list;
+    for (int id : ids["ids"]) list += (list.empty() ? "" : ",") + std::to_string(id);
+    CHECK(answer({"detokenize", model, "--ids", list})["text"] == text);
+    const auto with_bos = answer({"tokenize", model, "--bos"}, text);
+    CHECK(with_bos["ids"].size() == ids["ids"].size() + 1);
+    const std::string broken("\xff\x00\xc3", 3); // bytes that are no text
+    list.clear();
+    for (int id : answer({"tokenize", model}, broken)["ids"]) list += (list.empty() ? "" : ",") + std::to_string(id);
+    CHECK(answer({"detokenize", model, "--ids", list})["hex"] == "ff00c3");
+}
+
+TEST_CASE("wrong usage exits with 2, unusable input with 1", "[inspect]") {
+    const std::string model = reference("models/llama3-gqa-Q8_0.gguf");
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{}, {"nosuch"}, {"show"}, {"generate", model}, {"generate", model, "--ids", "1", "-n", "0"},
+          {"logits", model, "--ids", "1", "--kv-type", "f8"}, {"logits", model, "--ids", "1", "--block-size", "257"}, {"template"}})
+        CHECK(run_program("inspect", arguments).code == 2);
+    for (const std::vector<std::string>& arguments :
+         {std::vector<std::string>{"generate", model, "--ids", "1,x"}, {"generate", model, "--ids", "1,999999"}, {"generate", model, "--ids=-1"},
+          {"detokenize", model, "--ids", "99999999"}, {"logits", model, "--ids", "1,,2"}})
+        CHECK(run_program("inspect", arguments).code == 1);
+    CHECK(run_program("inspect", {"--help"}).code == 0);
+}

@@ -1,0 +1,118 @@
+#include <catch2/catch_approx.hpp>
+#include <catch2/catch_test_macros.hpp>
+
+import quire.base;
+import quire.request;
+import quire.sampler;
+import quire.std;
+
+using namespace quire;
+
+namespace {
+
+// How often each token comes out under many seeds.
+std::vector<int> histogram(std::span<const float> logits, SamplingParams params, int n = 20'000) {
+    Sampler            sampler(int(logits.size()));
+    std::vector<int>   count(logits.size());
+    std::vector<Token> history{0};
+    for (int i = 0; i < n; i++) {
+        params.seed = std::uint64_t(i);
+        count[std::size_t(sampler.sample(logits, params, history, 0))]++;
+    }
+    return count;
+}
+
+SamplingParams greedy() {
+    SamplingParams p;
+    p.temperature = 0;
+    return p;
+}
+
+} // namespace
+
+TEST_CASE("greedy takes the largest logit, the lowest id on a tie") {
+    Sampler            sampler(4);
+    std::vector<Token> history{0};
+    CHECK(sampler.sample(std::vector<float>{1, 3, 3, 2}, greedy(), history, 0) == 1);
+    const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+    CHECK(sampler.sample(std::vector<float>{nan, 1, nan, 2}, greedy(), history, 0) == 3);
+    CHECK(sampler.sample(std::vector<float>{nan, nan, nan, nan}, greedy(), history, 0) == 0);
+    CHECK(sampler.sample(std::vector<float>{0, inf, 1, inf}, SamplingParams{}, history, 0) == 1);
+}
+
+TEST_CASE("draws follow the softmax at the temperature") {
+    const std::vector<float> logits{0, std::log(2.0f), std::log(5.0f)};
+    SamplingParams           params;
+    auto                     count = histogram(logits, params);
+    CHECK(count[0] == Catch::Approx(2500).margin(200));
+    CHECK(count[1] == Catch::Approx(5000).margin(250));
+    params.temperature = 0.5f; // 1 : 4 : 25
+    CHECK(histogram(logits, params)[2] == Catch::Approx(20'000 * 25 / 30).margin(300));
+}
+
+TEST_CASE("top-k, top-p and min-p cut the tail") {
+    const std::vector<float> logits{std::log(1.0f), std::log(2.0f), std::log(3.0f), std::log(4.0f)}; // 0.1 0.2 0.3 0.4
+    SamplingParams           params;
+    params.top_k = 2;
+    auto count   = histogram(logits, params);
+    CHECK(count[0] + count[1] == 0);
+    CHECK(count[3] == Catch::Approx(20'000 * 4 / 7).margin(300));
+    params       = {};
+    params.top_p = 0.65f; // 0.4 + 0.3 reach it
+    count        = histogram(logits, params);
+    CHECK(count[0] + count[1] == 0);
+    CHECK(count[2] > 0);
+    params.top_p = 0.01f; // at least the best one
+    CHECK(histogram(logits, params)[3] == 20'000);
+    params       = {};
+    params.min_p = 0.45f; // of the best one's 0.4: 0.18
+    count        = histogram(logits, params);
+    CHECK(count[0] == 0);
+    CHECK(count[1] > 0);
+}
+
+TEST_CASE("the same seed and position draw the same number, others another one") {
+    CHECK(random_at(1, 2) == random_at(1, 2));
+    CHECK(random_at(1, 2) != random_at(1, 3));
+    CHECK(random_at(1, 2) != random_at(2, 2));
+    double sum = 0;
+    for (std::uint64_t i = 0; i < 10'000; i++) {
+        double u = random_at(42, i);
+        REQUIRE((u >= 0 && u < 1));
+        sum += u;
+    }
+    CHECK(sum / 10'000 == Catch::Approx(0.5).margin(0.02));
+}
+
+TEST_CASE("penalties count prompt and generated tokens as their definitions say") {
+    Sampler                  sampler(4);
+    const std::vector<float> logits{2.0f, 1.9f, -1.0f, -1.1f};
+    const std::vector<Token> history{0, 0, 2}; // with n_generated 1: the prompt 0 0, then 2
+    SamplingParams           params = greedy();
+    params.repetition_penalty       = 1.5f; // once, not per occurrence: 2.0 / 1.5
+    CHECK(sampler.sample(logits, params, history, 1) == 1);
+    params                  = greedy();
+    params.presence_penalty = 10; // of generated tokens only
+    CHECK(sampler.sample(logits, params, history, 1) == 0);
+    CHECK(sampler.sample(logits, params, history, 3) == 1);
+    params                   = greedy();
+    params.frequency_penalty = 0.06f; // 2.0 - 2 · 0.06 < 1.9
+    CHECK(sampler.sample(logits, params, history, 3) == 1);
+    params.repeat_last_n = 1; // looks at the 2 alone
+    CHECK(sampler.sample(logits, params, history, 3) == 0);
+    params.logit_bias = {{3, 100.0f}};
+    CHECK(sampler.sample(logits, params, history, 3) == 3);
+    CHECK(sampler.sample(logits, greedy(), history, 3) == 0); // nothing of it is remembered
+}
+
+TEST_CASE("log-probabilities are those of the whole softmax, best first") {
+    Sampler sampler(5);
+    auto    lp = sampler.logprobs(std::vector<float>{0, std::log(2.0f), std::log(3.0f), std::log(2.0f), std::log(2.0f)}, 1, 3);
+    CHECK(lp.chosen.logprob == Catch::Approx(std::log(0.2f)));
+    REQUIRE(lp.top.size() == 3);
+    CHECK(lp.top[0].token == 2);
+    CHECK(lp.top[0].logprob == Catch::Approx(std::log(0.3f)));
+    CHECK(lp.top[1].token == 1);
+    CHECK(lp.top[2].token == 3);
+    CHECK(sampler.logprobs(std::vector<float>{0, 0, 0, 0, 0}, -1, 50).top.size() == 5);
+}

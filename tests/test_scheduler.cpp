@@ -1,0 +1,181 @@
+#include <catch2/catch_test_macros.hpp>
+
+import quire.base;
+import quire.block_manager;
+import quire.request;
+import quire.scheduler;
+import quire.std;
+
+using namespace quire;
+
+namespace {
+
+SchedulerOptions small(int n_blocks = 64) {
+    SchedulerOptions o;
+    o.n_blocks         = n_blocks;
+    o.block_size       = 4;
+    o.context          = 64;
+    o.max_batch_tokens = 16;
+    o.max_sequences    = 4;
+    o.max_logit_rows   = 8;
+    return o;
+}
+
+Request request(int n_prompt, int max_tokens, Token first = 0) {
+    Request r;
+    for (int i = 0; i < n_prompt; i++) r.prompt.push_back(first + i);
+    r.max_tokens = max_tokens;
+    return r;
+}
+
+// One step with a model that always answers 7; finished sequences leave. Returns the ids that finished.
+std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
+    std::vector<RequestId> done;
+    auto                   items = s.schedule(plan);
+    s.commit();
+    for (const Scheduled& item : items)
+        if (item.samples && s.append(*item.sequence, 7, false) != FinishReason::none) done.push_back(item.sequence->id);
+    for (RequestId id : s.take_outgrown()) done.push_back(id);
+    for (RequestId id : done) s.remove(id);
+    s.blocks().check_invariants();
+    return done;
+}
+
+std::vector<RequestId> run_all(Scheduler& s) {
+    StepPlan               plan;
+    std::vector<RequestId> done;
+    for (int i = 0; i < 200 && !s.idle(); i++)
+        for (RequestId id : run_step(s, plan)) done.push_back(id);
+    CHECK(s.idle());
+    CHECK(s.blocks().n_used() == 0);
+    return done;
+}
+
+} // namespace
+
+TEST_CASE("a step holds decoding tokens and a chunk of a prompt side by side") {
+    Scheduler s(small());
+    StepPlan  plan;
+    s.add(1, request(3, 8));
+    run_step(s, plan);
+    CHECK(plan.tokens == std::vector<Token>{0, 1, 2});
+    CHECK(plan.logit_rows == std::vector<std::int32_t>{2});
+    s.add(2, request(40, 8, 100)); // longer than a step
+    run_step(s, plan);
+    CHECK(plan.n_tokens() == 16); // one of the first, 15 of the second
+    CHECK(plan.tokens[0] == 7);
+    CHECK(plan.token_start == std::vector<std::int32_t>{0, 1, 16});
+    CHECK(plan.context_lens == std::vector<std::int32_t>{4, 15});
+    CHECK(plan.logit_rows == std::vector<std::int32_t>{0}); // the prompt is not through
+    run_step(s, plan);
+    CHECK(plan.context_lens == std::vector<std::int32_t>{5, 30});
+    run_step(s, plan);
+    CHECK(plan.context_lens == std::vector<std::int32_t>{6, 40});
+    CHECK(plan.logit_rows == std::vector<std::int32_t>{0, 10});
+}
+
+TEST_CASE("the plan's slots are the table's blocks") {
+    Scheduler s(small());
+    StepPlan  plan;
+    s.add(1, request(6, 4));
+    s.add(2, request(5, 4, 50));
+    run_step(s, plan);
+    REQUIRE(plan.n_seqs() == 2);
+    for (std::size_t seq = 0; seq < 2; seq++)
+        for (int row = plan.token_start[seq]; row < plan.token_start[seq + 1]; row++) {
+            const int     position = plan.positions[std::size_t(row)];
+            const BlockId block    = plan.block_tables[std::size_t(plan.table_start[seq] + position / 4)];
+            CHECK(plan.slots[std::size_t(row)] == block * 4 + position % 4);
+        }
+}
+
+TEST_CASE("requests start in order of arrival and nobody overtakes") {
+    Scheduler s(small(4)); // 16 tokens
+    StepPlan  plan;
+    s.add(1, request(9, 4));      // three blocks
+    s.add(2, request(9, 4, 100)); // does not fit beside it
+    s.add(3, request(2, 4, 200)); // would fit, but came later
+    run_step(s, plan);
+    CHECK(s.n_running() == 1);
+    CHECK(s.n_waiting() == 2);
+}
+
+TEST_CASE("a finished request makes room in the next step") {
+    Scheduler s(small(4));
+    StepPlan  plan;
+    s.add(1, request(9, 1));
+    s.add(2, request(9, 1, 100));
+    CHECK(run_step(s, plan) == std::vector<RequestId>{1});
+    CHECK(run_step(s, plan) == std::vector<RequestId>{2});
+    CHECK(s.idle());
+    CHECK(s.blocks().n_used() == 0);
+}
+
+TEST_CASE("when blocks run out the latest waits and comes back with all its tokens") {
+    Scheduler s(small(5));
+    s.add(1, request(7, 12));
+    s.add(2, request(7, 5, 100));
+    CHECK(run_all(s) == std::vector<RequestId>{1, 2});
+    CHECK(s.n_preemptions() > 0);
+}
+
+TEST_CASE("a sequence alone in the pool ends with what fits, and the queue goes on") {
+    Scheduler s(small(2)); // 8 tokens
+    s.add(1, request(4, 50));
+    s.add(2, request(4, 2, 100));
+    CHECK(run_all(s) == std::vector<RequestId>{1, 2});
+}
+
+TEST_CASE("a request that can never run is refused with the sum that shows why") {
+    Scheduler s(small(2));
+    auto      r = s.check_request(request(8, 1));
+    REQUIRE_FALSE(r);
+    CHECK(r.error().message.find("needs 3 blocks of 4") != std::string::npos);
+    CHECK_FALSE(s.check_request(request(0, 1)));
+    CHECK(s.check_request(request(7, 1)));
+    Scheduler roomy(small(64));
+    CHECK_FALSE(roomy.check_request(request(64, 1))); // the context
+    CHECK(roomy.check_request(request(63, 1)));
+}
+
+TEST_CASE("cancelling in any state gives every block back") {
+    Scheduler s(small());
+    StepPlan  plan;
+    for (RequestId id = 1; id <= 6; id++) s.add(id, request(10, 8, Token(100 * id)));
+    run_step(s, plan); // some run, one is in the middle of its prompt, some wait
+    for (RequestId id = 1; id <= 6; id++) {
+        CHECK(s.remove(id) != nullptr);
+        s.blocks().check_invariants();
+    }
+    CHECK(s.remove(3) == nullptr);
+    CHECK(s.idle());
+    CHECK(s.blocks().n_used() == 0);
+}
+
+TEST_CASE("a second request with the same beginning computes only the rest") {
+    Scheduler s(small());
+    StepPlan  plan;
+    s.add(1, request(12, 1));
+    run_step(s, plan);
+    s.add(2, request(14, 1));
+    auto items = s.schedule(plan);
+    REQUIRE(items.size() == 1);
+    CHECK(items[0].first == 12);
+    CHECK(items[0].n_tokens == 2);
+    CHECK(items[0].sequence->n_cached == 12);
+}
+
+TEST_CASE("prompt log-probabilities ask for a row per position and read no cache") {
+    Scheduler s(small());
+    StepPlan  plan;
+    s.add(1, request(12, 1));
+    run_step(s, plan);
+    Request all         = request(12, 1);
+    all.prompt_logprobs = 0;
+    s.add(2, all);
+    auto items = s.schedule(plan);
+    REQUIRE(items.size() == 1);
+    CHECK(items[0].first == 0);
+    CHECK(items[0].n_tokens == 8); // max_logit_rows
+    CHECK(plan.logit_rows.size() == 8);
+}
