@@ -626,7 +626,9 @@ void GgufWriter::set(std::string key, std::int32_t v) { pairs_.push_back({std::m
 void GgufWriter::set(std::string key, std::uint64_t v) { pairs_.push_back({std::move(key), t_u64, bytes_of(v)}); }
 void GgufWriter::set(std::string key, float v) { pairs_.push_back({std::move(key), t_f32, bytes_of(v)}); }
 void GgufWriter::set(std::string key, bool v) { pairs_.push_back({std::move(key), t_bool, bytes_of(std::uint8_t(v))}); }
-void GgufWriter::set(std::string key, const std::string& v) { pairs_.push_back({std::move(key), t_string, bytes_of(v)}); }
+void GgufWriter::set(std::string key, const std::string& v) {
+    pairs_.push_back({std::move(key), t_string, bytes_of(v)});
+}
 void GgufWriter::set(std::string key, const char* v) { set(std::move(key), std::string(v)); }
 void GgufWriter::set(std::string key, const std::vector<std::string>& v) {
     pairs_.push_back({std::move(key), t_array, array_bytes(t_string, v)});
