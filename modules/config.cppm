@@ -14,25 +14,25 @@ enum class RopeScaling { none, linear, yarn };
 struct ModelConfig {
     Architecture architecture = Architecture::llama;
     std::string  architecture_name;
-    std::string  name;                  // general.name, or the file's name
-    int          vocab_size = 0;
-    int          context_length = 0;    // trained length in tokens
-    int          hidden_size = 0;
-    int          n_layers = 0;
-    int          n_heads = 0;
-    int          n_kv_heads = 0;
-    int          head_dim = 0;          // of K, V and Q alike
-    int          ff_size = 0;
-    float        norm_eps = 0;
-    int          rope_dim = 0;          // rotated leading dimensions of a head, even
-    float        rope_base = 10000;
-    RopeScaling  rope_scaling = RopeScaling::none;
-    float        rope_factor = 1;
-    int          rope_original_context = 0;  // yarn
-    float        yarn_attn_factor = 1;       // multiplies the mscale that the factor implies
+    std::string  name; // general.name, or the file's name
+    int          vocab_size            = 0;
+    int          context_length        = 0; // trained length in tokens
+    int          hidden_size           = 0;
+    int          n_layers              = 0;
+    int          n_heads               = 0;
+    int          n_kv_heads            = 0;
+    int          head_dim              = 0; // of K, V and Q alike
+    int          ff_size               = 0;
+    float        norm_eps              = 0;
+    int          rope_dim              = 0; // rotated leading dimensions of a head, even
+    float        rope_base             = 10000;
+    RopeScaling  rope_scaling          = RopeScaling::none;
+    float        rope_factor           = 1;
+    int          rope_original_context = 0; // yarn
+    float        yarn_attn_factor      = 1; // multiplies the mscale that the factor implies
     float        yarn_beta_fast = 32, yarn_beta_slow = 1;
-    bool         rope_halves = false;   // rotate (i, i + d/2) pairs; else neighbouring (2i, 2i + 1)
-    int          sliding_window = 0;    // position i sees i-W+1..i; 0 = all
+    bool         rope_halves    = false; // rotate (i, i + d/2) pairs; else neighbouring (2i, 2i + 1)
+    int          sliding_window = 0;     // position i sees i-W+1..i; 0 = all
 };
 
 // Every architecture name that read_config() accepts.
@@ -60,15 +60,18 @@ constexpr std::array architectures{ArchitectureInfo{"llama", Architecture::llama
                                    ArchitectureInfo{"qwen3", Architecture::qwen3, true}};
 constexpr std::array architecture_names{architectures[0].name, architectures[1].name, architectures[2].name};
 // Names of the GGUF format document that quire cannot run.
-constexpr std::array other_names{std::string_view("gpt2"),  std::string_view("opt"),       std::string_view("gemma"),
-                                 std::string_view("gemma2"), std::string_view("phi2"),      std::string_view("phi3"),
-                                 std::string_view("falcon"), std::string_view("starcoder"), std::string_view("starcoder2"),
-                                 std::string_view("mpt"),    std::string_view("bloom"),     std::string_view("gptneox"),
-                                 std::string_view("command-r"), std::string_view("qwen2moe"), std::string_view("qwen3moe")};
+constexpr std::array other_names{
+    std::string_view("gpt2"),      std::string_view("opt"),       std::string_view("gemma"),
+    std::string_view("gemma2"),    std::string_view("phi2"),      std::string_view("phi3"),
+    std::string_view("falcon"),    std::string_view("starcoder"), std::string_view("starcoder2"),
+    std::string_view("mpt"),       std::string_view("bloom"),     std::string_view("gptneox"),
+    std::string_view("command-r"), std::string_view("qwen2moe"),  std::string_view("qwen3moe")};
 
 std::span<const std::string_view> supported_architectures() { return architecture_names; }
 
-bool is_foreign_architecture(std::string_view name) { return std::ranges::find(other_names, name) != other_names.end(); }
+bool is_foreign_architecture(std::string_view name) {
+    return std::ranges::find(other_names, name) != other_names.end();
+}
 
 // Reads keys until one is wrong; after that every value is its fallback and `error` stands.
 class Keys {
@@ -81,7 +84,9 @@ public:
         Result<std::int64_t> value = file_.integer(full, fallback);
         if (!value) return set_error(value.error()), 0;
         if (*value < least || *value > most)
-            return set_error({ErrorKind::input, cat(file_.path(), ": ", full, " is ", *value, ", not in ", least, "..", most)}), 0;
+            return set_error({ErrorKind::input,
+                              cat(file_.path(), ": ", full, " is ", *value, ", not in ", least, "..", most)}),
+                   0;
         return int(*value);
     }
     // A finite number above `least`.
@@ -89,9 +94,11 @@ public:
         const std::string full  = prefix_ + std::string(key);
         Result<double>    value = file_.number(full, fallback);
         if (!value) return set_error(value.error()), 0;
-        if (!std::isfinite(*value) || !(*value > least) || *value > 1e30)
-            return set_error({ErrorKind::input, cat(file_.path(), ": ", full, " is ", *value, ", not a finite number above ", least)}), 0;
-        return float(*value);
+        if (!(*value > least) || !(*value < 1e30)) // NaN fails both
+            return set_error({ErrorKind::input,
+                              cat(file_.path(), ": ", full, " is ", *value, ", not a finite number above ", least)}),
+                   0;
+        return std::max(float(*value), std::numeric_limits<float>::min()); // a double may vanish as a float
     }
     std::string text(std::string_view key, std::string_view fallback) {
         Result<std::string_view> value = file_.text(prefix_ + std::string(key), fallback);
@@ -112,19 +119,28 @@ private:
 };
 
 void read_rope(Keys& keys, ModelConfig& c) {
-    c.rope_dim  = keys.integer("rope.dimension_count", c.head_dim, 2, std::max(c.head_dim, 2));
-    c.rope_base = keys.number("rope.freq_base", 10000.0, 0);
+    c.rope_dim = keys.integer("rope.dimension_count", c.head_dim, 2, std::max(c.head_dim, 2));
+    // YaRN divides by the logarithm of the base, and a base of 1 or less would turn every pair alike
+    c.rope_base = keys.number("rope.freq_base", 10000.0, 1);
     if (c.rope_dim % 2 != 0) keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", an odd number"));
-    std::string type = keys.text("rope.scaling.type", keys.has("rope.scale_linear") ? "linear" : "none");
-    c.rope_scaling   = type == "linear" ? RopeScaling::linear : type == "yarn" ? RopeScaling::yarn : RopeScaling::none;
-    if (c.rope_scaling == RopeScaling::none && type != "none") keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn"));
+
+    // "rope.scale_linear" is what files said before there were several types.
+    const bool        old  = keys.has("rope.scale_linear") && !keys.has("rope.scaling.type");
+    const std::string type = keys.text("rope.scaling.type", old ? "linear" : "none");
+    if (type == "linear") c.rope_scaling = RopeScaling::linear;
+    else if (type == "yarn") c.rope_scaling = RopeScaling::yarn;
+    else if (type != "none") keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn"));
     if (c.rope_scaling == RopeScaling::none) return;
-    c.rope_factor = keys.number("rope.scaling.factor", keys.has("rope.scale_linear") ? double(keys.number("rope.scale_linear", 1.0, 0)) : 1.0, 0);
+    c.rope_factor =
+        keys.number(old ? "rope.scale_linear" : "rope.scaling.factor", old ? std::nullopt : std::optional(1.0), 0);
     if (c.rope_scaling != RopeScaling::yarn) return;
     c.rope_original_context = keys.integer("rope.scaling.original_context_length", c.context_length, 1, 1 << 30);
     c.yarn_attn_factor      = keys.number("rope.scaling.attn_factor", 1.0, 0);
     c.yarn_beta_fast        = keys.number("rope.scaling.yarn_beta_fast", 32.0, 0);
     c.yarn_beta_slow        = keys.number("rope.scaling.yarn_beta_slow", 1.0, 0);
+    if (c.yarn_beta_fast <= c.yarn_beta_slow)
+        keys.refuse(
+            cat("rope.scaling.yarn_beta_fast ", c.yarn_beta_fast, " is not above yarn_beta_slow ", c.yarn_beta_slow));
 }
 
 Result<ModelConfig> read_config(const Gguf& file) {
@@ -137,11 +153,13 @@ Result<ModelConfig> read_config(const Gguf& file) {
         for (std::string_view n : architecture_names) list += cat(list.empty() ? "" : ", ", n);
         return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list, ")");
     }
+    if (file.tensors().empty())
+        return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");
     c.architecture      = known->architecture;
     c.architecture_name = known->name;
     c.rope_halves       = known->rope_halves;
 
-    Keys keys(file, c.architecture_name + ".");
+    Keys                     keys(file, c.architecture_name + ".");
     Result<std::string_view> title = file.text("general.name", "");
     if (!title) return std::unexpected(title.error());
     c.name = title->empty() ? std::filesystem::path(file.path()).stem().string() : std::string(*title);
@@ -156,13 +174,17 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.norm_eps       = keys.number("attention.layer_norm_rms_epsilon", {}, 0);
     c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
     if (keys.error()) return std::unexpected(*keys.error());
-    if (c.n_heads % c.n_kv_heads != 0) keys.refuse(cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
+    if (c.n_heads % c.n_kv_heads != 0)
+        keys.refuse(
+            cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
     if (!keys.has("attention.key_length") && c.hidden_size % c.n_heads != 0)
         keys.refuse(cat("embedding_length ", c.hidden_size, " is not a multiple of attention.head_count ", c.n_heads));
     c.head_dim = keys.integer("attention.key_length", c.hidden_size / c.n_heads, 1, 512);
     if (const int v = keys.integer("attention.value_length", c.head_dim, 1, 512); !keys.error() && v != c.head_dim)
-        keys.refuse(cat("attention.value_length ", v, " differs from attention.key_length ", c.head_dim, ", which quire does not support"));
-    if (keys.integer("expert_count", 0, 0, 1 << 16) > 0) keys.refuse("expert_count is not 0; mixtures of experts are not supported");
+        keys.refuse(cat("attention.value_length ", v, " differs from attention.key_length ", c.head_dim,
+                        ", which quire does not support"));
+    if (keys.integer("expert_count", 0, 0, 1 << 16) > 0)
+        keys.refuse("expert_count is not 0; mixtures of experts are not supported");
     if (!keys.error()) read_rope(keys, c);
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
@@ -172,10 +194,13 @@ Result<ModelConfig> read_config(const Gguf& file) {
     const std::int64_t rows = embedding->view().rows;
     if (rows > 1 << 28) return fail(file.path(), ": token_embd.weight has ", rows, " rows, more than any vocabulary");
     c.vocab_size = int(rows);
+    keys.integer("vocab_size", rows, 1, rows);
+    if (keys.error()) return std::unexpected(*keys.error());
     const GgufValue* tokens = file.find("tokenizer.ggml.tokens");
     const auto*      list   = tokens ? std::get_if<GgufArray>(tokens) : nullptr;
     if (list && list->size() > std::size_t(rows))
-        return fail(file.path(), ": the vocabulary has ", list->size(), " tokens, token_embd.weight only ", rows, " rows");
+        return fail(file.path(), ": the vocabulary has ", list->size(), " tokens, token_embd.weight only ", rows,
+                    " rows");
     return c;
 }
 

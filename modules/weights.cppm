@@ -12,21 +12,21 @@ export namespace quire {
 // Views into the file's mapping; an empty view is a tensor this architecture does not have.
 // A matrix of shape out × in has rows = out, cols = in. Vectors are F32.
 struct LayerTensors {
-    TensorView attn_norm;                     // [hidden]
-    TensorView attn_q, attn_k, attn_v;        // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice
+    TensorView attn_norm;              // [hidden]
+    TensorView attn_q, attn_k, attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice
     TensorView attn_q_bias, attn_k_bias, attn_v_bias;
-    TensorView attn_q_norm, attn_k_norm;      // [head_dim], qwen3
-    TensorView attn_output;                   // [hidden × heads*head_dim]
-    TensorView ffn_norm;                      // [hidden]
-    TensorView ffn_gate, ffn_up;              // [ff × hidden]
-    TensorView ffn_down;                      // [hidden × ff]
+    TensorView attn_q_norm, attn_k_norm; // [head_dim], qwen3
+    TensorView attn_output;              // [hidden × heads*head_dim]
+    TensorView ffn_norm;                 // [hidden]
+    TensorView ffn_gate, ffn_up;         // [ff × hidden]
+    TensorView ffn_down;                 // [hidden × ff]
 };
 
 struct ModelTensors {
-    TensorView                token_embd;   // [vocab × hidden]
-    TensorView                output_norm;  // [hidden]
-    TensorView                output;       // [vocab × hidden]; the embedding again when tied
-    TensorView                rope_freqs;   // [rope_dim/2] divisors of the frequencies, or empty
+    TensorView                token_embd;  // [vocab × hidden]
+    TensorView                output_norm; // [hidden]
+    TensorView                output;      // [vocab × hidden]; the embedding again when tied
+    TensorView                rope_freqs;  // [rope_dim/2] divisors of the frequencies, or empty
     std::vector<LayerTensors> layers;
 };
 
@@ -39,7 +39,9 @@ module :private;
 
 namespace quire {
 
-std::string shape_of(std::int64_t rows, std::int64_t cols) { return rows == 1 ? cat("[", cols, "]") : cat("[", rows, " × ", cols, "]"); }
+std::string shape_of(std::int64_t rows, std::int64_t cols) {
+    return rows == 1 ? cat("[", cols, "]") : cat("[", rows, " × ", cols, "]");
+}
 
 // Looks tensors up and remembers the first that is missing or has another shape.
 class Binder {
@@ -54,13 +56,16 @@ public:
         }
         const TensorView view = t->view();
         if (t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
-            refuse(cat("tensor ", name, " is ", shape_of(view.rows, view.cols), ", the model needs ", shape_of(rows, cols)));
+            refuse(cat("tensor ", name, " is ", shape_of(view.rows, view.cols), ", the model needs ",
+                       shape_of(rows, cols)));
         return view;
     }
     TensorView vector(const std::string& name, std::int64_t cols, bool required = true) {
         const TensorView view = matrix(name, 1, cols, required);
-        if (view && view.type != DType::F32) refuse(cat("tensor ", name, " has type ", dtype_info(view.type).name, "; a vector has to be F32"));
-        if (view && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) != 0) refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
+        if (view && view.type != DType::F32)
+            refuse(cat("tensor ", name, " has type ", dtype_info(view.type).name, "; a vector has to be F32"));
+        if (view && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) != 0)
+            refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
         return view;
     }
     void refuse(std::string why) {
@@ -77,12 +82,15 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder             bind(file);
     ModelTensors       m;
     const std::int64_t q = std::int64_t(c.n_heads) * c.head_dim, kv = std::int64_t(c.n_kv_heads) * c.head_dim;
-    const bool         qkv_bias = c.architecture == Architecture::qwen2, qk_norm = c.architecture == Architecture::qwen3;
+    const bool qkv_bias = c.architecture == Architecture::qwen2, qk_norm = c.architecture == Architecture::qwen3;
     m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
     m.output_norm = bind.vector("output_norm.weight", c.hidden_size);
     m.output      = bind.matrix("output.weight", c.vocab_size, c.hidden_size, false);
     if (!m.output) m.output = m.token_embd; // tied
     m.rope_freqs = bind.vector("rope_freqs.weight", c.rope_dim / 2, false);
+    for (std::int64_t i = 0; i < m.rope_freqs.cols && !bind.error(); i++)
+        if (const float f = static_cast<const float*>(m.rope_freqs.data)[i]; !(f > 0) || !std::isfinite(f))
+            bind.refuse(cat("tensor rope_freqs.weight divides by ", f));
     for (int i = 0; i < c.n_layers && !bind.error(); i++) {
         auto          name = [&](const char* part) { return cat("blk.", i, ".", part); };
         LayerTensors& l    = m.layers.emplace_back();
@@ -100,6 +108,9 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         l.ffn_gate         = bind.matrix(name("ffn_gate.weight"), c.ff_size, c.hidden_size);
         l.ffn_up           = bind.matrix(name("ffn_up.weight"), c.ff_size, c.hidden_size);
         l.ffn_down         = bind.matrix(name("ffn_down.weight"), c.hidden_size, c.ff_size);
+        for (const char* part : {"attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
+            if (file.tensor(name(part)))
+                bind.refuse(cat("tensor ", name(part), " is one that quire does not compute with"));
     }
     if (bind.error()) return std::unexpected(*bind.error());
     return m;

@@ -17,21 +17,23 @@ TEST_CASE("dequantised blocks have the reference's bits", "[quants]") {
     for (const DTypeInfo& info : dtype_table) {
         CAPTURE(info.name);
         const std::string base = reference("quants") + "/" + info.name;
-        if (!std::filesystem::exists(base + ".bin")) continue;
+        if (info.type == DType::F32) continue; // stands for itself
         n_types++;
         const std::string blocks = slurp(base + ".bin"), npy = slurp(base + ".f32.npy");
         REQUIRE(npy.size() > 10);
-        const std::size_t  header = 10 + std::size_t(static_cast<unsigned char>(npy[8])) + 256 * std::size_t(static_cast<unsigned char>(npy[9]));
-        const std::size_t  n      = (npy.size() - header) / sizeof(float);
+        const std::size_t header = 10 + std::size_t(static_cast<unsigned char>(npy[8])) +
+                                   256 * std::size_t(static_cast<unsigned char>(npy[9]));
+        const std::size_t  n = (npy.size() - header) / sizeof(float);
         std::vector<float> want(n), got(n);
         std::memcpy(want.data(), npy.data() + header, n * sizeof(float));
         REQUIRE(blocks.size() == row_bytes(info.type, std::int64_t(n)));
         dequantize(info.type, blocks.data(), got.data(), std::int64_t(n));
         std::size_t differ = 0;
-        for (std::size_t i = 0; i < n; i++) differ += std::bit_cast<std::uint32_t>(got[i]) != std::bit_cast<std::uint32_t>(want[i]);
+        for (std::size_t i = 0; i < n; i++)
+            differ += std::bit_cast<std::uint32_t>(got[i]) != std::bit_cast<std::uint32_t>(want[i]);
         CHECK(differ == 0);
     }
-    CHECK(n_types >= 12);
+    CHECK(n_types == 14);
 }
 
 TEST_CASE("halves and bfloat16 widen exactly, subnormals, infinities and zeros of both signs", "[quants]") {
