@@ -19,7 +19,7 @@ void dequantize(DType type, const void* src, float* dst, std::int64_t n);
 
 // -- one block each: `b` points to its first byte. In the drawings a letter is one bit of the element it names.
 
-using Bits = const std::uint8_t*;
+using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats they become
 
 // IEEE half → float without a branch: move exponent and mantissa into place, correct the bias by a product (which
 // normalises subnormals too), restore infinities and NaN.
@@ -32,7 +32,7 @@ using Bits = const std::uint8_t*;
 }
 
 // Q4_0: scale d (half), then 16 bytes: byte i = [element i+16: 4 bits | element i: 4 bits]; x = d · (q - 8)
-[[gnu::always_inline]] inline void block_q4_0(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q4_0(Bits b, float* __restrict y) {
     const float d = half_at(b);
     for (int i = 0; i < 16; i++) {
         y[i]      = float(int(b[2 + i] & 15) - 8) * d;
@@ -41,7 +41,7 @@ using Bits = const std::uint8_t*;
 }
 
 // Q4_1: d, m (halves), nibbles as Q4_0; x = d · q + m
-[[gnu::always_inline]] inline void block_q4_1(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q4_1(Bits b, float* __restrict y) {
     const float d = half_at(b), m = half_at(b + 2);
     for (int i = 0; i < 16; i++) {
         y[i]      = float(int(b[4 + i] & 15)) * d + m;
@@ -50,7 +50,7 @@ using Bits = const std::uint8_t*;
 }
 
 // Q5_0: d, 32 bits with the fifth bit of each element, nibbles as Q4_0; x = d · (q - 16)
-[[gnu::always_inline]] inline void block_q5_0(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q5_0(Bits b, float* __restrict y) {
     const float         d = half_at(b);
     const std::uint32_t high = std::uint32_t(b[2]) | std::uint32_t(b[3]) << 8 | std::uint32_t(b[4]) << 16 | std::uint32_t(b[5]) << 24;
     for (int i = 0; i < 16; i++) {
@@ -60,7 +60,7 @@ using Bits = const std::uint8_t*;
 }
 
 // Q5_1: d, m, fifth bits and nibbles as Q5_0; x = d · q + m
-[[gnu::always_inline]] inline void block_q5_1(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q5_1(Bits b, float* __restrict y) {
     const float         d = half_at(b), m = half_at(b + 2);
     const std::uint32_t high = std::uint32_t(b[4]) | std::uint32_t(b[5]) << 8 | std::uint32_t(b[6]) << 16 | std::uint32_t(b[7]) << 24;
     for (int i = 0; i < 16; i++) {
@@ -70,14 +70,14 @@ using Bits = const std::uint8_t*;
 }
 
 // Q8_0: d (half), 32 signed bytes; x = d · q
-[[gnu::always_inline]] inline void block_q8_0(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q8_0(Bits b, float* __restrict y) {
     const float d = half_at(b);
     for (int i = 0; i < 32; i++) y[i] = float(std::int8_t(b[2 + i])) * d;
 }
 
 // Q2_K: 16 bytes [min: 4 bits | scale: 4 bits], one per 16 elements; 64 bytes of 2-bit elements; d, dmin (halves).
 // Byte l of each 32 holds elements l, l+32, l+64, l+96 of its 128, lowest bits first. x = d · scale · q - dmin · min
-[[gnu::always_inline]] inline void block_q2_k(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q2_k(Bits b, float* __restrict y) {
     const float d = half_at(b + 80), dmin = half_at(b + 82);
     for (int part = 0; part < 16; part++) { // 16 elements of one scale
         const int   half = part / 8, shift = part % 8 / 2 * 2;
@@ -90,7 +90,7 @@ using Bits = const std::uint8_t*;
 // Q3_K: 32 bytes of third bits (bit k of byte l: element l + 32k; 0 means - 4), 64 bytes of low bits laid out as Q2_K,
 // 16 scales of 6 bits in 12 bytes, d. Scale j: the low 4 bits are nibble j/8 of byte j%8, the high 2 bits are bits
 // 2·(j/4) of byte 8 + j%4; x = d · (scale - 32) · q
-[[gnu::always_inline]] inline void block_q3_k(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q3_k(Bits b, float* __restrict y) {
     const float d      = half_at(b + 108);
     const Bits  scales = b + 96;
     for (int part = 0; part < 16; part++) {
@@ -115,7 +115,7 @@ struct ScaleMin {
 
 // Q4_K: d, dmin, scales and minima, 128 bytes: byte l of each 32 holds elements l (low nibble) and l+32 of its 64;
 // x = d · scale · q - dmin · min
-[[gnu::always_inline]] inline void block_q4_k(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q4_k(Bits b, float* __restrict y) {
     const float d = half_at(b), dmin = half_at(b + 2);
     for (int part = 0; part < 8; part++) { // 32 elements of one scale
         const auto  s     = scale_min_k(b + 4, part);
@@ -127,7 +127,7 @@ struct ScaleMin {
 }
 
 // Q5_K: as Q4_K, with 32 bytes of fifth bits between scales and nibbles: bit k of byte l is element l + 32k's
-[[gnu::always_inline]] inline void block_q5_k(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q5_k(Bits b, float* __restrict y) {
     const float d = half_at(b), dmin = half_at(b + 2);
     for (int part = 0; part < 8; part++) {
         const auto  s     = scale_min_k(b + 4, part);
@@ -141,7 +141,7 @@ struct ScaleMin {
 // Q6_K: 128 bytes of low nibbles, 64 bytes of high bits, 16 signed scales, d. In each half of 128 elements, byte l of
 // 32 high bytes holds the top 2 bits of elements l, l+32, l+64, l+96; low nibbles of l and l+64 share a byte, as do
 // l+32 and l+96; x = d · scale · (q - 32)
-[[gnu::always_inline]] inline void block_q6_k(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_q6_k(Bits b, float* __restrict y) {
     const float d = half_at(b + 208);
     for (int part = 0; part < 16; part++) {
         const int   half = part / 8, quarter = part % 8 / 2, at = part % 2 * 16;
@@ -157,7 +157,7 @@ struct ScaleMin {
 inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 // IQ4_NL: d, nibbles as Q4_0; x = d · value[q]
-[[gnu::always_inline]] inline void block_iq4_nl(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_iq4_nl(Bits b, float* __restrict y) {
     const float d = half_at(b);
     for (int i = 0; i < 16; i++) {
         y[i]      = d * iq4_values[b[2 + i] & 15];
@@ -167,7 +167,7 @@ inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35
 
 // IQ4_XS: d, 8 scales of 6 bits: the top 2 bits of each in a uint16, the low 4 in nibbles of 4 bytes; then 8 runs of
 // 16 bytes laid out as IQ4_NL; x = d · (scale - 32) · value[q]
-[[gnu::always_inline]] inline void block_iq4_xs(Bits b, float* y) {
+[[gnu::always_inline]] inline void block_iq4_xs(Bits b, float* __restrict y) {
     const float    d    = half_at(b);
     const unsigned high = unsigned(b[2]) | unsigned(b[3]) << 8;
     for (int part = 0; part < 8; part++) {

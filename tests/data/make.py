@@ -10,6 +10,7 @@ import gzip, json, pathlib, shutil, sys, tarfile
 
 here = pathlib.Path(__file__).parent
 MODELS = ["llama3-gqa-Q8_0", "qwen2-Q4_0", "mistral-swa-Q8_0", "llama-zoo-Q2_K"]
+TEMPLATES = "chatml llama-2 llama-3 mistral-v1 zephyr gemma-2 phi-3".split()
 TYPES = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
 
 
@@ -24,7 +25,7 @@ def copy(source, target):
 
 
 def main(reference):
-    for folder in ("models", "logits", "quants"):
+    for folder in ("models", "logits", "quants", "templates"):
         shutil.rmtree(here / folder, ignore_errors=True)
     for name in MODELS:
         model, kind = name.rsplit("-", 1)
@@ -36,6 +37,9 @@ def main(reference):
     for kind in TYPES:
         copy(reference / "quants" / f"{kind}.bin", here / "quants" / f"{kind}.bin")
         copy(reference / "quants" / f"{kind}.f32.npy", here / "quants" / f"{kind}.f32.npy")
+    for name in TEMPLATES:
+        copy(reference / "templates" / f"{name}.jinja", here / "templates" / f"{name}.jinja")
+        compact(reference / "templates" / f"{name}.json", here / "templates" / f"{name}.json")
     # 90 variants of one small file: as an archive (CMake unpacks it) they take a twentieth
     def plain(info):
         info.mtime, info.uid, info.gid, info.uname, info.gname = 0, 0, 0, "", ""
