@@ -55,6 +55,8 @@ public:
 private:
     static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
     static constexpr int rows_per_item = 16;
+    // Multiply-adds below which waking the other threads costs more than they save.
+    static constexpr std::int64_t worth_threads = 200'000;
 
     struct QueryTile {
         int sequence, first_row, n_rows;
@@ -131,11 +133,12 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, float eps, Tensor* res
 void CpuBackend::matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) {
     check(x.cols == weight.cols && out.cols == weight.rows && out.rows == x.rows, "matmul: shapes");
     MatmulTask task{&weight, static_cast<const float*>(bias.data), floats(x), floats(out), x.rows, 0, 0, nullptr};
-    const int  items = int((weight.rows + rows_per_item - 1) / rows_per_item);
-    pool_.run(items, [&](int item, int thread) {
+    const bool alone = x.rows * weight.rows * weight.cols < worth_threads;
+    const auto rows  = alone ? std::max<std::int64_t>(weight.rows, 1) : rows_per_item; // of one item
+    pool_.run(int((weight.rows + rows - 1) / rows), [&](int item, int thread) {
         MatmulTask mine = task;
-        mine.first      = std::int64_t(item) * rows_per_item;
-        mine.last       = std::min(weight.rows, mine.first + rows_per_item);
+        mine.first      = item * rows;
+        mine.last       = std::min(weight.rows, mine.first + rows);
         mine.scratch    = scratch(thread, std::size_t(4 * weight.cols));
         kernels_.matmul(mine);
     });
@@ -190,7 +193,9 @@ void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, 
 void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
     const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim;
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
-    pool_.run(int(tiles_.size()) * K, [&](int item, int thread) {
+    std::int64_t work = 0; // multiply-adds of q·k and of the weighted sum
+    for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
+    auto one_head = [&](int item, int thread) {
         const QueryTile& tile = tiles_[std::size_t(item / K)];
         const int        h    = item % K;
         const auto       s    = std::size_t(tile.sequence);
@@ -212,7 +217,13 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
         task.table          = plan_->block_tables.data() + plan_->table_start[s];
         task.scratch        = scratch(thread, attention_scratch(tile.n_rows * group, D));
         kernels_.attention(task);
-    });
+    };
+    const int items = int(tiles_.size()) * K;
+    if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
+        for (int item = 0; item < items; item++) one_head(item, 0);
+    } else {
+        pool_.run(items, one_head);
+    }
 }
 
 void CpuBackend::gated_activation(Activation activation, Tensor gate, Tensor up) {

@@ -9,7 +9,8 @@ export namespace quire {
 // Physical cores that this process may run on, at least 1.
 int physical_cores();
 
-// One owner calls run(); no lock is taken on the way, and idle workers sleep after a short spin.
+// One owner calls run(); no lock is taken on the way, and idle workers sleep after a short spin. Nobody waits for a
+// worker that has not begun: where the cores are busy with something else, the caller does the work himself.
 class ThreadPool {
 public:
     explicit ThreadPool(int n_threads); // the caller is one of them
@@ -31,10 +32,12 @@ private:
     const void*                body_ = nullptr;
     Call                       call_ = nullptr;
     int                        n_items_ = 0;
-    std::atomic<int>           next_{0};    // the next item nobody has taken
-    std::atomic<int>           running_{0}; // workers that have not finished this round
-    std::atomic<std::uint32_t> round_{0};
+    std::atomic<int>           next_{0};  // the next item nobody has taken
+    std::atomic<std::uint32_t> gate_{0};  // workers inside the round; plus `open` while more may enter
+    std::atomic<std::uint32_t> round_{0}; // what sleeping workers watch
     std::atomic<bool>          stopping_{false};
+
+    static constexpr std::uint32_t open = 1u << 31;
 };
 
 template <class Body>
@@ -84,13 +87,17 @@ void ThreadPool::worker(int thread) {
     std::uint32_t seen = 0;
     while (true) {
         for (int spin = 0; round_.load(std::memory_order_acquire) == seen; spin++) {
-            if (spin < 2000) __builtin_ia32_pause();
+            if (spin < 4000) __builtin_ia32_pause();
             else round_.wait(seen, std::memory_order_acquire);
         }
-        seen++;
+        seen = round_.load(std::memory_order_acquire);
         if (stopping_.load()) return;
+        // Enter if the round is still open: body and items do not change while anybody is inside.
+        std::uint32_t gate = gate_.load(std::memory_order_acquire);
+        while ((gate & open) && !gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire)) {}
+        if (!(gate & open)) continue;
         work(thread);
-        running_.fetch_sub(1, std::memory_order_release);
+        gate_.fetch_sub(1, std::memory_order_release);
     }
 }
 
@@ -99,13 +106,14 @@ void ThreadPool::dispatch(int n_items, const void* body, Call call) {
     call_    = call;
     n_items_ = n_items;
     next_.store(0, std::memory_order_relaxed);
-    running_.store(int(workers_.size()), std::memory_order_relaxed);
+    gate_.store(open, std::memory_order_release);
     round_.fetch_add(1, std::memory_order_release);
     round_.notify_all();
     work(0);
-    for (int spin = 0; running_.load(std::memory_order_acquire) != 0; spin++) {
-        if (spin < 2000) __builtin_ia32_pause();
-        else std::this_thread::yield(); // a worker lost its core: let it run
+    gate_.fetch_and(~open, std::memory_order_acq_rel);
+    for (int spin = 0; gate_.load(std::memory_order_acquire) != 0; spin++) {
+        if (spin < 4000) __builtin_ia32_pause();
+        else std::this_thread::yield(); // a worker lost its core in the middle of an item: let it run
     }
 }
 

@@ -35,6 +35,7 @@ inline Finished run_program(const std::string& name, std::vector<std::string> ar
     std::vector<char*> argv{const_cast<char*>(program.c_str())};
     for (std::string& a : arguments) argv.push_back(a.data());
     argv.push_back(nullptr);
+    std::fflush(nullptr); // or the child would write it again
     const pid_t child = fork();
     if (child == 0) {
         if (std::freopen(in.c_str(), "r", stdin) && std::freopen(out.c_str(), "w", stdout) && std::freopen(err.c_str(), "w", stderr))

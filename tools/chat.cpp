@@ -18,7 +18,8 @@ namespace {
 struct Arguments {
     std::string   model, prompt, prompt_file, system, form_name, form_file, kv_type = "f16", color = "auto";
     int           n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
-    float         temperature = 0.8f, top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
+    std::optional<float> temperature; // 0.8; the model that ships is best without chance: 0
+    float         top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t  seed = -1;
     bool          single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
 };
@@ -209,7 +210,7 @@ private:
         request.prompt                        = encode(*text);
         request.max_tokens                    = arguments_.n > 0 ? arguments_.n : std::max(1, room() - int(request.prompt.size()));
         request.ignore_end                    = arguments_.ignore_eos;
-        request.sampling.temperature          = arguments_.temperature;
+        request.sampling.temperature          = arguments_.temperature.value_or(0.8f);
         request.sampling.top_k                = arguments_.top_k;
         request.sampling.top_p                = arguments_.top_p;
         request.sampling.min_p                = arguments_.min_p;
@@ -275,6 +276,7 @@ private:
                     refusal = event.message;
                 }
             }
+            (void)interrupted(); // a Ctrl-C that came with the last token was meant for this answer
             if (!stopped) reply += detokenizer.finish();
             show(true);
         }
@@ -411,6 +413,7 @@ int run(Arguments& a) {
         Result<std::string> found = default_model();
         if (!found) return complain(found.error());
         a.model = *found;
+        if (!a.temperature) a.temperature = 0;
     }
 
     EngineOptions options;
@@ -478,7 +481,7 @@ int main(int argc, char** argv) {
     app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")->check(within(0, 1 << 24))->capture_default_str();
     app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")->check(within(0, 1024))->capture_default_str();
     app.add_option("-s,--seed", a.seed, "seed of the sampling; -1: random")->check(within(-1, 0x1p63, "-1 or more"))->capture_default_str();
-    app.add_option("--temp", a.temperature, "temperature; 0: always the likeliest token")->check(within(0.0, 100.0))->capture_default_str();
+    app.add_option("--temp", a.temperature, "temperature; 0: always the likeliest token (0.8; 0 for the model that ships)")->check(within(0.0, 100.0));
     app.add_option("--top-k", a.top_k, "the k likeliest tokens only; 0: all")->check(within(0, 1 << 30))->capture_default_str();
     app.add_option("--top-p", a.top_p, "the likeliest tokens of that much probability together; 1: all")->check(within(1e-9, 1, "above 0, at most 1"))->capture_default_str();
     app.add_option("--min-p", a.min_p, "tokens of that much of the likeliest one's probability; 0: all")->check(within(0.0, 1.0))->capture_default_str();

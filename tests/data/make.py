@@ -11,6 +11,7 @@ import gzip, json, pathlib, shutil, sys, tarfile
 here = pathlib.Path(__file__).parent
 MODELS = ["llama3-gqa-Q8_0", "qwen2-Q4_0", "mistral-swa-Q8_0", "llama-zoo-Q2_K"]
 TEMPLATES = "chatml llama-2 llama-3 mistral-v1 zephyr gemma-2 phi-3".split()
+VOCABULARIES = {"llama-spm": ".gguf", "gpt-2": ".gguf.gz", "deepseek-coder": ".gguf.gz"}
 TYPES = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS".split()
 
 
@@ -25,7 +26,7 @@ def copy(source, target):
 
 
 def main(reference):
-    for folder in ("models", "logits", "quants", "templates"):
+    for folder in ("models", "logits", "quants", "templates", "tokenizers"):
         shutil.rmtree(here / folder, ignore_errors=True)
     for name in MODELS:
         model, kind = name.rsplit("-", 1)
@@ -37,6 +38,10 @@ def main(reference):
     for kind in TYPES:
         copy(reference / "quants" / f"{kind}.bin", here / "quants" / f"{kind}.bin")
         copy(reference / "quants" / f"{kind}.f32.npy", here / "quants" / f"{kind}.f32.npy")
+    for name, suffix in VOCABULARIES.items():
+        for kind in (suffix, ".gguf.inp", ".gguf.out"):
+            copy(reference / "tokenizers" / f"ggml-vocab-{name}{kind}", here / "tokenizers" / f"ggml-vocab-{name}{kind}")
+        compact(reference / "tokenizers" / f"{name}.cases.json", here / "tokenizers" / f"{name}.cases.json")
     for name in TEMPLATES:
         copy(reference / "templates" / f"{name}.jinja", here / "templates" / f"{name}.jinja")
         compact(reference / "templates" / f"{name}.json", here / "templates" / f"{name}.json")

@@ -1,0 +1,69 @@
+# `make chat` and `make test` are all that a fresh Debian needs; `make help` lists the rest.
+# Tools are left in the root of the project by the release preset, other presets keep them in build/PRESET.
+PRESET       ?= release
+JOBS         ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
+SETUP        ?= tools/setup.sh
+
+build    := build/$(PRESET)
+bin      := $(if $(filter release cuda,$(PRESET)),.,$(build))
+packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
+sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.h)
+units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
+
+.PHONY: all chat test lint format asan tsan fuzz clean help setup configure
+
+all: configure
+	@cmake --build $(build) -j $(JOBS)
+
+chat: configure
+	@cmake --build $(build) -j $(JOBS) --target chat
+	@$(bin)/chat
+
+test: all
+	@ctest --test-dir $(build) --output-on-failure -j $(JOBS)
+
+asan tsan:
+	@$(MAKE) --no-print-directory PRESET=$@ test
+
+fuzz:
+	@$(MAKE) --no-print-directory PRESET=fuzz all
+	@for source in tests/fuzz/fuzz_*.cpp; do \
+	    name=$$(basename $$source .cpp); mkdir -p build/fuzz/corpus/$$name; \
+	    seeds=; [ -d tests/fuzz/corpus/$$name ] && seeds=tests/fuzz/corpus/$$name; \
+	    echo "$$name for $(FUZZ_SECONDS) s"; \
+	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+	        build/fuzz/corpus/$$name $$seeds || exit 1; \
+	done
+
+# clang-tidy reads the modules that a build leaves, so the build comes first.
+lint:
+	@$(SETUP) lint
+	@$(MAKE) --no-print-directory PRESET=release all
+	@clang-format-19 --dry-run -Werror $(sources)
+	@printf '%s\n' $(units) | xargs -P $(JOBS) -n 1 clang-tidy-19 -p build/release --quiet
+	@echo "lint: clean"
+
+format:
+	@$(SETUP) lint
+	@clang-format-19 -i $(sources)
+
+setup:
+	@$(SETUP) $(packages)
+
+configure: setup
+	@if [ ! -e $(build)/build.ninja ] || [ CMakePresets.json -nt $(build)/build.ninja ]; then cmake --preset $(PRESET); fi
+
+clean:
+	rm -rf build $(notdir $(basename $(wildcard tools/*.cpp)))
+
+help:
+	@echo "make            every tool, in this directory"
+	@echo "make chat       build and open ./chat on the model that ships"
+	@echo "make test       build and run every test"
+	@echo "make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make tsan       the tests under ThreadSanitizer"
+	@echo "make fuzz       each fuzz target for FUZZ_SECONDS (60)"
+	@echo "make lint       clang-format and clang-tidy;  make format: rewrite the files"
+	@echo "make clean      remove what was built"
+	@echo "PRESET=release|debug|asan|tsan|fuzz|cuda   JOBS=$(JOBS)   SETUP=: to look for no packages"
