@@ -21,7 +21,7 @@ chat: configure
 	@$(bin)/chat
 
 test: all
-	@ctest --test-dir $(build) --output-on-failure -j $(JOBS)
+	@ctest --test-dir $(build) --no-tests=error --output-on-failure -j $(JOBS)
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test
@@ -51,7 +51,10 @@ format:
 setup:
 	@$(SETUP) $(packages)
 
+# A folder that was moved or copied with its build/ configures anew.
 configure: setup
+	@home=$$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' $(build)/CMakeCache.txt 2>/dev/null); \
+	    [ -z "$$home" ] || [ "$$home" -ef . ] || rm -rf $(build)
 	@if [ ! -e $(build)/build.ninja ] || [ CMakePresets.json -nt $(build)/build.ninja ]; then cmake --preset $(PRESET); fi
 
 clean:

@@ -63,7 +63,9 @@ look() {
     fi
 }
 
+log=
 give_up() { # WHY...
+    [ -z "$log" ] || grep '^[EW]:' "$log" | tail -n 5 >&2
     echo "setup: missing packages: $missing (cmake from 3.28, catch2 from 3). Not installed: $*" >&2
     exit 1
 }
@@ -87,137 +89,63 @@ else
     give_up "that takes root or a user who may use sudo."
 fi
 
+log=$(mktemp)
+added=
+trap 'rm -f "$log"' EXIT
+
 # apt-get, quiet unless it fails; the lock is waited for, as a fresh machine may be updating itself
 apt() {
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 \
-        "$@" </dev/null >"$log" 2>&1 ||
-        { tail -n 5 "$log" >&2; give_up "apt-get $1 failed, see above."; }
+        "$@" </dev/null >>"$log" 2>&1
+}
+update() { apt update || true; } # somebody else's broken source is no reason to stop: what is needed may be found yet
+install() {
+    apt install -y --no-install-recommends "$@" && return
+    [ -z "$added" ] || $as_root rm -f "$added"
+    give_up "apt-get failed."
 }
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-echo "setup: installing $missing"
-apt update
-
-# Debian 12 has CMake 3.25 and Catch2 2: these two come from its backports suite.
-codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-backported=
-if [ "$codename" = bookworm ]; then
-    for package in cmake catch2; do
-        case " $missing " in *" $package "*) backported="$backported $package" ;; esac
-    done
-fi
-
-# The URIs of the package lists that apt has of Debian's release $1, as far as their Release file says so.
-debian_uris() {
-    apt-get indextargets --format '$(REPO_URI)' "Codename: $1" 'Component: main' 'Created-By: Packages' "Label: $2" | sort -u
-}
-
-# Prints the sources entry of the backports suite: a copy of the machine's own entry of main (URI, options, signature),
-# of which the first line says in which format it is, "list" or "sources".
-backports_entry() {
-    known=$(debian_uris bookworm Debian | tr '\n' ' ')
-    for file in /etc/apt/sources.list.d/*.sources /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
-        [ -r "$file" ] || continue
-        awk -v known="$known" -v suite=bookworm -v format="${file##*.}" '
-            function same(uri, i) { # is it one of those that apt knows as Debian itself?
-                gsub(/\/+/, "/", uri); sub(/\/$/, "", uri)
-                for (i in uris) if (uris[i] == uri) return 1
-                return 0
-            }
-            function holds(text, word, i, n, words) {
-                n = split(text, words, " ")
-                for (i = 1; i <= n; i++) if (words[i] == word) return 1
-                return 0
-            }
-            BEGIN {
-                gsub(/\/+/, "/", known)
-                n = split(known, uris, " ")
-                for (i = 1; i <= n; i++) sub(/\/$/, "", uris[i])
-            }
-            # one line: deb [options] uri suite component...
-            format == "list" {
-                if ($1 != "deb") next
-                sub(/[ \t]*#.*/, "")
-                options = ""
-                line = $0
-                sub(/^[ \t]*deb[ \t]+/, "", line)
-                if (match(line, /^\[[^]]*\][ \t]*/)) {
-                    options = substr(line, 1, RLENGTH)
-                    sub(/[ \t]*$/, " ", options)
-                    line = substr(line, RLENGTH + 1)
-                }
-                n = split(line, part, /[ \t]+/)
-                if (n >= 3 && part[2] == suite && holds(line, "main") && same(part[1])) {
-                    print "list"
-                    print "deb " options part[1] " " suite "-backports main"
-                    exit
-                }
-                next
-            }
-            # deb822: paragraphs of fields, which may go on in indented lines
-            function finish(i, n, words, uri) {
-                if (types ~ /(^| )deb( |$)/ && enabled !~ /^(no|false|0)$/ && holds(suites, suite) && holds(components, "main")) {
-                    n = split(uri_field, words, " ")
-                    uri = ""
-                    for (i = 1; i <= n; i++) if (same(words[i])) { uri = words[i]; break }
-                    if (uri != "") {
-                        print "sources"
-                        print "Types: deb"
-                        print "URIs: " uri
-                        print "Suites: " suite "-backports"
-                        print "Components: main"
-                        printf "%s", kept
-                        done = 1
-                        exit
-                    }
-                }
-                types = suites = components = uri_field = enabled = kept = field = ""
-            }
-            /^#/ { next }
-            /^[ \t]*$/ { finish(); next }
+# Debian 12 has CMake 3.25 and Catch2 2: these two come from its backports suite, which is added if apt has it not yet.
+# The new entry is the machine's own of Debian bookworm main (URI, signature, options), but for suite and component.
+# apt says where that one stands: FILE:N, line N of a .list or paragraph N of a .sources.
+add_backports() {
+    lists() { apt-get indextargets --format "$1" 'Created-By: Packages' "Codename: $2" 'Component: main'; }
+    [ -z "$(lists '$(URI)' bookworm-backports)" ] || return 0
+    place=$(lists '$(LABEL)|$(SOURCESENTRY)' bookworm | sed -n 's/^Debian|//p' | head -n 1)
+    [ -n "$place" ] || give_up "apt knows no entry of Debian bookworm main to derive its backports suite from."
+    file=${place%:*} number=${place##*:}
+    added=/etc/apt/sources.list.d/quire-backports.${file##*.}
+    echo "setup: adding bookworm-backports in $added"
+    case $file in
+        *.list) sed -nE "$number"'s/^(deb[[:space:]]+(\[[^]]*\][[:space:]]*)?[^[:space:]]+).*/\1 bookworm-backports main/p' "$file" ;;
+        *) sed '/^#/d' "$file" | awk -v number="$number" '
+            BEGIN { RS = ""; FS = "\n" }
+            NR != number { next }
             {
-                value = $0
-                if ($0 !~ /^[ \t]/) {
-                    field = tolower($0)
-                    sub(/:.*/, "", field)
-                    sub(/^[^:]*:[ \t]*/, "", value)
+                for (i = 1; i <= NF; i++) {
+                    if ($i ~ /^[^ \t]/) { field = tolower($i); sub(/:.*/, "", field) } # an indented line goes on with its field
+                    if (field !~ /^(types|suites|components)$/) print $i
                 }
-                gsub(/[ \t]+/, " ", value)
-                if (field == "types") types = types " " value
-                else if (field == "uris") uri_field = uri_field " " value
-                else if (field == "suites") suites = suites " " value
-                else if (field == "components") components = components " " value
-                else if (field == "enabled") enabled = tolower(value)
-                else kept = kept $0 "\n"
-            }
-            END { if (format != "list" && !done) finish() }
-        ' "$file"
-    done
+                print "Types: deb\nSuites: bookworm-backports\nComponents: main"
+            }' ;;
+    esac | $as_root tee "$added" >/dev/null
+    update
 }
 
-if [ -n "$backported" ] && [ -z "$(debian_uris bookworm-backports 'Debian Backports')" ]; then
-    entry=$(backports_entry)
-    case $entry in
-        list*) format=list ;;
-        sources*) format=sources ;;
-        *) give_up "$backported should come from bookworm-backports, but apt has no entry of Debian bookworm main to derive it from." ;;
-    esac
-    # only the first entry found: further ones would be the same suite elsewhere
-    printf '%s\n' "$entry" | awk 'NR > 1 && /^(list|sources)$/ { exit } NR > 1' |
-        $as_root tee "/etc/apt/sources.list.d/quire-backports.$format" >/dev/null
-    echo "setup: added /etc/apt/sources.list.d/quire-backports.$format"
-    apt update
-fi
-
-plain=
+echo "setup: installing $missing"
+wanted=$missing plain='' backported=''
+codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
 for package in $missing; do
-    case " $backported " in *" $package "*) ;; *) plain="$plain $package" ;; esac
+    case $codename:$package in
+        bookworm:cmake | bookworm:catch2) backported="$backported $package" ;;
+        *) plain="$plain $package" ;;
+    esac
 done
-[ -z "$plain" ] || apt install -y --no-install-recommends $plain
-[ -z "$backported" ] || apt install -y --no-install-recommends -t bookworm-backports $backported
+update
+[ -z "$backported" ] || add_backports
+[ -z "$plain" ] || install $plain
+[ -z "$backported" ] || install -t bookworm-backports $backported
 
 hash -r
-wanted=$missing
 look
 [ -z "$missing" ] || give_up "apt-get installed $wanted, but these are still not found, or too old."
