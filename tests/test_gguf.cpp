@@ -19,8 +19,7 @@ namespace {
 
 std::span<const std::byte> bytes_of(const std::string& s) { return std::as_bytes(std::span(s)); }
 
-template <class T>
-void put(std::string& out, T value) {
+template <class T> void put(std::string& out, T value) {
     out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 void put_text(std::string& out, std::string_view text) {
@@ -80,8 +79,7 @@ void check_round_trip(GgufWriter& w, std::vector<std::function<void(const Gguf&)
     });
 }
 
-template <class T>
-std::vector<T> limits() {
+template <class T> std::vector<T> limits() {
     return {std::numeric_limits<T>::max(), std::numeric_limits<T>::lowest(), T(0), T(1)};
 }
 
