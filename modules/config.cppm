@@ -94,11 +94,11 @@ public:
         const std::string full  = prefix_ + std::string(key);
         Result<double>    value = file_.number(full, fallback);
         if (!value) return set_error(value.error()), 0;
-        if (!std::isfinite(*value) || !(*value > least) || *value > 1e30)
+        if (!(*value > least) || !(*value < 1e30)) // NaN fails both
             return set_error({ErrorKind::input,
                               cat(file_.path(), ": ", full, " is ", *value, ", not a finite number above ", least)}),
                    0;
-        return float(*value);
+        return std::max(float(*value), std::numeric_limits<float>::min()); // a double may vanish as a float
     }
     std::string text(std::string_view key, std::string_view fallback) {
         Result<std::string_view> value = file_.text(prefix_ + std::string(key), fallback);
@@ -106,7 +106,7 @@ public:
         return std::string(*value);
     }
     bool has(std::string_view key) const { return file_.find(prefix_ + std::string(key)) != nullptr; }
-    void refuse(const std::string& why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
+    void refuse(std::string why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
     const std::optional<Error>& error() const { return error_; }
 
 private:
@@ -119,22 +119,28 @@ private:
 };
 
 void read_rope(Keys& keys, ModelConfig& c) {
-    c.rope_dim  = keys.integer("rope.dimension_count", c.head_dim, 2, std::max(c.head_dim, 2));
-    c.rope_base = keys.number("rope.freq_base", 10000.0, 0);
+    c.rope_dim = keys.integer("rope.dimension_count", c.head_dim, 2, std::max(c.head_dim, 2));
+    // YaRN divides by the logarithm of the base, and a base of 1 or less would turn every pair alike
+    c.rope_base = keys.number("rope.freq_base", 10000.0, 1);
     if (c.rope_dim % 2 != 0) keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", an odd number"));
-    std::string type = keys.text("rope.scaling.type", keys.has("rope.scale_linear") ? "linear" : "none");
-    c.rope_scaling   = type == "linear" ? RopeScaling::linear : type == "yarn" ? RopeScaling::yarn : RopeScaling::none;
-    if (c.rope_scaling == RopeScaling::none && type != "none")
-        keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn"));
+
+    // "rope.scale_linear" is what files said before there were several types.
+    const bool        old  = keys.has("rope.scale_linear") && !keys.has("rope.scaling.type");
+    const std::string type = keys.text("rope.scaling.type", old ? "linear" : "none");
+    if (type == "linear") c.rope_scaling = RopeScaling::linear;
+    else if (type == "yarn") c.rope_scaling = RopeScaling::yarn;
+    else if (type != "none") keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn"));
     if (c.rope_scaling == RopeScaling::none) return;
     c.rope_factor =
-        keys.number("rope.scaling.factor",
-                    keys.has("rope.scale_linear") ? double(keys.number("rope.scale_linear", 1.0, 0)) : 1.0, 0);
+        keys.number(old ? "rope.scale_linear" : "rope.scaling.factor", old ? std::nullopt : std::optional(1.0), 0);
     if (c.rope_scaling != RopeScaling::yarn) return;
     c.rope_original_context = keys.integer("rope.scaling.original_context_length", c.context_length, 1, 1 << 30);
     c.yarn_attn_factor      = keys.number("rope.scaling.attn_factor", 1.0, 0);
     c.yarn_beta_fast        = keys.number("rope.scaling.yarn_beta_fast", 32.0, 0);
     c.yarn_beta_slow        = keys.number("rope.scaling.yarn_beta_slow", 1.0, 0);
+    if (c.yarn_beta_fast <= c.yarn_beta_slow)
+        keys.refuse(
+            cat("rope.scaling.yarn_beta_fast ", c.yarn_beta_fast, " is not above yarn_beta_slow ", c.yarn_beta_slow));
 }
 
 Result<ModelConfig> read_config(const Gguf& file) {
@@ -148,8 +154,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
         return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list, ")");
     }
     if (file.tensors().empty())
-        return fail(file.path(), ": the file has no tensors; it is a vocabulary, not a model to run");
-
+        return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");
     c.architecture      = known->architecture;
     c.architecture_name = known->name;
     c.rope_halves       = known->rope_halves;
@@ -168,7 +173,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.n_kv_heads     = keys.integer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1));
     c.norm_eps       = keys.number("attention.layer_norm_rms_epsilon", {}, 0);
     c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
+    if (keys.error()) return std::unexpected(*keys.error());
     if (c.n_heads % c.n_kv_heads != 0)
         keys.refuse(
             cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
@@ -185,10 +190,12 @@ Result<ModelConfig> read_config(const Gguf& file) {
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");
     if (!keys.error() && !embedding) keys.refuse("tensor token_embd.weight is missing");
-    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
+    if (keys.error()) return std::unexpected(*keys.error());
     const std::int64_t rows = embedding->view().rows;
     if (rows > 1 << 28) return fail(file.path(), ": token_embd.weight has ", rows, " rows, more than any vocabulary");
-    c.vocab_size            = int(rows);
+    c.vocab_size = int(rows);
+    keys.integer("vocab_size", rows, 1, rows);
+    if (keys.error()) return std::unexpected(*keys.error());
     const GgufValue* tokens = file.find("tokenizer.ggml.tokens");
     const auto*      list   = tokens ? std::get_if<GgufArray>(tokens) : nullptr;
     if (list && list->size() > std::size_t(rows))

@@ -144,6 +144,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!tensors) return std::unexpected(tensors.error());
     Result<Tokenizer> tokenizer = Tokenizer::load(*file);
     if (!tokenizer) return std::unexpected(tokenizer.error());
+    file->prefetch();
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
     if (!backend) return std::unexpected(backend.error());

@@ -1,5 +1,6 @@
-// quire.gguf: reads and writes GGUF files (format document: docs/gguf.md of the ggml project), v2 and v3.
-// Everything a file claims is checked once, here, before it is used. **Owns** the mapping of the file.
+// quire.gguf: reads GGUF files (format document: docs/gguf.md of the ggml project), v2 and v3, whole or split.
+// Everything a file claims is checked once, here, before it is used; no claim makes it take memory beyond a small
+// multiple of the bytes that are really there. **Owns** the mapping of the file, which nobody may cut short meanwhile.
 module;
 
 #include <fcntl.h>
@@ -10,6 +11,7 @@ module;
 
 export module quire.gguf;
 
+export import quire.gguf_writer; // the other direction
 import quire.base;
 import quire.std;
 import quire.tensor;
@@ -51,7 +53,7 @@ class Gguf {
 public:
     // Error: one sentence naming the file, the place in it, and what is wrong.
     static Result<Gguf> open(const std::string& path);
-    // The same of a file that is in memory already; `name` is for messages.
+    // The same of one file that is in memory already and stays there as long as the result; `name` is for messages.
     static Result<Gguf> parse(std::span<const std::byte> bytes, const std::string& name);
 
     Gguf(Gguf&&) noexcept;
@@ -62,6 +64,8 @@ public:
     std::uint32_t      version() const;
     std::size_t        file_bytes() const; // of all parts
     std::uint64_t      alignment() const;
+    // Asks the system to read the whole file ahead, for whoever is about to use the tensors.
+    void prefetch() const;
 
     std::span<const GgufTensor> tensors() const;                     // in file order
     const GgufTensor*           tensor(std::string_view name) const; // or nullptr
@@ -82,89 +86,42 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Collects metadata and tensors, then writes a version 3 file. Enough for tests and tools.
-class GgufWriter {
-public:
-    void set(std::string key, std::uint32_t value);
-    void set(std::string key, std::int32_t value);
-    void set(std::string key, std::uint64_t value);
-    void set(std::string key, float value);
-    void set(std::string key, bool value);
-    void set(std::string key, const std::string& value);
-    void set(std::string key, const char* value);
-    void set(std::string key, const std::vector<std::string>& value);
-    void set(std::string key, const std::vector<float>& value);
-    void set(std::string key, const std::vector<std::int32_t>& value);
-    // dims[0] is the contiguous one; data holds exactly the bytes that type and dims ask for, copied.
-    void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, std::span<const std::byte> data);
-
-    Result<void> write(const std::string& path, std::uint32_t alignment = 32) const;
-
-private:
-    struct Pair {
-        std::string            key;
-        std::uint32_t          type;
-        std::vector<std::byte> bytes; // the value as it stands in the file
-    };
-    struct Tensor {
-        std::string               name;
-        DType                     type;
-        std::vector<std::int64_t> dims;
-        std::vector<std::byte>    data;
-    };
-    std::vector<Pair>   pairs_;
-    std::vector<Tensor> tensors_;
-};
-
 } // namespace quire
 
 module :private;
 
 namespace quire {
 
-// The value types of the format document.
-enum : std::uint32_t {
-    t_u8,
-    t_i8,
-    t_u16,
-    t_i16,
-    t_u32,
-    t_i32,
-    t_f32,
-    t_bool,
-    t_string,
-    t_array,
-    t_u64,
-    t_i64,
-    t_f64,
-    n_types
-};
+using enum GgufType;
 
 // Bytes of a scalar; 0 for strings and arrays.
-constexpr std::array<std::size_t, n_types> scalar_bytes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-constexpr std::array<const char*, n_types> type_names{"uint8",  "int8",    "uint16", "int16",  "uint32",
-                                                      "int32",  "float32", "bool",   "string", "array",
-                                                      "uint64", "int64",   "float64"};
+constexpr std::array<std::size_t, n_gguf_types> scalar_bytes{1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
+constexpr std::array<const char*, n_gguf_types> type_names{"uint8",  "int8",    "uint16", "int16",  "uint32",
+                                                           "int32",  "float32", "bool",   "string", "array",
+                                                           "uint64", "int64",   "float64"};
 
-// A file in memory, read-only.
+// A file in memory, read-only: mapped, or somebody else's bytes.
 class Mapping {
 public:
     Mapping() = default;
-    Mapping(const void* data, std::size_t bytes) : data_(static_cast<const std::byte*>(data)), bytes_(bytes) {}
-    Mapping(Mapping&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+    Mapping(std::span<const std::byte> bytes, bool owned) : bytes_(bytes), owned_(owned) {}
+    Mapping(Mapping&& o) noexcept : bytes_(std::exchange(o.bytes_, {})), owned_(std::exchange(o.owned_, false)) {}
     Mapping& operator=(Mapping&& o) noexcept {
-        std::swap(data_, o.data_);
         std::swap(bytes_, o.bytes_);
+        std::swap(owned_, o.owned_);
         return *this;
     }
     ~Mapping() {
-        if (data_) munmap(const_cast<std::byte*>(data_), bytes_);
+        if (owned_) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
     }
-    std::span<const std::byte> bytes() const { return {data_, bytes_}; }
+    std::span<const std::byte> bytes() const { return bytes_; }
+    void                       prefetch() const {
+        if (owned_) madvise(const_cast<std::byte*>(bytes_.data()), bytes_.size(), MADV_WILLNEED); // only a hint
+    }
 
 private:
-    const std::byte* data_  = nullptr;
-    std::size_t      bytes_ = 0;
+    std::span<const std::byte> bytes_;
+    bool                       owned_ = false;
 };
 
 Result<Mapping> map_file(const std::string& path) {
@@ -181,7 +138,7 @@ Result<Mapping> map_file(const std::string& path) {
         why = std::strerror(errno);
     close(fd);
     if (data == MAP_FAILED) return fail("cannot use ", path, ": ", why);
-    return Mapping(data, std::size_t(info.st_size));
+    return Mapping({static_cast<const std::byte*>(data), std::size_t(info.st_size)}, true);
 }
 
 // Reads the header front to back. Every read is checked against what is left; after a failure `error` says where and
@@ -230,71 +187,73 @@ private:
     std::string                error_;
 };
 
+// A scalar of the file's type, widened.
 template <class Wide>
-Wide read_scalar(Reader& r, std::uint32_t type, std::string_view what) {
+Wide read_scalar(Reader& r, GgufType type, std::string_view what) {
     switch (type) {
-        case t_u8: return Wide(r.scalar<std::uint8_t>(what));
-        case t_i8: return Wide(r.scalar<std::int8_t>(what));
-        case t_u16: return Wide(r.scalar<std::uint16_t>(what));
-        case t_i16: return Wide(r.scalar<std::int16_t>(what));
-        case t_u32: return Wide(r.scalar<std::uint32_t>(what));
-        case t_i32: return Wide(r.scalar<std::int32_t>(what));
-        case t_u64: return Wide(r.scalar<std::uint64_t>(what));
-        case t_i64: return Wide(r.scalar<std::int64_t>(what));
-        case t_f32: return Wide(r.scalar<float>(what));
-        case t_f64: return Wide(r.scalar<double>(what));
+        case u8: return Wide(r.scalar<std::uint8_t>(what));
+        case i8: return Wide(r.scalar<std::int8_t>(what));
+        case u16: return Wide(r.scalar<std::uint16_t>(what));
+        case i16: return Wide(r.scalar<std::int16_t>(what));
+        case u32: return Wide(r.scalar<std::uint32_t>(what));
+        case i32: return Wide(r.scalar<std::int32_t>(what));
+        case u64: return Wide(r.scalar<std::uint64_t>(what));
+        case i64: return Wide(r.scalar<std::int64_t>(what));
+        case f32: return Wide(r.scalar<float>(what));
+        case f64: return Wide(r.scalar<double>(what));
         default: return Wide(r.scalar<std::uint8_t>(what)); // bool
     }
 }
 
-bool is_unsigned(std::uint32_t type) { return type == t_u8 || type == t_u16 || type == t_u32 || type == t_u64; }
-bool is_signed(std::uint32_t type) { return type == t_i8 || type == t_i16 || type == t_i32 || type == t_i64; }
-bool is_float(std::uint32_t type) { return type == t_f32 || type == t_f64; }
+bool is_unsigned(GgufType t) { return t == u8 || t == u16 || t == u32 || t == u64; }
+bool is_signed(GgufType t) { return t == i8 || t == i16 || t == i32 || t == i64; }
+bool is_float(GgufType t) { return t == f32 || t == f64; }
 
 GgufArray read_array(Reader& r, std::string_view what) {
     GgufArray array;
-    array.type   = r.scalar<std::uint32_t>(what);
-    const auto n = r.scalar<std::uint64_t>(what);
+    array.type      = r.scalar<std::uint32_t>(what);
+    const auto n    = r.scalar<std::uint64_t>(what);
+    const auto type = GgufType(array.type);
     if (r.failed()) return array;
-    if (array.type >= n_types) {
+    if (array.type >= n_gguf_types) {
         r.set_error(cat(what, " is an array of unknown type ", array.type));
-    } else if (array.type == t_array) {
+    } else if (type == GgufType::array) {
         r.set_error(cat(what, " is an array of arrays, which quire does not read"));
-    } else if (n > r.left() / std::max<std::size_t>(scalar_bytes[array.type], 8 * (array.type == t_string))) {
-        // a string takes at least its 8 bytes of length
-        r.set_error(
-            cat(what, " claims ", n, " elements of ", type_names[array.type], " where ", r.left(), " bytes are left"));
+    } else if (n > r.left() / (type == string ? 8 : scalar_bytes[array.type])) { // a string has 8 bytes of length
+        r.set_error(cat(what, " claims ", n, " elements of type ", type_names[array.type], " where ", r.left(),
+                        " bytes are left"));
     }
     if (r.failed()) return array;
     const auto count = std::size_t(n);
-    if (array.type == t_string) {
+    if (type == string) {
         array.strings.reserve(count);
         for (std::size_t i = 0; i < count && !r.failed(); i++) array.strings.push_back(r.string(what));
-    } else if (is_unsigned(array.type)) {
+    } else if (is_unsigned(type)) {
         array.uints.resize(count);
-        for (auto& v : array.uints) v = read_scalar<std::uint64_t>(r, array.type, what);
-    } else if (is_signed(array.type)) {
+        for (auto& v : array.uints) v = read_scalar<std::uint64_t>(r, type, what);
+    } else if (is_signed(type)) {
         array.ints.resize(count);
-        for (auto& v : array.ints) v = read_scalar<std::int64_t>(r, array.type, what);
-    } else if (is_float(array.type)) {
+        for (auto& v : array.ints) v = read_scalar<std::int64_t>(r, type, what);
+    } else if (is_float(type)) {
         array.floats.resize(count);
-        for (auto& v : array.floats) v = read_scalar<double>(r, array.type, what);
+        for (auto& v : array.floats) v = read_scalar<double>(r, type, what);
     } else {
         array.bools.resize(count);
-        for (std::size_t i = 0; i < count; i++) array.bools[i] = read_scalar<std::uint8_t>(r, array.type, what) != 0;
+        for (std::size_t i = 0; i < count; i++) array.bools[i] = read_scalar<std::uint8_t>(r, type, what) != 0;
     }
     return array;
 }
 
 GgufValue read_value(Reader& r, std::string_view what) {
-    const auto type = r.scalar<std::uint32_t>(what);
+    const auto number = r.scalar<std::uint32_t>(what);
+    const auto type   = GgufType(number);
     if (r.failed()) return false;
-    if (type >= n_types) {
-        r.set_error(cat(what, " has unknown value type ", type));
+    if (number >= n_gguf_types) {
+        r.set_error(cat(what, " has unknown value type ", number));
         return false;
     }
-    if (type == t_string) return r.string(what);
-    if (type == t_array) return read_array(r, what);
+    if (type == string) return r.string(what);
+    if (type == GgufType::array) return read_array(r, what);
     if (is_unsigned(type)) return read_scalar<std::uint64_t>(r, type, what);
     if (is_signed(type)) return read_scalar<std::int64_t>(r, type, what);
     if (is_float(type)) return read_scalar<double>(r, type, what);
@@ -323,8 +282,8 @@ const GgufValue* find_in(const Part& part, std::string_view key) {
     return nullptr;
 }
 
+// What follows a tensor's name.
 void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
-    t.name                   = std::string(r.string("a tensor's name"));
     const std::string what   = cat("tensor ", quote(t.name));
     const auto        n_dims = r.scalar<std::uint32_t>(what);
     if (r.failed()) return;
@@ -369,7 +328,6 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
         t.data = bytes.data() + data_start + offsets[i];
     }
     std::vector<const GgufTensor*> order;
-    order.reserve(part.tensors.size());
     for (const GgufTensor& t : part.tensors) order.push_back(&t);
     std::ranges::sort(order, {}, [](const GgufTensor* t) { return t->data; });
     for (std::size_t i = 1; i < order.size(); i++)
@@ -387,7 +345,8 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     if (!r.failed() && magic != 0x46554747) return fail(name, ": not a GGUF file: it does not begin with 'GGUF'");
     part.version = r.scalar<std::uint32_t>("the version");
     if (!r.failed() && part.version != 2 && part.version != 3)
-        return fail(name, ": GGUF version ", part.version, " is not one of 2, 3");
+        return fail(name, ": GGUF version ", part.version, " is not one of 2, 3",
+                    part.version << 16 == 0 ? "; it may be a big-endian file" : "");
     const auto n_tensors = r.scalar<std::uint64_t>("the number of tensors");
     const auto n_pairs   = r.scalar<std::uint64_t>("the number of metadata pairs");
     if (r.failed()) return fail(r.error());
@@ -397,8 +356,8 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     if (n_tensors > r.left() / 32)
         return fail(name, ": the header claims ", n_tensors, " tensors in ", r.left(), " bytes");
 
+    // The lists grow with what is read, never by what is claimed. The views in `seen` point into the file.
     std::unordered_set<std::string_view> seen;
-    part.metadata.reserve(std::size_t(n_pairs));
     for (std::uint64_t i = 0; i < n_pairs && !r.failed(); i++) {
         const std::string_view key = r.string("a metadata key");
         if (r.failed()) break;
@@ -416,12 +375,13 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     }
 
     seen.clear();
-    std::vector<std::uint64_t> offsets(static_cast<std::size_t>(n_tensors));
-    part.tensors.resize(std::size_t(n_tensors)); // the names do not move from here on
-    for (std::size_t i = 0; i < part.tensors.size() && !r.failed(); i++) {
-        read_tensor_info(r, part.tensors[i], offsets[i]);
-        if (!r.failed() && !seen.insert(part.tensors[i].name).second)
-            return fail(name, ": tensor ", quote(part.tensors[i].name), " is there twice");
+    std::vector<std::uint64_t> offsets;
+    for (std::uint64_t i = 0; i < n_tensors && !r.failed(); i++) {
+        const std::string_view tensor_name = r.string("a tensor's name");
+        if (r.failed()) break;
+        if (!seen.insert(tensor_name).second) return fail(name, ": tensor ", quote(tensor_name), " is there twice");
+        read_tensor_info(r, part.tensors.emplace_back(GgufTensor{.name = std::string(tensor_name)}),
+                         offsets.emplace_back());
     }
     if (r.failed()) return fail(r.error());
     if (part.tensors.empty()) return part;
@@ -446,7 +406,7 @@ struct Gguf::Impl {
     std::unordered_map<std::string_view, const GgufValue*> index;
     std::size_t                                            bytes = 0;
 
-    static Result<Gguf> assemble(const std::string& path, std::vector<Part> parts);
+    static Result<Gguf> assemble(const std::string& path, std::vector<Part> parts, std::int64_t n_tensors);
 };
 
 Gguf::Gguf(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -455,58 +415,81 @@ Gguf& Gguf::operator=(Gguf&&) noexcept = default;
 Gguf::~Gguf()                          = default;
 
 // "x-00002-of-00003.gguf" for part 1 (counting from 0) of "x-00001-of-00003.gguf"; "" if the name is not of that form.
-std::string sibling(const std::string& path, std::uint64_t part, std::uint64_t count) {
+std::string sibling(const std::string& path, std::int64_t part, std::int64_t count) {
     char mine[32], other[32];
-    std::snprintf(mine, sizeof mine, "-%05u-of-%05u.gguf", 1u, unsigned(count));
-    std::snprintf(other, sizeof other, "-%05u-of-%05u.gguf", unsigned(part + 1), unsigned(count));
+    std::snprintf(mine, sizeof mine, "-%05d-of-%05d.gguf", 1, int(count));
+    std::snprintf(other, sizeof other, "-%05d-of-%05d.gguf", int(part + 1), int(count));
     return path.ends_with(mine) ? path.substr(0, path.size() - std::strlen(mine)) + other : std::string();
 }
 
-// An unsigned value, or the fallback; a part that says something else than it should is an error of its own.
-std::int64_t uint_in(const Part& part, std::string_view key, std::int64_t fallback) {
-    const GgufValue* value = find_in(part, key);
-    if (!value) return fallback;
-    if (const auto* u = std::get_if<std::uint64_t>(value)) return std::int64_t(*u);
-    if (const auto* i = std::get_if<std::int64_t>(value)) return *i;
-    return -1;
+// What a part says about the whole: its own number from 0, how many parts there are and how many tensors in all.
+struct Split {
+    std::int64_t no = 0, count = 1, tensors = 0;
+};
+
+Result<Split> read_split(const Part& part, const std::string& name) {
+    constexpr std::int64_t most_parts = 99'999; // what five digits of a name can count
+    std::string            wrong;
+    auto                   number = [&](std::string_view key, std::int64_t fallback, std::int64_t most) {
+        const GgufValue* value = find_in(part, key);
+        if (!value) return fallback;
+        const auto* u = std::get_if<std::uint64_t>(value);
+        const auto* i = std::get_if<std::int64_t>(value);
+        if (!u && !i) wrong = cat(key, " is ", kind_name(*value), ", not an integer");
+        else if (u ? *u > std::uint64_t(most) : *i < 0 || *i > most)
+            wrong = cat(key, " is ", u ? std::to_string(*u) : std::to_string(*i), ", not in 0..", most);
+        else return u ? std::int64_t(*u) : *i;
+        return fallback;
+    };
+    Split split;
+    split.no      = number("split.no", 0, most_parts);
+    split.count   = std::max<std::int64_t>(number("split.count", 1, most_parts), 1);
+    split.tensors = number("split.tensors.count", -1, std::numeric_limits<std::int32_t>::max());
+    if (!wrong.empty()) return fail(name, ": ", wrong);
+    return split;
 }
 
 Result<Gguf> Gguf::parse(std::span<const std::byte> bytes, const std::string& name) {
-    // A private copy in a mapping of its own, so that one kind of owner is enough.
-    void* copy = mmap(nullptr, std::max<std::size_t>(bytes.size(), 1), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy == MAP_FAILED) return fail_with(ErrorKind::system, name, ": no memory for ", bytes.size(), " bytes");
-    std::ranges::copy(bytes, static_cast<std::byte*>(copy));
-    Result<Part> part = read_part(Mapping(copy, std::max<std::size_t>(bytes.size(), 1)), name);
+    Result<Part> part = read_part(Mapping(bytes, false), name);
     if (!part) return std::unexpected(part.error());
+    const Result<Split> split = read_split(*part, name);
+    if (!split) return std::unexpected(split.error());
+    if (split->count > 1) return fail(name, ": this is one of ", split->count, " parts, which cannot be read alone");
     std::vector<Part> parts;
     parts.push_back(std::move(*part));
-    return Impl::assemble(name, std::move(parts));
+    return Impl::assemble(name, std::move(parts), -1);
 }
 
 Result<Gguf> Gguf::open(const std::string& path) {
     std::vector<Part> parts;
-    std::int64_t      count = 1;
-    for (std::int64_t i = 0; i < count; i++) {
-        const std::string name = i == 0 ? path : sibling(path, std::uint64_t(i), std::uint64_t(count));
-        if (name.empty())
-            return fail(path, ": split.count is ", count, ", but the name does not end in -00001-of-", count,
-                        ".gguf: open the first part");
-        Result<Mapping> mapping = map_file(name);
+    Split             whole; // as the first part says
+    for (std::int64_t i = 0; i < whole.count; i++) {
+        const std::string name    = i == 0 ? path : sibling(path, i, whole.count);
+        Result<Mapping>   mapping = map_file(name);
         if (!mapping) return std::unexpected(mapping.error());
         Result<Part> part = read_part(std::move(*mapping), name);
         if (!part) return std::unexpected(part.error());
-        if (i == 0) count = std::max<std::int64_t>(uint_in(*part, "split.count", 1), 1);
-        if (count > 99'999) return fail(name, ": split.count is ", count, "; at most 99999 parts are possible");
-        if (count > 1 && (uint_in(*part, "split.no", -1) != i || uint_in(*part, "split.count", -1) != count))
-            return fail(name, ": it says that it is part ", uint_in(*part, "split.no", -1) + 1, " of ",
-                        uint_in(*part, "split.count", -1), " where part ", i + 1, " of ", count, " belongs");
+        const Result<Split> split = read_split(*part, name);
+        if (!split) return std::unexpected(split.error());
+        if (i == 0) {
+            whole = *split;
+            if (whole.count > 1 && whole.no != 0)
+                return fail(path, ": this is part ", whole.no + 1, " of ", whole.count,
+                            "; open the first part instead");
+            if (whole.count > 1 && sibling(path, 0, whole.count).empty())
+                return fail(path, ": split.count is ", whole.count,
+                            ", but the name does not end in -00001-of- and that number, so the others cannot be found");
+        } else if (split->no != i || split->count != whole.count) {
+            return fail(name, ": it says that it is part ", split->no + 1, " of ", split->count, " where part ", i + 1,
+                        " of ", whole.count, " belongs");
+        }
         parts.push_back(std::move(*part));
     }
-    return Impl::assemble(path, std::move(parts));
+    return Impl::assemble(path, std::move(parts), whole.count > 1 ? whole.tensors : -1);
 }
 
-Result<Gguf> Gguf::Impl::assemble(const std::string& path, std::vector<Part> parts) {
+// `n_tensors`: how many the parts have to have together, or -1.
+Result<Gguf> Gguf::Impl::assemble(const std::string& path, std::vector<Part> parts, std::int64_t n_tensors) {
     auto impl   = std::make_unique<Impl>();
     impl->path  = path;
     impl->parts = std::move(parts);
@@ -517,9 +500,8 @@ Result<Gguf> Gguf::Impl::assemble(const std::string& path, std::vector<Part> par
     for (std::size_t i = 0; i < impl->tensors.size(); i++)
         if (!impl->tensor_index.emplace(impl->tensors[i].name, i).second)
             return fail(path, ": tensor ", quote(impl->tensors[i].name), " is in two parts");
-    const std::int64_t total = uint_in(impl->parts[0], "split.tensors.count", std::int64_t(impl->tensors.size()));
-    if (impl->parts.size() > 1 && total != std::int64_t(impl->tensors.size()))
-        return fail(path, ": split.tensors.count is ", total, ", the parts have ", impl->tensors.size());
+    if (n_tensors >= 0 && n_tensors != std::int64_t(impl->tensors.size()))
+        return fail(path, ": split.tensors.count is ", n_tensors, ", the parts have ", impl->tensors.size());
     for (const auto& [key, value] : impl->parts[0].metadata) impl->index.emplace(key, &value);
     return Gguf(std::move(impl));
 }
@@ -528,6 +510,9 @@ const std::string& Gguf::path() const { return impl_->path; }
 std::uint32_t      Gguf::version() const { return impl_->parts[0].version; }
 std::size_t        Gguf::file_bytes() const { return impl_->bytes; }
 std::uint64_t      Gguf::alignment() const { return impl_->parts[0].alignment; }
+void               Gguf::prefetch() const {
+    for (const Part& part : impl_->parts) part.mapping.prefetch();
+}
 
 std::span<const GgufTensor> Gguf::tensors() const { return impl_->tensors; }
 
@@ -590,97 +575,6 @@ TensorView GgufTensor::view() const { return {type, dims[1] * dims[2] * dims[3],
 
 std::size_t GgufArray::size() const {
     return uints.size() + ints.size() + floats.size() + bools.size() + strings.size();
-}
-
-// -- the writer
-
-template <class T>
-void put(std::vector<std::byte>& out, const T& value) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&value);
-    out.insert(out.end(), bytes, bytes + sizeof value);
-}
-
-void put(std::vector<std::byte>& out, const std::string& text) {
-    put(out, std::uint64_t(text.size()));
-    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-    out.insert(out.end(), bytes, bytes + text.size());
-}
-
-template <class T>
-std::vector<std::byte> bytes_of(const T& value) {
-    std::vector<std::byte> out;
-    put(out, value);
-    return out;
-}
-
-template <class T>
-std::vector<std::byte> array_bytes(std::uint32_t type, const std::vector<T>& values) {
-    std::vector<std::byte> out = bytes_of(type);
-    put(out, std::uint64_t(values.size()));
-    for (const T& v : values) put(out, v);
-    return out;
-}
-
-void GgufWriter::set(std::string key, std::uint32_t v) { pairs_.push_back({std::move(key), t_u32, bytes_of(v)}); }
-void GgufWriter::set(std::string key, std::int32_t v) { pairs_.push_back({std::move(key), t_i32, bytes_of(v)}); }
-void GgufWriter::set(std::string key, std::uint64_t v) { pairs_.push_back({std::move(key), t_u64, bytes_of(v)}); }
-void GgufWriter::set(std::string key, float v) { pairs_.push_back({std::move(key), t_f32, bytes_of(v)}); }
-void GgufWriter::set(std::string key, bool v) { pairs_.push_back({std::move(key), t_bool, bytes_of(std::uint8_t(v))}); }
-void GgufWriter::set(std::string key, const std::string& v) {
-    pairs_.push_back({std::move(key), t_string, bytes_of(v)});
-}
-void GgufWriter::set(std::string key, const char* v) { set(std::move(key), std::string(v)); }
-void GgufWriter::set(std::string key, const std::vector<std::string>& v) {
-    pairs_.push_back({std::move(key), t_array, array_bytes(t_string, v)});
-}
-void GgufWriter::set(std::string key, const std::vector<float>& v) {
-    pairs_.push_back({std::move(key), t_array, array_bytes(t_f32, v)});
-}
-void GgufWriter::set(std::string key, const std::vector<std::int32_t>& v) {
-    pairs_.push_back({std::move(key), t_array, array_bytes(t_i32, v)});
-}
-
-void GgufWriter::add_tensor(std::string name, DType type, std::vector<std::int64_t> dims,
-                            std::span<const std::byte> data) {
-    std::int64_t rows = 1;
-    for (std::size_t i = 1; i < dims.size(); i++) rows *= dims[i];
-    check(!dims.empty() && dims.size() <= 4 && data.size() == row_bytes(type, dims[0]) * std::size_t(rows),
-          "a tensor whose bytes are not those of its shape");
-    tensors_.push_back({std::move(name), type, std::move(dims), {data.begin(), data.end()}});
-}
-
-Result<void> GgufWriter::write(const std::string& path, std::uint32_t alignment) const {
-    std::vector<std::byte> out = bytes_of(std::uint32_t(0x46554747));
-    put(out, std::uint32_t(3));
-    put(out, std::uint64_t(tensors_.size()));
-    put(out, std::uint64_t(pairs_.size() + 1));
-    put(out, std::string("general.alignment"));
-    put(out, std::uint32_t(t_u32));
-    put(out, alignment);
-    for (const Pair& p : pairs_) {
-        put(out, p.key);
-        put(out, p.type);
-        out.insert(out.end(), p.bytes.begin(), p.bytes.end());
-    }
-    std::uint64_t offset = 0;
-    auto          padded = [&](std::uint64_t n) { return (n + alignment - 1) / alignment * alignment; };
-    for (const Tensor& t : tensors_) {
-        put(out, t.name);
-        put(out, std::uint32_t(t.dims.size()));
-        for (std::int64_t d : t.dims) put(out, d);
-        put(out, std::uint32_t(t.type));
-        put(out, offset);
-        offset += padded(t.data.size());
-    }
-    for (const Tensor& t : tensors_) {
-        out.resize(padded(out.size()));
-        out.insert(out.end(), t.data.begin(), t.data.end());
-    }
-    std::ofstream file(path, std::ios::binary);
-    file.write(reinterpret_cast<const char*>(out.data()), std::ptrdiff_t(out.size()));
-    file.flush();
-    if (!file) return fail_with(ErrorKind::system, "cannot write ", path);
-    return {};
 }
 
 } // namespace quire

@@ -163,10 +163,10 @@ using this_thread::sleep_for, this_thread::sleep_until, this_thread::yield, this
 }
 
 export namespace std::filesystem {
-using filesystem::path, filesystem::exists, filesystem::file_size, filesystem::directory_iterator,
-    filesystem::temp_directory_path, filesystem::remove, filesystem::remove_all, filesystem::create_directory,
-    filesystem::create_directories, filesystem::is_directory, filesystem::is_regular_file, filesystem::read_symlink,
-    filesystem::status;
+using filesystem::path, filesystem::exists, filesystem::resize_file, filesystem::copy_file, filesystem::file_size,
+    filesystem::directory_iterator, filesystem::temp_directory_path, filesystem::remove, filesystem::remove_all,
+    filesystem::create_directory, filesystem::create_directories, filesystem::is_directory, filesystem::is_regular_file,
+    filesystem::read_symlink, filesystem::status;
 using filesystem::begin, filesystem::end;
 } // namespace std::filesystem
 

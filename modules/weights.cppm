@@ -88,6 +88,9 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     m.output      = bind.matrix("output.weight", c.vocab_size, c.hidden_size, false);
     if (!m.output) m.output = m.token_embd; // tied
     m.rope_freqs = bind.vector("rope_freqs.weight", c.rope_dim / 2, false);
+    for (std::int64_t i = 0; i < m.rope_freqs.cols && !bind.error(); i++)
+        if (const float f = static_cast<const float*>(m.rope_freqs.data)[i]; !(f > 0) || !std::isfinite(f))
+            bind.refuse(cat("tensor rope_freqs.weight divides by ", f));
     for (int i = 0; i < c.n_layers && !bind.error(); i++) {
         auto          name = [&](const char* part) { return cat("blk.", i, ".", part); };
         LayerTensors& l    = m.layers.emplace_back();
@@ -105,6 +108,9 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         l.ffn_gate         = bind.matrix(name("ffn_gate.weight"), c.ff_size, c.hidden_size);
         l.ffn_up           = bind.matrix(name("ffn_up.weight"), c.ff_size, c.hidden_size);
         l.ffn_down         = bind.matrix(name("ffn_down.weight"), c.hidden_size, c.ff_size);
+        for (const char* part : {"attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
+            if (file.tensor(name(part)))
+                bind.refuse(cat("tensor ", name(part), " is one that quire does not compute with"));
     }
     if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;

@@ -17,7 +17,7 @@ TEST_CASE("dequantised blocks have the reference's bits", "[quants]") {
     for (const DTypeInfo& info : dtype_table) {
         CAPTURE(info.name);
         const std::string base = reference("quants") + "/" + info.name;
-        if (!std::filesystem::exists(base + ".bin")) continue;
+        if (info.type == DType::F32) continue; // stands for itself
         n_types++;
         const std::string blocks = slurp(base + ".bin"), npy = slurp(base + ".f32.npy");
         REQUIRE(npy.size() > 10);
@@ -33,7 +33,7 @@ TEST_CASE("dequantised blocks have the reference's bits", "[quants]") {
             differ += std::bit_cast<std::uint32_t>(got[i]) != std::bit_cast<std::uint32_t>(want[i]);
         CHECK(differ == 0);
     }
-    CHECK(n_types >= 12);
+    CHECK(n_types == 14);
 }
 
 TEST_CASE("halves and bfloat16 widen exactly, subnormals, infinities and zeros of both signs", "[quants]") {
