@@ -106,7 +106,7 @@ public:
         return std::string(*value);
     }
     bool has(std::string_view key) const { return file_.find(prefix_ + std::string(key)) != nullptr; }
-    void refuse(std::string why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
+    void refuse(const std::string& why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
     const std::optional<Error>& error() const { return error_; }
 
 private:
@@ -173,7 +173,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.n_kv_heads     = keys.integer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1));
     c.norm_eps       = keys.number("attention.layer_norm_rms_epsilon", {}, 0);
     c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    if (keys.error()) return std::unexpected(*keys.error());
+    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
     if (c.n_heads % c.n_kv_heads != 0)
         keys.refuse(
             cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
@@ -190,12 +190,12 @@ Result<ModelConfig> read_config(const Gguf& file) {
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");
     if (!keys.error() && !embedding) keys.refuse("tensor token_embd.weight is missing");
-    if (keys.error()) return std::unexpected(*keys.error());
+    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
     const std::int64_t rows = embedding->view().rows;
     if (rows > 1 << 28) return fail(file.path(), ": token_embd.weight has ", rows, " rows, more than any vocabulary");
     c.vocab_size = int(rows);
     keys.integer("vocab_size", rows, 1, rows);
-    if (keys.error()) return std::unexpected(*keys.error());
+    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
     const GgufValue* tokens = file.find("tokenizer.ggml.tokens");
     const auto*      list   = tokens ? std::get_if<GgufArray>(tokens) : nullptr;
     if (list && list->size() > std::size_t(rows))

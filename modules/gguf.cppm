@@ -328,6 +328,7 @@ std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, st
         t.data = bytes.data() + data_start + offsets[i];
     }
     std::vector<const GgufTensor*> order;
+    order.reserve(part.tensors.size());
     for (const GgufTensor& t : part.tensors) order.push_back(&t);
     std::ranges::sort(order, {}, [](const GgufTensor* t) { return t->data; });
     for (std::size_t i = 1; i < order.size(); i++)
