@@ -248,7 +248,8 @@ TEST_CASE("Ctrl-C at the prompt leaves", "[chat]") {
         dup2(to[0], 0);
         dup2(from[1], 1);
         for (int fd : {to[0], to[1], from[0], from[1]}) close(fd);
-        execl(program.c_str(), program.c_str(), "-m", file.c_str(), "-n", "4", static_cast<char*>(nullptr));
+        execl(program.c_str(), program.c_str(), "-m", file.c_str(), "-n", "4", "--temp", "0",
+              static_cast<char*>(nullptr));
         _exit(127);
     }
     close(to[0]);
@@ -275,14 +276,15 @@ TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
     if (child == 0) {
         setenv("TERM", "xterm", 1);
         setenv("XDG_STATE_HOME", state.c_str(), 1);
-        execl(program.c_str(), program.c_str(), "-m", file.c_str(), "-n", "4", static_cast<char*>(nullptr));
+        execl(program.c_str(), program.c_str(), "-m", file.c_str(), "-n", "4", "--temp", "0",
+              static_cast<char*>(nullptr));
         _exit(127);
     }
     std::string screen;
-    // What came since the last call, up to and with `mark`; fails after ten seconds.
+    // What came since the last call, up to and with `mark`; fails after a minute without any.
     auto until = [&](const std::string& mark) {
         screen.clear();
-        for (pollfd p{terminal, POLLIN, 0}; screen.find(mark) == std::string::npos && poll(&p, 1, 10'000) == 1;) {
+        for (pollfd p{terminal, POLLIN, 0}; screen.find(mark) == std::string::npos && poll(&p, 1, 60'000) == 1;) {
             char byte = 0;
             if (read(terminal, &byte, 1) != 1) break;
             screen += byte;
