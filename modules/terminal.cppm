@@ -4,6 +4,7 @@ module;
 
 #include <editline/readline.h>
 #include <langinfo.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cerrno>
@@ -138,16 +139,26 @@ std::string printable(std::string_view text) {
 
 // -- lines ----------------------------------------------------------------------------------------------
 
+// Waits until standard input has something, or its end; false when Ctrl-C came first. It looks up ten times a second: a
+// signal that arrives just before a read would otherwise be noticed only with the next key.
+bool wait_for_input() {
+    pollfd input{STDIN_FILENO, POLLIN, 0};
+    while (interrupts == 0)
+        if (poll(&input, 1, 100) > 0) return true;
+    return false;
+}
+
 // The next character as a code point, as libedit wants it; -1 at the end and at Ctrl-C, where libedit's own
 // function would read on.
 int next_character(FILE*) {
     auto next_byte = []() -> int {
         unsigned char byte = 0;
-        while (true) {
+        while (wait_for_input()) {
             const ssize_t n = ::read(STDIN_FILENO, &byte, 1);
             if (n == 1) return byte;
-            if (n == 0 || errno != EINTR || interrupts != 0) return -1;
+            if (n == 0 || errno != EINTR) return -1;
         }
+        return -1;
     };
     const int first = next_byte();
     if (first < 0x80) return first;
@@ -198,9 +209,9 @@ std::optional<std::string> LineReader::read_plain() {
             return std::exchange(pending_, "");
         }
         char          buffer[4096];
-        const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
+        const ssize_t n = wait_for_input() ? ::read(STDIN_FILENO, buffer, sizeof buffer) : 0;
         if (n > 0) pending_.append(buffer, std::size_t(n));
-        else if (n == 0 || errno != EINTR || interrupts != 0) at_end_ = true;
+        else if (n == 0 || errno != EINTR) at_end_ = true;
     }
 }
 
