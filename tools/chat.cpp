@@ -151,7 +151,7 @@ private:
     static std::string_view trimmed(std::string_view text) {
         constexpr std::string_view blanks = " \t\r\n";
         const std::size_t          first  = text.find_first_not_of(blanks);
-        return first == text.npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
+        return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
     }
 
     // Where in `text` the last answer ends, if `text` is the last prompt, that answer and more. A form may have
@@ -162,7 +162,7 @@ private:
         if (rest.starts_with(known_.answer)) return known_.text.size() + known_.answer.size();
         const std::string_view core  = trimmed(known_.answer);
         const std::size_t      first = rest.find_first_not_of(" \t\r\n");
-        if (first == rest.npos || !rest.substr(first).starts_with(core)) return std::nullopt;
+        if (first == std::string::npos || !rest.substr(first).starts_with(core)) return std::nullopt;
         return known_.text.size() + first + core.size();
     }
 
@@ -253,13 +253,13 @@ private:
             auto    show = [&](bool all) { // but not what may become the stop text
                 std::size_t upto = reply.size();
                 if (form_ == ChatForm::plain) {
-                    if (std::size_t at = reply.find(plain_stop); at != reply.npos) {
+                    if (std::size_t at = reply.find(plain_stop); at != std::string::npos) {
                         if (!stopped) engine_.cancel(*id);
                         stopped = true;
                         upto    = at;
                         reply.resize(at);
                     } else if (std::size_t line = reply.rfind('\n');
-                               !all && line != reply.npos &&
+                               !all && line != std::string::npos &&
                                plain_stop.starts_with(std::string_view(reply).substr(line))) {
                         upto = line;
                     }
@@ -344,7 +344,8 @@ std::optional<std::string> read_message(LineReader& reader) {
 
 std::string without_blanks_around(std::string_view text) {
     const std::size_t first = text.find_first_not_of(" \t\r");
-    return first == text.npos ? "" : std::string(text.substr(first, text.find_last_not_of(" \t\r") - first + 1));
+    return first == std::string::npos ? ""
+                                      : std::string(text.substr(first, text.find_last_not_of(" \t\r") - first + 1));
 }
 
 int converse(Chat& chat, LineReader& reader, const Arguments& a, std::optional<std::string> first) {
@@ -359,8 +360,9 @@ int converse(Chat& chat, LineReader& reader, const Arguments& a, std::optional<s
         if (bare[0] == '/') {
             const std::size_t space   = bare.find(' ');
             const std::string command = bare.substr(0, space),
-                              rest =
-                                  space == bare.npos ? "" : without_blanks_around(std::string_view(bare).substr(space));
+                              rest    = space == std::string_view::npos
+                                            ? ""
+                                            : without_blanks_around(std::string_view(bare).substr(space));
             if (command == "/exit") return 0;
             if (command == "/clear") {
                 chat.clear();
@@ -390,7 +392,7 @@ int converse(Chat& chat, LineReader& reader, const Arguments& a, std::optional<s
 
 // The form of the conversation, and a sentence on standard error where it is not exactly the file's.
 Result<ChatForm> choose_form(const Arguments& a, const Engine& engine) {
-    if (!a.form_name.empty()) return *chat_form_named(a.form_name); // checked with the flags
+    if (std::optional<ChatForm> named = chat_form_named(a.form_name)) return *named; // checked with the flags
     std::string      jinja = engine.chat_template();
     std::string_view whose = "the model's chat template";
     if (!a.form_file.empty()) {
@@ -403,11 +405,11 @@ Result<ChatForm> choose_form(const Arguments& a, const Engine& engine) {
     const ChatForm nearest = chat_form_nearest(jinja);
     if (jinja.empty())
         std::fprintf(stderr, "chat: the model has no chat template; using '%s' (--chat-template names another)\n",
-                     chat_form_name(nearest).data());
+                     std::string(chat_form_name(nearest)).c_str());
     else
         std::fprintf(stderr,
                      "chat: %s is not one of the recognised forms; using '%s' (--chat-template names another)\n",
-                     whose.data(), chat_form_name(nearest).data());
+                     std::string(whose).c_str(), std::string(chat_form_name(nearest)).c_str());
     return nearest;
 }
 
@@ -453,7 +455,8 @@ int run(Arguments& a) {
         std::printf(
             "quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, then "
             "leaves.\n\n",
-            printable(name).c_str(), engine->describe().c_str(), chat_form_name(*form).data(), commands.data());
+            printable(name).c_str(), engine->describe().c_str(), std::string(chat_form_name(*form)).c_str(),
+            std::string(commands).c_str());
         std::fflush(stdout);
     }
     LineReader reader(interactive, interactive ? history_path() : "");

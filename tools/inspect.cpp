@@ -120,8 +120,8 @@ int show(const Arguments& a) {
     out["file"]    = file.path();
     out["version"] = file.version();
     out["bytes"]   = file.file_bytes();
-    if (checked->config) {
-        const ModelConfig& c = *checked->config;
+    if (const std::optional<ModelConfig>& config = checked->config) {
+        const ModelConfig& c = *config;
         out["kv_bytes_per_token"] =
             Json{{"f16", KvCache::bytes_per_token(c, DType::F16)}, {"f32", KvCache::bytes_per_token(c, DType::F32)}};
         out["model"] = Json{{"architecture", c.architecture_name},
