@@ -47,6 +47,7 @@ def main(reference):
         compact(reference / "templates" / f"{name}.json", here / "templates" / f"{name}.json")
     # 90 variants of one small file: as an archive (CMake unpacks it) they take a twentieth
     def plain(info):
+        info.mode = 0o755 if info.isdir() else 0o644  # or only root could remove the build folder
         info.mtime, info.uid, info.gid, info.uname, info.gname = 0, 0, 0, "", ""
         return info
 
