@@ -49,6 +49,7 @@ struct KvLayer {
     void* v        = nullptr;
     DType type     = DType::F16; // or F32
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
+    bool  on_host = false; // the swap pool
 
     std::size_t block_bytes() const {
         return std::size_t(n_kv_heads) * std::size_t(block_size) * row_bytes(type, head_dim);
@@ -81,7 +82,9 @@ public:
 
     // -- memory
     virtual Result<Buffer> allocate(std::size_t bytes) = 0;
-    virtual DType          activation_type() const     = 0;
+    // Memory of the host that the device copies to and from at full speed.
+    virtual Result<Buffer> allocate_host(std::size_t bytes) = 0;
+    virtual DType          activation_type() const          = 0;
     // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
     // Rows of float32 in memory that the host can read, valid until the next operation.
@@ -107,8 +110,10 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // The plan's copy-on-write copies, K and V of every layer, all of a step in one call.
-    virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) = 0;
+    // Whole blocks, K and V of every layer, all of a list in one call and as if one after another: copy-on-write with the
+    // device's layers on both sides, swapping with the swap pool's on one.
+    virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                             std::span<const KvLayer> to) = 0;
 };
 
 } // namespace quire

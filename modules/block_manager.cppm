@@ -1,10 +1,19 @@
-// quire.block_manager: which physical KV block holds which tokens of which sequence (the paper's section 4.2 to 4.4).
-// **Owns** all block metadata: reference counts, the free list, block tables, the prefix cache. Knows no tensors.
+// quire.block_manager: which physical KV block holds which tokens of which sequence (the paper's sections 4.2 to 4.5).
+// **Owns** all block metadata: reference counts, free lists, block tables, the prefix cache, the swap pool. Knows no tensors.
+//
+// A full block has a *name*, the hash of its tokens and of all before them. It is given as soon as the tokens are known,
+// so that whoever comes with the same beginning shares the block at once; its K and V may be read when they are *written*:
+//
+//      unnamed ──allocate()──► promised ──will_write()──► coming ──commit()──► written
+//         └──────────────────── publish(), for what was generated ───────────────┘
+//
+// The first of the sharers that gets to run writes it, the others wait for it, or take its place if it goes away.
 export module quire.block_manager;
 
 import quire.base;
 import quire.prefix_cache;
 import quire.request;
+import quire.snapshot;
 import quire.std;
 
 export namespace quire {
@@ -13,11 +22,17 @@ export namespace quire {
 using TableId = std::int32_t;
 
 struct BlockManagerOptions {
-    int  n_blocks     = 0;
-    int  block_size   = 16;   // tokens, 1..256
-    bool prefix_cache = true; // find full blocks again by their hash
+    int n_blocks   = 0;
+    int block_size = 16; // tokens, 1..256
+    int n_swap     = 0;  // blocks of the second pool, in the host's memory
     // The order in which the free blocks are handed out at first; empty: 0, 1, 2, …
-    std::vector<BlockId> free_order;
+    std::vector<BlockId> free_order = {};
+};
+
+// Positions `first` .. `first + n - 1` of a sequence are about to be written.
+struct Write {
+    TableId table = -1;
+    int     first = 0, n = 0;
 };
 
 class BlockManager {
@@ -29,85 +44,158 @@ public:
     int n_free() const { return n_free_; } // nobody's, findable ones included
     int n_used() const { return n_blocks() - n_free_; }
     int n_cached_free() const { return n_cached_free_; } // nobody's, but found again by their hash
-    int n_copies() const { return int(copies_.size()); } // waiting for take_copies()
+    int n_pinned() const { return n_pinned_; }
+    int n_copies() const { return int(copies_.size()); } // waiting for take_moves()
+    int n_swap() const { return int(swap_.size()); }
+    int n_swap_free() const { return int(swap_free_.size()); }
 
     // Blocks that `n_tokens` tokens occupy.
     int blocks_for(int n_tokens) const { return (n_tokens + block_size_ - 1) / block_size_; }
 
     // -- a sequence's table
 
-    TableId open_table();
-    // Maps cached blocks to the front of an empty table, as many as match `tokens` from the first on without a gap,
-    // but never all tokens: the last one has to be computed, for its logits. Returns the tokens mapped.
-    int attach_cached(TableId table, std::span<const Token> tokens);
-    // As attach_cached(), but changes nothing. `from_free`: the hit blocks that would leave the free list.
-    struct Hit {
-        int n_blocks = 0, from_free = 0;
-    };
-    Hit find_cached(std::span<const Token> tokens) const;
-    // Makes room to write positions `first` to `first + n - 1`, all or nothing: blocks are appended as needed, and a
-    // shared block in that range is replaced by a copy (copy-on-write). False, and nothing changed, without blocks.
-    bool reserve(TableId table, int first, int n);
+    TableId open_table(const CacheNamespace& space = {});
+    // Fills an empty table with blocks for all of `tokens`, all or nothing; false, and nothing changed, where fewer than
+    // `spare` blocks would stay free. With `read_cache`, named blocks of the same beginning are shared, and a block of
+    // which only a part fits is copied. The last token always stays to be computed, for its logits.
+    bool allocate(TableId table, std::span<const Token> tokens, int spare = 0, bool read_cache = true);
+    // The blocks off the free list that allocate() would take at most.
+    int room_for(const CacheNamespace& space, std::span<const Token> tokens) const;
+    // From position `from` on, of n_tokens known tokens, the first one that its sequence has to write itself: what others
+    // have written, or will have in this step, is left out, but never the last token.
+    int next_unwritten(TableId table, int from, int n_tokens) const;
+    // The last token's slot belongs to a block that another sequence completes in this step: it cannot be copied yet.
+    bool must_wait(TableId table, int n_tokens) const;
+    // Makes room for all `writes`, or for none (false): blocks are appended as needed, and a block that others can see is
+    // replaced by a copy (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place.
+    bool reserve(std::span<const Write> writes);
+    bool reserve(TableId table, int first, int n) { return reserve(std::array{Write{table, first, n}}); }
+    // This step will write those positions: sequences scheduled after this one count on it.
+    void will_write(const Write& write);
+    // The step has run: all that was announced is written, all moves are made.
+    void commit();
+    // The step did not run.
+    void abandon();
     // Tells that positions 0 .. n_written-1 hold `tokens`' KV: blocks that became full can be found from now on.
     void publish(TableId table, std::span<const Token> tokens, int n_written);
     // A second table on the same blocks. Nothing is copied until one of the two writes.
     TableId fork_table(TableId table);
     // Gives every block back, the last one first, so that the head of a prefix outlives its tail in the cache.
-    void close_table(TableId table);
+    // `forget`: and nobody is to find them again.
+    void close_table(TableId table, bool forget = false);
+    // Keeps the table's blocks, which hold `tokens`, until it is closed; its partly filled last block can be found, too.
+    void pin_table(TableId table, std::span<const Token> tokens);
 
-    std::span<const BlockId> blocks(TableId table) const;
+    // -- swapping (section 4.5): all tables of a request together, a block that they share once
+
+    // False, and nothing changed, when the swap pool is too full.
+    bool swap_out(std::span<const TableId> tables);
+    int  swap_in_room(std::span<const TableId> tables) const; // blocks off the free list that swap_in() takes at most
+    // Other physical blocks than before; those that the cache still has are shared instead of copied.
+    bool swap_in(std::span<const TableId> tables, int spare = 0);
+    bool is_swapped(TableId table) const { return table_at(table).swapped; }
+
+    std::span<const BlockId> blocks(TableId table) const;             // of the swap pool while swapped
     int                      slot(TableId table, int position) const; // block * block_size + offset
+    int                      distinct_blocks(std::span<const TableId> tables) const;
 
-    // Appends the copies that reserve() asked for to `out`. They have to run before the step that writes.
-    void take_copies(std::vector<BlockCopy>& out);
+    // Hands over the block moves that have to run before the step that writes, in the plan's three lists.
+    void take_moves(StepPlan& plan);
 
     int  ref_count(BlockId block) const;
-    bool is_findable(BlockId block) const; // has a hash in the prefix cache
+    int  swap_ref_count(BlockId block) const { return swap_.at(std::size_t(block)).ref_count; }
+    bool is_findable(BlockId block) const; // has a name and a written KV
 
     // Forgets every cached block that nobody uses.
     void drop_cache();
+    // The state of each block for someone to look at; `filled` is left to who knows the sequences' lengths.
+    void view(Snapshot& snapshot) const;
+    // Evictions are noted there from now on; null: nowhere.
+    void log_to(std::vector<MemoryEvent>* log) { log_ = log; }
     // Walks everything; stops with a message at the first broken invariant. For tests and debugging, not the step loop.
     void check_invariants() const;
 
 private:
+    enum class State : std::uint8_t { unnamed, promised, coming, written };
+    // What a block is known by: enough to compare it with a prompt, and to give it back its name after a swap.
+    struct Name {
+        State                    state    = State::unnamed;
+        int                      n_tokens = 0; // block_size; fewer: the last block of a pinned prefix, without a hash
+        BlockHash                hash     = 0;
+        std::optional<BlockHash> parent;
+        CacheNamespace           space;
+    };
     struct Block {
         std::int32_t ref_count = 0;
-        bool         hashed    = false; // `hash` is its key in the prefix cache
-        BlockHash    hash      = 0;
+        std::int32_t pins      = 0;
+        bool         held      = false; // source of a copy that has not run: not to be handed out before
+        Name         name;
         BlockId      prev = -1, next = -1; // neighbours in the free list
     };
-    struct Table {
-        std::vector<BlockId> blocks;
-        int                  n_published = 0; // leading blocks offered to the cache
-        BlockHash            last_hash   = 0; // of block n_published - 1
-        bool                 in_use = false, publishable = true;
+    struct SwapBlock {
+        std::int32_t ref_count = 0;
+        Name         name; // as it was on the device
     };
-    // The free blocks without a hash come first, then the cached ones, least recently used first: one list, two parts.
+    struct Table {
+        std::vector<BlockId>     blocks;
+        CacheNamespace           space;
+        int                      n_named      = 0; // leading full blocks whose hashes are in the chain
+        int                      copied_until = 0; // position up to which a copied block came filled
+        std::optional<BlockHash> last_hash;        // of block n_named - 1
+        bool                     in_use = false, nameable = true, swapped = false, pinned = false;
+    };
+    // The free blocks without a name come first, then the cached ones, least recently used first: one list, two parts.
     struct FreeList {
         BlockId head = -1, tail = -1;
+    };
+    // What the cache has for a prompt.
+    struct Hit {
+        int     n_blocks = 0, from_free = 0; // whole blocks; those of them that would leave the free list
+        BlockId partial          = -1;       // a block to copy for the first tokens of the next
+        int     n_partial_tokens = 0;
     };
 
     Table&                 table_at(TableId table);
     const Table&           table_at(TableId table) const;
+    Block&                 at(BlockId block) { return blocks_[std::size_t(block)]; }
+    const Block&           at(BlockId block) const { return blocks_[std::size_t(block)]; }
     std::span<Token>       block_tokens(BlockId block);
     std::span<const Token> block_tokens(BlockId block) const;
-    FreeList&              list_of(const Block& block) { return block.hashed ? free_cached_ : free_plain_; }
-    void                   push_free(BlockId block);
-    void                   unlink_free(BlockId block);
-    BlockId                take_free();
-    void                   acquire(BlockId block);
-    void                   release(BlockId block);
+    std::span<Token>       swap_tokens(BlockId block);
+    bool                   holds(BlockId block, const CacheNamespace& space, std::span<const Token> tokens) const;
+    Hit                    find(const CacheNamespace& space, std::span<const Token> tokens) const;
+    void                   give_name(BlockId block, Name name, std::span<const Token> tokens);
+    void                   set_written(BlockId block);
+    void                   forget(BlockId block);
+    FreeList& list_of(const Block& block) { return block.name.state == State::written ? free_cached_ : free_plain_; }
+    void      push_free(BlockId block);
+    void      unlink_free(BlockId block);
+    BlockId   take_free();
+    void      acquire(BlockId block);
+    void      release(BlockId block);
+    void      hold(BlockId block);
+    void      release_swap(BlockId block);
+    bool      needs_copy(const Block& block) const;
+    BlockId   resident(BlockId swapped) const;
 
-    int                    block_size_;
-    bool                   caching_;
-    std::vector<Block>     blocks_;
-    std::vector<Token>     tokens_; // [n_blocks × block_size] what a hashed block holds: the guard against collisions
-    PrefixCache            cache_;
-    FreeList               free_plain_, free_cached_;
-    int                    n_free_ = 0, n_cached_free_ = 0;
-    std::vector<Table>     tables_;
-    std::vector<TableId>   closed_tables_; // to be used again, with the memory of their vectors
-    std::vector<BlockCopy> copies_;
+    int                      block_size_;
+    std::vector<Block>       blocks_;
+    std::vector<Token>       tokens_; // [n_blocks × block_size] what a named block holds: the guard against collisions
+    PrefixCache              cache_;
+    FreeList                 free_plain_, free_cached_;
+    int                      n_free_ = 0, n_cached_free_ = 0, n_pinned_ = 0;
+    std::vector<Table>       tables_;
+    std::vector<TableId>     closed_tables_; // to be used again, with the memory of their vectors
+    std::vector<BlockCopy>   copies_, swap_outs_, swap_ins_;
+    std::vector<BlockId>     held_, coming_, left_swap_; // to be looked at when the step's moves are taken, or have run
+    std::vector<SwapBlock>   swap_;
+    std::vector<Token>       swap_tokens_; // [n_swap × block_size]
+    std::vector<BlockId>     swap_free_;   // a stack
+    mutable std::vector<int> stamp_;       // [n_blocks or n_swap] scratch of distinct_blocks()
+    mutable int              now_ = 0;
+    std::vector<BlockId>     counted_, moves_; // scratch of reserve() and swap_in()
+    std::vector<BlockId>     moved_; // [n_blocks or n_swap] scratch: where a block went in the swap at hand, or -1
+    std::vector<MemoryEvent>* log_ = nullptr;
 };
 
 } // namespace quire
@@ -117,15 +205,22 @@ module :private;
 namespace quire {
 
 BlockManager::BlockManager(BlockManagerOptions options)
-    : block_size_(options.block_size), caching_(options.prefix_cache), blocks_(std::size_t(options.n_blocks)),
-      tokens_(std::size_t(options.n_blocks) * std::size_t(options.block_size)), cache_(options.n_blocks) {
-    check(options.n_blocks > 0 && options.block_size > 0, "an empty block pool");
+    : block_size_(options.block_size), blocks_(std::size_t(options.n_blocks)),
+      tokens_(std::size_t(options.n_blocks) * std::size_t(options.block_size)), cache_(options.n_blocks),
+      swap_(std::size_t(options.n_swap)), swap_tokens_(std::size_t(options.n_swap) * std::size_t(options.block_size)),
+      stamp_(std::size_t(std::max(options.n_blocks, options.n_swap))), moved_(stamp_.size(), -1) {
+    check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0, "an empty block pool");
     if (options.free_order.empty()) {
         options.free_order.resize(blocks_.size());
         std::iota(options.free_order.begin(), options.free_order.end(), 0);
     }
     check(options.free_order.size() == blocks_.size(), "free_order does not name every block once");
     for (BlockId block : options.free_order) push_free(block);
+    for (BlockId block = options.n_swap; block-- > 0;) swap_free_.push_back(block);
+    // The lists of a step never need more room than this.
+    for (auto* list : {&copies_, &swap_outs_, &swap_ins_}) list->reserve(blocks_.size());
+    for (auto* list : {&held_, &coming_, &counted_, &moves_}) list->reserve(blocks_.size());
+    left_swap_.reserve(swap_.size());
     check_invariants();
 }
 
@@ -146,168 +241,472 @@ std::span<const Token> BlockManager::block_tokens(BlockId block) const {
     return const_cast<BlockManager*>(this)->block_tokens(block);
 }
 
+std::span<Token> BlockManager::swap_tokens(BlockId block) {
+    return std::span(swap_tokens_).subspan(std::size_t(block) * std::size_t(block_size_), std::size_t(block_size_));
+}
+
 // -- the free list
 
 void BlockManager::push_free(BlockId id) {
-    Block&    block                                                     = blocks_[std::size_t(id)];
-    FreeList& list                                                      = list_of(block);
-    block.prev                                                          = list.tail;
-    block.next                                                          = -1;
-    (list.tail >= 0 ? blocks_[std::size_t(list.tail)].next : list.head) = id;
-    list.tail                                                           = id;
+    Block&    block                                   = at(id);
+    FreeList& list                                    = list_of(block);
+    block.prev                                        = list.tail;
+    block.next                                        = -1;
+    (list.tail >= 0 ? at(list.tail).next : list.head) = id;
+    list.tail                                         = id;
     n_free_++;
-    n_cached_free_ += block.hashed;
+    n_cached_free_ += block.name.state == State::written;
 }
 
 void BlockManager::unlink_free(BlockId id) {
-    Block&    block                                                       = blocks_[std::size_t(id)];
-    FreeList& list                                                        = list_of(block);
-    (block.prev >= 0 ? blocks_[std::size_t(block.prev)].next : list.head) = block.next;
-    (block.next >= 0 ? blocks_[std::size_t(block.next)].prev : list.tail) = block.prev;
+    Block&    block                                     = at(id);
+    FreeList& list                                      = list_of(block);
+    (block.prev >= 0 ? at(block.prev).next : list.head) = block.next;
+    (block.next >= 0 ? at(block.next).prev : list.tail) = block.prev;
     block.prev = block.next = -1;
     n_free_--;
-    n_cached_free_ -= block.hashed;
+    n_cached_free_ -= block.name.state == State::written;
 }
 
-// A block for new content: one without a hash if there is any, else the cached one that was left alone for longest.
+// A block for new content: one without a name if there is any, else the cached one that was left alone for longest.
 BlockId BlockManager::take_free() {
     check(n_free_ > 0, "a block was taken from an empty pool");
     BlockId id = free_plain_.head >= 0 ? free_plain_.head : free_cached_.head;
     unlink_free(id);
-    Block& block = blocks_[std::size_t(id)];
-    if (block.hashed) {
-        cache_.erase(block.hash);
-        block.hashed = false;
+    if (at(id).name.state == State::written) {
+        if (log_) log_->push_back({MemoryEventKind::evict, 0, 0, id, -1});
+        forget(id);
     }
-    block.ref_count = 1;
+    at(id).ref_count = 1;
     return id;
 }
 
 void BlockManager::acquire(BlockId id) {
-    if (blocks_[std::size_t(id)].ref_count == 0) unlink_free(id);
-    blocks_[std::size_t(id)].ref_count++;
+    Block& block = at(id);
+    if (block.ref_count++ == 0 && !block.held) unlink_free(id);
 }
 
 void BlockManager::release(BlockId id) {
-    Block& block = blocks_[std::size_t(id)];
+    Block& block = at(id);
     check(block.ref_count > 0, "a free block was freed");
-    if (--block.ref_count == 0) push_free(id);
+    if (--block.ref_count > 0) return;
+    if (block.name.state != State::written && block.name.state != State::unnamed) forget(id); // never written
+    if (!block.held) push_free(id);
+}
+
+// Keeps a source of a copy as it is until the copy has been handed over.
+void BlockManager::hold(BlockId id) {
+    Block& block = at(id);
+    if (block.held) return;
+    if (block.ref_count == 0) unlink_free(id);
+    block.held = true;
+    held_.push_back(id);
+}
+
+// -- names
+
+bool BlockManager::holds(BlockId id, const CacheNamespace& space, std::span<const Token> tokens) const {
+    const Name& name = at(id).name;
+    return name.space == space && name.n_tokens >= int(tokens.size()) &&
+           std::ranges::equal(block_tokens(id).first(tokens.size()), tokens);
+}
+
+void BlockManager::give_name(BlockId id, Name name, std::span<const Token> tokens) {
+    check(at(id).name.state == State::unnamed, "a block was named twice");
+    std::ranges::copy(tokens, block_tokens(id).begin());
+    const bool written = name.state == State::written;
+    at(id).name        = name;
+    if (!written) return;
+    at(id).name.state = State::coming;
+    set_written(id);
+}
+
+void BlockManager::set_written(BlockId id) {
+    Name& name = at(id).name;
+    name.state = State::written;
+    cache_.add_child(name.parent, id);
+}
+
+void BlockManager::forget(BlockId id) {
+    Name& name = at(id).name;
+    if (name.state == State::written) cache_.remove_child(name.parent, id);
+    if (name.n_tokens == block_size_) cache_.remove_name(name.hash);
+    name = {};
+}
+
+// How much of a prompt is there: whole blocks without a gap, then the longest part of a block that continues them.
+BlockManager::Hit BlockManager::find(const CacheNamespace& space, std::span<const Token> tokens) const {
+    constexpr int            most_siblings = 64; // so that a prefix with many continuations costs no more than this
+    Hit                      hit;
+    const auto               size   = std::size_t(block_size_);
+    std::optional<BlockHash> parent = chain_root(space);
+    std::size_t              done   = 0;
+    for (; done + size <= tokens.size(); done += size) {
+        std::span<const Token> want = tokens.subspan(done, size);
+        const BlockHash        hash = chain_hash(parent, want);
+        const BlockId          id   = cache_.find(hash);
+        if (id < 0 || !holds(id, space, want)) break;
+        // A written block up to the very end would leave nothing to compute: a part of it will do.
+        if (done + size == tokens.size() && at(id).name.state == State::written) break;
+        hit.n_blocks++;
+        hit.from_free += at(id).ref_count == 0 && !at(id).held;
+        parent = hash;
+    }
+    const std::span<const Token> rest = tokens.subspan(done);
+    const std::size_t            most = rest.empty() ? 0 : std::min(rest.size() - 1, size);
+    int                          seen = 0;
+    for (BlockId id = cache_.first_child(parent); id >= 0 && most > 0 && seen < most_siblings;
+         id         = cache_.next_sibling(id), seen++) {
+        const Name& name = at(id).name;
+        if (name.space != space || name.parent != parent) continue;
+        const std::span<const Token> have = block_tokens(id).first(std::min(most, std::size_t(name.n_tokens)));
+        const int n = int(std::mismatch(have.begin(), have.end(), rest.begin()).first - have.begin());
+        if (n > hit.n_partial_tokens) {
+            hit.partial          = id;
+            hit.n_partial_tokens = n;
+        }
+    }
+    return hit;
 }
 
 // -- tables
 
-TableId BlockManager::open_table() {
+TableId BlockManager::open_table(const CacheNamespace& space) {
     if (closed_tables_.empty()) {
         closed_tables_.push_back(TableId(tables_.size()));
         tables_.emplace_back();
     }
     TableId id = closed_tables_.back();
     closed_tables_.pop_back();
-    Table& table      = tables_[std::size_t(id)];
-    table.in_use      = true;
-    table.publishable = caching_;
-    table.n_published = 0;
+    Table& table   = tables_[std::size_t(id)];
+    table.space    = space;
+    table.in_use   = true;
+    table.nameable = true;
+    table.n_named = table.copied_until = 0;
+    table.last_hash                    = chain_root(space);
     return id;
 }
 
-BlockManager::Hit BlockManager::find_cached(std::span<const Token> tokens) const {
-    Hit hit;
-    if (!caching_ || tokens.empty()) return hit;
-    std::optional<BlockHash> parent;
-    const auto               size = std::size_t(block_size_);
-    for (std::size_t at = 0; at + size < tokens.size(); at += size) { // `<`: one token is left to compute
-        std::span<const Token> want = tokens.subspan(at, size);
-        parent                      = chain_hash(parent, want);
-        BlockId id                  = cache_.find(*parent);
-        if (id < 0 || !std::ranges::equal(block_tokens(id), want)) break;
-        hit.n_blocks++;
-        hit.from_free += blocks_[std::size_t(id)].ref_count == 0;
-    }
-    return hit;
+int BlockManager::room_for(const CacheNamespace& space, std::span<const Token> tokens) const {
+    const Hit hit = find(space, tokens);
+    return blocks_for(int(tokens.size())) - hit.n_blocks + hit.from_free;
 }
 
-int BlockManager::attach_cached(TableId id, std::span<const Token> tokens) {
+bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int spare, bool read_cache) {
     Table& table = table_at(id);
-    check(table.blocks.empty(), "cached blocks go to the front of a table");
-    Hit                      hit = find_cached(tokens);
-    std::optional<BlockHash> parent;
-    for (int i = 0; i < hit.n_blocks; i++) {
-        parent =
-            chain_hash(parent, tokens.subspan(std::size_t(i) * std::size_t(block_size_), std::size_t(block_size_)));
-        table.blocks.push_back(cache_.find(*parent));
-        acquire(table.blocks.back());
-        table.last_hash = *parent;
+    check(table.blocks.empty(), "blocks for a prompt go into an empty table");
+    Hit       hit  = read_cache ? find(table.space, tokens) : Hit{};
+    const int need = blocks_for(int(tokens.size())) - hit.n_blocks + hit.from_free;
+    // The block to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
+    const bool partial_is_free = hit.partial >= 0 && at(hit.partial).ref_count == 0 && !at(hit.partial).held;
+    if (partial_is_free && need + 1 + spare > n_free_) hit.partial = -1;
+    if (need + spare > n_free_) return false;
+
+    const auto size = std::size_t(block_size_);
+    const auto full = tokens.size() / size;
+    table.blocks.reserve(std::size_t(blocks_for(int(tokens.size()))));
+    for (std::size_t i = 0; i < full && read_cache; i++) {
+        const std::span<const Token> want = tokens.subspan(i * size, size);
+        const BlockHash              hash = chain_hash(table.last_hash, want);
+        BlockId                      here = cache_.find(hash);
+        if (int(i) < hit.n_blocks) {
+            acquire(here);
+            table.blocks.push_back(here);
+        } else {
+            if (int(i) == hit.n_blocks && hit.partial >= 0) hold(hit.partial);
+            table.blocks.push_back(take_free());
+            here = cache_.find(hash); // taking a block may have evicted it
+            if (here < 0) {
+                cache_.add_name(hash, table.blocks.back());
+                give_name(table.blocks.back(), {State::promised, block_size_, hash, table.last_hash, table.space},
+                          want);
+            } else if (!holds(here, table.space, want)) {
+                table.nameable = false; // another text with the same hash: whatever follows must not be found by it
+                break;
+            }
+        }
+        table.last_hash = hash;
+        table.n_named   = int(i) + 1;
     }
-    table.n_published = hit.n_blocks;
-    return hit.n_blocks * block_size_;
+    if (hit.partial >= 0 && int(table.blocks.size()) == hit.n_blocks) hold(hit.partial);
+    while (int(table.blocks.size()) < blocks_for(int(tokens.size()))) table.blocks.push_back(take_free());
+    table.copied_until = 0;
+    if (hit.partial >= 0) {
+        copies_.push_back({hit.partial, table.blocks[std::size_t(hit.n_blocks)]});
+        table.copied_until = hit.n_blocks * block_size_ + hit.n_partial_tokens;
+    }
+    return true;
 }
 
-bool BlockManager::reserve(TableId id, int first, int n) {
-    Table&    table = table_at(id);
-    const int have  = int(table.blocks.size());
-    const int need  = blocks_for(first + n);
-    int       fresh = std::max(need - have, 0);
-    const int begin = first / block_size_, end = std::min(need, have);
-    for (int i = begin; i < end; i++) fresh += blocks_[std::size_t(table.blocks[std::size_t(i)])].ref_count > 1;
-    if (fresh > n_free_) return false;
-    for (int i = begin; i < end; i++) {
-        BlockId& entry = table.blocks[std::size_t(i)];
-        if (blocks_[std::size_t(entry)].ref_count == 1) continue; // the last sharer writes in place
-        BlockId copy = take_free();
-        copies_.push_back({entry, copy});
-        release(entry);
-        entry = copy;
+int BlockManager::next_unwritten(TableId id, int from, int n_tokens) const {
+    const Table& table = table_at(id);
+    while (from < n_tokens - 1) {
+        const int i = from / block_size_;
+        if (table.copied_until > from && (table.copied_until - 1) / block_size_ == i) from = table.copied_until;
+        if (i >= table.n_named || at(table.blocks[std::size_t(i)]).name.state < State::coming) break;
+        from = (i + 1) * block_size_;
     }
-    while (int(table.blocks.size()) < need) table.blocks.push_back(take_free());
+    return std::min(from, n_tokens - 1);
+}
+
+bool BlockManager::must_wait(TableId id, int n_tokens) const {
+    const Table& table = table_at(id);
+    const auto   i     = std::size_t((n_tokens - 1) / block_size_);
+    return i < table.blocks.size() && at(table.blocks[i]).name.state == State::coming;
+}
+
+// Somebody else could read what is in it. Sharers of a promised block all write the same there, none of them has read it.
+bool BlockManager::needs_copy(const Block& block) const {
+    return block.name.state == State::written || (block.name.state == State::unnamed && block.ref_count > 1);
+}
+
+bool BlockManager::reserve(std::span<const Write> writes) {
+    // Count first, as the writes would happen: each copy takes a sharer away from its block.
+    int        fresh = 0, avoidable = 0;
+    const auto each_entry = [&](const Write& w, auto&& body) {
+        std::vector<BlockId>& entries = table_at(w.table).blocks;
+        const int             end     = std::min(blocks_for(w.first + w.n), int(entries.size()));
+        for (int i = w.first / block_size_; i < end; i++) body(entries[std::size_t(i)]);
+    };
+    // Found by nobody but through the cache, which may lose it where there is no room for a copy.
+    const auto can_forget = [](const Block& block) { return block.ref_count == 1 && block.pins == 0; };
+    for (const Write& w : writes) {
+        each_entry(w, [&](BlockId id) {
+            if (!needs_copy(at(id))) return;
+            (can_forget(at(id)) ? avoidable : fresh)++;
+            at(id).ref_count--;
+            counted_.push_back(id);
+        });
+        fresh += std::max(blocks_for(w.first + w.n) - int(table_at(w.table).blocks.size()), 0);
+    }
+    for (BlockId id : counted_) at(id).ref_count++;
+    counted_.clear();
+    if (fresh > n_free_) return false;
+    const bool in_place = fresh + avoidable > n_free_;
+    for (const Write& w : writes) {
+        each_entry(w, [&](BlockId& entry) {
+            if (!needs_copy(at(entry))) return;
+            table_at(w.table).copied_until = w.first; // what stands before is there, in the copy as well
+            if (in_place && can_forget(at(entry))) {
+                forget(entry);
+                return;
+            }
+            hold(entry);
+            const BlockId copy = take_free();
+            copies_.push_back({entry, copy});
+            release(entry);
+            entry = copy;
+        });
+        std::vector<BlockId>& entries = table_at(w.table).blocks;
+        while (int(entries.size()) < blocks_for(w.first + w.n)) entries.push_back(take_free());
+    }
     return true;
+}
+
+void BlockManager::will_write(const Write& w) {
+    const Table& table = table_at(w.table);
+    for (int i = w.first / block_size_; i < table.n_named && (i + 1) * block_size_ <= w.first + w.n; i++) {
+        const BlockId id = table.blocks[std::size_t(i)];
+        if (at(id).name.state != State::promised) continue;
+        at(id).name.state = State::coming;
+        coming_.push_back(id);
+    }
+}
+
+void BlockManager::commit() {
+    for (BlockId id : coming_)
+        if (at(id).name.state == State::coming) set_written(id);
+    coming_.clear();
+}
+
+void BlockManager::abandon() {
+    for (BlockId id : coming_)
+        if (at(id).name.state == State::coming) at(id).name.state = State::promised;
+    coming_.clear();
 }
 
 void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_written) {
     Table& table = table_at(id);
     check(n_written <= int(tokens.size()) && blocks_for(n_written) <= int(table.blocks.size()), "publish past the end");
     const auto size = std::size_t(block_size_);
-    while (table.publishable && (table.n_published + 1) * block_size_ <= n_written) {
-        const auto               i      = std::size_t(table.n_published);
-        std::span<const Token>   want   = tokens.subspan(i * size, size);
-        std::optional<BlockHash> parent = i > 0 ? std::optional(table.last_hash) : std::nullopt;
-        BlockHash                hash   = chain_hash(parent, want);
-        BlockId                  holder = cache_.find(hash);
-        if (holder < 0) {
-            BlockId id_block = table.blocks[i];
-            Block&  block    = blocks_[std::size_t(id_block)];
-            check(!block.hashed, "a block was published twice");
-            std::ranges::copy(want, block_tokens(id_block).begin());
-            block.hash   = hash;
-            block.hashed = true;
-            cache_.insert(hash, id_block);
-        } else if (!std::ranges::equal(block_tokens(holder), want)) {
-            // Another text with the same hash. Whatever follows must not be found under this name.
-            table.publishable = false;
+    while (table.nameable && (table.n_named + 1) * block_size_ <= n_written) {
+        const auto                   i    = std::size_t(table.n_named);
+        const std::span<const Token> want = tokens.subspan(i * size, size);
+        const BlockHash              hash = chain_hash(table.last_hash, want);
+        const BlockId                here = cache_.find(hash), own = table.blocks[i];
+        if (here < 0 && at(own).name.state == State::unnamed) {
+            cache_.add_name(hash, own);
+            give_name(own, {State::written, block_size_, hash, table.last_hash, table.space}, want);
+        } else if (here < 0 || !holds(here, table.space, want)) {
+            table.nameable = false; // another text with the same hash: whatever follows must not be found by it
             return;
         }
         table.last_hash = hash;
-        table.n_published++;
+        table.n_named++;
     }
 }
 
 TableId BlockManager::fork_table(TableId id) {
-    TableId child_id  = open_table();
-    Table&  parent    = table_at(id);
-    Table&  child     = table_at(child_id);
-    child.blocks      = parent.blocks;
-    child.n_published = parent.n_published;
-    child.last_hash   = parent.last_hash;
-    child.publishable = parent.publishable;
+    TableId      child_id = open_table();
+    const Table& parent   = table_at(id);
+    Table&       child    = table_at(child_id);
+    check(!parent.swapped, "a swapped table was forked");
+    child.blocks.assign(parent.blocks.begin(), parent.blocks.end());
+    child.space        = parent.space;
+    child.n_named      = parent.n_named;
+    child.last_hash    = parent.last_hash;
+    child.nameable     = parent.nameable;
+    child.copied_until = parent.copied_until;
     for (BlockId block : child.blocks) acquire(block);
     return child_id;
 }
 
-void BlockManager::close_table(TableId id) {
+void BlockManager::close_table(TableId id, bool forget_names) {
     Table& table = table_at(id);
-    for (std::size_t i = table.blocks.size(); i-- > 0;) release(table.blocks[i]);
+    for (std::size_t i = table.blocks.size(); i-- > 0;) {
+        const BlockId block = table.blocks[i];
+        if (table.swapped) {
+            release_swap(block);
+            continue;
+        }
+        if (table.pinned && --at(block).pins == 0) n_pinned_--;
+        const Name& name = at(block).name;
+        const bool  tail = name.state == State::written && name.n_tokens < block_size_; // no use without its pin
+        if (at(block).ref_count == 1 && (tail || (forget_names && name.state == State::written))) forget(block);
+        // A copy that was asked for in this very step has lost its purpose.
+        if (table.copied_until > 0 && at(block).ref_count == 1)
+            std::erase_if(copies_, [&](const BlockCopy& copy) { return copy.to == block; });
+        release(block);
+    }
     table.blocks.clear();
-    table.in_use = false;
+    table.in_use = table.swapped = table.pinned = false;
     closed_tables_.push_back(id);
+}
+
+void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
+    Table& table = table_at(id);
+    check(!table.swapped && !table.pinned && int(table.blocks.size()) == blocks_for(int(tokens.size())),
+          "a table that does not hold the prefix was pinned");
+    const auto               size = std::size_t(block_size_), full = tokens.size() / size;
+    std::optional<BlockHash> parent = chain_root(table.space);
+    for (std::size_t i = 0; i < full; i++) {
+        // Where an equal block was there first, that is the one that will be found: keep it instead of ours.
+        const std::span<const Token> want = tokens.subspan(i * size, size);
+        parent                            = chain_hash(parent, want);
+        const BlockId here                = cache_.find(*parent);
+        if (here < 0 || here == table.blocks[i] || !holds(here, table.space, want)) continue;
+        acquire(here);
+        release(std::exchange(table.blocks[i], here));
+    }
+    const std::span<const Token> rest = tokens.subspan(full * size);
+    if (!rest.empty() && at(table.blocks.back()).name.state == State::unnamed)
+        give_name(table.blocks.back(), {State::written, int(rest.size()), 0, parent, table.space}, rest);
+    for (BlockId block : table.blocks)
+        if (at(block).pins++ == 0) n_pinned_++;
+    table.pinned = true;
+}
+
+// -- swapping
+
+void BlockManager::release_swap(BlockId id) {
+    SwapBlock& block = swap_[std::size_t(id)];
+    check(block.ref_count > 0, "a free block of the swap pool was freed");
+    // A copy back to the device may still have to read it: free only when the step's moves have been handed over.
+    if (--block.ref_count == 0) left_swap_.push_back(id);
+}
+
+bool BlockManager::swap_out(std::span<const TableId> tables) {
+    if (distinct_blocks(tables) > n_swap_free()) return false;
+    for (TableId id : tables) check(!table_at(id).swapped && !table_at(id).pinned, "a table was swapped out twice");
+    for (TableId id : tables)
+        for (BlockId& entry : table_at(id).blocks) {
+            BlockId& to = moved_[std::size_t(entry)];
+            if (to < 0) {
+                to = swap_free_.back();
+                swap_free_.pop_back();
+                swap_[std::size_t(to)].name = at(entry).name;
+                std::ranges::copy(block_tokens(entry), swap_tokens(to).begin());
+                swap_outs_.push_back({entry, to});
+            }
+            swap_[std::size_t(to)].ref_count++;
+        }
+    for (TableId id : tables) {
+        Table& table = table_at(id);
+        for (std::size_t i = table.blocks.size(); i-- > 0;) {
+            BlockId& entry = table.blocks[i];
+            release(entry);
+            entry = moved_[std::size_t(entry)];
+        }
+        table.swapped = true;
+    }
+    for (const BlockCopy& move : swap_outs_) moved_[std::size_t(move.from)] = -1;
+    return true;
+}
+
+int BlockManager::swap_in_room(std::span<const TableId> tables) const {
+    now_++;
+    int room = 0;
+    for (TableId id : tables)
+        for (BlockId entry : table_at(id).blocks) {
+            if (std::exchange(stamp_[std::size_t(entry)], now_) == now_) continue;
+            const BlockId here = resident(entry);
+            room += here < 0 || (at(here).ref_count == 0 && !at(here).held);
+        }
+    return room;
+}
+
+// The block on the device that holds the same as one of the swap pool, if there still is one.
+BlockId BlockManager::resident(BlockId swapped) const {
+    const Name& name = swap_[std::size_t(swapped)].name;
+    if (name.state != State::written || name.n_tokens < block_size_) return -1;
+    const BlockId                here = cache_.find(name.hash);
+    const std::span<const Token> tokens =
+        std::span(swap_tokens_).subspan(std::size_t(swapped) * std::size_t(block_size_), std::size_t(block_size_));
+    return here >= 0 && at(here).name.state == State::written && holds(here, name.space, tokens) ? here : -1;
+}
+
+bool BlockManager::swap_in(std::span<const TableId> tables, int spare) {
+    if (swap_in_room(tables) + spare > n_free_) return false;
+    // What is still there first, before a fresh block can take its place.
+    for (const bool fresh : {false, true})
+        for (TableId id : tables) {
+            check(table_at(id).swapped, "a table that is not swapped out was swapped in");
+            for (BlockId entry : table_at(id).blocks) {
+                BlockId& to = moved_[std::size_t(entry)];
+                if (to >= 0) continue;
+                if (!fresh) {
+                    to = resident(entry);
+                    if (to >= 0) acquire(to);
+                    if (to >= 0) moves_.push_back(entry);
+                    continue;
+                }
+                to         = take_free();
+                Name& name = swap_[std::size_t(entry)].name;
+                swap_ins_.push_back({entry, to});
+                moves_.push_back(entry);
+                if (name.state != State::written || name.n_tokens < block_size_ || cache_.find(name.hash) >= 0)
+                    continue;
+                cache_.add_name(name.hash, to);
+                name.state = State::coming;
+                give_name(to, name, swap_tokens(entry));
+                coming_.push_back(to);
+            }
+        }
+    // One reference came with the move, the other sharers add theirs.
+    for (BlockId entry : moves_) at(moved_[std::size_t(entry)]).ref_count--;
+    for (TableId id : tables) {
+        Table& table = table_at(id);
+        for (BlockId& entry : table.blocks) {
+            const BlockId to = moved_[std::size_t(entry)];
+            at(to).ref_count++;
+            release_swap(entry);
+            entry = to;
+        }
+        table.swapped = false;
+    }
+    for (BlockId entry : moves_) moved_[std::size_t(entry)] = -1;
+    moves_.clear();
+    return true;
 }
 
 std::span<const BlockId> BlockManager::blocks(TableId table) const { return table_at(table).blocks; }
@@ -318,38 +717,77 @@ int BlockManager::slot(TableId table, int position) const {
     return ids[std::size_t(position / block_size_)] * block_size_ + position % block_size_;
 }
 
-void BlockManager::take_copies(std::vector<BlockCopy>& out) {
-    out.insert(out.end(), copies_.begin(), copies_.end());
-    copies_.clear();
+int BlockManager::distinct_blocks(std::span<const TableId> tables) const {
+    now_++;
+    int n = 0;
+    for (TableId id : tables)
+        for (BlockId block : table_at(id).blocks) n += std::exchange(stamp_[std::size_t(block)], now_) != now_;
+    return n;
+}
+
+void BlockManager::take_moves(StepPlan& plan) {
+    const auto move = [](std::vector<BlockCopy>& from, std::vector<BlockCopy>& to) {
+        to.insert(to.end(), from.begin(), from.end());
+        from.clear();
+    };
+    move(swap_outs_, plan.swap_out);
+    move(swap_ins_, plan.swap_in);
+    move(copies_, plan.copies);
+    for (BlockId id : held_) {
+        at(id).held = false;
+        if (at(id).ref_count == 0) push_free(id);
+    }
+    held_.clear();
+    swap_free_.insert(swap_free_.end(), left_swap_.begin(), left_swap_.end());
+    left_swap_.clear();
 }
 
 int BlockManager::ref_count(BlockId block) const { return blocks_.at(std::size_t(block)).ref_count; }
 
-bool BlockManager::is_findable(BlockId block) const { return blocks_.at(std::size_t(block)).hashed; }
+bool BlockManager::is_findable(BlockId block) const {
+    return blocks_.at(std::size_t(block)).name.state == State::written;
+}
 
 void BlockManager::drop_cache() {
     while (free_cached_.head >= 0) {
         BlockId id = free_cached_.head;
         unlink_free(id);
-        cache_.erase(blocks_[std::size_t(id)].hash);
-        blocks_[std::size_t(id)].hashed = false;
+        forget(id);
         push_free(id);
     }
 }
 
+void BlockManager::view(Snapshot& snapshot) const {
+    snapshot.block_size    = block_size_;
+    snapshot.n_swap_blocks = n_swap();
+    snapshot.n_swap_used   = n_swap() - n_swap_free() - int(left_swap_.size());
+    snapshot.blocks.clear();
+    for (const Block& block : blocks_) {
+        BlockView& v = snapshot.blocks.emplace_back();
+        v.ref_count  = block.ref_count;
+        v.pinned     = block.pins > 0;
+        v.findable   = block.name.state == State::written && block.name.n_tokens == block_size_;
+        v.hash       = v.findable ? block.name.hash : 0;
+        v.filled     = block.name.state == State::written ? block.name.n_tokens : 0;
+    }
+}
+
 void BlockManager::check_invariants() const {
-    std::vector<int> entries(blocks_.size(), 0), listed(blocks_.size(), 0);
+    std::vector<int> entries(blocks_.size(), 0), listed(blocks_.size(), 0), pins(blocks_.size(), 0),
+        swapped(swap_.size(), 0);
     for (const Table& table : tables_)
         for (BlockId block : table.blocks) {
             check(table.in_use, "a closed table holds blocks");
-            entries.at(std::size_t(block))++;
+            (table.swapped ? swapped : entries).at(std::size_t(block))++;
+            if (!table.swapped && table.pinned) pins[std::size_t(block)]++;
         }
-    int n_listed = 0, n_hashed = 0;
+    int n_listed = 0, n_named = 0, n_held = 0, n_pinned = 0;
     for (const FreeList* list : {&free_plain_, &free_cached_}) {
         BlockId prev = -1;
-        for (BlockId id = list->head; id >= 0; prev = id, id = blocks_[std::size_t(id)].next) {
-            check(blocks_[std::size_t(id)].prev == prev, "the free list's links disagree");
-            check(blocks_[std::size_t(id)].hashed == (list == &free_cached_), "a free block is in the wrong part");
+        for (BlockId id = list->head; id >= 0; prev = id, id = at(id).next) {
+            check(at(id).prev == prev, "the free list's links disagree");
+            check((at(id).name.state == State::written) == (list == &free_cached_),
+                  "a free block is in the wrong part");
             listed[std::size_t(id)]++;
             check(++n_listed <= n_blocks(), "the free list has a cycle");
         }
@@ -357,15 +795,33 @@ void BlockManager::check_invariants() const {
     }
     for (std::size_t i = 0; i < blocks_.size(); i++) {
         const Block& block = blocks_[i];
+        const Name&  name  = block.name;
         check(block.ref_count == entries[i], "a reference count is not the number of table entries");
-        check(listed[i] == (block.ref_count == 0), "a block is free exactly when its count is 0");
-        n_hashed += block.hashed;
-        if (block.hashed) {
-            check(cache_.find(block.hash) == BlockId(i), "a hash does not lead to its block");
+        check(block.pins == pins[i], "a pin is not a pinned table's");
+        check(listed[i] == (block.ref_count == 0 && !block.held), "a block is free exactly when its count is 0");
+        n_held += block.held;
+        n_pinned += block.pins > 0;
+        if (name.state == State::unnamed) continue;
+        check(name.state == State::written || block.ref_count > 0, "a block that nobody will write has a name");
+        if (name.n_tokens == block_size_) {
+            n_named++;
+            check(cache_.find(name.hash) == BlockId(i), "a hash does not lead to its block");
+            check(chain_hash(name.parent, block_tokens(BlockId(i))) == name.hash, "a hash is not that of its tokens");
+        } else {
+            check(block.pins > 0, "a part of a block is findable, but not pinned");
         }
     }
     check(n_listed == n_free_, "free + used is not the total");
-    check(n_hashed == cache_.size(), "the prefix cache holds a block that does not know of it");
+    check(n_named == cache_.n_names(), "the prefix cache holds a block that does not know of it");
+    check(n_held == int(held_.size()) && n_pinned == n_pinned_, "held or pinned blocks are miscounted");
+    int n_swap_used = 0;
+    for (std::size_t i = 0; i < swap_.size(); i++) {
+        check(swap_[i].ref_count == swapped[i], "a swap block's reference count is not the number of table entries");
+        n_swap_used += swap_[i].ref_count > 0;
+    }
+    check(n_swap_used + n_swap_free() + int(left_swap_.size()) == n_swap(),
+          "the swap pool's free + used is not its size");
+    for (BlockId id : moved_) check(id < 0, "a swap left its notes behind");
 }
 
 } // namespace quire

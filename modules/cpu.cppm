@@ -37,6 +37,7 @@ public:
     }
 
     Result<Buffer>         allocate(std::size_t bytes) override;
+    Result<Buffer>         allocate_host(std::size_t bytes) override { return allocate(bytes); }
     DType                  activation_type() const override { return DType::F32; }
     Result<TensorView>     prepare(const TensorView& weight) override { return weight; }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
@@ -50,7 +51,8 @@ public:
     void gated_activation(Activation activation, Tensor gate, Tensor up) override;
     void add(Tensor x, Tensor y) override;
     void select_logit_rows(Tensor x, Tensor out) override;
-    void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) override;
+    void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                     std::span<const KvLayer> to) override;
 
 private:
     static constexpr int query_tile    = 16; // tokens of one sequence that share a pass over their K and V
@@ -247,15 +249,17 @@ void CpuBackend::select_logit_rows(Tensor x, Tensor out) {
                     std::size_t(x.cols) * sizeof(float));
 }
 
-void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> layers) {
+void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                             std::span<const KvLayer> to) {
     if (copies.empty()) return;
-    pool_.run(int(layers.size()), [&](int item, int) {
-        const KvLayer&    layer = layers[std::size_t(item)];
-        const std::size_t bytes = layer.block_bytes();
-        for (void* array : {layer.k, layer.v})
-            for (auto [from, to] : copies)
-                std::memcpy(static_cast<std::byte*>(array) + std::size_t(to) * bytes,
-                            static_cast<std::byte*>(array) + std::size_t(from) * bytes, bytes);
+    check(from.size() == to.size(), "copy_blocks: pools of different models");
+    pool_.run(int(from.size()), [&](int item, int) {
+        const KvLayer &   source = from[std::size_t(item)], &target = to[std::size_t(item)];
+        const std::size_t bytes = source.block_bytes();
+        for (auto [read, write] : {std::pair(source.k, target.k), std::pair(source.v, target.v)})
+            for (const BlockCopy& copy : copies)
+                std::memcpy(static_cast<std::byte*>(write) + std::size_t(copy.to) * bytes,
+                            static_cast<std::byte*>(read) + std::size_t(copy.from) * bytes, bytes);
     });
 }
 

@@ -10,12 +10,13 @@ import quire.backend;
 import quire.base;
 import quire.config;
 import quire.cpu;
+import quire.decoding;
 import quire.gguf;
 import quire.kv_cache;
 import quire.model;
 import quire.request;
-import quire.sampler;
 import quire.scheduler;
+import quire.snapshot;
 import quire.std;
 import quire.tensor;
 import quire.tokenizer;
@@ -26,24 +27,31 @@ export namespace quire {
 enum class KvType { f16, f32 };
 
 struct EngineOptions {
-    int         threads = 0;           // 0: the physical cores
-    std::string isa;                   // "": the widest there is; "plain", "avx2", "avx512"
-    int         block_size       = 16; // tokens, 1..256
-    int         context          = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int         kv_blocks        = 0;  // 0: a full context for each sequence, at most a quarter of the memory
-    KvType      kv_type          = KvType::f16;
-    int         max_batch_tokens = 512; // of one step, chunks of prompts included
-    int         max_sequences    = 16;  // running at once
-    bool        prefix_cache     = true;
+    int                  threads = 0;      // 0: the physical cores
+    std::string          isa;              // "": the widest there is; "plain", "avx2", "avx512"
+    int                  block_size  = 16; // tokens, 1..256
+    int                  context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int                  kv_blocks   = 0;  // 0: a full context for each sequence, at most a quarter of the memory
+    int                  swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
+    Recovery             recovery    = Recovery::automatic; // of requests that had to give up their blocks
+    double               watermark   = 0.01; // of the blocks: left free when a request starts beside others
+    KvType               kv_type     = KvType::f16;
+    int                  max_batch_tokens = 512; // of one step, chunks of prompts included
+    int                  max_sequences    = 16;  // running at once
+    bool                 prefix_cache     = true;
+    std::vector<BlockId> free_order       = {}; // the order in which the blocks are handed out at first
 };
 
 // Counters since the start, for timings and tests.
 struct EngineStats {
-    std::uint64_t steps          = 0;
-    std::uint64_t prefill_tokens = 0; // prompt tokens computed (not found in the cache)
-    std::uint64_t cached_tokens  = 0; // prompt tokens found in the cache
-    std::uint64_t decode_tokens  = 0;
-    std::uint64_t preemptions    = 0;
+    std::uint64_t  steps          = 0;
+    std::uint64_t  prefill_tokens = 0; // prompt tokens computed (not found in the cache)
+    std::uint64_t  cached_tokens  = 0; // prompt tokens found in the cache
+    std::uint64_t  decode_tokens  = 0;
+    std::uint64_t  preemptions    = 0;
+    SchedulerStats memory; // forks, copies, swaps, sharing
+    RecoveryCosts  costs;  // as measured
+    double         move_seconds = 0, compute_seconds = 0;
 };
 
 // What a loader reports while it works: a fraction 0..1.
@@ -73,7 +81,12 @@ public:
     // The owner's thread only. One iteration; false when nothing is left to do. New events are appended to `out`.
     bool step(std::vector<Output>& out);
 
-    // The block tables' invariants, all of them: stops at a broken one. Between steps, for tests.
+    // The owner's thread, between steps. The KV memory as it is, with the events since the last call once log_events(true)
+    // was said; `with_text`: and what each sequence says.
+    Snapshot snapshot(bool with_text = false);
+    void     log_events(bool on);
+
+    // All invariants of sequences, block tables and blocks: stops at a broken one. Between steps, for tests.
     void check_invariants() const;
 
 private:
@@ -99,10 +112,9 @@ struct Engine::Impl {
     Model                    model;
     KvCache                  cache;
     Scheduler                scheduler;
-    Sampler                  sampler;
+    Decoder                  decoder;
     StepPlan                 plan;
     EngineStats              stats;
-    std::vector<Output>      partial; // prompt log-probabilities of requests whose prompt is not through
 
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
@@ -114,13 +126,15 @@ struct Engine::Impl {
          std::unique_ptr<Backend> backend_, Model model_, KvCache cache_, const SchedulerOptions& scheduling)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
-          cache(std::move(cache_)), scheduler(scheduling), sampler(config.vocab_size) {}
+          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size) {}
 
-    void    take_inbox(std::vector<Output>& out);
-    void    finish(RequestId id, FinishReason reason, std::vector<Output>& out);
-    void    deliver(const Scheduled& item, std::span<const float> logits, std::vector<Output>& out);
-    Output& partial_of(RequestId id);
+    void take_inbox(std::vector<Output>& out);
+    void measure_moves();
+    void count(std::span<const Scheduled> scheduled, double seconds);
 };
+
+// A measured rate that follows slow changes and forgives a single slow step.
+void follow(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
 
 // The memory that KV blocks may take when nobody says how much.
 std::size_t quarter_of_memory() {
@@ -135,6 +149,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                     " sequences");
     if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
         return fail("context, KV blocks and threads cannot be negative");
+    if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
@@ -166,16 +181,31 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
     }
 
+    if (o.swap_blocks < 0) o.swap_blocks = o.kv_blocks;
     const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
     if (!model) return std::unexpected(model.error());
-    Result<KvCache> cache = KvCache::create(**backend, *config, kv_dtype, o.kv_blocks, o.block_size);
+    Result<KvCache> cache = KvCache::create(**backend, *config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
     if (!cache) return std::unexpected(cache.error());
 
-    const SchedulerOptions scheduling{o.kv_blocks,     o.block_size, o.context,     o.max_batch_tokens,
-                                      o.max_sequences, logit_rows,   o.prefix_cache};
-    return Engine(std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                         std::move(*backend), std::move(*model), std::move(*cache), scheduling));
+    SchedulerOptions scheduling;
+    scheduling.n_blocks         = o.kv_blocks;
+    scheduling.block_size       = o.block_size;
+    scheduling.context          = o.context;
+    scheduling.max_batch_tokens = o.max_batch_tokens;
+    scheduling.max_sequences    = o.max_sequences;
+    scheduling.max_logit_rows   = logit_rows;
+    scheduling.prefix_cache     = o.prefix_cache;
+    scheduling.n_swap           = o.swap_blocks;
+    scheduling.recovery         = o.recovery;
+    scheduling.watermark        = o.watermark;
+    scheduling.free_order       = o.free_order;
+    if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
+        return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
+    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                       std::move(*backend), std::move(*model), std::move(*cache), scheduling);
+    impl->measure_moves();
+    return Engine(std::move(impl));
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -187,7 +217,17 @@ const ModelConfig& Engine::config() const { return impl_->config; }
 const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
-void               Engine::check_invariants() const { impl_->scheduler.blocks().check_invariants(); }
+void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
+void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
+
+Snapshot Engine::snapshot(bool with_text) {
+    Snapshot snapshot;
+    impl_->scheduler.view(snapshot);
+    if (with_text)
+        for (SequenceView& s : snapshot.sequences)
+            s.text = impl_->tokenizer.decode(impl_->scheduler.tokens(s.request, s.index));
+    return snapshot;
+}
 
 std::string Engine::chat_template() const {
     Result<std::string_view> text = impl_->file.text("tokenizer.chat_template", "");
@@ -210,6 +250,15 @@ Result<RequestId> Engine::submit(Request request) {
         if (token < 0 || token >= vocab)
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (request.max_tokens < 1) return fail("max_tokens is ", request.max_tokens, "; at least 1 is needed");
+    if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
+    if (request.best_of != 0 && request.best_of < request.n)
+        return fail("best_of is ", request.best_of, ", less than the ", request.n, " answers wanted");
+    if (request.beam_width < 0) return fail("beam_width is ", request.beam_width);
+    if (request.beam_width > 0 && request.beam_width < request.n)
+        return fail("beam_width is ", request.beam_width, ", less than the ", request.n, " answers wanted");
+    if (request.beam_width > 0 && request.best_of > 0) return fail("best_of and beam search exclude each other");
+    if (!std::isfinite(request.length_penalty)) return fail("length_penalty is not a finite number");
+    if (request.pin && request.width() > 1) return fail("a prefix to pin has one sequence");
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
     std::scoped_lock lock(impl_->mutex);
@@ -226,92 +275,69 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
     for (auto& [id, request] : submitted) scheduler.add(id, std::move(request));
     submitted.clear();
-    for (RequestId id : cancelled) finish(id, FinishReason::cancelled, out);
+    for (RequestId id : cancelled) decoder.finish(id, FinishReason::cancelled, "", out);
     cancelled.clear();
 }
 
-void Engine::Impl::finish(RequestId id, FinishReason reason, std::vector<Output>& out) {
-    std::unique_ptr<Sequence> sequence = scheduler.remove(id);
-    if (!sequence) return; // ended before the cancellation came
-    std::erase_if(partial, [&](const Output& o) { return o.id == id; });
-    Output& event       = out.emplace_back();
-    event.id            = id;
-    event.prompt_tokens = sequence->n_prompt();
-    event.cached_tokens = sequence->n_cached;
-    event.finish        = reason;
+// The cost of a block that is swapped, from moving a few while the pools are empty.
+void Engine::Impl::measure_moves() {
+    constexpr int n = 8;
+    StepPlan      trial;
+    for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.swap_blocks}); i++)
+        trial.swap_out.push_back({i, i});
+    trial.swap_in = trial.swap_out;
+    if (trial.swap_out.empty()) return;
+    cache.move_blocks(*backend, trial); // the first time also brings the memory
+    Stopwatch watch;
+    cache.move_blocks(*backend, trial);
+    stats.costs.seconds_per_block = watch.seconds() / double(2 * trial.swap_out.size());
+    scheduler.set_costs(stats.costs);
 }
 
-Output& Engine::Impl::partial_of(RequestId id) {
-    auto at = std::ranges::find_if(partial, [&](const Output& o) { return o.id == id; });
-    if (at != partial.end()) return *at;
-    partial.emplace_back().id = id;
-    return partial.back();
-}
-
-// Turns one sequence's rows of logits into its next token and an event.
-void Engine::Impl::deliver(const Scheduled& item, std::span<const float> logits, std::vector<Output>& out) {
-    Sequence&      s       = *item.sequence;
-    const Request& request = s.request;
-    const auto     vocab   = std::size_t(config.vocab_size);
-    auto           row = [&](int i) { return logits.subspan(std::size_t(item.first_logit_row + i) * vocab, vocab); };
-
-    if (request.prompt_logprobs >= 0 && item.first < s.n_prompt()) {
-        Output& event = partial_of(s.id);
-        for (int i = 0; i < item.n_logit_rows; i++) {
-            const int next = item.first + i + 1; // the row speaks about this position
-            if (next < s.n_prompt() && int(event.prompt_logprobs.size()) < next)
-                event.prompt_logprobs.push_back(
-                    sampler.logprobs(row(i), s.tokens[std::size_t(next)], request.prompt_logprobs));
-        }
+void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
+    int prefill = 0;
+    for (const Scheduled& item : scheduled) {
+        const SequenceGroup& g = *item.group;
+        if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
+            stats.cached_tokens += std::uint64_t(g.n_cached);
+        if (g.prompt_done && item.n_tokens == 1) stats.decode_tokens++;
+        else stats.prefill_tokens += std::uint64_t(item.n_tokens);
+        if (item.n_tokens > 1) prefill += item.n_tokens;
     }
-    if (!item.samples) return;
-
-    Output event;
-    if (s.n_generated() == 0) {
-        if (request.prompt_logprobs >= 0) event = std::move(partial_of(s.id));
-        if (request.return_logits) {
-            std::span<const float> last = row(item.n_logit_rows - 1);
-            event.prompt_logits.assign(last.begin(), last.end());
-        }
-        std::erase_if(partial, [&](const Output& o) { return o.id == s.id; });
+    stats.steps++;
+    stats.compute_seconds += seconds;
+    stats.memory      = scheduler.stats();
+    stats.preemptions = stats.memory.preemptions;
+    // A step that is mostly prefill tells what recomputing a token costs.
+    if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
+        follow(stats.costs.seconds_per_token, seconds / plan.n_tokens());
+        scheduler.set_costs(stats.costs);
     }
-    std::span<const float> last  = row(item.n_logit_rows - 1);
-    const Token            token = sampler.sample(last, request.sampling, s.tokens, s.n_generated());
-    if (request.sampling.logprobs >= 0)
-        event.logprobs.push_back(sampler.logprobs(last, token, request.sampling.logprobs));
-    event.id            = s.id;
-    event.prompt_tokens = s.n_prompt();
-    event.cached_tokens = s.n_cached;
-    event.tokens.push_back(token);
-    event.finish = scheduler.append(s, token, tokenizer.is_end(token));
-    out.push_back(std::move(event));
 }
 
 bool Engine::step(std::vector<Output>& out) {
     Impl& e = *impl_;
     e.take_inbox(out);
     std::span<const Scheduled> scheduled = e.scheduler.schedule(e.plan);
-    for (RequestId id : e.scheduler.take_outgrown()) e.finish(id, FinishReason::length, out);
-    if (scheduled.empty()) return !e.scheduler.idle();
-
-    std::span<const float> logits = e.model.forward(e.plan, e.cache);
-    e.scheduler.commit();
-    e.stats.steps++;
-    e.stats.preemptions = e.scheduler.n_preemptions();
-
-    const std::size_t first_event = out.size();
-    for (const Scheduled& item : scheduled) {
-        const Sequence& s = *item.sequence;
-        if (item.first == s.n_cached && s.n_preempted == 0 && item.first < s.n_prompt())
-            e.stats.cached_tokens += std::uint64_t(s.n_cached);
-        if (item.first < s.n_prompt()) e.stats.prefill_tokens += std::uint64_t(item.n_tokens);
-        else e.stats.decode_tokens += std::uint64_t(item.n_tokens);
-        e.deliver(item, logits, out);
+    if (e.plan.moves_blocks()) {
+        Stopwatch watch;
+        e.cache.move_blocks(*e.backend, e.plan);
+        const double seconds = watch.seconds();
+        e.stats.move_seconds += seconds;
+        if (const std::size_t n = e.plan.swap_out.size() + e.plan.swap_in.size(); n >= 4 && e.plan.copies.empty())
+            follow(e.stats.costs.seconds_per_block, seconds / double(n));
     }
-    // Finished sequences leave now, so that their blocks serve the next step.
-    for (std::size_t i = first_event; i < out.size(); i++)
-        if (out[i].finish != FinishReason::none) e.scheduler.remove(out[i].id);
-    return true;
+    if (!scheduled.empty()) {
+        Stopwatch                    watch;
+        const std::span<const float> logits = e.model.forward(e.plan, e.cache);
+        e.count(scheduled, watch.seconds());
+        e.scheduler.commit();
+        e.decoder.deliver(scheduled, logits, out);
+    } else {
+        e.scheduler.commit(); // moves alone
+    }
+    for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
+    return !scheduled.empty() || !e.scheduler.idle();
 }
 
 } // namespace quire

@@ -20,7 +20,7 @@ public:
     static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
-    // Runs one step and returns the logits of the plan's logit rows, [logit rows × vocab], valid until the next step.
+    // Runs one step, whose block moves are done, and returns the logits of the plan's logit rows, [logit rows × vocab], valid until the next step.
     std::span<const float> forward(const StepPlan& plan, const KvCache& cache);
 
 private:
@@ -153,12 +153,10 @@ std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache
     const int          T = plan.n_tokens();
     const auto         L = std::int64_t(plan.logit_rows.size());
     check(T <= hidden_.rows && L <= logits_.rows, "a step larger than the memory taken for it");
-    check(plan.swap_in.empty() && plan.swap_out.empty(), "a swap was planned, but there is no second block pool");
     auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols}; };
     auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim}; };
 
     b.begin_step(plan);
-    b.copy_blocks(plan.copies, cache.layers());
 
     Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
     const AttentionParams attention{c.n_heads, 1 / std::sqrt(float(c.head_dim)), c.sliding_window};

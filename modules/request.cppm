@@ -24,14 +24,34 @@ struct SamplingParams {
     int logprobs                              = -1; // log-probabilities of that many best tokens per position; -1: none
 };
 
+// When a beam search ends before max_tokens (the names and rules of `transformers`).
+enum class EarlyStopping : std::uint8_t {
+    no,    // when no running beam, with the length it has, beats the worst of beam_width finished ones
+    yes,   // as soon as beam_width candidates have finished
+    never, // when no running beam can beat them at any length up to max_tokens
+};
+
 struct Request {
     std::vector<Token> prompt; // at least one
     SamplingParams     sampling;
+    int                n       = 1; // answers wanted
+    int                best_of = 0; // sampled, of which the n with the best mean log-probability are given; 0: n
+    // > 0: beam search over the raw distribution; sampling parameters but `logprobs` do not apply. At least n.
+    int           beam_width     = 0;
+    float         length_penalty = 1; // score = summed log-probability / generated tokens ^ length_penalty
+    EarlyStopping early_stopping = EarlyStopping::no;
+    int           priority       = 0; // lower runs first, as in vLLM
+    std::string   cache_salt;         // KV is shared with requests of the same salt only
+    // The prompt is a prefix to keep: computed once, never evicted until cancel(); nothing is generated.
+    bool               pin        = false;
     int                max_tokens = 16; // at least 1
     bool               ignore_end = false;
     std::vector<Token> stop_tokens;             // beside the model's own end tokens
     int                prompt_logprobs = -1;    // as logprobs, for every prompt token; such a request reads no cache
     bool               return_logits   = false; // the raw logits of the last prompt position
+
+    // Sequences that it may have at once.
+    int width() const { return beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
 };
 
 struct TokenLogprob {
@@ -47,23 +67,37 @@ struct PositionLogprobs {
 
 enum class FinishReason : std::uint8_t {
     none,      // still running
-    stop,      // an end token or a stop token
+    stop,      // an end token or a stop token; a pinned prefix that is ready
     length,    // max_tokens, the model's context or the whole pool is used up
     cancelled, // by whoever asked
     refused,   // could never run: see the message
 };
 
-// One event of one request. After an event with a finish reason no more follow.
+// What a request cost in blocks, summed over its steps (sampled); the paper's section 6.3.
+struct SharingStats {
+    std::uint64_t without = 0; // blocks that its sequences would have held each alone
+    std::uint64_t with    = 0; // blocks they held
+    double        saved() const { return without > 0 ? 1 - double(with) / double(without) : 0; }
+};
+
+// One event of one answer of a request. After an event with a finish reason no more follow for that `index`, after one
+// that is `done` none for the request. Answers of best_of and beams come whole at the end, best first.
 struct Output {
-    RequestId                     id = 0;
+    RequestId                     id    = 0;
+    int                           index = 0;       // which of the n answers
     std::vector<Token>            tokens;          // new since the last event; an end token is among them
     std::vector<PositionLogprobs> logprobs;        // one per token when asked for
     std::vector<PositionLogprobs> prompt_logprobs; // with the first token: prompt[1..], one each
     std::vector<float>            prompt_logits;   // with the first token when asked for: [vocab]
     int                           prompt_tokens = 0;
-    int                           cached_tokens = 0; // prompt tokens whose KV came from the prefix cache
+    int                           cached_tokens = 0; // prompt tokens that others had computed
     FinishReason                  finish        = FinishReason::none;
-    std::string                   message; // why it was refused
+    bool                          done          = false; // the request is over
+    double                        logprob       = 0;     // best_of and beams: of the whole answer, summed
+    double                        score         = 0;     // what they were ranked by
+    int                           n_preempted   = 0;     // times it had to give up its blocks
+    SharingStats                  sharing;               // with `done`
+    std::string                   message;               // why it was refused
 };
 
 // -- the seam between scheduling and compute ------------------------------------------------------------
@@ -75,7 +109,8 @@ struct BlockCopy {
 
 // One step of the whole batch: all that a model runner, in this process or another, has to know.
 // T tokens of S sequences, the tokens of one sequence neighbours and in order. Plain integers, no pointers.
-// A step that preempted, forked or shared a block first runs `swap_out`, then `swap_in`, then `copies`.
+// Before the tokens run: `swap_out` (device → swap pool), then `swap_in` (swap pool → device), then `copies`, each list in
+// its order: a block may be the target of one copy after it was the source of an earlier one.
 struct StepPlan {
     std::vector<Token>        tokens;       // [T]
     std::vector<std::int32_t> positions;    // [T] of each token in its sequence
@@ -90,6 +125,7 @@ struct StepPlan {
     int  n_tokens() const { return int(tokens.size()); }
     int  n_seqs() const { return int(context_lens.size()); }
     void clear();
+    bool moves_blocks() const { return !swap_out.empty() || !swap_in.empty() || !copies.empty(); }
 };
 
 } // namespace quire

@@ -11,18 +11,38 @@ export namespace quire {
 // Uniform in [0, 1), a pure function of its arguments.
 double random_at(std::uint64_t seed, std::uint64_t position);
 
+// One token after one beam.
+struct BeamCandidate {
+    double logprob = 0; // summed over the whole answer
+    int    beam    = 0;
+    Token  token   = 0;
+    // Better first: the likelier one; of equals the lower beam, then the lower id.
+    bool operator<(const BeamCandidate& other) const {
+        if (logprob != other.logprob) return logprob > other.logprob;
+        return beam != other.beam ? beam < other.beam : token < other.token;
+    }
+};
+
 class Sampler {
 public:
     explicit Sampler(int vocab_size);
 
-    // The next token after `history` (prompt, then n_generated tokens of ours). In this order: repetition penalty,
+    // The next token after `history` (prompt, then n_generated tokens of ours). `stream` tells the answers of one request
+    // apart: each draws as one alone with seed + stream would. In this order: repetition penalty,
     // presence and frequency penalty, logit bias, then greedy, or temperature, top-k, top-p, min-p and a draw.
     // NaN counts as minus infinity; a row without a finite value yields its first best id.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
-                 int n_generated);
+                 int n_generated, int stream = 0);
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
+    // ln softmax of the raw logits, of `token`; takes no memory.
+    double logprob(std::span<const float> logits, Token token);
+
+    // Offers every extension of one beam, whose summed log-probability is `so_far`, to `best`: the up to n_best best ones
+    // of all beams offered, as a heap with the worst on top. One pass over the vocabulary, nothing is sorted.
+    void extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
+                     std::vector<BeamCandidate>& best);
 
 private:
     void penalise(const SamplingParams& params, std::span<const Token> history, int n_generated);
@@ -93,7 +113,7 @@ void Sampler::penalise(const SamplingParams& params, std::span<const Token> hist
 }
 
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
-                      int n_generated) {
+                      int n_generated, int stream) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
     const bool as_is = params.repetition_penalty == 1 && params.presence_penalty == 0 &&
                        params.frequency_penalty == 0 && params.logit_bias.empty();
@@ -141,17 +161,43 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     if (kept.size() < n) std::sort(kept.begin(), kept.end(), higher);
     total = 0;
     for (const Candidate& c : kept) total += double(c.logit);
-    double at = random_at(params.seed, std::uint64_t(history.size())) * total;
+    double at = random_at(params.seed + std::uint64_t(stream), std::uint64_t(history.size())) * total;
     for (const Candidate& c : kept)
         if ((at -= double(c.logit)) < 0) return c.token;
     return best;
 }
 
-PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, int n_top) {
+// ln Σ exp(logits); NaN counts as minus infinity.
+double log_sum(std::span<const float> logits) {
     const double limit = double(logits[std::size_t(argmax(logits))]);
     double       total = 0;
     for (float v : logits) total += std::isnan(v) ? 0 : std::exp(double(v) - limit);
-    const double     log_total = limit + std::log(total);
+    return limit + std::log(total);
+}
+
+double Sampler::logprob(std::span<const float> logits, Token token) {
+    return double(logits[std::size_t(token)]) - log_sum(logits);
+}
+
+void Sampler::extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
+                          std::vector<BeamCandidate>& best) {
+    const double log_total = log_sum(logits);
+    for (std::size_t i = 0; i < logits.size(); i++) {
+        if (std::isnan(logits[i])) continue;
+        const BeamCandidate c{so_far + (double(logits[i]) - log_total), beam, Token(i)};
+        if (int(best.size()) < n_best) {
+            best.push_back(c);
+            std::push_heap(best.begin(), best.end());
+        } else if (c < best.front()) {
+            std::pop_heap(best.begin(), best.end());
+            best.back() = c;
+            std::push_heap(best.begin(), best.end());
+        }
+    }
+}
+
+PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, int n_top) {
+    const double     log_total = log_sum(logits);
     PositionLogprobs result;
     auto logprob = [&](Token t) { return TokenLogprob{t, float(double(logits[std::size_t(t)]) - log_total)}; };
     if (token >= 0) result.chosen = logprob(token);

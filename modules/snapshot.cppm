@@ -21,9 +21,9 @@ enum class ViewStatus : std::uint8_t { waiting, running, swapped, preempted, pin
 
 // One sequence. A request that forked has several, told apart by `index`.
 struct SequenceView {
-    RequestId            request = 0;
-    int                  index   = 0;
-    ViewStatus           status  = ViewStatus::waiting;
+    RequestId            request  = 0;
+    int                  index    = 0;
+    ViewStatus           status   = ViewStatus::waiting;
     int                  n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
     int                  n_computed = 0;             // leading tokens whose K and V are written
     std::vector<BlockId> blocks; // logical → physical; ids of the swap pool while swapped; none while preempted
@@ -40,11 +40,11 @@ struct MemoryEvent {
 };
 
 struct Snapshot {
-    std::uint64_t             step       = 0;
-    std::string               label;     // a sentence for the reader; "" in an ordinary run
+    std::uint64_t             step = 0;
+    std::string               label; // a sentence for the reader; "" in an ordinary run
     int                       block_size = 0;
-    std::vector<BlockView>    blocks;               // [n_blocks]
-    int                       n_swap_blocks = 0;    // size of the swap pool
+    std::vector<BlockView>    blocks;            // [n_blocks]
+    int                       n_swap_blocks = 0; // size of the swap pool
     int                       n_swap_used   = 0;
     std::vector<SequenceView> sequences;
     std::vector<MemoryEvent>  events;
@@ -52,18 +52,18 @@ struct Snapshot {
 
 // A recorded run.
 struct Trace {
-    std::string           model;  // file name, for the title
-    std::string           title;  // "" or what the run shows
+    std::string           model; // file name, for the title
+    std::string           title; // "" or what the run shows
     std::vector<Snapshot> steps;
 };
 
 // Sums over one snapshot. used + cached + free = the blocks of the pool.
 struct MemoryTotals {
     int    used = 0, cached = 0, free = 0; // in a table or pinned; nobody's but findable; nobody's
-    int    pinned       = 0;               // of the used ones
-    int    shared       = 0;               // of the used ones: in more than one table
-    double waste        = 0; // slots of used blocks that hold nothing, of all slots of used blocks (the paper, section 4.3)
-    double saved        = 0; // blocks saved by sharing, of the blocks without it (the paper, section 6.3)
+    int    pinned = 0;                     // of the used ones
+    int    shared = 0;                     // of the used ones: in more than one table
+    double waste  = 0; // slots of used blocks that hold nothing, of all slots of used blocks (the paper, section 4.3)
+    double saved  = 0; // blocks saved by sharing, of the blocks without it (the paper, section 6.3)
 };
 MemoryTotals totals(const Snapshot& snapshot);
 

@@ -104,10 +104,10 @@ using std::unique_ptr, std::shared_ptr, std::weak_ptr, std::make_unique, std::ma
 using std::move, std::forward, std::swap, std::exchange, std::function, std::move_only_function, std::invoke, std::ref;
 
 // algorithms and numbers
-using std::sort, std::stable_sort, std::partial_sort, std::push_heap, std::pop_heap, std::make_heap, std::nth_element,
-    std::find, std::find_if, std::copy, std::copy_n, std::swap_ranges, std::find_if_not, std::mismatch,
-    std::binary_search, std::none_of, std::count, std::shuffle, std::search, std::rotate, std::fill, std::fill_n,
-    std::transform;
+using std::sort, std::stable_sort, std::partial_sort, std::push_heap, std::pop_heap, std::make_heap, std::sort_heap,
+    std::nth_element, std::find, std::find_if, std::copy, std::copy_n, std::swap_ranges, std::find_if_not,
+    std::mismatch, std::binary_search, std::none_of, std::count, std::shuffle, std::search, std::rotate, std::fill,
+    std::fill_n, std::transform;
 using std::all_of, std::any_of, std::count_if, std::lower_bound, std::upper_bound, std::max_element, std::min_element;
 using std::min, std::max, std::clamp, std::accumulate, std::iota, std::reverse, std::unique, std::remove_if, std::equal;
 using std::abs, std::sqrt, std::exp, std::exp2, std::log, std::log2, std::pow, std::sin, std::cos, std::tanh, std::fabs,

@@ -58,7 +58,7 @@ inline std::vector<Answer> run(Engine& engine, const std::vector<Request>& reque
             if (!e.prompt_logits.empty()) a.prompt_logits = std::move(e.prompt_logits);
             a.cached_tokens = e.cached_tokens;
             a.finish        = e.finish;
-            if (e.finish != FinishReason::none) index.erase(e.id);
+            if (e.done) index.erase(e.id);
         }
         events.clear();
         engine.check_invariants();

@@ -83,11 +83,40 @@ TEST_CASE("copied blocks carry K and V of every layer") {
             static_cast<float*>(l.v)[i] = float(-i);
         }
     const std::vector<BlockCopy> copies{{1, 3}, {0, 2}};
-    (*backend)->copy_blocks(copies, cache->layers());
+    (*backend)->copy_blocks(copies, cache->layers(), cache->layers());
     for (const KvLayer& l : cache->layers())
         for (int i = 0; i < 4; i++) {
             CHECK(static_cast<float*>(l.k)[12 + i] == float(4 + i));
             CHECK(static_cast<float*>(l.v)[8 + i] == float(-i));
+        }
+}
+
+TEST_CASE("blocks go to the swap pool and come back elsewhere") {
+    auto backend = make_cpu_backend(2);
+    REQUIRE(backend);
+    ModelConfig c;
+    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = 2;
+    auto cache = KvCache::create(**backend, c, DType::F32, 4, 2, 3);
+    REQUIRE(cache);
+    float value = 0;
+    for (const KvLayer& l : cache->layers())
+        for (void* array : {l.k, l.v})
+            for (int i = 0; i < 16; i++) static_cast<float*>(array)[i] = value++;
+    StepPlan out, in;
+    out.swap_out = {{1, 2}, {3, 0}};
+    in.swap_in   = {{2, 0}, {0, 1}};
+    in.copies    = {{0, 2}, {1, 0}}; // in this order
+    cache->move_blocks(**backend, out);
+    cache->move_blocks(**backend, in);
+    value = 0;
+    for (const KvLayer& l : cache->layers())
+        for (void* array : {l.k, l.v}) {
+            for (int i = 0; i < 4; i++) {
+                CHECK(static_cast<float*>(array)[8 + i] == value + float(4 + i));
+                CHECK(static_cast<float*>(array)[4 + i] == value + float(12 + i));
+                CHECK(static_cast<float*>(array)[i] == value + float(12 + i));
+            }
+            value += 16;
         }
 }
 

@@ -28,16 +28,22 @@ Request request(int n_prompt, int max_tokens, Token first = 0) {
     return r;
 }
 
-// One step with a model that always answers 7; finished sequences leave. Returns the ids that finished.
+// One step with a model that always answers 7; finished sequences leave. Returns the ids of the requests that are over.
 std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
     std::vector<RequestId> done;
     auto                   items = s.schedule(plan);
     s.commit();
-    for (const Scheduled& item : items)
-        if (item.samples && s.append(*item.sequence, 7, false) != FinishReason::none) done.push_back(item.sequence->id);
-    for (RequestId id : s.take_outgrown()) done.push_back(id);
+    for (const Scheduled& item : items) {
+        if (!item.samples) continue;
+        item.group->prompt_done = true;
+        s.append(*item.sequence, 7);
+        if (const FinishReason why = s.ending(*item.group, *item.sequence, false); why != FinishReason::none)
+            s.free(*item.group, *item.sequence, why);
+        if (item.group->sequences.empty()) done.push_back(item.group->id);
+    }
+    for (const Ended& e : s.take_ended()) done.push_back(e.id);
     for (RequestId id : done) s.remove(id);
-    s.blocks().check_invariants();
+    s.check_invariants();
     return done;
 }
 
@@ -116,7 +122,7 @@ TEST_CASE("when blocks run out the latest waits and comes back with all its toke
     s.add(1, request(7, 12));
     s.add(2, request(7, 5, 100));
     CHECK(run_all(s) == std::vector<RequestId>{1, 2});
-    CHECK(s.n_preemptions() > 0);
+    CHECK(s.stats().preemptions > 0);
 }
 
 TEST_CASE("a sequence alone in the pool ends with what fits, and the queue goes on") {
@@ -145,7 +151,7 @@ TEST_CASE("cancelling in any state gives every block back") {
     run_step(s, plan); // some run, one is in the middle of its prompt, some wait
     for (RequestId id = 1; id <= 6; id++) {
         CHECK(s.remove(id) != nullptr);
-        s.blocks().check_invariants();
+        s.check_invariants();
     }
     CHECK(s.remove(3) == nullptr);
     CHECK(s.idle());
@@ -162,7 +168,7 @@ TEST_CASE("a second request with the same beginning computes only the rest") {
     REQUIRE(items.size() == 1);
     CHECK(items[0].first == 12);
     CHECK(items[0].n_tokens == 2);
-    CHECK(items[0].sequence->n_cached == 12);
+    CHECK(items[0].group->n_cached == 12);
 }
 
 TEST_CASE("prompt log-probabilities ask for a row per position and read no cache") {

@@ -22,7 +22,8 @@ namespace {
 struct Arguments {
     std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa;
     bool        no_special = false, bos = false, all = false, ignore_eos = false;
-    int         top = 20, n = 48, block_size = 16, threads = 0;
+    int         top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
+    float       length_penalty = 0;
 };
 
 int print_json(const Json& json) {
@@ -194,7 +195,7 @@ Result<Engine> load_engine(const Arguments& a) {
     options.block_size    = a.block_size;
     options.threads       = a.threads;
     options.isa           = a.isa;
-    options.max_sequences = 1;
+    options.max_sequences = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
 
@@ -270,8 +271,21 @@ int generate(const Arguments& a) {
     request.max_tokens           = a.n;
     request.ignore_end           = a.ignore_eos;
     request.sampling.temperature = 0;
-    request.sampling.logprobs    = 0;
-    Result<Output> output        = run(*engine, std::move(request));
+    if (a.beam > 0) {
+        request.n = request.beam_width = a.beam;
+        request.length_penalty         = a.length_penalty;
+        request.early_stopping         = EarlyStopping::never;
+        Result<RequestId> id           = engine->submit(std::move(request));
+        if (!id) return complain(id.error());
+        std::vector<Output> events;
+        while (engine->step(events)) {}
+        Json beams = Json::array();
+        for (const Output& e : events)
+            beams.push_back(Json{{"ids", e.tokens}, {"logprob", e.logprob}, {"score", e.score}});
+        return print_json(Json{{"beams", std::move(beams)}});
+    }
+    request.sampling.logprobs = 0;
+    Result<Output> output     = run(*engine, std::move(request));
     if (!output) return complain(output.error());
     Json logprobs = Json::array();
     for (const PositionLogprobs& p : output->logprobs) logprobs.push_back(p.chosen.logprob);
@@ -335,6 +349,12 @@ int main(int argc, char** argv) {
     CLI::App* generate_command = run_options(command("generate", "greedy continuation"));
     generate_command->add_option("-n", a.n, "tokens to generate")->check(CLI::Range(1, 1 << 24))->capture_default_str();
     generate_command->add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
+    generate_command->add_option("--beam", a.beam, "beam search of this width; all beams, best first")
+        ->check(CLI::Range(1, 256));
+    generate_command
+        ->add_option("--length-penalty", a.length_penalty, "beams are ranked by log-probability / length ^ this")
+        ->check(CLI::Range(-100.0, 100.0))
+        ->capture_default_str();
     CLI::App* template_command = command("template", "messages as JSON on standard input → the prompt's text");
     template_command->add_option("model", a.model, "GGUF file whose chat template is used");
     template_command->add_option("--file", a.template_file, "a template's text instead");

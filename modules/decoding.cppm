@@ -1,0 +1,323 @@
+// quire.decoding: what a step's logits do to a request: greedy and sampled answers, n and best_of, beam search, made of the
+// scheduler's fork, append and free (the paper, section 5.2). **Owns** the sampler and the events not yet complete.
+export module quire.decoding;
+
+import quire.base;
+import quire.request;
+import quire.sampler;
+import quire.scheduler;
+import quire.std;
+import quire.tokenizer;
+
+export namespace quire {
+
+class Decoder {
+public:
+    Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size);
+
+    // The step has run and is committed: `items` are what it scheduled, `logits` [logit rows × vocab]. Appends events;
+    // requests that are over leave the scheduler, so that their blocks serve the next step.
+    void deliver(std::span<const Scheduled> items, std::span<const float> logits, std::vector<Output>& out);
+    // Ends a request in whatever state it is; its events say `reason`. Nothing happens when it is not there (any more).
+    void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
+
+private:
+    std::span<const float> row(const Scheduled& item, int i) const;
+    void                   prompt_rows(const Scheduled& item);
+    void                   begin(const Scheduled& item, std::vector<Output>& out);
+    void                   sample(std::span<const Scheduled> items, std::vector<Output>& out);
+    void                   search(std::span<const Scheduled> items, std::vector<Output>& out);
+    bool                   search_is_over(const SequenceGroup& group) const;
+    void                   give_best(SequenceGroup& group, std::vector<Output>& out);
+    void                   give(SequenceGroup& group, Sequence& sequence, Token token, std::span<const float> logits,
+                                std::vector<Output>& out);
+    Output                 event_of(const SequenceGroup& group, int index);
+    Output&                partial_of(RequestId id);
+
+    Scheduler&                 scheduler_;
+    const Tokenizer&           tokenizer_;
+    Sampler                    sampler_;
+    std::size_t                vocab_;
+    std::span<const float>     logits_;
+    std::vector<Output>        partial_;    // prompt log-probabilities of requests whose prompt is not through
+    std::vector<BeamCandidate> candidates_; // scratch
+    std::vector<Sequence*>     parents_, survivors_;
+    std::vector<int>           children_;
+    std::vector<Token>         tokens_;
+};
+
+// What answers are ranked by. Of beams: the summed log-probability over a power of their length, as in `transformers`;
+// of samples: the mean log-probability, as in OpenAI's best_of. Lengths count generated tokens, an end token included.
+double score_of(const Request& request, double logprob, int n_generated);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+double score_of(const Request& request, double logprob, int n_generated) {
+    const double length = std::max(n_generated, 1);
+    return logprob / (request.beam_width > 0 ? std::pow(length, double(request.length_penalty)) : length);
+}
+
+// Answers that are compared with one another are given when all are there.
+bool withheld(const Request& request) { return request.beam_width > 0 || request.best_of > request.n; }
+
+Decoder::Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size)
+    : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {}
+
+std::span<const float> Decoder::row(const Scheduled& item, int i) const {
+    return logits_.subspan(std::size_t(item.first_logit_row + i) * vocab_, vocab_);
+}
+
+Output& Decoder::partial_of(RequestId id) {
+    auto at = std::ranges::find_if(partial_, [&](const Output& o) { return o.id == id; });
+    if (at != partial_.end()) return *at;
+    partial_.emplace_back().id = id;
+    return partial_.back();
+}
+
+Output Decoder::event_of(const SequenceGroup& group, int index) {
+    Output event;
+    event.id            = group.id;
+    event.index         = index;
+    event.prompt_tokens = group.n_prompt();
+    event.cached_tokens = group.n_cached;
+    event.n_preempted   = group.n_preempted;
+    return event;
+}
+
+void Decoder::deliver(std::span<const Scheduled> items, std::span<const float> logits, std::vector<Output>& out) {
+    logits_                       = logits;
+    const std::size_t first_event = out.size();
+    for (std::size_t i = 0, n = 0; i < items.size(); i += n) {
+        SequenceGroup& group = *items[i].group;
+        for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;
+        const std::span<const Scheduled> own = items.subspan(i, n);
+        if (!group.prompt_done && group.request.prompt_logprobs >= 0) prompt_rows(own[0]);
+        if (!own[0].samples) continue;
+        if (!group.prompt_done) begin(own[0], out);
+        if (group.request.pin) continue;
+        if (group.request.beam_width > 0) search(own, out);
+        else sample(own, out);
+    }
+    for (std::size_t i = first_event; i < out.size(); i++)
+        if (out[i].done)
+            if (auto group = scheduler_.remove_finished(out[i].id)) out[i].sharing = group->sharing;
+}
+
+// The rows of a prompt speak about the tokens after them.
+void Decoder::prompt_rows(const Scheduled& item) {
+    const SequenceGroup& group = *item.group;
+    Output&              event = partial_of(group.id);
+    for (int i = 0; i < item.n_logit_rows; i++) {
+        const int next = item.first + i + 1;
+        if (next < group.n_prompt() && int(event.prompt_logprobs.size()) < next)
+            event.prompt_logprobs.push_back(sampler_.logprobs(row(item, i), item.sequence->tokens[std::size_t(next)],
+                                                              group.request.prompt_logprobs));
+    }
+}
+
+// The prompt is through: what was asked for about it goes out with the first token.
+void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
+    SequenceGroup& group = *item.group;
+    group.prompt_done    = true;
+    if (group.request.return_logits) {
+        const std::span<const float> last = row(item, item.n_logit_rows - 1);
+        partial_of(group.id).prompt_logits.assign(last.begin(), last.end());
+    }
+    if (!group.request.pin) return;
+    scheduler_.pin(group);
+    Output& event = out.emplace_back(event_of(group, 0));
+    event.finish  = FinishReason::stop;
+    event.done    = true;
+}
+
+// Appends a token to one answer, and tells so unless the answers are withheld.
+void Decoder::give(SequenceGroup& group, Sequence& s, Token token, std::span<const float> logits,
+                   std::vector<Output>& out) {
+    const Request& request = group.request;
+    const bool     hold    = withheld(request);
+    Output         event;
+    if (!hold) {
+        event        = event_of(group, s.index);
+        auto partial = std::ranges::find_if(partial_, [&](const Output& o) { return o.id == group.id; });
+        if (partial != partial_.end()) {
+            event.prompt_logprobs = std::move(partial->prompt_logprobs);
+            event.prompt_logits   = std::move(partial->prompt_logits);
+            partial_.erase(partial);
+        }
+        event.tokens.push_back(token);
+    } else {
+        s.logprob += sampler_.logprob(logits, token);
+    }
+    if (request.sampling.logprobs >= 0)
+        (hold ? s.logprobs : event.logprobs).push_back(sampler_.logprobs(logits, token, request.sampling.logprobs));
+    scheduler_.append(s, token);
+    event.finish = scheduler_.ending(group, s, tokenizer_.is_end(token));
+    if (event.finish != FinishReason::none) {
+        scheduler_.free(group, s, event.finish);
+        event.done = group.sequences.empty();
+    }
+    if (!hold) out.push_back(std::move(event));
+    else if (group.sequences.empty()) give_best(group, out);
+}
+
+void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out) {
+    SequenceGroup& group = *items[0].group;
+    const Request& r     = group.request;
+    auto           next  = [&](const Scheduled& item, int stream) {
+        return sampler_.sample(row(item, item.n_logit_rows - 1), r.sampling, item.sequence->tokens,
+                                          group.n_generated(*item.sequence), stream);
+    };
+    Sequence& first = *items[0].sequence;
+    if (group.n_generated(first) == 0 && r.width() > 1) {
+        // One row, the prompt's last: every answer draws its first token from it and goes its own way.
+        const std::span<const float> last = row(items[0], items[0].n_logit_rows - 1);
+        parents_.assign(1, &first);
+        while (int(parents_.size()) < r.width()) parents_.push_back(&scheduler_.fork(group, first));
+        tokens_.clear();
+        for (int i = 0; i < r.width(); i++) tokens_.push_back(next(items[0], i));
+        for (int i = 0; i < r.width(); i++) give(group, *parents_[std::size_t(i)], tokens_[std::size_t(i)], last, out);
+        return;
+    }
+    for (const Scheduled& item : items)
+        give(group, *item.sequence, next(item, item.sequence->index), row(item, item.n_logit_rows - 1), out);
+}
+
+// One step of beam search: of all extensions of all beams by all tokens the best go on. Twice as many are looked at, for
+// those that end; an end among the first beam_width becomes an answer, a worse one is dropped.
+void Decoder::search(std::span<const Scheduled> items, std::vector<Output>& out) {
+    SequenceGroup& group = *items[0].group;
+    const Request& r     = group.request;
+    const auto     width = std::size_t(r.beam_width);
+    const auto     last  = [&](int beam) {
+        return row(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
+    };
+    const auto extend = [&](Sequence& s, const BeamCandidate& c) {
+        if (r.sampling.logprobs >= 0)
+            s.logprobs.push_back(sampler_.logprobs(last(c.beam), c.token, r.sampling.logprobs));
+        s.logprob = c.logprob;
+        scheduler_.append(s, c.token);
+    };
+    parents_.clear();
+    candidates_.clear();
+    for (std::size_t i = 0; i < items.size(); i++) {
+        parents_.push_back(items[i].sequence);
+        sampler_.extend_beam(last(int(i)), int(i), items[i].sequence->logprob, 2 * r.beam_width, candidates_);
+    }
+    std::sort_heap(candidates_.begin(), candidates_.end());
+
+    // Ends first, while their parents are there; then the candidates that go on.
+    std::size_t kept = 0;
+    for (std::size_t rank = 0; rank < candidates_.size() && kept < width; rank++) {
+        const BeamCandidate c   = candidates_[rank];
+        const bool          end = (tokenizer_.is_end(c.token) && !r.ignore_end) ||
+                         std::ranges::find(r.stop_tokens, c.token) != r.stop_tokens.end();
+        if (!end) candidates_[kept++] = c;
+        else if (rank < width) {
+            Sequence& ended = scheduler_.fork(group, *parents_[std::size_t(c.beam)]);
+            extend(ended, c);
+            scheduler_.free(group, ended, FinishReason::stop);
+        }
+    }
+    candidates_.resize(kept);
+    auto score = [&](const std::unique_ptr<Sequence>& s) { return score_of(r, s->logprob, group.n_generated(*s)); };
+    while (group.finished.size() > width)
+        group.finished.erase(std::min_element(group.finished.begin(), group.finished.end(),
+                                              [&](const auto& a, const auto& b) { return score(a) < score(b); }));
+
+    // Beams without a child give their blocks back before any other takes new ones; of those with several, the first child
+    // goes on in the parent's place and the others fork it.
+    children_.assign(parents_.size(), 0);
+    for (const BeamCandidate& c : candidates_) children_[std::size_t(c.beam)]++;
+    for (std::size_t i = 0; i < parents_.size(); i++)
+        if (children_[i] == 0) scheduler_.free(group, *parents_[i], FinishReason::none);
+    survivors_.clear();
+    for (const BeamCandidate& c : candidates_) {
+        Sequence&  parent = *parents_[std::size_t(c.beam)];
+        const bool first  = std::ranges::find(survivors_, &parent) == survivors_.end();
+        survivors_.push_back(first ? &parent : &scheduler_.fork(group, parent));
+    }
+    for (std::size_t i = 0; i < candidates_.size(); i++) extend(*survivors_[i], candidates_[i]);
+    // The order of the beams is that of their scores; ties of the next step are decided by it.
+    for (std::size_t i = 0; i < survivors_.size(); i++) {
+        auto at = std::find_if(group.sequences.begin(), group.sequences.end(),
+                               [&](const auto& s) { return s.get() == survivors_[i]; });
+        std::swap(*at, group.sequences[i]);
+        survivors_[i]->index = int(i);
+    }
+    const bool full =
+        group.sequences.empty() || scheduler_.ending(group, *group.sequences[0], false) == FinishReason::length;
+    if (full || search_is_over(group)) give_best(group, out);
+}
+
+// Whether no beam that goes on can still get among the best: the rules of `transformers` for early_stopping.
+bool Decoder::search_is_over(const SequenceGroup& group) const {
+    const Request& r = group.request;
+    if (int(group.finished.size()) < r.beam_width) return false;
+    if (r.early_stopping == EarlyStopping::yes) return true;
+    double worst = std::numeric_limits<double>::infinity();
+    for (const auto& s : group.finished) worst = std::min(worst, score_of(r, s->logprob, group.n_generated(*s)));
+    // Log-probabilities only fall; with a positive penalty a longer answer divides them by more.
+    const bool  longest = r.early_stopping == EarlyStopping::never && r.length_penalty > 0;
+    const auto& best    = *group.sequences[0];
+    return worst >= score_of(r, best.logprob, longest ? r.max_tokens : group.n_generated(best));
+}
+
+// The n best of all answers, those that did not come to an end included.
+void Decoder::give_best(SequenceGroup& group, std::vector<Output>& out) {
+    const Request& r = group.request;
+    while (!group.sequences.empty()) scheduler_.free(group, *group.sequences.back(), FinishReason::length);
+    std::stable_sort(group.finished.begin(), group.finished.end(), [&](const auto& a, const auto& b) {
+        const double sa = score_of(r, a->logprob, group.n_generated(*a)),
+                     sb = score_of(r, b->logprob, group.n_generated(*b));
+        return sa != sb ? sa > sb : a->index < b->index;
+    });
+    const int n = std::min(r.n, int(group.finished.size()));
+    for (int i = 0; i < n; i++) {
+        Sequence& s     = *group.finished[std::size_t(i)];
+        Output&   event = out.emplace_back(event_of(group, i));
+        event.tokens.assign(s.tokens.begin() + group.n_prompt(), s.tokens.end());
+        event.logprobs = std::move(s.logprobs);
+        event.finish   = s.finish;
+        event.logprob  = s.logprob;
+        event.score    = score_of(r, s.logprob, group.n_generated(s));
+        event.done     = i + 1 == n;
+        event.sharing  = group.sharing;
+        if (i > 0) continue;
+        Output& partial       = partial_of(group.id);
+        event.prompt_logprobs = std::move(partial.prompt_logprobs);
+        event.prompt_logits   = std::move(partial.prompt_logits);
+        std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
+    }
+}
+
+void Decoder::finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out) {
+    std::unique_ptr<SequenceGroup> group = scheduler_.remove(id);
+    if (!group) return; // ended before
+    const bool was_pinned = group->request.pin && group->prompt_done;
+    if (was_pinned) return; // its last event went out when it was ready
+    if (withheld(group->request) && reason == FinishReason::length && group->prompt_done) {
+        // It outgrew the pool: its answers as far as they came.
+        for (auto& s : group->sequences) {
+            s->finish = reason;
+            group->finished.push_back(std::move(s));
+        }
+        group->sequences.clear();
+        give_best(*group, out);
+        return;
+    }
+    std::erase_if(partial_, [&](const Output& o) { return o.id == id; });
+    const std::size_t n = withheld(group->request) ? 1 : group->sequences.size();
+    for (std::size_t i = 0; i < n; i++) {
+        Output& event = out.emplace_back(event_of(*group, group->sequences[i]->index));
+        event.finish  = reason;
+        event.message = message;
+        event.done    = i + 1 == n;
+        event.sharing = group->sharing;
+    }
+}
+
+} // namespace quire

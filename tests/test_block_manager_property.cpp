@@ -1,0 +1,251 @@
+// Random histories of everything that a block manager can be asked for, every invariant checked after each operation, and
+// beside it a model of what each block's slots hold: whatever a table says is there must be what was written.
+// QUIRE_LONG=1 runs a million operations on every pool; QUIRE_SEED chooses another history.
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+
+import quire.base;
+import quire.block_manager;
+import quire.prefix_cache;
+import quire.request;
+import quire.std;
+
+using namespace quire;
+
+namespace {
+
+// What a slot holds: the hash of all tokens up to its own. Equal exactly when K and V would be.
+using Content = std::uint64_t;
+
+struct Live {
+    std::vector<TableId>            tables; // of one request
+    std::vector<std::vector<Token>> tokens;
+    std::vector<int>                computed;
+    CacheNamespace                  space;
+    bool                            swapped = false, pinned = false;
+};
+
+class World {
+public:
+    World(int n_blocks, int block_size, unsigned seed)
+        : random_(seed), size_(block_size), m_({n_blocks, block_size, n_blocks / 2, {}}),
+          device_(std::size_t(n_blocks * block_size)), swap_(std::size_t(n_blocks / 2 * block_size)) {}
+
+    void operation() {
+        const int what = below(12);
+        if (what <= 1 && live_.size() < 40) admit();
+        else if (live_.empty()) return;
+        else {
+            const std::size_t at = std::size_t(below(int(live_.size())));
+            Live&             l  = live_[at];
+            if (what == 2) cancel(at);
+            else if (what == 3) swap(l);
+            else if (what == 4 && below(20) == 0) m_.drop_cache();
+            else if (l.swapped || l.pinned) {
+                if (l.pinned && below(8) == 0) cancel(at);
+            } else if (what == 5) fork(l);
+            else if (what == 6) free_one(at);
+            else if (what == 7 && below(4) == 0) pin(l);
+            else append(l);
+        }
+        m_.check_invariants();
+    }
+
+    void finish() {
+        while (!live_.empty()) cancel(live_.size() - 1);
+        run_moves();
+        m_.check_invariants();
+        CHECK(m_.n_free() == m_.n_blocks());
+        CHECK(m_.n_swap_free() == m_.n_swap());
+        CHECK(m_.n_pinned() == 0);
+    }
+
+    std::map<std::string, int> happened;
+
+private:
+    int below(int n) { return int(random_() % unsigned(n)); }
+
+    static Content next_content(Content before, const CacheNamespace&, Token token) {
+        return (before + std::uint64_t(token) + 1) * 0x9e3779b97f4a7c15ull;
+    }
+
+    void run_moves() {
+        StepPlan plan;
+        m_.take_moves(plan);
+        const auto move = [&](const std::vector<BlockCopy>& list, std::vector<Content>& from,
+                              std::vector<Content>& to) {
+            for (auto [a, b] : list)
+                std::copy_n(from.begin() + std::ptrdiff_t(a) * size_, size_, to.begin() + std::ptrdiff_t(b) * size_);
+        };
+        move(plan.swap_out, device_, swap_);
+        move(plan.swap_in, swap_, device_);
+        move(plan.copies, device_, device_);
+        happened["copies"] += int(plan.copies.size());
+        happened["swap_out"] += int(plan.swap_out.size());
+        happened["swap_in"] += int(plan.swap_in.size());
+    }
+
+    // Writes positions first .. n-1 of one sequence, after looking at all that it would read.
+    void write(Live& l, std::size_t i, int first, int n) {
+        Content content = 0;
+        for (int p = 0; p < n; p++) {
+            content     = next_content(content, l.space, l.tokens[i][std::size_t(p)]);
+            Content& at = device_[std::size_t(m_.slot(l.tables[i], p))];
+            if (p < first) REQUIRE(at == content);
+            at = content;
+        }
+    }
+
+    void admit() {
+        Live l;
+        if (below(3) == 0) l.space = cache_namespace(below(2) ? "a" : "b");
+        const int most = std::max(2, std::min(m_.n_blocks() * size_, 6 * size_ + 3));
+        // Few different beginnings, so that prefixes recur and part somewhere.
+        std::vector<Token> tokens;
+        const int          n = 1 + below(most), kind = below(3), differs = below(2 * most);
+        for (int p = 0; p < n; p++) tokens.push_back(p >= differs ? below(2) : kind);
+        const TableId t = m_.open_table(l.space);
+        if (!m_.allocate(t, tokens, below(3))) {
+            m_.close_table(t);
+            happened["refused"]++;
+            return;
+        }
+        l.tables        = {t};
+        l.tokens        = {tokens};
+        const bool wait = m_.must_wait(t, n);
+        REQUIRE_FALSE(wait);            // nothing is under way between operations
+        if (!m_.reserve(t, n - 1, 1)) { // a promised last block that was written since, and no room to copy it
+            run_moves();
+            m_.close_table(t);
+            return;
+        }
+        const int first = m_.next_unwritten(t, 0, n);
+        happened[first > 0 ? "hit" : "miss"]++;
+        happened["partial"] += first % size_ != 0;
+        m_.will_write({t, first, n - first});
+        run_moves();
+        if (below(10) == 0) { // the step failed
+            m_.abandon();
+            m_.close_table(t);
+            happened["abandoned"]++;
+            return;
+        }
+        write(l, 0, first, n);
+        m_.commit();
+        m_.publish(t, l.tokens[0], n);
+        l.computed = {n};
+        live_.push_back(std::move(l));
+    }
+
+    void append(Live& l) {
+        // All sequences of the request or none.
+        std::vector<Write> writes;
+        const int          n = 1 + below(2) * below(size_);
+        for (std::size_t i = 0; i < l.tables.size(); i++) writes.push_back({l.tables[i], l.computed[i], n});
+        const int free_before = m_.n_free();
+        if (!m_.reserve(writes)) {
+            REQUIRE(m_.n_free() == free_before);
+            happened["no room"]++;
+            return;
+        }
+        run_moves();
+        for (std::size_t i = 0; i < l.tables.size(); i++) {
+            for (int k = 0; k < n; k++) l.tokens[i].push_back(below(2));
+            write(l, i, l.computed[i], l.computed[i] + n);
+            l.computed[i] += n;
+            m_.publish(l.tables[i], l.tokens[i], l.computed[i]);
+        }
+        happened["append"]++;
+    }
+
+    void fork(Live& l) {
+        if (l.tables.size() >= 5) return;
+        const auto i = std::size_t(below(int(l.tables.size())));
+        l.tables.push_back(m_.fork_table(l.tables[i]));
+        l.tokens.push_back(l.tokens[i]);
+        l.computed.push_back(l.computed[i]);
+        happened["fork"]++;
+    }
+
+    void free_one(std::size_t at) {
+        Live&      l = live_[at];
+        const auto i = std::ptrdiff_t(below(int(l.tables.size())));
+        m_.close_table(l.tables[std::size_t(i)], below(4) == 0);
+        l.tables.erase(l.tables.begin() + i);
+        l.tokens.erase(l.tokens.begin() + i);
+        l.computed.erase(l.computed.begin() + i);
+        if (l.tables.empty()) live_.erase(live_.begin() + std::ptrdiff_t(at));
+    }
+
+    void cancel(std::size_t at) {
+        for (TableId t : live_[at].tables) m_.close_table(t);
+        live_.erase(live_.begin() + std::ptrdiff_t(at));
+        happened["cancel"]++;
+    }
+
+    void pin(Live& l) {
+        if (l.tables.size() != 1 || m_.n_pinned() > m_.n_blocks() / 4) return;
+        m_.pin_table(l.tables[0], l.tokens[0]);
+        l.pinned = true;
+        happened["pin"]++;
+        verify(l);
+    }
+
+    void verify(Live& l) {
+        for (std::size_t i = 0; i < l.tables.size(); i++) write(l, i, l.computed[i], l.computed[i]);
+    }
+
+    void swap(Live& l) {
+        if (l.pinned) return;
+        if (!l.swapped) {
+            l.swapped = m_.swap_out(l.tables);
+            run_moves();
+            return;
+        }
+        const int  free_before = m_.n_free(), room = m_.swap_in_room(l.tables);
+        const bool in = m_.swap_in(l.tables);
+        REQUIRE(in == (room <= free_before));
+        if (!in) return;
+        run_moves();
+        m_.commit();
+        l.swapped = false;
+        verify(l);
+    }
+
+    std::mt19937         random_;
+    int                  size_;
+    BlockManager         m_;
+    std::vector<Content> device_, swap_;
+    std::vector<Live>    live_;
+};
+
+} // namespace
+
+TEST_CASE("random histories: every invariant after each operation, and every slot holds what its table says") {
+    const bool     all  = std::getenv("QUIRE_LONG") != nullptr;
+    const unsigned seed = std::getenv("QUIRE_SEED") ? unsigned(std::atoi(std::getenv("QUIRE_SEED"))) : 20261121u;
+    struct Pool {
+        int n_blocks, block_size, operations;
+    };
+    // The check after each operation walks the whole pool, so large pools get fewer of them; together a million.
+    const std::vector<Pool>    pools = {{1, 1, 50'000},   {1, 16, 50'000},   {2, 256, 50'000},  {3, 4, 150'000},
+                                        {8, 1, 150'000},  {16, 3, 250'000},  {37, 16, 200'000}, {64, 8, 93'000},
+                                        {512, 32, 5'000}, {4096, 16, 1'000}, {4096, 1, 1'000}};
+    std::map<std::string, int> happened;
+    for (const Pool& pool : pools) {
+        CAPTURE(seed, pool.n_blocks, pool.block_size);
+        World world(pool.n_blocks, pool.block_size, seed + unsigned(pool.n_blocks * 1000 + pool.block_size));
+        for (int i = 0, n = all ? 1'000'000 : pool.operations; i < n; i++) {
+            CAPTURE(i);
+            world.operation();
+        }
+        world.finish();
+        for (const auto& [what, n] : world.happened) happened[what] += n;
+    }
+    // Or the test tried too little.
+    for (const char* what : {"copies", "swap_out", "swap_in", "refused", "hit", "miss", "partial", "abandoned",
+                             "append", "no room", "fork", "cancel", "pin"}) {
+        CAPTURE(what);
+        CHECK(happened[what] > 100);
+    }
+}
