@@ -35,6 +35,8 @@ def main(reference):
         compact(logits / "expected.json", out / "expected.json")
         compact(logits / f"expected.{kind}.json", out / f"expected.{kind}.json")
         copy(logits / f"last_logits.{kind}.npy", out / f"last_logits.{kind}.npy")
+    copy(reference / "models" / "llama3-gqa-F16.gguf", here / "models" / "llama3-gqa-F16.gguf")
+    compact(reference / "logits" / "llama3-gqa" / "beams.json", here / "logits" / "llama3-gqa" / "beams.json")
     for kind in TYPES:
         copy(reference / "quants" / f"{kind}.bin", here / "quants" / f"{kind}.bin")
         copy(reference / "quants" / f"{kind}.f32.npy", here / "quants" / f"{kind}.f32.npy")

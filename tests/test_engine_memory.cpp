@@ -1,0 +1,568 @@
+// Decoding methods and recovery on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities, each
+// request's answer equal, bit for bit, to the one it gets alone. QUIRE_LONG=1 runs a thousand schedules, QUIRE_SEED
+// chooses others.
+#include <catch2/catch_test_macros.hpp>
+#include <cstdlib>
+
+#include "process.h"
+#include "reference.h"
+
+import quire.base;
+import quire.config;
+import quire.engine;
+import quire.json;
+import quire.request;
+import quire.scheduler;
+import quire.snapshot;
+import quire.std;
+
+#include "engine_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+// All that a request answered, by index.
+struct Answers {
+    std::map<int, Answer> by_index;
+    std::vector<double>   logprobs, scores; // of whole answers, where given
+    SharingStats          sharing;
+    int                   n_preempted = 0, cached_tokens = 0;
+    std::string           message;
+    FinishReason          finish = FinishReason::none; // of the last event
+};
+
+bool identical(const Answers& a, const Answers& b) {
+    return a.by_index.size() == b.by_index.size() && a.logprobs == b.logprobs && a.scores == b.scores &&
+           std::ranges::equal(a.by_index, b.by_index, [](const auto& x, const auto& y) {
+               return x.first == y.first && x.second.finish == y.second.finish &&
+                      quire::testing::identical(x.second, y.second);
+           });
+}
+
+struct Task {
+    Request request;
+    int     submit_at = 0, cancel_at = -1; // steps
+};
+
+std::vector<Answers> run_all(Engine& engine, const std::vector<Task>& tasks, bool check_each_step = true) {
+    std::map<RequestId, std::size_t> index;
+    std::vector<Answers>             answers(tasks.size());
+    std::vector<Output>              events;
+    std::vector<RequestId>           ids(tasks.size());
+    std::size_t                      submitted = 0;
+    for (int step = 0; submitted < tasks.size() || !index.empty(); step++) {
+        for (std::size_t i = 0; i < tasks.size(); i++) {
+            if (tasks[i].submit_at == step) {
+                Result<RequestId> id = engine.submit(tasks[i].request);
+                INFO((id ? "" : id.error().message));
+                REQUIRE(id.has_value());
+                index[ids[i] = *id] = i;
+                submitted++;
+            }
+            if (tasks[i].cancel_at == step && ids[i] != 0) engine.cancel(ids[i]);
+        }
+        engine.step(events);
+        for (Output& e : events) {
+            if (!index.contains(e.id)) continue; // cancelled a moment before
+            Answers& all = answers[index.at(e.id)];
+            Answer&  a   = all.by_index[e.index];
+            a.tokens.insert(a.tokens.end(), e.tokens.begin(), e.tokens.end());
+            a.logprobs.insert(a.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
+            if (!e.prompt_logprobs.empty()) a.prompt_logprobs = std::move(e.prompt_logprobs);
+            if (!e.prompt_logits.empty()) a.prompt_logits = std::move(e.prompt_logits);
+            a.finish = e.finish;
+            if (e.score != 0) {
+                all.logprobs.push_back(e.logprob);
+                all.scores.push_back(e.score);
+            }
+            all.cached_tokens = e.cached_tokens;
+            all.n_preempted   = e.n_preempted;
+            if (!e.done) continue;
+            all.sharing = e.sharing;
+            all.message = e.message;
+            all.finish  = e.finish;
+            index.erase(e.id);
+        }
+        events.clear();
+        if (check_each_step) engine.check_invariants();
+        REQUIRE(step < 100'000);
+    }
+    return answers;
+}
+
+Answers run_one(Engine& engine, const Request& request) { return run_all(engine, {{request}})[0]; }
+
+std::vector<Token> prompt_of(int n, int first = 5) {
+    std::vector<Token> tokens;
+    for (int i = 0; i < n; i++) tokens.push_back(5 + (first + i * 37) % 600);
+    return tokens;
+}
+
+Request sampled(std::vector<Token> prompt, int n_tokens, std::uint64_t seed) {
+    Request r              = greedy(std::move(prompt), n_tokens);
+    r.sampling.temperature = 1.3f;
+    r.sampling.top_p       = 0.95f;
+    r.sampling.seed        = seed;
+    r.return_logits        = false;
+    return r;
+}
+
+Request beam(std::vector<Token> prompt, int n_tokens, int width) {
+    Request r       = greedy(std::move(prompt), n_tokens);
+    r.return_logits = false;
+    r.n = r.beam_width = width;
+    return r;
+}
+
+std::string model() { return reference("models/llama3-gqa-Q8_0.gguf"); }
+
+EngineOptions with_blocks(int n_blocks, int block_size = 16) {
+    EngineOptions o;
+    o.threads    = 1;
+    o.block_size = block_size;
+    o.kv_blocks  = n_blocks;
+    o.context    = 256;
+    return o;
+}
+
+} // namespace
+
+TEST_CASE("beams are those of transformers") {
+    EngineOptions o     = with_blocks(64);
+    o.kv_type           = KvType::f32;
+    Engine       engine = load(reference("models/llama3-gqa-F16.gguf"), o);
+    Result<Json> file   = json_parse(slurp(reference("logits/llama3-gqa/beams.json")));
+    REQUIRE(file);
+    int n = 0;
+    for (const Json& search : (*file)["searches"])
+        for (const auto& item : search["k"].items()) {
+            const std::string width    = item.key();
+            const Json&       expected = item.value();
+            Request r = beam(search["tokens"].get<std::vector<Token>>(), search["steps"].get<int>(), std::stoi(width));
+            r.length_penalty = 0;
+            CAPTURE(search["id"].get<std::string>(), width);
+            const Answers got = run_one(engine, r);
+            REQUIRE(got.by_index.size() == expected["beams"].size());
+            for (std::size_t i = 0; i < expected["beams"].size(); i++) {
+                CHECK(got.by_index.at(int(i)).tokens == expected["beams"][i]["tokens"].get<std::vector<Token>>());
+                CHECK(std::abs(got.scores[i] - expected["beams"][i]["score"].get<double>()) < 1e-3);
+            }
+            CHECK(got.sharing.saved() > 0);
+            n++;
+        }
+    CHECK(n >= 9);
+}
+
+// Beam search by the book, on nothing but next-token distributions of an engine that runs one prompt at a time.
+namespace {
+struct Hypothesis {
+    std::vector<Token> tokens; // generated
+    double             logprob = 0, score = 0;
+};
+
+std::vector<Hypothesis> naive_beams(Engine& engine, const Request& r, Token end) {
+    std::vector<Hypothesis> running(1), finished;
+    const auto              width = std::size_t(r.beam_width);
+    const auto              score = [&](const Hypothesis& h, int length) {
+        return h.logprob / std::pow(double(length), double(r.length_penalty));
+    };
+    const auto keep_best = [&] {
+        std::stable_sort(finished.begin(), finished.end(),
+                         [](const auto& a, const auto& b) { return a.score > b.score; });
+        if (finished.size() > width) finished.resize(width);
+    };
+    for (int step = 1; step <= r.max_tokens; step++) {
+        struct Candidate {
+            double      logprob;
+            std::size_t parent;
+            Token       token;
+        };
+        std::vector<Candidate> all;
+        for (std::size_t b = 0; b < running.size(); b++) {
+            Request next = greedy(r.prompt, 1);
+            next.prompt.insert(next.prompt.end(), running[b].tokens.begin(), running[b].tokens.end());
+            const Answers a      = run_one(engine, next);
+            const auto&   logits = a.by_index.at(0).prompt_logits;
+            double        limit = -1e30, total = 0;
+            for (float v : logits) limit = std::max(limit, double(v));
+            for (float v : logits) total += std::exp(double(v) - limit);
+            for (std::size_t t = 0; t < logits.size(); t++)
+                all.push_back({running[b].logprob + (double(logits[t]) - (limit + std::log(total))), b, Token(t)});
+        }
+        std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.logprob > b.logprob; });
+        std::vector<Hypothesis> next;
+        for (std::size_t rank = 0; rank < 2 * width && next.size() < width; rank++) {
+            Hypothesis h = running[all[rank].parent];
+            h.tokens.push_back(all[rank].token);
+            h.logprob = all[rank].logprob;
+            if (all[rank].token != end) next.push_back(h);
+            else if (rank < width) {
+                h.score = score(h, step);
+                finished.push_back(h);
+            }
+        }
+        keep_best();
+        running = next;
+        if (finished.size() == width) {
+            const bool   longest = r.early_stopping == EarlyStopping::never && r.length_penalty > 0;
+            const double best    = score(running[0], longest ? r.max_tokens : step);
+            if (r.early_stopping == EarlyStopping::yes || finished.back().score >= best) break;
+        }
+    }
+    for (Hypothesis& h : running) {
+        h.score = score(h, int(h.tokens.size()));
+        finished.push_back(h);
+    }
+    std::stable_sort(finished.begin(), finished.end(), [](const auto& a, const auto& b) { return a.score > b.score; });
+    finished.resize(std::min(finished.size(), std::size_t(r.n)));
+    return finished;
+}
+} // namespace
+
+TEST_CASE("beams that end: penalties and early stopping as a search by the book has them") {
+    Engine engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
+    int    ended = 0;
+    for (int kind = 0; kind < 3; kind++)
+        for (float penalty : {0.0f, 1.0f, 2.0f, -0.5f}) {
+            Request r        = beam(prompt_of(9 + kind, 40 * kind + 3), 7, 3);
+            r.n              = 2;
+            r.length_penalty = penalty;
+            r.early_stopping =
+                std::array{EarlyStopping::no, EarlyStopping::yes, EarlyStopping::never}[std::size_t(kind)];
+            // An end token that comes up: the second best first token.
+            Request       first = greedy(r.prompt, 2);
+            const Answers probe = run_one(alone, first);
+            const Token   end   = probe.by_index.at(0).logprobs[1].top[1].token;
+            r.stop_tokens       = {end};
+            CAPTURE(kind, penalty, end);
+            const Answers got  = run_one(engine, r);
+            const auto    want = naive_beams(alone, r, end);
+            REQUIRE(got.by_index.size() == want.size());
+            for (std::size_t i = 0; i < want.size(); i++) {
+                CHECK(got.by_index.at(int(i)).tokens == want[i].tokens);
+                CHECK(std::abs(got.scores[i] - want[i].score) < 1e-6);
+                ended += want[i].tokens.back() == end;
+            }
+        }
+    CHECK(ended > 0);
+    CHECK(engine.snapshot().sequences.empty());
+}
+
+TEST_CASE("n answers compute the prompt once, and each is the one that its seed gives alone") {
+    Engine  engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
+    Request r         = sampled(prompt_of(37), 20, 7);
+    r.n               = 4;
+    const Answers got = run_one(engine, r);
+    CHECK(engine.stats().prefill_tokens == 37);
+    CHECK(engine.stats().memory.forks == 3);
+    CHECK(engine.stats().memory.copied_blocks == 3); // of the partly filled last block: n - 1
+    CHECK(got.sharing.saved() > 0.3);
+    REQUIRE(got.by_index.size() == 4);
+    for (int i = 0; i < 4; i++) {
+        const Answers one = run_one(alone, sampled(prompt_of(37), 20, 7 + std::uint64_t(i)));
+        CHECK(quire::testing::identical(got.by_index.at(i), one.by_index.at(0)));
+    }
+    CHECK(got.by_index.at(0).tokens != got.by_index.at(1).tokens);
+}
+
+TEST_CASE("at a block boundary n answers copy nothing") {
+    Engine  engine = load(model(), with_blocks(64));
+    Request r      = sampled(prompt_of(32), 20, 7);
+    r.n            = 4;
+    run_one(engine, r);
+    CHECK(engine.stats().memory.copied_blocks == 0);
+}
+
+TEST_CASE("best_of gives the best by mean log-probability") {
+    Engine  engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
+    Request r                                              = sampled(prompt_of(21), 12, 90);
+    r.n                                                    = 2;
+    r.best_of                                              = 6;
+    const Answers                                      got = run_one(engine, r);
+    std::vector<std::pair<double, std::vector<Token>>> all;
+    for (int i = 0; i < 6; i++) {
+        const Answer one = run_one(alone, sampled(r.prompt, 12, 90 + std::uint64_t(i))).by_index.at(0);
+        double       sum = 0;
+        for (const PositionLogprobs& p : one.logprobs) sum += double(p.chosen.logprob);
+        all.emplace_back(-sum / double(one.tokens.size()), one.tokens);
+    }
+    std::sort(all.begin(), all.end());
+    REQUIRE(got.by_index.size() == 2);
+    for (int i = 0; i < 2; i++) {
+        CHECK(got.by_index.at(i).tokens == all[std::size_t(i)].second);
+        CHECK(std::abs(got.scores[std::size_t(i)] + all[std::size_t(i)].first) < 1e-4);
+        CHECK(got.by_index.at(i).logprobs.size() == 12);
+    }
+}
+
+TEST_CASE("two equal prompts that arrive together are computed once") {
+    for (int n : {40, 48}) {
+        Engine     engine = load(model(), with_blocks(64));
+        const auto got    = run_all(engine, {{greedy(prompt_of(n), 8)}, {greedy(prompt_of(n), 8)}});
+        CHECK(got[1].cached_tokens == (n == 40 ? 32 : 47)); // full blocks at once, or all but one token a step later
+        CHECK(engine.stats().prefill_tokens == std::uint64_t(n + n - got[1].cached_tokens));
+        CHECK(identical(got[0], got[1]));
+    }
+}
+
+TEST_CASE("a cached prompt computes one token") {
+    Engine engine = load(model(), with_blocks(64));
+    run_one(engine, greedy(prompt_of(48), 4));
+    const Answers again = run_one(engine, greedy(prompt_of(48), 4));
+    CHECK(again.cached_tokens == 47);
+    const Answers part = run_one(engine, greedy(prompt_of(43), 4)); // ends in the middle of the third block
+    CHECK(part.cached_tokens == 42);
+}
+
+TEST_CASE("a salt keeps a cache to itself") {
+    Engine        engine = load(model(), with_blocks(64));
+    Request       r      = greedy(prompt_of(48), 4);
+    const Answers plain  = run_one(engine, r);
+    r.cache_salt         = "tenant one";
+    CHECK(run_one(engine, r).cached_tokens == 0);
+    CHECK(run_one(engine, r).cached_tokens == 47);
+    r.cache_salt        = "tenant two";
+    const Answers other = run_one(engine, r);
+    CHECK(other.cached_tokens == 0);
+    CHECK(identical(plain, other));
+}
+
+TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
+    Engine  engine = load(model(), with_blocks(20));
+    Request pin;
+    pin.prompt                 = prompt_of(85);
+    pin.pin                    = true;
+    const Result<RequestId> id = engine.submit(pin);
+    REQUIRE(id);
+    std::vector<Output> events;
+    engine.step(events);
+    REQUIRE(events.size() == 1);
+    CHECK(events[0].done);
+    for (int i = 0; i < 4; i++) run_one(engine, greedy(prompt_of(200, 100 + i), 40)); // fills all that is left
+    auto task = prompt_of(85);
+    for (Token t : prompt_of(10, 300)) task.push_back(t);
+    const Answers hit = run_one(engine, greedy(task, 4));
+    CHECK(hit.cached_tokens == 85);
+    Snapshot view = engine.snapshot();
+    CHECK(totals(view).pinned == 6);
+    // 20 blocks less 6 are too few for this one: refused when its turn comes, with the sum.
+    Request big           = greedy(prompt_of(240, 7), 10);
+    big.return_logits     = false;
+    const Answers refused = run_one(engine, big);
+    CHECK(refused.finish == FinishReason::refused);
+    CHECK(refused.message.find("6 of them pinned") != std::string::npos);
+    engine.cancel(*id);
+    engine.step(events);
+    view = engine.snapshot();
+    CHECK(totals(view).pinned == 0);
+    CHECK(totals(view).used == 0);
+    CHECK(run_one(engine, big).finish == FinishReason::length);
+}
+
+TEST_CASE("under every kind of recovery an interrupted request goes on as if nothing had been") {
+    // vLLM's output was once incomplete after a recomputation.
+    const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
+    Engine        roomy  = load(model(), with_blocks(64));
+    const Answers want_a = run_one(roomy, a), want_b = run_one(roomy, b);
+    for (Recovery recovery : {Recovery::automatic, Recovery::swap, Recovery::recompute})
+        for (int block_size : {1, 8, 16, 32})
+            for (bool cache : {true, false}) {
+                EngineOptions o   = with_blocks((110 + block_size) / block_size + 1, block_size);
+                o.recovery        = recovery;
+                o.prefix_cache    = cache;
+                Engine     engine = load(model(), o);
+                const auto got    = run_all(engine, {{a}, {b}});
+                CAPTURE(int(recovery), block_size, cache);
+                CHECK(identical(got[0], want_a));
+                CHECK(identical(got[1], want_b));
+                CHECK(got[0].n_preempted == 0);
+                CHECK(got[1].n_preempted > 0);
+                const SchedulerStats& s = engine.stats().memory;
+                if (recovery == Recovery::swap) CHECK((s.swaps_out > 0 && s.swaps_in == s.swaps_out));
+                if (recovery == Recovery::recompute) CHECK((s.swaps_out == 0 && s.recomputations > 0));
+            }
+}
+
+TEST_CASE("a full swap pool falls back to recomputation") {
+    const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
+    Engine        roomy  = load(model(), with_blocks(64));
+    const Answers want_b = run_one(roomy, b);
+    for (int swap_blocks : {0, 1}) {
+        EngineOptions o   = with_blocks(9);
+        o.recovery        = Recovery::swap;
+        o.swap_blocks     = swap_blocks;
+        Engine     engine = load(model(), o);
+        const auto got    = run_all(engine, {{a}, {b}});
+        CHECK(identical(got[1], want_b));
+        CHECK(engine.stats().memory.recomputations > 0);
+        CHECK(engine.stats().memory.swaps_out == 0);
+    }
+}
+
+TEST_CASE("a request that outgrows the pool alone ends with what it has; the next one runs") {
+    Engine     engine = load(model(), with_blocks(4));
+    const auto got    = run_all(engine, {{greedy(prompt_of(30), 200)}, {greedy(prompt_of(20, 9), 5)}});
+    CHECK(got[0].finish == FinishReason::length);
+    CHECK(got[0].by_index.at(0).tokens.size() == 64 - 30 + 1);
+    CHECK(got[1].by_index.at(0).tokens.size() == 5);
+    Request many      = sampled(prompt_of(20), 200, 3);
+    many.n            = 3;
+    const Answers all = run_one(engine, many); // three at once, until the pool is full
+    CHECK(all.finish == FinishReason::length);
+    CHECK(all.by_index.size() == 3);
+    for (const auto& [i, a] : all.by_index) CHECK(a.tokens.size() > 3);
+    const Answers beams = run_one(engine, beam(prompt_of(20), 200, 3));
+    CHECK(beams.finish == FinishReason::length);
+    CHECK(beams.by_index.size() == 3);
+    CHECK(engine.snapshot().sequences.empty());
+    CHECK(totals(engine.snapshot()).used == 0);
+}
+
+TEST_CASE("requests that cannot be are refused in one sentence") {
+    Engine engine = load(model(), with_blocks(4));
+    auto   why    = [&](auto change) {
+        Request r = greedy(prompt_of(20), 5);
+        change(r);
+        Result<RequestId> id = engine.submit(r);
+        return id ? std::string() : id.error().message;
+    };
+    CHECK(why([](Request& r) { r.n = 0; }).find("n is 0") == 0);
+    CHECK(why([](Request& r) { r.n = 3, r.best_of = 2; }).find("best_of is 2, less than") == 0);
+    CHECK(why([](Request& r) { r.beam_width = 2, r.n = 3; }).find("beam_width is 2") == 0);
+    CHECK(why([](Request& r) { r.n = 17; }).find("needs 17 sequences at once; 16") != std::string::npos);
+    CHECK(why([](Request& r) { r.n = 4; }).find("needs 5 blocks of 16") != std::string::npos);
+    CHECK(why([](Request& r) { r.length_penalty = std::numeric_limits<float>::quiet_NaN(); }).find("length_penalty") ==
+          0);
+    CHECK(why([](Request&) {}).empty());
+}
+
+TEST_CASE("an urgent request takes the place of a later one, never of its like, and nobody starves") {
+    EngineOptions o             = with_blocks(64);
+    o.max_sequences             = 2;
+    Engine               engine = load(model(), o);
+    std::vector<Task>    tasks;
+    std::vector<Answers> alone;
+    for (int i = 0; i < 8; i++) {
+        tasks.push_back({greedy(prompt_of(20 + i, 10 * i), 30), i < 2 ? 0 : 4});
+        tasks.back().request.priority = i < 2 ? 5 : i == 7 ? -1 : 0;
+    }
+    Engine other = load(model(), with_blocks(64));
+    for (const Task& t : tasks) alone.push_back(run_one(other, t.request));
+    const auto got = run_all(engine, tasks);
+    for (std::size_t i = 0; i < tasks.size(); i++) CHECK(identical(got[i], alone[i]));
+    CHECK(engine.stats().memory.displacements >= 2);                    // the two of low urgency
+    CHECK(engine.stats().memory.displacements <= 8);                    // each at most a few times
+    for (std::size_t i = 2; i < 7; i++) CHECK(got[i].n_preempted <= 1); // equals only give way to the urgent one
+}
+
+TEST_CASE("cancelled in any state, every block comes back") {
+    for (int when = 0; when < 40; when++) {
+        EngineOptions o          = with_blocks(12);
+        o.recovery               = when % 2 ? Recovery::swap : Recovery::recompute;
+        o.max_batch_tokens       = 24;
+        Engine            engine = load(model(), o);
+        std::vector<Task> tasks;
+        for (int i = 0; i < 4; i++) {
+            Request r = i == 1 ? beam(prompt_of(40, i), 40, 3) : sampled(prompt_of(40, i), 40, 1);
+            if (i == 2) r.n = 2;
+            tasks.push_back({r, 0, i == 3 ? -1 : when + i});
+        }
+        const auto got = run_all(engine, tasks);
+        CHECK(got[3].by_index.at(0).tokens.size() == 40);
+        const MemoryTotals t = totals(engine.snapshot());
+        CHECK(t.used == 0);
+        CHECK(engine.snapshot().n_swap_used == 0);
+    }
+}
+
+TEST_CASE("random schedules: every request answers as it does alone, bit for bit") {
+    const bool     all  = std::getenv("QUIRE_LONG") != nullptr;
+    const unsigned seed = std::getenv("QUIRE_SEED") ? unsigned(std::atoi(std::getenv("QUIRE_SEED"))) : 20261121u;
+    CAPTURE(seed);
+    std::mt19937 random(seed);
+    auto         below = [&](int n) { return int(random() % unsigned(n)); };
+
+    // The requests, with what each answers when it has an engine to itself.
+    EngineOptions plain;
+    plain.threads            = 1;
+    plain.prefix_cache       = false;
+    plain.context            = 160;
+    Engine             alone = load(model(), plain);
+    const int          vocab = alone.config().vocab_size;
+    std::vector<Token> common(60);
+    for (Token& t : common) t = below(vocab);
+    std::vector<Request> requests;
+    for (int i = 0; i < 48; i++) {
+        std::vector<Token> prompt(common.begin(), common.begin() + (i % 3 ? below(60) : 0));
+        for (int n = 1 + below(40); n > 0; n--) prompt.push_back(below(vocab));
+        const int length = 1 + below(40);
+        Request   r      = i % 2 ? sampled(prompt, length, random()) : greedy(prompt, length);
+        if (i % 8 == 3) r.n = 2 + below(3);
+        if (i % 8 == 5) r.best_of = 3;
+        if (i % 8 == 6) r = beam(prompt, length, 2 + below(3));
+        if (i % 16 == 8) r.prompt_logprobs = 1;
+        if (i % 4 == 0) r.stop_tokens = {below(vocab), below(vocab), below(vocab)};
+        requests.push_back(std::move(r));
+    }
+    std::vector<Answers> expected;
+    for (const Request& r : requests) expected.push_back(run_one(alone, r));
+
+    SchedulerStats sum;
+    std::uint64_t  cached   = 0;
+    int            compared = 0;
+    for (int schedule = 0, n = all ? 1000 : 48; schedule < n; schedule++) {
+        EngineOptions o;
+        o.threads    = 1 + schedule % 2;
+        o.block_size = std::array{1, 8, 16, 32}[std::size_t(schedule % 4)];
+        o.recovery =
+            std::array{Recovery::automatic, Recovery::swap, Recovery::recompute}[std::size_t(schedule / 4 % 3)];
+        o.prefix_cache     = schedule / 12 % 2 == 0;
+        o.max_sequences    = 4 + below(6);
+        o.max_batch_tokens = o.max_sequences + below(60);
+        o.context          = 160;
+        std::vector<Task>        tasks;
+        std::vector<std::size_t> which;
+        int                      need = 1; // blocks that the largest of them takes alone
+        for (int i = 0; i < 7; i++) {
+            which.push_back(std::size_t(below(int(requests.size()))));
+            Task t{requests[which.back()], below(20), below(6) == 0 ? below(60) : -1};
+            t.request.priority = below(3) - 1;
+            const int tokens   = int(t.request.prompt.size()) + t.request.max_tokens;
+            need               = std::max(need, t.request.width() * ((tokens + o.block_size - 1) / o.block_size));
+            tasks.push_back(std::move(t));
+        }
+        o.kv_blocks   = need + below(2 + need / 4);
+        o.swap_blocks = below(4) ? -1 : below(need);
+        o.watermark   = below(2) * 0.05;
+        CAPTURE(schedule, o.block_size, o.kv_blocks, o.swap_blocks, o.max_sequences, o.max_batch_tokens,
+                int(o.recovery), o.prefix_cache);
+        Engine     engine = load(model(), o);
+        const auto got    = run_all(engine, tasks);
+        for (std::size_t i = 0; i < tasks.size(); i++) {
+            cached += std::uint64_t(got[i].cached_tokens);
+            if (got[i].finish == FinishReason::cancelled) continue;
+            CAPTURE(i, which[i]);
+            REQUIRE(identical(got[i], expected[which[i]]));
+            compared++;
+        }
+        CHECK(totals(engine.snapshot()).used == 0);
+        const SchedulerStats& s = engine.stats().memory;
+        sum.preemptions += s.preemptions;
+        sum.swaps_in += s.swaps_in;
+        sum.recomputations += s.recomputations;
+        sum.displacements += s.displacements;
+        sum.copied_blocks += s.copied_blocks;
+        sum.forks += s.forks;
+    }
+    // Or the test tried too little.
+    CHECK(sum.preemptions > 50);
+    CHECK(sum.swaps_in > 10);
+    CHECK(sum.recomputations > 10);
+    CHECK(sum.displacements > 3);
+    CHECK(sum.copied_blocks > 100);
+    CHECK(sum.forks > 100);
+    CHECK(cached > 1000);
+    CHECK(compared > 200);
+}
