@@ -103,7 +103,6 @@ public:
     void take_moves(StepPlan& plan);
 
     int  ref_count(BlockId block) const;
-    int  swap_ref_count(BlockId block) const { return swap_.at(std::size_t(block)).ref_count; }
     bool is_findable(BlockId block) const; // has a name and a written KV
 
     // Forgets every cached block that nobody uses.
@@ -547,10 +546,10 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
 }
 
 TableId BlockManager::fork_table(TableId id) {
+    check(!table_at(id).swapped, "a swapped table was forked"); // before its number could be given to the child
     TableId      child_id = open_table();
     const Table& parent   = table_at(id);
     Table&       child    = table_at(child_id);
-    check(!parent.swapped, "a swapped table was forked");
     child.blocks.assign(parent.blocks.begin(), parent.blocks.end());
     child.space        = parent.space;
     child.n_named      = parent.n_named;
@@ -742,10 +741,14 @@ void BlockManager::take_moves(StepPlan& plan) {
     left_swap_.clear();
 }
 
-int BlockManager::ref_count(BlockId block) const { return blocks_.at(std::size_t(block)).ref_count; }
+int BlockManager::ref_count(BlockId block) const {
+    check(block >= 0 && block < n_blocks(), "no such block");
+    return at(block).ref_count;
+}
 
 bool BlockManager::is_findable(BlockId block) const {
-    return blocks_.at(std::size_t(block)).name.state == State::written;
+    check(block >= 0 && block < n_blocks(), "no such block");
+    return at(block).name.state == State::written;
 }
 
 void BlockManager::drop_cache() {

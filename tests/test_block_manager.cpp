@@ -2,6 +2,8 @@
 // pools and of miniVLLM's documentation.
 #include <catch2/catch_test_macros.hpp>
 
+#include "process.h"
+
 import quire.base;
 import quire.block_manager;
 import quire.prefix_cache;
@@ -581,4 +583,29 @@ TEST_CASE("the hash table survives any order of insertions and erasures") {
         REQUIRE(cache.find(hash) == (model.contains(hash) ? model[hash] : -1));
         REQUIRE(cache.size() == int(model.size()));
     }
+}
+
+TEST_CASE("misuse stops the process in every build") {
+    using quire::testing::stops;
+    BlockManager  m({8, 4, 2, {}});
+    const TableId t = m.open_table();
+    REQUIRE(m.reserve(t, 0, 9));
+    CHECK_FALSE(stops([] {})); // the helper itself
+    CHECK(stops([&] {          // given back twice
+        m.close_table(t);
+        m.close_table(t);
+    }));
+    CHECK(stops([&] { // a fork of what has been given back
+        m.close_table(t);
+        m.fork_table(t);
+    }));
+    CHECK(stops([&] { m.slot(t, 12); })); // a position without a block
+    CHECK(stops([&] {                     // a fork of what is not on the device
+        TableId small = m.open_table();
+        m.reserve(small, 0, 4);
+        m.swap_out(std::array{small});
+        m.fork_table(small);
+    }));
+    CHECK(stops([&] { m.ref_count(8); }));
+    m.check_invariants();
 }

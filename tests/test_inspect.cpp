@@ -125,3 +125,12 @@ TEST_CASE("wrong usage exits with 2, unusable input with 1", "[inspect]") {
         CHECK(run_program("inspect", arguments).code == 1);
     CHECK(run_program("inspect", {"--help"}).code == 0);
 }
+
+TEST_CASE("generate --beam answers with all beams, best first", "[inspect]") {
+    const auto out = answer({"generate", reference("models/llama3-gqa-F16.gguf"), "--ids", "700,352,210,640,380", "-n",
+                             "32", "--beam", "4", "--kv-type", "f32"});
+    REQUIRE(out["beams"].size() == 4);
+    CHECK(std::abs(out["beams"][0]["logprob"].get<double>() - -9.30445) < 1e-3);
+    CHECK(out["beams"][0]["ids"].size() == 32);
+    for (std::size_t i = 1; i < 4; i++) CHECK(out["beams"][i]["logprob"] <= out["beams"][i - 1]["logprob"]);
+}

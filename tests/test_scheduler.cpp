@@ -185,3 +185,189 @@ TEST_CASE("prompt log-probabilities ask for a row per position and read no cache
     CHECK(items[0].n_tokens == 8); // max_logit_rows
     CHECK(plan.logit_rows.size() == 8);
 }
+
+// -- what went wrong in others
+
+TEST_CASE("a request whose blocks are all cached still runs a token, after a preemption as well") {
+    Scheduler s(small(16));
+    StepPlan  plan;
+    s.add(1, request(16, 1)); // four full blocks
+    run_step(s, plan);
+    s.add(2, request(16, 4));
+    auto items = s.schedule(plan);
+    REQUIRE(items.size() == 1);
+    CHECK(items[0].n_tokens == 1);
+    CHECK(items[0].samples);
+    s.commit();
+    s.remove(2);
+
+    SchedulerOptions o = small(6);
+    o.recovery         = Recovery::recompute;
+    Scheduler tight(o);
+    tight.add(1, request(8, 12));
+    tight.add(2, request(8, 12)); // shares the first block, and is preempted with its prompt in the cache
+    CHECK(run_all(tight) == std::vector<RequestId>{1, 2});
+    CHECK(tight.stats().preemptions > 0);
+}
+
+TEST_CASE("while one that was preempted waits nothing new starts, and it comes back first") {
+    for (Recovery recovery : {Recovery::swap, Recovery::recompute}) {
+        SchedulerOptions o = small(6);
+        o.recovery         = recovery;
+        o.n_swap           = 6;
+        o.prefix_cache     = false;
+        Scheduler s(o);
+        StepPlan  plan;
+        s.add(1, request(8, 9));
+        s.add(2, request(8, 9, 100));
+        int step = 0;
+        while (s.stats().preemptions == 0 && step++ < 20) run_step(s, plan);
+        REQUIRE(s.stats().preemptions == 1);
+        s.add(3, request(1, 1, 200)); // one block would do
+        bool back = false, started = false;
+        for (int i = 0; i < 100 && !s.idle(); i++) {
+            run_step(s, plan);
+            for (Token t : plan.tokens) {
+                back    = back || (t >= 100 && t < 200) || plan.n_seqs() > 1;
+                started = started || t == 200;
+            }
+            if (started) CHECK(back);
+        }
+        CHECK(started);
+        CHECK(s.idle());
+    }
+}
+
+TEST_CASE("pressure does not make requests lose and recompute their blocks over and over") {
+    // Twelve requests where four fit when they are long: each is preempted rarely, and most of the work is new work.
+    SchedulerOptions o = small(40);
+    o.max_sequences    = 12;
+    o.max_logit_rows   = 12;
+    o.max_batch_tokens = 64;
+    o.recovery         = Recovery::recompute;
+    o.prefix_cache     = false;
+    o.watermark        = 0.03;
+    Scheduler s(o);
+    StepPlan  plan;
+    for (RequestId id = 1; id <= 12; id++) s.add(id, request(8, 32, Token(100 * id)));
+    int work = 0, steps = 0;
+    for (; !s.idle() && steps < 1000; steps++) {
+        run_step(s, plan);
+        work += plan.n_tokens();
+    }
+    CHECK(s.idle());
+    CHECK(work < 2 * 12 * 40);
+    CHECK(s.stats().preemptions < 36);
+}
+
+TEST_CASE("the watermark cuts preemptions") {
+    std::uint64_t preemptions[2];
+    for (int i = 0; i < 2; i++) {
+        SchedulerOptions o = small(100);
+        o.max_sequences = o.max_logit_rows = 32;
+        o.max_batch_tokens                 = 128;
+        o.watermark                        = i * 0.05;
+        Scheduler s(o);
+        StepPlan  plan;
+        for (RequestId id = 1; id <= 60; id++) s.add(id, request(8, 16 + int(id * 7 % 16), Token(100 * id)));
+        for (int step = 0; !s.idle() && step < 5000; step++) run_step(s, plan);
+        CHECK(s.idle());
+        preemptions[i] = s.stats().preemptions;
+    }
+    CHECK(preemptions[0] > 0);
+    CHECK(preemptions[1] < preemptions[0]);
+}
+
+TEST_CASE("what is cheaper decides between swapping and computing again") {
+    for (const bool cheap_copies : {true, false}) {
+        SchedulerOptions o = small(6);
+        o.n_swap           = 6;
+        Scheduler s(o);
+        s.set_costs({cheap_copies ? 1e-6 : 1.0, 1e-3});
+        s.add(1, request(8, 9));
+        s.add(2, request(8, 9, 100));
+        run_all(s);
+        CHECK((s.stats().swaps_out > 0) == cheap_copies);
+        CHECK((s.stats().recomputations > 0) == !cheap_copies);
+    }
+}
+
+TEST_CASE("a request of low urgency that has waited long enough runs before new urgent ones") {
+    SchedulerOptions o = small(64);
+    o.max_sequences    = 1;
+    o.aging_steps      = 10;
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   low = request(4, 2, 100);
+    low.priority  = 1;
+    s.add(1, request(4, 2));
+    s.add(2, low);
+    std::vector<RequestId> done;
+    for (RequestId id = 3; std::ranges::find(done, RequestId(2)) == done.end() && id < 100; id++) {
+        s.add(id, request(4, 2, Token(id * 10)));
+        for (RequestId d : run_step(s, plan)) done.push_back(d);
+    }
+    CHECK(done.size() > 2);
+    CHECK(done.size() < 15); // those that came within its ten steps, and the queue that they made
+}
+
+TEST_CASE("displaced only by strictly more urgent ones, and not for ever") {
+    SchedulerOptions o = small(64);
+    o.max_sequences    = 1;
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   low = request(4, 30, 100);
+    low.priority  = 5;
+    s.add(1, low);
+    run_step(s, plan);
+    s.add(2, low); // its like
+    run_step(s, plan);
+    CHECK(s.stats().displacements == 0);
+    for (RequestId id = 3; id < 9; id++) {
+        s.add(id, request(4, 2, Token(id * 10)));
+        for (int i = 0; i < 4; i++) run_step(s, plan);
+    }
+    CHECK(s.stats().displacements == 3); // the fourth has to wait
+}
+
+TEST_CASE("a group is admitted, preempted and resumed as one") {
+    for (Recovery recovery : {Recovery::swap, Recovery::recompute}) {
+        SchedulerOptions o = small(12);
+        o.recovery         = recovery;
+        o.n_swap           = 12;
+        Scheduler s(o);
+        StepPlan  plan;
+        Request   three = request(6, 20, 100);
+        three.n         = 3;
+        s.add(1, request(6, 20));
+        s.add(2, three);
+        bool forked = false, was_out = false;
+        for (int step = 0; !s.idle() && step < 200; step++) {
+            auto items = s.schedule(plan);
+            s.commit();
+            const auto of_two =
+                std::count_if(items.begin(), items.end(), [](const auto& i) { return i.group->id == 2 && i.samples; });
+            CHECK((of_two == 0 || of_two == (forked ? 3 : 1)));
+            std::vector<RequestId> done;
+            for (const Scheduled& item : items) {
+                SequenceGroup& group = *item.group;
+                if (!item.samples) continue;
+                if (group.id == 2 && !group.prompt_done) {
+                    for (int i = 0; i < 2; i++) s.append(s.fork(group, *item.sequence), Token(1 + i));
+                    forked = true;
+                }
+                group.prompt_done = true;
+                s.append(*item.sequence, 7);
+                if (const FinishReason why = s.ending(group, *item.sequence, false); why != FinishReason::none)
+                    s.free(group, *item.sequence, why);
+                if (group.sequences.empty()) done.push_back(group.id);
+            }
+            was_out = was_out || (forked && s.n_waiting() == 1);
+            for (const Ended& e : s.take_ended()) done.push_back(e.id);
+            for (RequestId id : done) s.remove(id);
+            s.check_invariants();
+        }
+        CHECK(s.idle());
+        CHECK(was_out);
+    }
+}
