@@ -54,6 +54,11 @@ struct EngineStats {
     double         move_seconds = 0, compute_seconds = 0;
 };
 
+// A decoding method of the caller's own, in place of sampling and beams: it sees what ran and the logits of the rows that
+// were asked for, and makes of them what it likes by the scheduler's fork, append and free.
+using Decoding = std::function<void(Scheduler& scheduler, std::span<const Scheduled> items,
+                                    std::span<const float> logits, std::vector<Output>& out)>;
+
 // What a loader reports while it works: a fraction 0..1.
 using Progress = std::function<void(double)>;
 
@@ -80,6 +85,9 @@ public:
 
     // The owner's thread only. One iteration; false when nothing is left to do. New events are appended to `out`.
     bool step(std::vector<Output>& out);
+
+    // The owner's thread, between steps: from now on the next tokens come from there; empty: from quire.decoding again.
+    void decode_with(Decoding decoding);
 
     // The owner's thread, between steps. The KV memory as it is, with the events since the last call once log_events(true)
     // was said; `with_text`: and what each sequence says.
@@ -113,6 +121,7 @@ struct Engine::Impl {
     KvCache                  cache;
     Scheduler                scheduler;
     Decoder                  decoder;
+    Decoding                 decoding; // the caller's, if any
     StepPlan                 plan;
     EngineStats              stats;
 
@@ -218,6 +227,7 @@ const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
 void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
+void               Engine::decode_with(Decoding decoding) { impl_->decoding = std::move(decoding); }
 void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
 
 Snapshot Engine::snapshot(bool with_text) {
@@ -332,7 +342,8 @@ bool Engine::step(std::vector<Output>& out) {
         const std::span<const float> logits = e.model.forward(e.plan, e.cache);
         e.count(scheduled, watch.seconds());
         e.scheduler.commit();
-        e.decoder.deliver(scheduled, logits, out);
+        if (e.decoding) e.decoding(e.scheduler, scheduled, logits, out);
+        else e.decoder.deliver(scheduled, logits, out);
     } else {
         e.scheduler.commit(); // moves alone
     }
