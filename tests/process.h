@@ -30,10 +30,9 @@ inline std::string temporary() {
     return name;
 }
 
-inline Finished run_program(const std::string& name, std::vector<std::string> arguments,
-                            const std::string& input = "") {
-    const std::string program = std::string(QUIRE_BIN) + "/" + name, in = temporary(), out = temporary(),
-                      err = temporary();
+inline Finished run_program(const std::string& name, std::vector<std::string> arguments, const std::string& input = "",
+                            const std::string& folder = QUIRE_BIN) {
+    const std::string program = folder + "/" + name, in = temporary(), out = temporary(), err = temporary();
     std::ofstream(in, std::ios::binary) << input;
     std::vector<char*> argv{const_cast<char*>(program.c_str())};
     for (std::string& a : arguments) argv.push_back(a.data());
