@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
         "<|im_start|>user\nWhat is a block table?<|im_end|>\n<|im_start|>assistant\n", {.add_special = false});
     request.n                    = 4;
     request.max_tokens           = 48;
-    request.sampling.temperature = 1.8f;
+    request.sampling.temperature = 1.3f;
     request.sampling.seed        = 1; // answer i draws as one alone with seed 1 + i would
     const Result<RequestId> id   = engine->submit(request);
     if (!id) {
