@@ -234,8 +234,13 @@ Snapshot Engine::snapshot(bool with_text) {
     Snapshot snapshot;
     impl_->scheduler.view(snapshot);
     if (with_text)
-        for (SequenceView& s : snapshot.sequences)
-            s.text = impl_->tokenizer.decode(impl_->scheduler.tokens(s.request, s.index));
+        for (SequenceView& s : snapshot.sequences) {
+            const std::span<const Token> tokens = impl_->scheduler.tokens(s.request, s.index);
+            const auto                   size   = std::size_t(impl_->options.block_size);
+            for (std::size_t at = 0; at < std::size_t(s.n_computed) && s.texts.size() < s.blocks.size(); at += size)
+                s.texts.push_back(
+                    impl_->tokenizer.decode(tokens.subspan(at, std::min(size, std::size_t(s.n_computed) - at))));
+        }
     return snapshot;
 }
 

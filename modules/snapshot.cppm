@@ -27,7 +27,8 @@ struct SequenceView {
     int                  n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
     int                  n_computed = 0;             // leading tokens whose K and V are written
     std::vector<BlockId> blocks; // logical → physical; ids of the swap pool while swapped; none while preempted
-    std::string          text;   // the tokens as text where whoever recorded it wanted that, else ""
+    // Of each block the text of its tokens, where whoever recorded it wanted that; else empty.
+    std::vector<std::string> texts;
 };
 
 // What happened in the step that led here.

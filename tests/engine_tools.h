@@ -77,8 +77,8 @@ inline bool identical(const Answer& a, const Answer& b) {
             return bits(p.chosen) == bits(q.chosen) && std::ranges::equal(p.top, q.top, {}, bits, bits);
         });
     };
-    return a.tokens == b.tokens && a.prompt_logits.size() == b.prompt_logits.size() &&
-           std::memcmp(a.prompt_logits.data(), b.prompt_logits.data(), a.prompt_logits.size() * sizeof(float)) == 0 &&
+    const auto float_bits = [](float v) { return std::bit_cast<std::uint32_t>(v); };
+    return a.tokens == b.tokens && std::ranges::equal(a.prompt_logits, b.prompt_logits, {}, float_bits, float_bits) &&
            same(a.logprobs, b.logprobs) && same(a.prompt_logprobs, b.prompt_logprobs);
 }
 

@@ -1,0 +1,301 @@
+// block-viz: shows the KV memory of a run: block tables, reference counts, sharing, copies, swaps; as text, JSON or a page.
+// Exit codes: 0, 1 (something cannot be used: one line on stderr), 2 (wrong usage).
+#include <httplib.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+import quire.base;
+import quire.block_view;
+import quire.chat_template;
+import quire.engine;
+import quire.json;
+import quire.request;
+import quire.scheduler;
+import quire.snapshot;
+import quire.std;
+import quire.tokenizer;
+import quire.walkthroughs;
+
+using namespace quire;
+
+namespace {
+
+struct Arguments {
+    std::string model, trace_file, url, html_file, record_file, demo, color = "auto", recovery = "auto", pin, pin_file;
+    std::vector<std::string> prompts;
+    std::vector<int>         priorities;
+    bool                     json = false, all = false, no_cache = false, ignore_eos = false, raw = false;
+    int step = 0, n_tokens = 32, n = 1, best_of = 0, beam = 0, block_size = 16, kv_blocks = 64, swap_blocks = -1,
+        max_sequences = 16, threads = 0;
+    float         temperature = 0.8f;
+    std::uint64_t seed        = 0;
+};
+
+int complain(const std::string& message) {
+    std::fprintf(stderr, "block-viz: %s\n", message.c_str());
+    return 1;
+}
+
+Result<std::string> read_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::string   text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    if (!file && text.empty()) return fail("cannot read ", path);
+    return text;
+}
+
+Result<void> write_file(const std::string& path, const std::string& text) {
+    if (path == "-") {
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        return {};
+    }
+    std::ofstream file(path, std::ios::binary);
+    file.write(text.data(), std::ptrdiff_t(text.size()));
+    file.flush();
+    if (!file) return fail("cannot write ", path);
+    return {};
+}
+
+// The model that ships, beside the program.
+std::string shipped_model() {
+    std::error_code       error;
+    std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+    const std::string     name = "models/quire-14m-q8_0.gguf";
+    for (std::filesystem::path folder = self.parent_path(); !error && folder.has_relative_path();
+         folder                       = folder.parent_path())
+        if (std::filesystem::exists(folder / name, error)) return (folder / name).string();
+    return name;
+}
+
+// -- where a trace comes from
+
+Result<Trace> from_file(const Arguments& a) {
+    Result<std::string> text = read_file(a.trace_file);
+    if (!text) return std::unexpected(text.error());
+    Result<Trace> trace = parse_trace(*text);
+    if (!trace) return fail(a.trace_file, ": ", trace.error().message);
+    return trace;
+}
+
+Result<Trace> from_server(const Arguments& a) {
+    const std::size_t scheme = a.url.find("://"), slash = a.url.find('/', scheme == std::string::npos ? 0 : scheme + 3);
+    if (a.url.substr(0, 7) != "http://") return fail("--url ", quote(a.url), " does not begin with http://");
+    httplib::Client client(a.url.substr(0, slash));
+    client.set_connection_timeout(5);
+    client.set_read_timeout(10);
+    std::string       body;
+    constexpr auto    most = std::size_t(256) << 20;
+    const std::string base =
+        slash == std::string::npos ? "" : a.url.substr(slash, a.url.find_last_not_of('/') + 1 - slash);
+    const auto response = client.Get(base + "/blocks", [&](const char* data, std::size_t n) {
+        body.append(data, n);
+        return body.size() <= most;
+    });
+    if (!response) return fail_with(ErrorKind::system, a.url, ": ", httplib::to_string(response.error()));
+    if (response->status != 200) return fail(a.url, "/blocks answers with status ", response->status);
+    Result<Trace> trace = parse_trace(body);
+    if (!trace) return fail(a.url, "/blocks: ", trace.error().message);
+    trace->model = trace->model.empty() ? a.url : trace->model;
+    return trace;
+}
+
+// Runs the prompts together on an engine of their own and records every step; the answers go to standard error.
+Result<Trace> from_engine(const Arguments& a) {
+    EngineOptions o;
+    o.block_size             = a.block_size;
+    o.kv_blocks              = a.kv_blocks;
+    o.swap_blocks            = a.swap_blocks;
+    o.max_sequences          = a.max_sequences;
+    o.threads                = a.threads;
+    o.prefix_cache           = !a.no_cache;
+    o.recovery               = a.recovery == "swap"        ? Recovery::swap
+                               : a.recovery == "recompute" ? Recovery::recompute
+                                                           : Recovery::automatic;
+    const std::string model  = a.model.empty() ? shipped_model() : a.model;
+    Result<Engine>    engine = Engine::load(model, o);
+    if (!engine) return std::unexpected(engine.error());
+    const Tokenizer& tokenizer = engine->tokenizer();
+    const auto       encode    = [&](const std::string& text) { return tokenizer.encode(text); };
+    // A prompt is a question to the model where its file says how to ask one, and nothing stands before it.
+    const std::optional<ChatForm> form = chat_form_detect(engine->chat_template());
+    const auto                    ask  = [&](const std::string& text) -> Result<std::vector<Token>> {
+        if (!form || a.raw || !a.pin.empty() || !a.pin_file.empty()) return encode(text);
+        ChatVariables v;
+        if (tokenizer.bos() >= 0) v.bos_token = tokenizer.piece(tokenizer.bos());
+        if (tokenizer.eos() >= 0) v.eos_token = tokenizer.piece(tokenizer.eos());
+        const ChatMessage   message{"user", text};
+        Result<std::string> rendered = chat_render(*form, std::span(&message, 1), v);
+        if (!rendered) return std::unexpected(rendered.error());
+        std::vector<Token> ids = tokenizer.encode(*rendered, {.add_special = false, .parse_special = true});
+        if (tokenizer.adds_bos() && tokenizer.bos() >= 0 && (ids.empty() || ids[0] != tokenizer.bos()))
+            ids.insert(ids.begin(), tokenizer.bos());
+        return ids;
+    };
+
+    Trace      trace;
+    const auto play = [&](std::vector<Output>* out) {
+        Trace part = record(*engine, {}, out);
+        trace.steps.insert(trace.steps.end(), std::make_move_iterator(part.steps.begin()),
+                           std::make_move_iterator(part.steps.end()));
+    };
+    std::string prefix = a.pin;
+    if (!a.pin_file.empty()) {
+        Result<std::string> text = read_file(a.pin_file);
+        if (!text) return std::unexpected(text.error());
+        prefix = *text;
+    }
+    std::vector<Output> events;
+    if (!prefix.empty()) {
+        Request pin;
+        pin.prompt = encode(prefix);
+        pin.pin    = true;
+        if (Result<RequestId> id = engine->submit(std::move(pin)); !id) return std::unexpected(id.error());
+        play(&events);
+        events.clear();
+    }
+    for (std::size_t i = 0; i < a.prompts.size(); i++) {
+        Request                    r;
+        Result<std::vector<Token>> ids = ask(prefix + a.prompts[i]);
+        if (!ids) return std::unexpected(ids.error());
+        r.prompt               = std::move(*ids);
+        r.max_tokens           = a.n_tokens;
+        r.ignore_end           = a.ignore_eos;
+        r.n                    = a.n;
+        r.best_of              = a.best_of;
+        r.beam_width           = a.beam;
+        r.priority             = i < a.priorities.size() ? a.priorities[i] : 0;
+        r.sampling.temperature = a.temperature;
+        r.sampling.seed        = a.seed;
+        if (Result<RequestId> id = engine->submit(std::move(r)); !id)
+            return fail("prompt ", i + 1, ": ", id.error().message);
+    }
+    play(&events);
+
+    std::map<std::pair<RequestId, int>, std::vector<Token>> answers;
+    for (const Output& e : events) {
+        std::vector<Token>& tokens = answers[{e.id, e.index}];
+        tokens.insert(tokens.end(), e.tokens.begin(), e.tokens.end());
+        if (!e.message.empty()) return fail("request ", e.id, ": ", e.message);
+    }
+    for (const auto& [who, tokens] : answers)
+        std::fprintf(stderr, "request %llu.%d: %s\n", static_cast<unsigned long long>(who.first), who.second,
+                     engine->tokenizer().decode(tokens).c_str());
+    trace.model = std::filesystem::path(model).filename().string();
+    trace.title = a.prompts.size() == 1 ? "One request" : cat(a.prompts.size(), " requests");
+    return trace;
+}
+
+// -- what becomes of it
+
+int show(const Arguments& a, const Trace& trace, bool whole) {
+    if (trace.steps.empty()) return complain("nothing was run, so there is nothing to show");
+    if (a.step > int(trace.steps.size()))
+        return complain(cat("--step ", a.step, ", but there are ", trace.steps.size(), " steps"));
+    if (!a.record_file.empty())
+        if (auto ok = write_file(a.record_file, to_jsonl(trace)); !ok) return complain(ok.error().message);
+    if (!a.html_file.empty()) {
+        if (auto ok = write_file(a.html_file, to_html(trace)); !ok) return complain(ok.error().message);
+        if (!a.json) return 0;
+    }
+    const bool  color = a.color == "on" || (a.color == "auto" && isatty(1) && !std::getenv("NO_COLOR"));
+    std::size_t first = 0, last = trace.steps.size();
+    if (a.step > 0) first = std::size_t(a.step) - 1, last = first + 1;
+    else if (!whole && !a.all) {
+        // The step to look at when nobody says which: the last one in which somebody holds blocks.
+        for (std::size_t i = 0; i < trace.steps.size(); i++)
+            if (totals(trace.steps[i]).used > 0) first = i;
+        last = first + 1;
+    }
+    if (!a.json && whole && !trace.title.empty()) std::printf("\n%s\n\n", trace.title.c_str());
+    for (std::size_t i = first; i < last; i++) {
+        const Snapshot& s = trace.steps[i];
+        if (a.json) std::printf("%s\n", json_dump(to_json(s)).c_str());
+        else if (!whole || !s.label.empty() || a.all) std::printf("%s\n", to_text(s, color).c_str());
+    }
+    return 0;
+}
+
+// Every walk-through, one after another; with --html in one page after another's name.
+int demo(const Arguments& a) {
+    const std::string model = a.model.empty() ? shipped_model() : a.model;
+    Trace             all;
+    for (const Walkthrough& w : walkthroughs()) {
+        if (a.demo != "all" && a.demo != w.name) continue;
+        Result<Trace> trace = play(w.name, model);
+        if (!trace) return complain(trace.error().message);
+        if (a.html_file.empty() && a.record_file.empty()) {
+            if (const int code = show(a, *trace, a.step == 0); code != 0) return code;
+            continue;
+        }
+        // One page plays them all: the title of each stands before its sentences.
+        for (Snapshot& s : trace->steps) all.steps.push_back(std::move(s));
+        Snapshot& begin = all.steps[all.steps.size() - trace->steps.size()];
+        if (a.demo == "all") begin.label = cat(w.title, ". ", begin.label);
+        all.model = trace->model;
+        all.title = a.demo == "all" ? "PagedAttention, step by step" : trace->title;
+    }
+    return a.html_file.empty() && a.record_file.empty() ? 0 : show(a, all, false);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    Arguments a;
+    CLI::App  app{
+        "Shows the KV memory: block tables, sharing, copies, swaps.\n"
+         "  block-viz -m MODEL -p PROMPT [-p PROMPT …]   runs the prompts together\n"
+         "  block-viz --demo                             plays the examples of the documents"};
+    app.add_option("-m,--model", a.model, "GGUF file; the model that ships by default");
+    app.add_option("-p,--prompt", a.prompts, "a request; give several to run them together");
+    app.add_option("--trace", a.trace_file, "show a recorded run");
+    app.add_option("--url", a.url, "show a running server: http://HOST:PORT");
+    app.add_option("--demo", a.demo, "play the walk-throughs, or one of fig6, fig8, fig9, lesson, swap")
+        ->expected(0, 1)
+        ->default_str("all")
+        ->check(CLI::IsMember({"all", "fig6", "fig8", "fig9", "lesson", "swap"}));
+    app.add_flag("--json", a.json, "one line of JSON for each step shown");
+    app.add_option("--html", a.html_file, "write one self-contained page; -: standard output");
+    app.add_option("--record", a.record_file, "write the run as a trace");
+    app.add_option("--step", a.step, "show this step, from 1; by default the last that uses blocks")
+        ->check(CLI::Range(1, 100'000));
+    app.add_flag("--all", a.all, "show every step");
+    app.add_option("--color", a.color)->check(CLI::IsMember({"auto", "on", "off"}))->capture_default_str();
+    app.add_option("-n,--tokens", a.n_tokens, "tokens to generate")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--answers", a.n, "answers to each request")->check(CLI::Range(1, 1024))->capture_default_str();
+    app.add_option("--best-of", a.best_of, "sampled, of which the best are given")->check(CLI::Range(0, 1024));
+    app.add_option("--beam", a.beam, "beam search of this width")->check(CLI::Range(0, 1024));
+    app.add_option("--temp", a.temperature)->check(CLI::Range(0.0, 100.0))->capture_default_str();
+    app.add_option("-s,--seed", a.seed)->capture_default_str();
+    app.add_option("--priority", a.priorities, "of each prompt; lower runs first");
+    app.add_option("--pin", a.pin, "a prefix that all prompts begin with, pinned");
+    app.add_option("--pin-file", a.pin_file, "the same, from a file")->excludes("--pin");
+    app.add_option("--block-size", a.block_size, "tokens of a block")->check(CLI::Range(1, 256))->capture_default_str();
+    app.add_option("--kv-blocks", a.kv_blocks, "blocks of the pool")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--swap-blocks", a.swap_blocks, "blocks of the swap pool; -1: as many")
+        ->check(CLI::Range(-1, 1 << 20));
+    app.add_option("--max-sequences", a.max_sequences, "that run at once")
+        ->check(CLI::Range(1, 1024))
+        ->capture_default_str();
+    app.add_option("--recovery", a.recovery, "of requests that lost their blocks")
+        ->check(CLI::IsMember({"auto", "swap", "recompute"}))
+        ->capture_default_str();
+    app.add_flag("--no-prefix-cache", a.no_cache, "share nothing between requests");
+    app.add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
+    app.add_flag("--raw", a.raw, "prompts as they are, without the model's chat template");
+    app.add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+    try {
+        app.parse(argc, argv);
+        if (app.count("--demo") > 0 && a.demo.empty()) a.demo = "all";
+        const int sources = !a.prompts.empty() + !a.trace_file.empty() + !a.url.empty() + !a.demo.empty();
+        if (sources != 1) throw CLI::ValidationError("block-viz", "give one of -p, --trace, --url or --demo");
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? 0 : 2;
+    }
+    if (!a.demo.empty()) return demo(a);
+    Result<Trace> trace = !a.trace_file.empty() ? from_file(a) : !a.url.empty() ? from_server(a) : from_engine(a);
+    if (!trace) return complain(trace.error().message);
+    return show(a, *trace, false);
+}
