@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <pty.h>
+#include <termios.h>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -299,6 +300,9 @@ TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
         REQUIRE(has(screen, mark));
     };
     auto type = [&](const std::string& keys) {
+        // The prompt shows a moment before the editor takes the keys: what comes earlier the terminal itself would edit.
+        termios mode{};
+        for (int i = 0; i < 1000 && (tcgetattr(terminal, &mode) != 0 || (mode.c_lflag & ICANON)); i++) usleep(10'000);
         REQUIRE(write(terminal, keys.data(), keys.size()) == ssize_t(keys.size()));
     };
     until("> ");
