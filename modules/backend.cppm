@@ -35,11 +35,19 @@ private:
     Free        free_  = nullptr;
 };
 
-// Activations: a row-major matrix in device memory, one row per token, of the backend's own activation type.
+// Activations: a row-major matrix in device memory, one row per token.
 struct Tensor {
     void*        data = nullptr;
     std::int64_t rows = 0;
     std::int64_t cols = 0;
+    DType        type = DType::F32; // F32, or the backend's activation type
+};
+
+// One of several matrices that the same input is multiplied with.
+struct Projection {
+    const TensorView* weight = nullptr; // [out × in]
+    const TensorView* bias   = nullptr; // [out], or null or empty
+    Tensor            out;              // [n × out]
 };
 
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
@@ -69,7 +77,7 @@ struct AttentionParams {
     int   window  = 0; // position i sees i-window+1 .. i; 0: all before it
 };
 
-enum class Activation : std::uint8_t { silu };
+enum class Activation : std::uint8_t { silu, gelu_tanh };
 
 // One step is: begin_step(plan), then operations. The tokens, positions, slots, block tables and lengths that the
 // operations speak of are the plan's; a device backend sends them up once, in begin_step().
@@ -92,21 +100,23 @@ public:
 
     // -- the operations
     virtual void begin_step(const StepPlan& plan) = 0;
-    // out[t] = row tokens[t] of weight [vocab × hidden]; out [T × hidden]
-    virtual void embed(const TensorView& weight, Tensor out) = 0;
-    // RMSNorm of each row of x, times weight [cols]. With `residual`: residual += x first, and the norm is that of the sum.
-    // out may be x. A row may be one head: x [T·heads × head_dim].
-    virtual void norm(Tensor x, const TensorView& weight, float eps, Tensor* residual, Tensor out) = 0;
-    // out = x · weightᵀ (+ bias): x [n × in], weight [out × in], out [n × out]; bias [out] or empty
-    virtual void matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) = 0;
+    // out[t] = row tokens[t] of weight [vocab × hidden] (+ row positions[t] of `positions`, if any); out [T × hidden] float32
+    virtual void embed(const TensorView& weight, const TensorView& positions, Tensor out) = 0;
+    // RMSNorm of each row of x, times weight [cols]; with a bias LayerNorm: the mean is taken out, the bias added.
+    // With `residual` (float32): residual += x first, and the norm is that of the sum. out may be x. A row may be one
+    // head: x [T·heads × head_dim].
+    virtual void norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
+                      Tensor out) = 0;
+    // out = x · weightᵀ (+ bias) for each projection, x [n × in]
+    virtual void matmul(Tensor x, std::span<const Projection> projections) = 0;
     // Rotates q [T × heads·head_dim] in place and k [T × kv_heads·head_dim] on its way into the cache, with v as it is,
     // at the plan's slots.
     virtual void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) = 0;
     // out [T × heads·head_dim]: each query over its sequence's cached positions up to its own. Prefill and decode alike.
     virtual void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) = 0;
-    // gate = activation(gate) * up, element by element
-    virtual void gated_activation(Activation activation, Tensor gate, Tensor up) = 0;
-    // x += y
+    // x = activation(x) (* up, element by element, if there is one)
+    virtual void activate(Activation activation, Tensor x, const Tensor* up) = 0;
+    // x += y; x float32
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;

@@ -7,7 +7,7 @@ import quire.std;
 
 export namespace quire {
 
-enum class Architecture { llama, qwen2, qwen3 };
+enum class Architecture { llama, qwen2, qwen3, gpt2 };
 enum class RopeScaling { none, linear, yarn };
 
 // One transformer's hyper-parameters, from `<architecture>.*` keys. Every number here is safe to compute with.
@@ -33,6 +33,8 @@ struct ModelConfig {
     float        yarn_beta_fast = 32, yarn_beta_slow = 1;
     bool         rope_halves    = false; // rotate (i, i + d/2) pairs; else neighbouring (2i, 2i + 1)
     int          sliding_window = 0;     // position i sees i-W+1..i; 0 = all
+    // GPT-2: positions are learned vectors instead of rotations, LayerNorm instead of RMSNorm, a GELU without a gate.
+    bool learned_positions = false;
 };
 
 // Every architecture name that read_config() accepts.
@@ -55,17 +57,18 @@ struct ArchitectureInfo {
     Architecture     architecture;
     bool             rope_halves;
 };
-constexpr std::array architectures{ArchitectureInfo{"llama", Architecture::llama, false},
-                                   ArchitectureInfo{"qwen2", Architecture::qwen2, true},
-                                   ArchitectureInfo{"qwen3", Architecture::qwen3, true}};
-constexpr std::array architecture_names{architectures[0].name, architectures[1].name, architectures[2].name};
+constexpr std::array architectures{
+    ArchitectureInfo{"llama", Architecture::llama, false}, ArchitectureInfo{"qwen2", Architecture::qwen2, true},
+    ArchitectureInfo{"qwen3", Architecture::qwen3, true}, ArchitectureInfo{"gpt2", Architecture::gpt2, false}};
+constexpr std::array architecture_names{architectures[0].name, architectures[1].name, architectures[2].name,
+                                        architectures[3].name};
 // Names of the GGUF format document that quire cannot run.
 constexpr std::array other_names{
-    std::string_view("gpt2"),      std::string_view("opt"),       std::string_view("gemma"),
-    std::string_view("gemma2"),    std::string_view("phi2"),      std::string_view("phi3"),
-    std::string_view("falcon"),    std::string_view("starcoder"), std::string_view("starcoder2"),
-    std::string_view("mpt"),       std::string_view("bloom"),     std::string_view("gptneox"),
-    std::string_view("command-r"), std::string_view("qwen2moe"),  std::string_view("qwen3moe")};
+    std::string_view("opt"),       std::string_view("gemma"),      std::string_view("gemma2"),
+    std::string_view("phi2"),      std::string_view("phi3"),       std::string_view("falcon"),
+    std::string_view("starcoder"), std::string_view("starcoder2"), std::string_view("mpt"),
+    std::string_view("bloom"),     std::string_view("gptneox"),    std::string_view("command-r"),
+    std::string_view("qwen2moe"),  std::string_view("qwen3moe")};
 
 std::span<const std::string_view> supported_architectures() { return architecture_names; }
 
@@ -158,6 +161,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.architecture      = known->architecture;
     c.architecture_name = known->name;
     c.rope_halves       = known->rope_halves;
+    c.learned_positions = c.architecture == Architecture::gpt2;
 
     Keys                     keys(file, c.architecture_name + ".");
     Result<std::string_view> title = file.text("general.name", "");
@@ -171,7 +175,8 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.ff_size        = keys.integer("feed_forward_length", {}, 1, 1 << 24);
     c.n_heads        = keys.integer("attention.head_count", {}, 1, 1 << 16);
     c.n_kv_heads     = keys.integer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1));
-    c.norm_eps       = keys.number("attention.layer_norm_rms_epsilon", {}, 0);
+    c.norm_eps =
+        keys.number(c.learned_positions ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
     c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
     if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
     if (c.n_heads % c.n_kv_heads != 0)
@@ -185,7 +190,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
                         ", which quire does not support"));
     if (keys.integer("expert_count", 0, 0, 1 << 16) > 0)
         keys.refuse("expert_count is not 0; mixtures of experts are not supported");
-    if (!keys.error()) read_rope(keys, c);
+    if (!keys.error() && !c.learned_positions) read_rope(keys, c);
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");

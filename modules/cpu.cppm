@@ -43,12 +43,13 @@ public:
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     void begin_step(const StepPlan& plan) override;
-    void embed(const TensorView& weight, Tensor out) override;
-    void norm(Tensor x, const TensorView& weight, float eps, Tensor* residual, Tensor out) override;
-    void matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) override;
+    void embed(const TensorView& weight, const TensorView& positions, Tensor out) override;
+    void norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
+              Tensor out) override;
+    void matmul(Tensor x, std::span<const Projection> projections) override;
     void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
     void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
-    void gated_activation(Activation activation, Tensor gate, Tensor up) override;
+    void activate(Activation activation, Tensor x, const Tensor* up) override;
     void add(Tensor x, Tensor y) override;
     void select_logit_rows(Tensor x, Tensor out) override;
     void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
@@ -114,38 +115,68 @@ void CpuBackend::begin_step(const StepPlan& plan) {
             tiles_.push_back({s, row, std::min(query_tile, end - row)});
 }
 
-void CpuBackend::embed(const TensorView& weight, Tensor out) {
-    const std::size_t stride = row_bytes(weight.type, weight.cols);
+void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
+    const auto row = [](const TensorView& matrix, std::int64_t i) {
+        check(i >= 0 && i < matrix.rows, "a token outside the vocabulary, or a position outside the context");
+        return static_cast<const std::byte*>(matrix.data) + std::size_t(i) * row_bytes(matrix.type, matrix.cols);
+    };
+    std::vector<float>& position = scratch_[0];
+    if (positions && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
     for (std::int64_t t = 0; t < out.rows; t++) {
-        const Token token = plan_->tokens[std::size_t(t)];
-        check(token >= 0 && token < weight.rows, "a token outside the vocabulary");
-        dequantize(weight.type, static_cast<const std::byte*>(weight.data) + std::size_t(token) * stride,
-                   floats(out) + t * out.cols, weight.cols);
+        float* to = floats(out) + t * out.cols;
+        dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
+        if (!positions) continue;
+        dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)]), position.data(), positions.cols);
+        kernels_.add(to, position.data(), out.cols);
     }
 }
 
-void CpuBackend::norm(Tensor x, const TensorView& weight, float eps, Tensor* residual, Tensor out) {
+// Rare enough (GPT-2) to be plain: sums in double, so that their order does not show.
+static void layer_norm(const float* x, float* residual, const float* weight, const float* bias, float eps, float* out,
+                       std::int64_t n) {
+    if (residual) {
+        for (std::int64_t i = 0; i < n; i++) residual[i] += x[i];
+        x = residual;
+    }
+    double mean = 0, variance = 0;
+    for (std::int64_t i = 0; i < n; i++) mean += double(x[i]);
+    mean /= double(n);
+    for (std::int64_t i = 0; i < n; i++) variance += (double(x[i]) - mean) * (double(x[i]) - mean);
+    const double scale = 1 / std::sqrt(variance / double(n) + double(eps));
+    for (std::int64_t i = 0; i < n; i++) out[i] = float((double(x[i]) - mean) * scale) * weight[i] + bias[i];
+}
+
+void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
+                      Tensor out) {
     check(weight.cols == x.cols && weight.type == DType::F32, "norm: shapes");
     const auto* w = static_cast<const float*>(weight.data);
     split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t r = first; r < last; r++)
-            kernels_.norm(floats(x) + r * x.cols, residual ? floats(*residual) + r * x.cols : nullptr, w, eps,
-                          floats(out) + r * x.cols, x.cols);
+        for (std::int64_t r = first; r < last; r++) {
+            float* sum = residual ? floats(*residual) + r * x.cols : nullptr;
+            if (bias)
+                layer_norm(floats(x) + r * x.cols, sum, w, static_cast<const float*>(bias.data), eps,
+                           floats(out) + r * x.cols, x.cols);
+            else kernels_.norm(floats(x) + r * x.cols, sum, w, eps, floats(out) + r * x.cols, x.cols);
+        }
     });
 }
 
-void CpuBackend::matmul(Tensor x, const TensorView& weight, const TensorView& bias, Tensor out) {
-    check(x.cols == weight.cols && out.cols == weight.rows && out.rows == x.rows, "matmul: shapes");
-    MatmulTask task{&weight, static_cast<const float*>(bias.data), floats(x), floats(out), x.rows, 0, 0, nullptr};
-    const bool alone = x.rows * weight.rows * weight.cols < worth_threads;
-    const auto rows  = alone ? std::max<std::int64_t>(weight.rows, 1) : rows_per_item; // of one item
-    pool_.run(int((weight.rows + rows - 1) / rows), [&](int item, int thread) {
-        MatmulTask mine = task;
-        mine.first      = item * rows;
-        mine.last       = std::min(weight.rows, mine.first + rows);
-        mine.scratch    = scratch(thread, std::size_t(4 * weight.cols));
-        kernels_.matmul(mine);
-    });
+void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
+    for (const Projection& p : projections) {
+        const TensorView& weight = *p.weight;
+        check(x.cols == weight.cols && p.out.cols == weight.rows && p.out.rows == x.rows, "matmul: shapes");
+        const auto* bias  = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
+        MatmulTask  task  = {&weight, bias, floats(x), floats(p.out), x.rows, 0, 0, nullptr};
+        const bool  alone = x.rows * weight.rows * weight.cols < worth_threads;
+        const auto  rows  = alone ? std::max<std::int64_t>(weight.rows, 1) : rows_per_item; // of one item
+        pool_.run(int((weight.rows + rows - 1) / rows), [&](int item, int thread) {
+            MatmulTask mine = task;
+            mine.first      = item * rows;
+            mine.last       = std::min(weight.rows, mine.first + rows);
+            mine.scratch    = scratch(thread, std::size_t(4 * weight.cols));
+            kernels_.matmul(mine);
+        });
+    }
 }
 
 void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
@@ -230,10 +261,17 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
     }
 }
 
-void CpuBackend::gated_activation(Activation activation, Tensor gate, Tensor up) {
-    check(activation == Activation::silu, "an activation this backend does not have");
-    split(gate.rows * gate.cols, 8192, [&](std::int64_t first, std::int64_t last) {
-        kernels_.silu_mul(floats(gate) + first, floats(up) + first, last - first);
+void CpuBackend::activate(Activation activation, Tensor x, const Tensor* up) {
+    check((activation == Activation::silu) == (up != nullptr), "an activation this backend does not have");
+    split(x.rows * x.cols, 8192, [&](std::int64_t first, std::int64_t last) {
+        if (up) {
+            kernels_.silu_mul(floats(x) + first, floats(*up) + first, last - first);
+            return;
+        }
+        for (float *at = floats(x) + first, *end = floats(x) + last; at < end; at++) { // GELU, by its tanh form
+            const float v = *at;
+            *at           = 0.5f * v * (1 + std::tanh(0.7978845608028654f * (v + 0.044715f * v * v * v)));
+        }
     });
 }
 

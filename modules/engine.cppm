@@ -190,6 +190,9 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
     }
 
+    if (config->learned_positions && o.context > config->context_length)
+        return fail(path, ": the model has vectors for ", config->context_length, " positions, not for a context of ",
+                    o.context);
     if (o.swap_blocks < 0) o.swap_blocks = o.kv_blocks;
     const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);

@@ -33,7 +33,7 @@ private:
     Rope               rope_;
     Buffer             memory_;
     // [max_tokens × …] each; the tensors of a step are their first T rows
-    Tensor hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, logits_;
+    Tensor hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, last_, logits_;
 };
 
 // The frequencies of a config's rotary embedding, scaled as it says (linear; YaRN: Peng et al. 2023, section 3), and
@@ -94,14 +94,16 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     };
     ModelTensors& m    = model.weights_;
     const bool    tied = m.output.data == m.token_embd.data;
-    if (auto r = prepare({&m.token_embd, &m.output_norm}); !r) return std::unexpected(r.error());
+    if (auto r = prepare({&m.token_embd, &m.position_embd, &m.output_norm, &m.output_norm_bias}); !r)
+        return std::unexpected(r.error());
     if (tied) m.output = m.token_embd;
     else if (auto r = prepare({&m.output}); !r) return std::unexpected(r.error());
     for (std::size_t i = 0; i < m.layers.size(); i++) {
         LayerTensors& l = m.layers[i];
-        if (auto r = prepare({&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_q_bias, &l.attn_k_bias,
-                              &l.attn_v_bias, &l.attn_q_norm, &l.attn_k_norm, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
-                              &l.ffn_up, &l.ffn_down});
+        if (auto r = prepare({&l.attn_norm_bias, &l.ffn_norm_bias, &l.attn_output_bias, &l.ffn_up_bias,
+                              &l.ffn_down_bias, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_q_bias,
+                              &l.attn_k_bias, &l.attn_v_bias, &l.attn_q_norm, &l.attn_k_norm, &l.attn_output,
+                              &l.ffn_norm, &l.ffn_gate, &l.ffn_up, &l.ffn_down});
             !r)
             return std::unexpected(r.error());
         if (progress) progress(double(i + 1) / double(m.layers.size()));
@@ -119,20 +121,23 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     struct Need {
         Tensor*      tensor;
         std::int64_t rows, cols;
+        DType        type;
     };
-    const Need needs[] = {{&model.hidden_, max_tokens, config.hidden_size},
-                          {&model.normed_, max_tokens, config.hidden_size},
-                          {&model.q_, max_tokens, q_cols},
-                          {&model.k_, max_tokens, kv_cols},
-                          {&model.v_, max_tokens, kv_cols},
-                          {&model.attended_, max_tokens, q_cols},
-                          {&model.projected_, max_tokens, config.hidden_size},
-                          {&model.gate_, max_tokens, config.ff_size},
-                          {&model.up_, max_tokens, config.ff_size},
-                          {&model.selected_, max_logit_rows, config.hidden_size},
-                          {&model.logits_, max_logit_rows, config.vocab_size}};
-    auto       bytes   = [&](const Need& need) { // each tensor starts on a 64-byte line
-        return (std::size_t(need.rows) * row_bytes(backend.activation_type(), need.cols) + 63) / 64 * 64;
+    const DType type    = backend.activation_type();
+    const Need  needs[] = {{&model.hidden_, max_tokens, config.hidden_size, DType::F32}, // the residual
+                           {&model.normed_, max_tokens, config.hidden_size, type},
+                           {&model.q_, max_tokens, q_cols, type},
+                           {&model.k_, max_tokens, kv_cols, type},
+                           {&model.v_, max_tokens, kv_cols, type},
+                           {&model.attended_, max_tokens, q_cols, type},
+                           {&model.projected_, max_tokens, config.hidden_size, type},
+                           {&model.gate_, max_tokens, config.ff_size, type},
+                           {&model.up_, max_tokens, config.ff_size, type},
+                           {&model.selected_, max_logit_rows, config.hidden_size, DType::F32},
+                           {&model.last_, max_logit_rows, config.hidden_size, type},
+                           {&model.logits_, max_logit_rows, config.vocab_size, DType::F32}};
+    auto        bytes   = [&](const Need& need) { // each tensor starts on a 256-byte line
+        return (std::size_t(need.rows) * row_bytes(need.type, need.cols) + 255) / 256 * 256;
     };
     std::size_t total = 0;
     for (const Need& need : needs) total += bytes(need);
@@ -141,7 +146,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     model.memory_ = std::move(*memory);
     auto* at      = static_cast<std::byte*>(model.memory_.data());
     for (const Need& need : needs) {
-        *need.tensor = {at, need.rows, need.cols};
+        *need.tensor = {at, need.rows, need.cols, need.type};
         at += bytes(need);
     }
     return model;
@@ -153,43 +158,48 @@ std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache
     const int          T = plan.n_tokens();
     const auto         L = std::int64_t(plan.logit_rows.size());
     check(T <= hidden_.rows && L <= logits_.rows, "a step larger than the memory taken for it");
-    auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols}; };
-    auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim}; };
+    auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols, t.type}; };
+    auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim, t.type}; };
 
     b.begin_step(plan);
-
     Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
     const AttentionParams attention{c.n_heads, 1 / std::sqrt(float(c.head_dim)), c.sliding_window};
 
-    b.embed(weights_.token_embd, x);
-    Tensor* residual = nullptr; // the first norm has nothing to add yet
+    b.embed(weights_.token_embd, weights_.position_embd, x);
     for (std::size_t i = 0; i < weights_.layers.size(); i++) {
         const LayerTensors& w = weights_.layers[i];
-        // attention: project, turn, store, look back, project
-        b.norm(residual ? delta : x, w.attn_norm, c.norm_eps, residual, h);
-        b.matmul(h, w.attn_q, w.attn_q_bias, rows(q_));
-        b.matmul(h, w.attn_k, w.attn_k_bias, rows(k_));
-        b.matmul(h, w.attn_v, w.attn_v_bias, rows(v_));
-        if (w.attn_q_norm) b.norm(heads(q_), w.attn_q_norm, c.norm_eps, nullptr, heads(q_));
-        if (w.attn_k_norm) b.norm(heads(k_), w.attn_k_norm, c.norm_eps, nullptr, heads(k_));
+        // attention: project, turn, store, look back, project; the first norm has nothing to add yet
+        b.norm(i > 0 ? delta : x, w.attn_norm, w.attn_norm_bias, c.norm_eps, i > 0 ? &x : nullptr, h);
+        b.matmul(h, std::array{Projection{&w.attn_q, &w.attn_q_bias, rows(q_)},
+                               Projection{&w.attn_k, &w.attn_k_bias, rows(k_)},
+                               Projection{&w.attn_v, &w.attn_v_bias, rows(v_)}});
+        if (w.attn_q_norm) b.norm(heads(q_), w.attn_q_norm, {}, c.norm_eps, nullptr, heads(q_));
+        if (w.attn_k_norm) b.norm(heads(k_), w.attn_k_norm, {}, c.norm_eps, nullptr, heads(k_));
         b.rope_and_store(rows(q_), rows(k_), rows(v_), rope_, cache.layers()[i]);
         b.attention(rows(q_), cache.layers()[i], attention, rows(attended_));
-        b.matmul(rows(attended_), w.attn_output, {}, delta);
-        // feed-forward: widen twice, gate, narrow
-        b.norm(delta, w.ffn_norm, c.norm_eps, &x, h);
-        b.matmul(h, w.ffn_gate, {}, rows(gate_));
-        b.matmul(h, w.ffn_up, {}, rows(up_));
-        b.gated_activation(Activation::silu, rows(gate_), rows(up_));
-        b.matmul(rows(gate_), w.ffn_down, {}, delta);
-        residual = &x;
+        b.matmul(rows(attended_), std::array{Projection{&w.attn_output, &w.attn_output_bias, delta}});
+        // feed-forward: widen, bend, narrow
+        b.norm(delta, w.ffn_norm, w.ffn_norm_bias, c.norm_eps, &x, h);
+        const Tensor up = rows(up_);
+        if (w.ffn_gate) {
+            Tensor gate = rows(gate_);
+            b.matmul(h, std::array{Projection{&w.ffn_gate, nullptr, gate}, Projection{&w.ffn_up, nullptr, up}});
+            b.activate(Activation::silu, gate, &up);
+            b.matmul(gate, std::array{Projection{&w.ffn_down, nullptr, delta}});
+        } else {
+            b.matmul(h, std::array{Projection{&w.ffn_up, &w.ffn_up_bias, up}});
+            b.activate(Activation::gelu_tanh, up, nullptr);
+            b.matmul(up, std::array{Projection{&w.ffn_down, &w.ffn_down_bias, delta}});
+        }
     }
     if (L == 0) return {};
 
     b.add(x, delta);
-    Tensor selected{selected_.data, L, selected_.cols}, logits{logits_.data, L, logits_.cols};
+    Tensor selected{selected_.data, L, selected_.cols, selected_.type}, last{last_.data, L, last_.cols, last_.type},
+        logits{logits_.data, L, logits_.cols, logits_.type};
     b.select_logit_rows(x, selected);
-    b.norm(selected, weights_.output_norm, c.norm_eps, nullptr, selected);
-    b.matmul(selected, weights_.output, {}, logits);
+    b.norm(selected, weights_.output_norm, weights_.output_norm_bias, c.norm_eps, nullptr, last);
+    b.matmul(last, std::array{Projection{&weights_.output, nullptr, logits}});
     return b.to_host(logits);
 }
 

@@ -191,7 +191,7 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
     refused("llama.block_count", 0x80000000u, "block_count is 2147483648, not in 1..12");
     refused("llama.expert_count", 8u, "mixtures of experts are not supported");
     refused("llama.attention.sliding_window", -1, "sliding_window is -1");
-    refused("general.architecture", "nosuch", "'nosuch', not one that quire runs (llama, qwen2, qwen3)");
+    refused("general.architecture", "nosuch", "'nosuch', not one that quire runs (llama, qwen2, qwen3, gpt2)");
     refused("general.architecture", 5u, "general.architecture is an unsigned integer");
     refused("general.name", 5u, "general.name is an unsigned integer");
     for (const char* key : {"embedding_length", "block_count", "feed_forward_length", "attention.head_count",

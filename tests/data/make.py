@@ -35,8 +35,12 @@ def main(reference):
         compact(logits / "expected.json", out / "expected.json")
         compact(logits / f"expected.{kind}.json", out / f"expected.{kind}.json")
         copy(logits / f"last_logits.{kind}.npy", out / f"last_logits.{kind}.npy")
-    copy(reference / "models" / "llama3-gqa-F16.gguf", here / "models" / "llama3-gqa-F16.gguf")
-    compact(reference / "logits" / "llama3-gqa" / "beams.json", here / "logits" / "llama3-gqa" / "beams.json")
+    for model, kind in (("llama3-gqa", "F16"), ("gpt2", "F32")):
+        copy(reference / "models" / f"{model}-{kind}.gguf", here / "models" / f"{model}-{kind}.gguf")
+        compact(reference / "logits" / model / "beams.json", here / "logits" / model / "beams.json")
+    compact(reference / "logits" / "gpt2" / "expected.json", here / "logits" / "gpt2" / "expected.json")
+    copy(reference / "logits" / "gpt2" / "last_logits.npy", here / "logits" / "gpt2" / "last_logits.npy")
+    copy(reference / "logits" / "llama3-gqa" / "last_logits.npy", here / "logits" / "llama3-gqa" / "last_logits.npy")
     for kind in TYPES:
         copy(reference / "quants" / f"{kind}.bin", here / "quants" / f"{kind}.bin")
         copy(reference / "quants" / f"{kind}.f32.npy", here / "quants" / f"{kind}.f32.npy")
