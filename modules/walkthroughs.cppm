@@ -88,6 +88,11 @@ Request ask(const Engine& engine, std::string_view text, int n_prompt, int n_tok
     return r;
 }
 
+void submit(Engine& engine, Request request) {
+    const Result<RequestId> id = engine.submit(std::move(request));
+    check(id.has_value(), "a walk-through's request does not fit its pool");
+}
+
 using Labels = std::vector<std::string>;
 
 std::function<std::string(int, const Snapshot&)> from(Labels labels) {
@@ -97,7 +102,7 @@ std::function<std::string(int, const Snapshot&)> from(Labels labels) {
 }
 
 Trace fig6(Engine& engine) {
-    engine.submit(ask(engine, address, 7, 4));
+    submit(engine, ask(engine, address, 7, 4));
     return record(engine,
                   from({"Prefill: the 7 tokens of the prompt take two blocks of 4; the second has one slot left.",
                         "The first generated token goes into that slot: no block is taken.",
@@ -110,7 +115,7 @@ Trace fig8(Engine& engine) {
     r.n                    = 2;
     r.sampling.temperature = 1.2f;
     r.sampling.seed        = 4;
-    engine.submit(r);
+    submit(engine, r);
     return record(engine, from({"The prompt is computed once. Two samples map its two blocks: reference counts 2.",
                                 "Sample 0 writes first: the last block is shared, so it is copied and sample 0 goes on "
                                 "in the copy. Sample 1 "
@@ -123,7 +128,7 @@ Trace fig8(Engine& engine) {
 Trace fig9(Engine& engine) {
     Request r    = ask(engine, address, 4, 20);
     r.beam_width = r.n = 4;
-    engine.submit(r);
+    submit(engine, r);
     const std::size_t vocab  = std::size_t(engine.config().vocab_size);
     const auto        choose = [vocab](std::span<const float> row, int rank) { // the rank-th best token
         std::vector<Token> ids(vocab);
@@ -190,7 +195,7 @@ Trace lesson(Engine& engine) {
     r.n                    = 4;
     r.sampling.temperature = 1;
     r.sampling.seed        = 3;
-    engine.submit(r);
+    submit(engine, r);
     return record(engine, [](int i, const Snapshot& s) -> std::string {
         const MemoryTotals t = totals(s);
         switch (i) {
@@ -206,8 +211,8 @@ Trace lesson(Engine& engine) {
 }
 
 Trace swap(Engine& engine) {
-    engine.submit(ask(engine, address, 12, 17));
-    engine.submit(ask(engine, address.substr(56), 10, 12));
+    submit(engine, ask(engine, address, 12, 17));
+    submit(engine, ask(engine, address.substr(56), 10, 12));
     return record(engine, [](int, const Snapshot& s) -> std::string {
         bool out = false, in = false;
         for (const MemoryEvent& e : s.events) {

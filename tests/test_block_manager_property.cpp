@@ -222,8 +222,9 @@ private:
 } // namespace
 
 TEST_CASE("random histories: every invariant after each operation, and every slot holds what its table says") {
-    const bool     all  = std::getenv("QUIRE_LONG") != nullptr;
-    const unsigned seed = std::getenv("QUIRE_SEED") ? unsigned(std::atoi(std::getenv("QUIRE_SEED"))) : 20261121u;
+    const bool     all    = std::getenv("QUIRE_LONG") != nullptr;
+    const char*    chosen = std::getenv("QUIRE_SEED");
+    const unsigned seed   = chosen ? unsigned(std::atoi(chosen)) : 20261121u;
     struct Pool {
         int n_blocks, block_size, operations;
     };

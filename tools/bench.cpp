@@ -63,7 +63,7 @@ Line steps(int n_running, int n_waiting, int repetitions) {
         r.max_tokens = 3000;
         return r;
     };
-    for (int i = 0; i < n_running + n_waiting; i++) scheduler.add(RequestId(i + 1), request());
+    for (int i = 0; i < n_running + n_waiting; i++) scheduler.add(RequestId(i) + 1, request());
     const auto step = [&] {
         const auto items = scheduler.schedule(plan);
         scheduler.commit();
@@ -129,7 +129,7 @@ int blocks(int repetitions, bool json) {
     m.take_moves(plan);
     m.commit();
     lines.push_back(rate("find a block by its hash, tokens compared", repetitions, n,
-                         [&] { m.room_for({}, std::span(tokens).first(std::size_t(n * size - 1))); }));
+                         [&] { m.room_for({}, std::span(tokens).first(tokens.size() - 1)); }));
     lines.push_back(rate("hash a block of 16 tokens", repetitions, n, [&] {
         std::optional<BlockHash> parent;
         for (int i = 0; i < n; i++) parent = chain_hash(parent, std::span(tokens).subspan(std::size_t(i * size), size));

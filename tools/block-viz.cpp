@@ -59,7 +59,7 @@ Result<void> write_file(const std::string& path, const std::string& text) {
 std::string shipped_model() {
     std::error_code       error;
     std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-    const std::string     name = "models/quire-14m-q8_0.gguf";
+    std::string           name = "models/quire-14m-q8_0.gguf";
     for (std::filesystem::path folder = self.parent_path(); !error && folder.has_relative_path();
          folder                       = folder.parent_path())
         if (std::filesystem::exists(folder / name, error)) return (folder / name).string();
