@@ -8,10 +8,10 @@ SETUP        ?= tools/setup.sh
 build    := build/$(PRESET)
 bin      := $(if $(filter release cuda,$(PRESET)),.,$(build))
 packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
-sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.h)
+sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
 units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
 
-.PHONY: all chat test lint format asan tsan fuzz clean help setup configure
+.PHONY: all chat test dist cuda-check lint format asan tsan fuzz clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -35,6 +35,22 @@ fuzz:
 	    build/fuzz/$$name -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 -artifact_prefix=build/fuzz/ \
 	        build/fuzz/corpus/$$name $$seeds || exit 1; \
 	done
+
+# The tools with the libraries that another machine may lack: dist/ can be copied as it is.
+dist: all
+	@rm -rf dist && mkdir -p dist/lib dist/models
+	@cp $(notdir $(basename $(wildcard tools/*.cpp))) dist/
+	@cp models/*.gguf dist/models/
+	@[ -e $(build)/quire_tests ] && cp $(build)/quire_tests dist/ || true
+	@ldd dist/chat dist/block-viz | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u | \
+	    grep -v -E '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libgcc_s)\.so' | xargs -I{} cp -L {} dist/lib/
+	@du -sh dist
+
+# Every kernel for the oldest and the newest GPU it is for; needs nvcc, no GPU.
+cuda-check:
+	@for file in cuda/*.cu; do for arch in 80 90a; do echo "$$file sm_$$arch"; \
+	    $${NVCC:-nvcc} -std=c++20 -Werror all-warnings -gencode=arch=compute_$$arch,code=sm_$$arch -c $$file -o /dev/null || exit 1; \
+	done; done
 
 # clang-tidy reads the modules that a build leaves, so the build comes first.
 lint:
@@ -68,5 +84,7 @@ help:
 	@echo "make tsan       the tests under ThreadSanitizer"
 	@echo "make fuzz       each fuzz target for FUZZ_SECONDS (60)"
 	@echo "make lint       clang-format and clang-tidy;  make format: rewrite the files"
+	@echo "make dist       dist/: the tools with their libraries, for another machine"
+	@echo "make cuda-check compile cuda/ for sm_80 and sm_90a (no GPU needed)"
 	@echo "make clean      remove what was built"
 	@echo "PRESET=release|debug|asan|tsan|fuzz|cuda   JOBS=$(JOBS)   SETUP=: to look for no packages"

@@ -79,7 +79,19 @@ struct AttentionParams {
 
 enum class Activation : std::uint8_t { silu, gelu_tanh };
 
-// One step is: begin_step(plan), then operations. The tokens, positions, slots, block tables and lengths that the
+// What the steps of an engine can be at most: memory for them is taken once.
+struct StepLimits {
+    int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
+    int n_layers = 0, n_heads = 0, head_dim = 0, vocab_size = 0, window = 0;
+};
+
+// Rows that a step's tensors have: those of the plan, or more where a device likes round numbers. What is in the rows
+// beyond the plan's does not matter to the others.
+struct StepShape {
+    int tokens = 0, logit_rows = 0;
+};
+
+// One step is: begin_step(plan), then, unless replay_step() did it all, the operations and end_step(). The tokens, positions, slots, block tables and lengths that the
 // operations speak of are the plan's; a device backend sends them up once, in begin_step().
 // T: tokens of the plan. `out` never overlaps an input unless said. Shapes are the caller's duty (checked).
 class Backend {
@@ -92,14 +104,22 @@ public:
     virtual Result<Buffer> allocate(std::size_t bytes) = 0;
     // Memory of the host that the device copies to and from at full speed.
     virtual Result<Buffer> allocate_host(std::size_t bytes) = 0;
-    virtual DType          activation_type() const          = 0;
+    // Bytes that KV blocks may take when nobody says how much; asked when the weights are there.
+    virtual std::size_t memory_for_cache() const = 0;
+    // What is handed from one operation to the next; the residual and the logits are always float32.
+    virtual DType activation_type() const = 0;
     // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
+    // Before the first step, after the weights.
+    virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
     // Rows of float32 in memory that the host can read, valid until the next operation.
     virtual std::span<const float> to_host(const Tensor& tensor) = 0;
 
     // -- the operations
-    virtual void begin_step(const StepPlan& plan) = 0;
+    virtual StepShape begin_step(const StepPlan& plan) = 0;
+    // Runs the whole step again as it was recorded for this shape. False: it has to be told the operations.
+    virtual bool replay_step() { return false; }
+    virtual void end_step() {}
     // out[t] = row tokens[t] of weight [vocab × hidden] (+ row positions[t] of `positions`, if any); out [T × hidden] float32
     virtual void embed(const TensorView& weight, const TensorView& positions, Tensor out) = 0;
     // RMSNorm of each row of x, times weight [cols]; with a bias LayerNorm: the mean is taken out, the bias added.

@@ -3,6 +3,7 @@
 module;
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 export module quire.cpu;
 
@@ -36,24 +37,29 @@ public:
         return cat("cpu, ", kernels_.name, ", ", pool_.n_threads(), pool_.n_threads() == 1 ? " thread" : " threads");
     }
 
-    Result<Buffer>         allocate(std::size_t bytes) override;
-    Result<Buffer>         allocate_host(std::size_t bytes) override { return allocate(bytes); }
+    Result<Buffer> allocate(std::size_t bytes) override;
+    Result<Buffer> allocate_host(std::size_t bytes) override { return allocate(bytes); }
+    // A quarter of the machine's memory.
+    std::size_t memory_for_cache() const override {
+        return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4;
+    }
     DType                  activation_type() const override { return DType::F32; }
+    Result<void>           prepare_steps(const StepLimits&) override { return {}; }
     Result<TensorView>     prepare(const TensorView& weight) override { return weight; }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
-    void begin_step(const StepPlan& plan) override;
-    void embed(const TensorView& weight, const TensorView& positions, Tensor out) override;
-    void norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
-              Tensor out) override;
-    void matmul(Tensor x, std::span<const Projection> projections) override;
-    void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
-    void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
-    void activate(Activation activation, Tensor x, const Tensor* up) override;
-    void add(Tensor x, Tensor y) override;
-    void select_logit_rows(Tensor x, Tensor out) override;
-    void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                     std::span<const KvLayer> to) override;
+    StepShape begin_step(const StepPlan& plan) override;
+    void      embed(const TensorView& weight, const TensorView& positions, Tensor out) override;
+    void      norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
+                   Tensor out) override;
+    void      matmul(Tensor x, std::span<const Projection> projections) override;
+    void      rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
+    void      attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
+    void      activate(Activation activation, Tensor x, const Tensor* up) override;
+    void      add(Tensor x, Tensor y) override;
+    void      select_logit_rows(Tensor x, Tensor out) override;
+    void      copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                          std::span<const KvLayer> to) override;
 
 private:
     static constexpr int query_tile    = 16; // tokens of one sequence that share a pass over their K and V
@@ -105,7 +111,7 @@ float* CpuBackend::scratch(int thread, std::size_t n) {
     return memory.data();
 }
 
-void CpuBackend::begin_step(const StepPlan& plan) {
+StepShape CpuBackend::begin_step(const StepPlan& plan) {
     plan_   = &plan;
     turned_ = false;
     tiles_.clear();
@@ -113,6 +119,7 @@ void CpuBackend::begin_step(const StepPlan& plan) {
         for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end;
              row += query_tile)
             tiles_.push_back({s, row, std::min(query_tile, end - row)});
+    return {plan.n_tokens(), int(plan.logit_rows.size())};
 }
 
 void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {

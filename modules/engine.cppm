@@ -1,15 +1,12 @@
 // quire.engine: the loop: schedule → execute → sample → deliver.
 // **Owns** the model file, the model, the KV cache, the scheduler and the inbox. One thread calls step().
-module;
-
-#include <unistd.h>
-
 export module quire.engine;
 
 import quire.backend;
 import quire.base;
 import quire.config;
 import quire.cpu;
+import quire.cuda;
 import quire.decoding;
 import quire.gguf;
 import quire.kv_cache;
@@ -27,11 +24,14 @@ export namespace quire {
 enum class KvType { f16, f32 };
 
 struct EngineOptions {
-    int                  threads = 0;      // 0: the physical cores
-    std::string          isa;              // "": the widest there is; "plain", "avx2", "avx512"
-    int                  block_size  = 16; // tokens, 1..256
+    std::string          device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
+    double               gpu_memory_utilization = 0.92;   // of the GPU's memory, weights and KV together
+    bool                 deterministic          = false;  // on a GPU: the same bits in any batch; a CPU's always are
+    int                  threads                = 0;      // 0: the physical cores
+    std::string          isa;                             // "": the widest there is; "plain", "avx2", "avx512"
+    int                  block_size  = 16;                // tokens, 1..256
     int                  context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int                  kv_blocks   = 0;  // 0: a full context for each sequence, at most a quarter of the memory
+    int                  kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
     int                  swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
     Recovery             recovery    = Recovery::automatic; // of requests that had to give up their blocks
     double               watermark   = 0.01; // of the blocks: left free when a request starts beside others
@@ -145,9 +145,19 @@ struct Engine::Impl {
 // A measured rate that follows slow changes and forgives a single slow step.
 void follow(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
 
-// The memory that KV blocks may take when nobody says how much.
-std::size_t quarter_of_memory() {
-    return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4;
+Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
+    if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
+        return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
+    if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
+    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
+        Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({0, o.gpu_memory_utilization, o.deterministic});
+        if (gpu || o.device == "cuda") {
+            o.device = "cuda";
+            return gpu;
+        }
+    }
+    o.device = "cpu";
+    return make_cpu_backend(o.threads, o.isa);
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) {
@@ -170,14 +180,17 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!tokenizer) return std::unexpected(tokenizer.error());
     file->prefetch();
 
-    Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
+    Result<std::unique_ptr<Backend>> backend = make_backend(o);
     if (!backend) return std::unexpected(backend.error());
+    const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
+    Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
+    if (!model) return std::unexpected(model.error());
 
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
     const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
     const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
     const std::size_t affordable =
-        std::min<std::size_t>(std::max<std::size_t>(quarter_of_memory() / block_bytes, 1), 1 << 30);
+        std::min<std::size_t>(std::max<std::size_t>((*backend)->memory_for_cache() / block_bytes, 1), 1 << 30);
     const auto blocks_for = [&](int tokens) {
         return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
     };
@@ -193,12 +206,26 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (config->learned_positions && o.context > config->context_length)
         return fail(path, ": the model has vectors for ", config->context_length, " positions, not for a context of ",
                     o.context);
+    // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
+    constexpr std::size_t most_pinned = std::size_t(4) << 30;
     if (o.swap_blocks < 0) o.swap_blocks = o.kv_blocks;
-    const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
-    Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
-    if (!model) return std::unexpected(model.error());
+    if (wanted.swap_blocks < 0 && o.device == "cuda")
+        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most_pinned / block_bytes));
     Result<KvCache> cache = KvCache::create(**backend, *config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
     if (!cache) return std::unexpected(cache.error());
+
+    StepLimits limits;
+    limits.max_tokens              = o.max_batch_tokens;
+    limits.max_logit_rows          = logit_rows;
+    limits.max_sequences           = o.max_sequences;
+    limits.max_blocks_per_sequence = int(blocks_for(o.context));
+    limits.context                 = o.context;
+    limits.n_layers                = config->n_layers;
+    limits.n_heads                 = config->n_heads;
+    limits.head_dim                = config->head_dim;
+    limits.vocab_size              = config->vocab_size;
+    limits.window                  = config->sliding_window;
+    if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
 
     SchedulerOptions scheduling;
     scheduling.n_blocks         = o.kv_blocks;

@@ -26,6 +26,9 @@ public:
 
     // dims[0] is the contiguous one; data holds exactly the bytes that type and dims ask for, copied.
     void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, std::span<const std::byte> data);
+    // As above, the bytes made while the file is written: fill(piece, offset of the piece in the tensor), piece after piece.
+    using Fill = std::function<void(std::span<std::byte> piece, std::uint64_t offset)>;
+    void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, Fill fill);
 
     // `alignment` is a power of two. Error: the file cannot be written.
     Result<void> write(const std::string& path, std::uint32_t alignment = 32) const;
@@ -41,8 +44,11 @@ private:
         DType                     type;
         std::vector<std::int64_t> dims;
         std::vector<std::byte>    data;
+        Fill                      fill;      // instead of data
+        std::uint64_t             bytes = 0; // of either
     };
-    void set_bytes(std::string key, GgufType type, std::vector<std::byte> bytes);
+    static std::uint64_t bytes_of(DType type, const std::vector<std::int64_t>& dims);
+    void                 set_bytes(std::string key, GgufType type, std::vector<std::byte> bytes);
 
     std::vector<Pair>   pairs_;
     std::vector<Tensor> tensors_;
@@ -108,13 +114,22 @@ void GgufWriter::set_bytes(std::string key, GgufType type, std::vector<std::byte
     else *at = {std::move(key), type, std::move(bytes)};
 }
 
+std::uint64_t GgufWriter::bytes_of(DType type, const std::vector<std::int64_t>& dims) {
+    check(!dims.empty() && dims.size() <= 4, "a tensor of no or too many dimensions");
+    std::uint64_t bytes = row_bytes(type, dims[0]);
+    for (std::size_t i = 1; i < dims.size(); i++) bytes *= std::uint64_t(dims[i]);
+    return bytes;
+}
+
 void GgufWriter::add_tensor(std::string name, DType type, std::vector<std::int64_t> dims,
                             std::span<const std::byte> data) {
-    std::int64_t rows = 1;
-    for (std::size_t i = 1; i < dims.size(); i++) rows *= dims[i];
-    check(!dims.empty() && dims.size() <= 4 && data.size() == row_bytes(type, dims[0]) * std::size_t(rows),
-          "a tensor whose bytes are not those of its shape");
-    tensors_.push_back({std::move(name), type, std::move(dims), {data.begin(), data.end()}});
+    check(data.size() == bytes_of(type, dims), "a tensor whose bytes are not those of its shape");
+    tensors_.push_back({std::move(name), type, std::move(dims), {data.begin(), data.end()}, {}, data.size()});
+}
+
+void GgufWriter::add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, Fill fill) {
+    const std::uint64_t bytes = bytes_of(type, dims);
+    tensors_.push_back({std::move(name), type, std::move(dims), {}, std::move(fill), bytes});
 }
 
 // header | pairs | tensor infos | padding | tensor 0 | padding | tensor 1 | ...; offsets count from tensor 0
@@ -142,14 +157,30 @@ Result<void> GgufWriter::write(const std::string& path, std::uint32_t alignment)
         for (std::int64_t d : t.dims) gguf_put(out, d);
         gguf_put(out, std::uint32_t(t.type));
         gguf_put(out, offset);
-        offset += padded(t.data.size());
-    }
-    for (const Tensor& t : tensors_) {
-        out.resize(std::size_t(padded(out.size())));
-        gguf_put(out, t.data.data(), t.data.size());
+        offset += padded(t.bytes);
     }
     std::ofstream file(path, std::ios::binary);
-    file.write(reinterpret_cast<const char*>(out.data()), std::ptrdiff_t(out.size()));
+    std::uint64_t at    = 0;
+    const auto    write = [&](std::span<const std::byte> bytes) {
+        file.write(reinterpret_cast<const char*>(bytes.data()), std::ptrdiff_t(bytes.size()));
+        at += bytes.size();
+    };
+    const auto pad = [&] {
+        const std::vector<std::byte> zeros(static_cast<std::size_t>(padded(at) - at));
+        write(zeros);
+    };
+    write(out);
+    std::vector<std::byte> piece;
+    for (const Tensor& t : tensors_) {
+        pad();
+        write(t.data);
+        constexpr std::uint64_t most = std::uint64_t(16) << 20;
+        for (std::uint64_t done = 0; t.fill && done < t.bytes && file; done += piece.size()) {
+            piece.resize(std::size_t(std::min(most, t.bytes - done)));
+            t.fill(piece, done);
+            write(piece);
+        }
+    }
     file.flush();
     if (!file) return fail_with(ErrorKind::system, "cannot write ", path);
     return {};

@@ -92,6 +92,8 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
         }
         return {};
     };
+    max_tokens         = std::max(max_tokens, 8); // some devices read rows in groups
+    max_logit_rows     = std::max(max_logit_rows, 8);
     ModelTensors& m    = model.weights_;
     const bool    tied = m.output.data == m.token_embd.data;
     if (auto r = prepare({&m.token_embd, &m.position_embd, &m.output_norm, &m.output_norm_bias}); !r)
@@ -153,15 +155,20 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
 }
 
 std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache) {
-    Backend&           b = *backend_;
-    const ModelConfig& c = config_;
-    const int          T = plan.n_tokens();
-    const auto         L = std::int64_t(plan.logit_rows.size());
+    Backend&           b     = *backend_;
+    const ModelConfig& c     = config_;
+    const StepShape    shape = b.begin_step(plan);
+    const int          T     = shape.tokens;
+    const auto         L     = std::int64_t(shape.logit_rows);
     check(T <= hidden_.rows && L <= logits_.rows, "a step larger than the memory taken for it");
     auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols, t.type}; };
     auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim, t.type}; };
 
-    b.begin_step(plan);
+    const Tensor logits{logits_.data, L, logits_.cols, logits_.type};
+    const auto   wanted = [&] { // of the rows that ran those of the plan
+        return b.to_host(logits).first(plan.logit_rows.size() * std::size_t(logits_.cols));
+    };
+    if (b.replay_step()) return wanted();
     Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
     const AttentionParams attention{c.n_heads, 1 / std::sqrt(float(c.head_dim)), c.sliding_window};
 
@@ -192,15 +199,17 @@ std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache
             b.matmul(up, std::array{Projection{&w.ffn_down, &w.ffn_down_bias, delta}});
         }
     }
-    if (L == 0) return {};
-
+    if (L == 0) {
+        b.end_step();
+        return {};
+    }
     b.add(x, delta);
-    Tensor selected{selected_.data, L, selected_.cols, selected_.type}, last{last_.data, L, last_.cols, last_.type},
-        logits{logits_.data, L, logits_.cols, logits_.type};
+    Tensor selected{selected_.data, L, selected_.cols, selected_.type}, last{last_.data, L, last_.cols, last_.type};
     b.select_logit_rows(x, selected);
     b.norm(selected, weights_.output_norm, weights_.output_norm_bias, c.norm_eps, nullptr, last);
     b.matmul(last, std::array{Projection{&weights_.output, nullptr, logits}});
-    return b.to_host(logits);
+    b.end_step();
+    return wanted();
 }
 
 } // namespace quire

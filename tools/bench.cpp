@@ -4,11 +4,17 @@
 
 import quire.base;
 import quire.block_manager;
+import quire.config;
+import quire.engine;
+import quire.gguf;
 import quire.json;
+import quire.kv_cache;
 import quire.prefix_cache;
+import quire.random_model;
 import quire.request;
 import quire.scheduler;
 import quire.std;
+import quire.tensor;
 
 using namespace quire;
 
@@ -140,6 +146,293 @@ int blocks(int repetitions, bool json) {
     return 0;
 }
 
+// -- whole models
+
+struct Arguments {
+    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths;
+    std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
+    int    repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, layers = 0, n_requests = 1000, max_sequences = 256;
+    int    npp = 512, ntg = 128;
+    double bandwidth = 0, tflops = 0;
+    bool   json = false;
+};
+
+int complain(const Error& error) {
+    std::fprintf(stderr, "bench: %s\n", error.message.c_str());
+    return 1;
+}
+
+// What a step has to move and to multiply at least.
+struct Work {
+    double weight_bytes = 0, parameters = 0, kv_bytes_per_token = 0;
+};
+
+Result<Work> work_of(const std::string& path) {
+    Result<Gguf> file = Gguf::open(path);
+    if (!file) return std::unexpected(file.error());
+    Result<ModelConfig> config = read_config(*file);
+    if (!config) return std::unexpected(config.error());
+    Work work;
+    for (const GgufTensor& t : file->tensors()) {
+        if (t.name == "token_embd.weight" && file->tensor("output.weight")) continue; // one row a token
+        work.weight_bytes += double(t.bytes);
+        work.parameters += double(t.view().rows * t.view().cols);
+    }
+    work.kv_bytes_per_token = double(KvCache::bytes_per_token(*config, DType::F16));
+    return work;
+}
+
+std::vector<Token> random_prompt(const Engine& engine, int n, unsigned seed) {
+    std::mt19937       random(seed);
+    std::vector<Token> prompt(static_cast<std::size_t>(n));
+    for (Token& t : prompt) t = 259 + int(random() % unsigned(std::max(1, engine.config().vocab_size - 259)));
+    for (Token& t : prompt) t = std::min(t, engine.config().vocab_size - 1);
+    return prompt;
+}
+
+struct Timed {
+    double prefill = 0, decode = 0; // seconds
+    int    steps = 0;               // of decoding
+};
+
+// n_sequences prompts of n_prompt tokens at once, then n_tokens from each: the two parts timed apart.
+Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed) {
+    for (int i = 0; i < n_sequences; i++) {
+        Request r;
+        r.prompt               = random_prompt(engine, std::max(n_prompt, 1), seed * 1000 + unsigned(i));
+        r.max_tokens           = n_tokens + 1;
+        r.ignore_end           = true;
+        r.sampling.temperature = 0;
+        if (Result<RequestId> id = engine.submit(std::move(r)); !id) return std::unexpected(id.error());
+    }
+    Timed               timed;
+    std::vector<Output> events;
+    int                 first = 0;
+    Stopwatch           watch;
+    while (first < n_sequences && engine.step(events)) {
+        for (const Output& e : events) first += !e.tokens.empty();
+        events.clear();
+    }
+    timed.prefill = watch.seconds();
+    watch.restart();
+    while (engine.step(events)) {
+        timed.steps++;
+        events.clear();
+    }
+    timed.decode = watch.seconds();
+    return timed;
+}
+
+EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
+    EngineOptions o;
+    o.device           = a.device;
+    o.threads          = a.threads;
+    o.prefix_cache     = false;
+    o.max_sequences    = n_sequences;
+    o.context          = n_tokens;
+    o.max_batch_tokens = std::max(2048, n_sequences);
+    o.kv_blocks        = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
+    o.swap_blocks      = 0;
+    return o;
+}
+
+std::string limit_of(const Arguments& a, double seconds, double bytes, double flop) {
+    if (a.bandwidth <= 0 && a.tflops <= 0) return "";
+    const double least =
+        std::max(a.bandwidth > 0 ? bytes / (a.bandwidth * 1e9) : 0, a.tflops > 0 ? flop / (a.tflops * 1e12) : 0);
+    char text[32];
+    std::snprintf(text, sizeof text, "%.0f %%", 100 * least / seconds);
+    return text;
+}
+
+// llama-bench's columns, and the fraction of the limit: bytes of weights and KV over the bandwidth, or operations.
+int model(const Arguments& a) {
+    Result<Work> work = work_of(a.model);
+    if (!work) return complain(work.error());
+    const int longest =
+        a.depth + std::max(*std::max_element(a.pp.begin(), a.pp.end()), *std::max_element(a.tg.begin(), a.tg.end())) +
+        8;
+    Stopwatch      start;
+    Result<Engine> engine = Engine::load(a.model, options_of(a, 1, longest));
+    if (!engine) return complain(engine.error());
+    std::fprintf(stderr, "%s; loaded in %.2f s\n", engine->describe().c_str(), start.seconds());
+    Json out = Json::array();
+    if (!a.json)
+        std::printf(
+            "| model | size | params | test | t/s | of the limit |\n| --- | ---: | ---: | ---: | ---: | ---: |\n");
+    const auto measure = [&](bool prompt, int n) -> Result<void> {
+        std::vector<double> rates, seconds;
+        for (int i = -1; i < a.repetitions; i++) { // the first one warms up
+            Result<Timed> timed = prompt ? run_batch(*engine, 1, n, 0, unsigned(i + 2))
+                                         : run_batch(*engine, 1, std::max(1, a.depth), n, unsigned(i + 2));
+            if (!timed) return std::unexpected(timed.error());
+            const double s = prompt ? timed->prefill : timed->decode * n / std::max(1, timed->steps - 1);
+            if (i >= 0) rates.push_back(n / s), seconds.push_back(s / n);
+        }
+        double mean = 0, squares = 0;
+        for (double r : rates) mean += r / double(rates.size());
+        for (double r : rates) squares += (r - mean) * (r - mean);
+        const double      deviation = rates.size() > 1 ? std::sqrt(squares / double(rates.size() - 1)) : 0;
+        const std::string test      = cat(prompt ? "pp" : "tg", n, a.depth > 0 && !prompt ? cat(" @ d", a.depth) : "");
+        const double      context   = a.depth + n / 2.0;
+        const std::string limit =
+            prompt ? limit_of(a, n / mean, work->weight_bytes, 2 * work->parameters * n)
+                   : limit_of(a, 1 / mean, work->weight_bytes + context * work->kv_bytes_per_token, 0);
+        const std::string name = std::filesystem::path(a.model).filename().string();
+        if (a.json)
+            out.push_back(Json{{"model_filename", a.model},
+                               {"model_size", work->weight_bytes},
+                               {"model_n_params", work->parameters},
+                               {"test", test},
+                               {"avg_ts", mean},
+                               {"stddev_ts", deviation}});
+        else
+            std::printf("| %s | %.2f GiB | %.2f B | %s | %.2f ± %.2f | %s |\n", name.c_str(),
+                        work->weight_bytes / double(1 << 30), work->parameters / 1e9, test.c_str(), mean, deviation,
+                        limit.c_str());
+        std::fflush(stdout);
+        return {};
+    };
+    for (int n : a.pp)
+        if (n > 0)
+            if (auto ok = measure(true, n); !ok) return complain(ok.error());
+    for (int n : a.tg)
+        if (n > 0)
+            if (auto ok = measure(false, n); !ok) return complain(ok.error());
+    if (a.json) std::printf("%s\n", json_dump(out).c_str());
+    return 0;
+}
+
+// llama-batched-bench's columns.
+int batched(const Arguments& a) {
+    Result<Work> work = work_of(a.model);
+    if (!work) return complain(work.error());
+    const int      most   = *std::max_element(a.npl.begin(), a.npl.end());
+    Result<Engine> engine = Engine::load(a.model, options_of(a, most, a.npp + a.ntg + 8));
+    if (!engine) return complain(engine.error());
+    std::fprintf(stderr, "%s\n", engine->describe().c_str());
+    if (!a.json)
+        std::printf(
+            "|    PP |    TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s | of "
+            "the limit |\n"
+            "| ----: | ----: | ---: | -----: | -------: | -------: | -------: | -------: | -------: | -------: | "
+            "-----------: |\n");
+    for (int n : a.npl) {
+        if (Result<Timed> warm = run_batch(*engine, n, a.npp, std::min(a.ntg, 24), 1); !warm)
+            return complain(warm.error());
+        Result<Timed> t = run_batch(*engine, n, a.npp, a.ntg, 2);
+        if (!t) return complain(t.error());
+        const double s_pp = double(n) * a.npp / t->prefill, s_tg = double(n) * a.ntg / t->decode,
+                     all   = t->prefill + t->decode;
+        const double bytes = work->weight_bytes + double(n) * (a.npp + a.ntg / 2.0) * work->kv_bytes_per_token;
+        if (a.json)
+            std::printf("%s\n", json_dump(Json{{"pp", a.npp},
+                                               {"tg", a.ntg},
+                                               {"pl", n},
+                                               {"t_pp", t->prefill},
+                                               {"speed_pp", s_pp},
+                                               {"t_tg", t->decode},
+                                               {"speed_tg", s_tg}})
+                                    .c_str());
+        else
+            std::printf("| %5d | %5d | %4d | %6d | %8.3f | %8.2f | %8.3f | %8.2f | %8.3f | %8.2f | %12s |\n", a.npp,
+                        a.ntg, n, n * (a.npp + a.ntg), t->prefill, s_pp, t->decode, s_tg, all,
+                        n * double(a.npp + a.ntg) / all,
+                        limit_of(a, n / s_tg, bytes, 2 * work->parameters * n).c_str());
+        std::fflush(stdout);
+    }
+    return 0;
+}
+
+// N requests at once, of lengths from a file of JSON lines {"prompt": n, "output": n}, or drawn so that they resemble
+// ShareGPT's (mean 162 in, 340 out).
+int throughput(const Arguments& a) {
+    std::vector<std::pair<int, int>> lengths;
+    if (!a.lengths.empty()) {
+        std::ifstream file(a.lengths);
+        for (std::string line; std::getline(file, line) && int(lengths.size()) < a.n_requests;) {
+            Result<Json> json = json_parse(line);
+            if (!json || !json->is_object() || !json->value("prompt", Json()).is_number_integer() ||
+                !json->value("output", Json()).is_number_integer())
+                return complain({ErrorKind::input, cat(a.lengths, ": line ", lengths.size() + 1,
+                                                       " is not {\"prompt\": n, \"output\": n}")});
+            lengths.emplace_back(std::clamp((*json)["prompt"].get<int>(), 1, 4096),
+                                 std::clamp((*json)["output"].get<int>(), 1, 4096));
+        }
+        if (lengths.empty()) return complain({ErrorKind::input, cat(a.lengths, " holds no lengths")});
+    } else {
+        // Logarithms of the lengths are about normal; cut at 1024, as the paper's are at 2048 in all.
+        std::mt19937                     random(20261121);
+        std::normal_distribution<double> in(4.3, 1.25), out(5.4, 1.05);
+        for (int i = 0; i < a.n_requests; i++)
+            lengths.emplace_back(std::clamp(int(std::exp(in(random))), 4, 1024),
+                                 std::clamp(int(std::exp(out(random))), 4, 1024));
+    }
+    EngineOptions o;
+    o.device              = a.device;
+    o.threads             = a.threads;
+    o.max_sequences       = a.max_sequences;
+    o.max_batch_tokens    = 2048;
+    o.context             = 2048;
+    o.kv_blocks           = a.kv_blocks;
+    Result<Engine> engine = Engine::load(a.model, o);
+    if (!engine) return complain(engine.error());
+    std::fprintf(stderr, "%s\n", engine->describe().c_str());
+    double n_in = 0, n_out = 0;
+    for (std::size_t i = 0; i < lengths.size(); i++) {
+        Request r;
+        r.prompt               = random_prompt(*engine, lengths[i].first, unsigned(i));
+        r.max_tokens           = lengths[i].second;
+        r.ignore_end           = true;
+        r.sampling.temperature = 0;
+        n_in += lengths[i].first, n_out += lengths[i].second;
+        if (Result<RequestId> id = engine->submit(std::move(r)); !id) return complain(id.error());
+    }
+    std::vector<Output> events;
+    Stopwatch           watch;
+    while (engine->step(events)) events.clear();
+    const double      s     = watch.seconds();
+    const EngineStats stats = engine->stats();
+    if (a.json)
+        std::printf("%s\n", json_dump(Json{{"elapsed_time", s},
+                                           {"num_requests", lengths.size()},
+                                           {"total_num_tokens", n_in + n_out},
+                                           {"requests_per_second", double(lengths.size()) / s},
+                                           {"tokens_per_second", (n_in + n_out) / s},
+                                           {"preemptions", stats.preemptions}})
+                                .c_str());
+    else
+        std::printf(
+            "%zu requests, mean %.0f in, %.0f out: %.2f s\nThroughput: %.2f requests/s, %.2f total tokens/s, %.2f "
+            "output "
+            "tokens/s\n%llu steps, %llu preemptions, %.1f %% of the time outside the model\n",
+            lengths.size(), n_in / double(lengths.size()), n_out / double(lengths.size()), s,
+            double(lengths.size()) / s, (n_in + n_out) / s, n_out / s, static_cast<unsigned long long>(stats.steps),
+            static_cast<unsigned long long>(stats.preemptions), 100 * (1 - stats.compute_seconds / s));
+    return 0;
+}
+
+int make_model(const Arguments& a) {
+    const auto shape = std::ranges::find_if(model_shapes(), [&](const ModelShape& s) { return s.name == a.shape; });
+    if (shape == model_shapes().end()) return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape))});
+    std::string upper = a.type;
+    for (char& c : upper)
+        if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');
+    const auto type = std::ranges::find_if(dtype_table, [&](const DTypeInfo& t) { return t.name == upper; });
+    if (type == dtype_table.end()) return complain({ErrorKind::input, cat("there is no type ", quote(a.type))});
+    ModelShape wanted = *shape;
+    if (a.layers > 0) wanted.n_layers = a.layers;
+    int  shown = -1;
+    auto ok    = write_random_model(a.out, wanted, type->type, [&](double fraction) {
+        if (const int percent = int(fraction * 100); percent / 10 != shown) {
+            shown = percent / 10;
+            std::fprintf(stderr, "\r%3d %%", percent);
+        }
+    });
+    std::fprintf(stderr, "\n");
+    return ok ? 0 : complain(ok.error());
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -153,10 +446,52 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 10'000))
         ->capture_default_str();
     blocks_command->add_flag("--json", json, "JSON instead of a Markdown table");
+    Arguments  a;
+    const auto model_options = [&](CLI::App* c) {
+        c->add_option("-m,--model", a.model, "GGUF file")->required();
+        c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
+        c->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+        c->add_option("--kv-blocks", a.kv_blocks, "0: what is needed")->check(CLI::Range(0, 1 << 24));
+        c->add_option("--bandwidth", a.bandwidth, "GB/s of this machine, for the fraction of the limit");
+        c->add_option("--tflops", a.tflops, "TFLOP/s of this machine, for the fraction of the limit");
+        c->add_flag("--json", a.json);
+        return c;
+    };
+    CLI::App* model_command =
+        model_options(app.add_subcommand("model", "prefill and decode of one sequence, as llama-bench"));
+    model_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(CLI::Range(0, 1 << 20));
+    model_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(CLI::Range(0, 1 << 20));
+    model_command->add_option("-d,--n-depth", a.depth, "context before the generated tokens")
+        ->check(CLI::Range(0, 1 << 20));
+    model_command->add_option("-r,--repetitions", a.repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+    CLI::App* batched_command =
+        model_options(app.add_subcommand("batched", "many sequences at once, as llama-batched-bench"));
+    batched_command->add_option("--npp", a.npp, "prompt tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+    batched_command->add_option("--ntg", a.ntg, "generated tokens")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    batched_command->add_option("--npl", a.npl, "sequences")->delimiter(',')->check(CLI::Range(1, 4096));
+    CLI::App* throughput_command =
+        model_options(app.add_subcommand("throughput", "many requests of different lengths, offline"));
+    throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
+    throughput_command->add_option("--lengths", a.lengths, "JSON lines {\"prompt\": n, \"output\": n}");
+    throughput_command->add_option("--max-sequences", a.max_sequences)
+        ->check(CLI::Range(1, 4096))
+        ->capture_default_str();
+    CLI::App* make_command = app.add_subcommand("make-model", "writes a model file of random weights");
+    make_command->add_option("--shape", a.shape, "tiny, llama-1b, llama-3b, llama-7b, llama3-8b, llama-13b")
+        ->capture_default_str();
+    make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k")->capture_default_str();
+    make_command->add_option("--layers", a.layers, "other than the shape's")->check(CLI::Range(1, 1000));
+    make_command->add_option("-o,--out", a.out, "GGUF file")->required();
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? 0 : 2;
     }
+    if (model_command->parsed()) return model(a);
+    if (batched_command->parsed()) return batched(a);
+    if (throughput_command->parsed()) return throughput(a);
+    if (make_command->parsed()) return make_model(a);
     return blocks(repetitions, json);
 }

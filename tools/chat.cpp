@@ -16,8 +16,9 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, prompt, prompt_file, system, form_name, form_file, kv_type = "f16", color = "auto";
-    int         n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
+    std::string model, prompt, prompt_file, system, form_name, form_file, kv_type = "f16", color = "auto",
+                                                                          device = "auto";
+    int n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
     std::optional<float> temperature; // 0.8; the model that ships is best without chance: 0
     float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t         seed = -1;
@@ -435,6 +436,7 @@ int run(Arguments& a) {
     }
 
     EngineOptions options;
+    options.device         = a.device;
     options.threads        = a.threads;
     options.block_size     = a.block_size;
     options.context        = a.context;
@@ -507,6 +509,9 @@ int main(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")
         ->check(within(0, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--device", a.device, "where it runs: the GPU if there is one, or the CPU")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
     app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
         ->check(within(0, 1024))

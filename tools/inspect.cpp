@@ -20,8 +20,8 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa;
-    bool        no_special = false, bos = false, all = false, ignore_eos = false;
+    std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
+    bool        deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false;
     int         top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
     float       length_penalty = 0;
 };
@@ -195,6 +195,8 @@ Result<Engine> load_engine(const Arguments& a) {
     options.block_size    = a.block_size;
     options.threads       = a.threads;
     options.isa           = a.isa;
+    options.device        = a.device;
+    options.deterministic = a.deterministic;
     options.max_sequences = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
@@ -332,6 +334,10 @@ int main(int argc, char** argv) {
         c->add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
             ->check(CLI::Range(0, 1024))
             ->capture_default_str();
+        c->add_option("--device", a.device, "where it runs")
+            ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+            ->capture_default_str();
+        c->add_flag("--deterministic", a.deterministic, "on a GPU: the same bits in any batch");
         c->add_option("--isa", a.isa, "instruction set; the widest there is by default")
             ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
         return c;

@@ -1,0 +1,102 @@
+// Products with many rows, by cuBLASLt. The library is opened when it is first wanted, so that the programs start where it
+// is not installed.
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <map>
+#include <tuple>
+
+#include "kernels.h"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr std::size_t workspace_bytes = std::size_t(64) << 20;
+
+struct Library {
+    decltype(&cublasLtCreate)                       create;
+    decltype(&cublasLtMatmul)                       matmul;
+    decltype(&cublasLtMatmulDescCreate)             describe;
+    decltype(&cublasLtMatmulDescSetAttribute)       set;
+    decltype(&cublasLtMatrixLayoutCreate)           layout;
+    decltype(&cublasLtMatmulPreferenceCreate)       prefer;
+    decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
+    decltype(&cublasLtMatmulAlgoGetHeuristic)       heuristic;
+    cublasLtHandle_t                                handle    = nullptr;
+    void*                                           workspace = nullptr;
+    const char*                                     error     = nullptr;
+
+    Library() {
+        void* so = nullptr;
+        for (const char* name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"})
+            if ((so = dlopen(name, RTLD_NOW | RTLD_LOCAL)) != nullptr) break;
+        if (so == nullptr) {
+            error = "libcublasLt is not installed";
+            return;
+        }
+        const auto find = [&](auto& function, const char* name) {
+            function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(so, name));
+            if (function == nullptr) error = "libcublasLt lacks a function";
+        };
+        find(create, "cublasLtCreate");
+        find(matmul, "cublasLtMatmul");
+        find(describe, "cublasLtMatmulDescCreate");
+        find(set, "cublasLtMatmulDescSetAttribute");
+        find(layout, "cublasLtMatrixLayoutCreate");
+        find(prefer, "cublasLtMatmulPreferenceCreate");
+        find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
+        find(heuristic, "cublasLtMatmulAlgoGetHeuristic");
+        if (error == nullptr && create(&handle) != CUBLAS_STATUS_SUCCESS) error = "libcublasLt does not start";
+        if (error == nullptr && (workspace = allocate(workspace_bytes)) == nullptr)
+            error = "no memory for libcublasLt's workspace";
+    }
+};
+
+Library& library() {
+    static Library one;
+    return one;
+}
+
+// One product's shape, with the algorithm that was chosen for it: the same one each time, so the same bits.
+struct Shape {
+    cublasLtMatmulDesc_t   desc{};
+    cublasLtMatrixLayout_t weight{}, x{}, out{};
+    cublasLtMatmulAlgo_t   algo{};
+    bool                   usable = false;
+};
+
+} // namespace
+
+const char* open_blas() { return library().error; }
+
+// Row-major out [n × rows] = x [n × cols] · weightᵀ is, column by column, outᵀ = weight · xᵀ.
+void matmul_blas(const Half* x, std::int64_t n, const Half* weight, std::int64_t rows, std::int64_t cols, void* out,
+                 bool out_is_float, Stream stream) {
+    static std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>, Shape> shapes;
+    Library&                                                                           lib = library();
+    auto [found, is_new] = shapes.try_emplace({n, rows, cols, out_is_float});
+    Shape& s             = found->second;
+    if (is_new) {
+        const cublasOperation_t transpose = CUBLAS_OP_T;
+        lib.describe(&s.desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        lib.set(s.desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose);
+        lib.layout(&s.weight, CUDA_R_16F, std::uint64_t(cols), std::uint64_t(rows), cols);
+        lib.layout(&s.x, CUDA_R_16F, std::uint64_t(cols), std::uint64_t(n), cols);
+        lib.layout(&s.out, out_is_float ? CUDA_R_32F : CUDA_R_16F, std::uint64_t(rows), std::uint64_t(n), rows);
+        cublasLtMatmulPreference_t preference{};
+        lib.prefer(&preference);
+        lib.set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+                           sizeof workspace_bytes);
+        cublasLtMatmulHeuristicResult_t best{};
+        int                             n_found = 0;
+        lib.heuristic(lib.handle, s.desc, s.weight, s.x, s.out, s.out, preference, 1, &best, &n_found);
+        s.usable = n_found > 0;
+        s.algo   = best.algo;
+    }
+    const float one = 1, zero = 0;
+    lib.matmul(lib.handle, s.desc, &one, weight, s.weight, x, s.x, &zero, out, s.out, out, s.out,
+               s.usable ? &s.algo : nullptr, lib.workspace, workspace_bytes, static_cast<cudaStream_t>(stream));
+}
+
+} // namespace quire::cuda

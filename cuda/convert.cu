@@ -1,0 +1,154 @@
+// GGUF's blocks → forms that a warp reads in whole 16-byte words: int8 with a scale (and a minimum) for each group, exactly
+// the numbers of the file, or halves. Block layouts: the GGUF format document; drawn in modules/quants.cppm.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "kernels.h"
+#include "warp.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+// ggml_type's numbers, as quire.tensor's DType has them.
+enum : std::uint32_t { F32 = 0, F16 = 1, Q4_0 = 2, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
+
+using Byte = unsigned char;
+
+__device__ float half_at(const Byte* p) { return __half2float(__ushort_as_half(std::uint16_t(p[0] | p[1] << 8))); }
+
+// One group of weights: its q's, scale and minimum.
+template <std::uint32_t Type>
+__device__ void read_group(const Byte* blocks, std::int64_t g, int* q, float& scale, float& min) {
+    min = 0;
+    if constexpr (Type == Q8_0) {
+        const Byte* b = blocks + g * 34;
+        scale         = half_at(b);
+        for (int i = 0; i < 32; i++) q[i] = static_cast<signed char>(b[2 + i]);
+    } else if constexpr (Type == Q4_0) {
+        const Byte* b = blocks + g * 18;
+        scale         = half_at(b);
+        for (int i = 0; i < 16; i++) q[i] = (b[2 + i] & 15) - 8, q[i + 16] = (b[2 + i] >> 4) - 8;
+    } else if constexpr (Type == Q5_0) {
+        const Byte*         b    = blocks + g * 22;
+        const std::uint32_t high = b[2] | b[3] << 8 | b[4] << 16 | std::uint32_t(b[5]) << 24;
+        scale                    = half_at(b);
+        for (int i = 0; i < 16; i++) {
+            q[i]      = ((b[6 + i] & 15) | ((high >> i & 1) << 4)) - 16;
+            q[i + 16] = ((b[6 + i] >> 4) | ((high >> (i + 16) & 1) << 4)) - 16;
+        }
+    } else if constexpr (Type == Q5_K) { // groups of 32, eight in a superblock of 176 bytes
+        const Byte* b = blocks + g / 8 * 176;
+        const int   j = int(g % 8);
+        int         s, m;
+        q4_k_scale(b + 4, j, s, m);
+        scale = half_at(b) * float(s);
+        min   = half_at(b + 2) * float(m);
+        for (int i = 0; i < 32; i++) {
+            const Byte low = b[48 + j / 2 * 32 + i];
+            q[i]           = (j % 2 ? low >> 4 : low & 15) | (b[16 + i] >> j & 1) << 4;
+        }
+    } else if constexpr (Type == Q6_K) { // groups of 16, sixteen in a superblock of 210 bytes
+        const Byte* b = blocks + g / 16 * 210;
+        const int j = int(g % 16), part = j / 8, quarter = j % 8 / 2, from = j % 2 * 16; // 128 weights in four quarters
+        const Byte *low = b + part * 64 + quarter % 2 * 32 + from, *high = b + 128 + part * 32 + from;
+        scale = half_at(b + 208) * float(static_cast<signed char>(b[192 + j]));
+        for (int i = 0; i < 16; i++)
+            q[i] = ((quarter < 2 ? low[i] & 15 : low[i] >> 4) | (high[i] >> (2 * quarter) & 3) << 4) - 32;
+    }
+}
+
+template <std::uint32_t Type, int Group, bool FloatScales>
+__global__ void to_i8_kernel(const Byte* blocks, std::int8_t* out, void* scales, float* mins, std::int64_t n_groups) {
+    const std::int64_t g = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (g >= n_groups) return;
+    int   q[Group];
+    float scale, min;
+    read_group<Type>(blocks, g, q, scale, min);
+    for (int i = 0; i < Group; i++) out[g * Group + i] = std::int8_t(q[i]);
+    if (FloatScales) static_cast<float*>(scales)[g] = scale;
+    else static_cast<__half*>(scales)[g] = __float2half(scale);
+    if (mins) mins[g] = min;
+}
+
+__global__ void to_f16_kernel(std::uint32_t type, const void* in, __half* out, std::int64_t n) {
+    const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const float v = type == F32    ? static_cast<const float*>(in)[i]
+                    : type == BF16 ? __uint_as_float(std::uint32_t(static_cast<const std::uint16_t*>(in)[i]) << 16)
+                                   : __half2float(static_cast<const __half*>(in)[i]);
+    out[i]        = __float2half(fminf(fmaxf(v, -65504.0f), 65504.0f));
+}
+
+// 8 weights a thread.
+__global__ void dequantize_kernel(Weight w, __half* out, std::int64_t n) {
+    const std::int64_t i = (std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
+    if (i >= n) return;
+    __half v[8];
+    if (w.form == WeightForm::i8) {
+        const std::int64_t g     = i / w.group;
+        const float        scale = w.float_scales ? static_cast<const float*>(w.scales)[g]
+                                                  : __half2float(static_cast<const __half*>(w.scales)[g]);
+        const float        min   = w.mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
+        const char4*       q     = reinterpret_cast<const char4*>(static_cast<const std::int8_t*>(w.data) + i);
+        const char4        a = q[0], b = q[1];
+        const float        f[8] = {float(a.x), float(a.y), float(a.z), float(a.w),
+                                   float(b.x), float(b.y), float(b.z), float(b.w)};
+        for (int k = 0; k < 8; k++) v[k] = __float2half(scale * f[k] - min);
+    } else { // q4_k
+        const Byte* block = static_cast<const Byte*>(w.data) + i / 256 * 144;
+        const int   in = int(i % 256), chunk = in / 64, j = in / 32;
+        int         s, m;
+        q4_k_scale(block + 4, j, s, m);
+        const float d = half_at(block) * float(s), min = half_at(block + 2) * float(m);
+        for (int k = 0; k < 8; k++) {
+            const Byte byte = block[16 + chunk * 32 + in % 32 + k];
+            v[k]            = __float2half(d * float(j % 2 ? byte >> 4 : byte & 15) - min);
+        }
+    }
+    *reinterpret_cast<uint4*>(out + i) = *reinterpret_cast<const uint4*>(v);
+}
+
+template <std::uint32_t Type, int Group, bool FloatScales>
+void run_i8(const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n, cudaStream_t stream) {
+    const std::int64_t groups = n / Group;
+    to_i8_kernel<Type, Group, FloatScales>
+        <<<unsigned((groups + 127) / 128), 128, 0, stream>>>(static_cast<const Byte*>(blocks), q, scales, mins, groups);
+}
+
+} // namespace
+
+bool convertible(std::uint32_t type) {
+    for (std::uint32_t t : {F32, F16, BF16, Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K})
+        if (t == type) return true;
+    return false;
+}
+
+void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins) {
+    group        = type == Q6_K ? 16 : 32;
+    float_scales = type == Q6_K || type == Q5_K; // a product of two: no half holds it exactly
+    has_mins     = type == Q5_K;
+}
+
+void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, Stream stream) {
+    to_f16_kernel<<<unsigned((n + 255) / 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
+        type, blocks, reinterpret_cast<__half*>(out), n);
+}
+
+void to_i8(std::uint32_t type, const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n,
+           Stream stream) {
+    auto s = static_cast<cudaStream_t>(stream);
+    if (type == Q8_0) run_i8<Q8_0, 32, false>(blocks, q, scales, mins, n, s);
+    if (type == Q4_0) run_i8<Q4_0, 32, false>(blocks, q, scales, mins, n, s);
+    if (type == Q5_0) run_i8<Q5_0, 32, false>(blocks, q, scales, mins, n, s);
+    if (type == Q5_K) run_i8<Q5_K, 32, true>(blocks, q, scales, mins, n, s);
+    if (type == Q6_K) run_i8<Q6_K, 16, true>(blocks, q, scales, mins, n, s);
+}
+
+void dequantize(const Weight& weight, Half* out, Stream stream) {
+    const std::int64_t n = weight.rows * weight.cols;
+    dequantize_kernel<<<unsigned((n / 8 + 255) / 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
+        weight, reinterpret_cast<__half*>(out), n);
+}
+
+} // namespace quire::cuda

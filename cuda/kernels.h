@@ -1,0 +1,172 @@
+// The seam between the modules and nvcc: plain types, one launcher for each operation. Implemented by cuda/*.cu, or by
+// cuda/none.cpp in a build without CUDA; the linker chooses. All pointers are device memory unless said; every launch goes
+// to `stream` and returns at once. Activations are IEEE halves, the residual and logits float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire::cuda {
+
+using Stream = void*; // cudaStream_t
+using Half   = std::uint16_t;
+
+// -- device.cu: the device, its memory, copies, graphs
+
+struct DeviceInfo {
+    char        name[256]    = "";
+    int         n_processors = 0;
+    int         major = 0, minor = 0; // compute capability
+    std::size_t total = 0, free = 0;  // bytes
+};
+
+// Null, or why there is no device to use.
+const char* open_device(int index, DeviceInfo& info);
+// The first error of any call or launch since the last time it was asked, or null. Does not wait.
+const char* last_error();
+
+void* allocate(std::size_t bytes); // zeroed; null when there is not enough
+void  release(void* memory);
+void* allocate_host(std::size_t bytes); // pinned
+void  release_host(void* memory);
+
+Stream create_stream();
+void   destroy_stream(Stream stream);
+void   synchronize(Stream stream);
+void   copy_to_device(void* to, const void* from_host, std::size_t bytes, Stream stream);
+void   copy_to_host(void* to_host, const void* from, std::size_t bytes, Stream stream);
+// From pageable memory, as a mapped file is, by several threads through pinned buffers. Returns when it is done.
+void upload(void* to, const void* from_host, std::size_t bytes);
+
+void  begin_capture(Stream stream);
+void* end_capture(Stream stream); // an executable graph, or null
+void  launch_graph(void* graph, Stream stream);
+void  destroy_graph(void* graph);
+
+// Timing on the device.
+void*  create_event();
+void   record_event(void* event, Stream stream);
+double seconds_between(void* first, void* second); // waits for the second
+
+// -- weights
+
+// How a matrix of GGUF lies on the device. Rows are outputs, the inner dimension is contiguous.
+enum class WeightForm : int {
+    f16,  // [rows × cols] halves
+    i8,   // [rows × cols] int8; `scales` and, if any, `mins` per group: value = scale * q - min
+    q4_k, // GGUF's own 144-byte superblocks of 256
+    f32,  // vectors and tables that are read as they are
+};
+
+struct Weight {
+    WeightForm   form = WeightForm::f16;
+    std::int64_t rows = 0, cols = 0;
+    const void*  data         = nullptr;
+    const void*  scales       = nullptr; // i8: [rows × cols / group], halves or float32
+    const void*  mins         = nullptr; // i8: float32, or null
+    int          group        = 32;      // i8: 16 or 32
+    bool         float_scales = false;
+};
+
+// -- convert.cu: GGUF's blocks → the forms above. `type` is ggml_type's number.
+bool convertible(std::uint32_t type);
+void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, Stream stream); // F32, BF16, F16
+void to_i8(std::uint32_t type, const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n,
+           Stream stream);
+// What to_i8 needs for a type: the group, whether scales are float32, whether there are mins.
+void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins);
+// Any form → halves, for products with many rows.
+void dequantize(const Weight& weight, Half* out, Stream stream);
+
+// -- elementwise.cu
+
+// The step's plan on the device. Entries beyond a step's own (graphs are captured for rounded sizes) have slot -1.
+struct Plan {
+    const std::int32_t* tokens       = nullptr; // [T]
+    const std::int32_t* positions    = nullptr; // [T]
+    const std::int32_t* slots        = nullptr; // [T]
+    const std::int32_t* logit_rows   = nullptr; // [L]
+    const std::int32_t* table_start  = nullptr; // [S]
+    const std::int32_t* block_tables = nullptr;
+};
+
+void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n_tokens,
+           Stream stream);
+// x may be halves or float32; residual float32 or null; out halves (or float32 for the residual's own norm).
+void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
+          std::int64_t rows, std::int64_t cols, Stream stream);
+void silu_mul(Half* gate, const Half* up, std::int64_t n, Stream stream);
+void gelu(Half* x, std::int64_t n, Stream stream);
+void add(float* x, const Half* y, std::int64_t n, Stream stream);
+void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Stream stream);
+void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
+                 Stream stream);
+// Rotates q in place and k on its way into the cache, with v. Cache: [block][kv_head][offset][head_dim] halves.
+struct RopeStore {
+    Half *       q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·D], [T × kv_heads·D]
+    Half *       cache_k = nullptr, *cache_v = nullptr;
+    const float* inv_freq = nullptr; // [half]
+    int          half = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
+    float        scale  = 1;
+    bool         halves = false; // pairs (i, i + half); else (2i, 2i + 1)
+};
+void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n_tokens, Stream stream);
+// n_copies pairs (from, to) on the device; one launch copies all of them in all layers. Pools may be pinned host memory.
+struct BlockPools {
+    const void* const* from        = nullptr; // [2 · layers] arrays, device memory
+    void* const*       to          = nullptr;
+    int                n_arrays    = 0;
+    std::size_t        block_bytes = 0; // of one array, a multiple of 16
+};
+void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream);
+// The lowest id among the largest of each row.
+void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Stream stream);
+
+// -- attention.cu: paged attention, causal, over positions up to each token's own
+
+struct Attention {
+    const Half *q = nullptr, *cache_k = nullptr, *cache_v = nullptr;
+    Half*       out     = nullptr; // as q: [T × heads·D]
+    int         n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
+    float       scale   = 1;
+    int         window  = 0; // 0: all
+    float       softcap = 0; // 0: none
+};
+
+// Decoding: one token for each sequence, a sequence cut into chunks of `attention_chunk` positions, absolute, so that the
+// result does not depend on the batch. Item i: {row, sequence, first position of the chunk, chunks of the sequence}; the
+// items of a sequence stand together. row -1: nothing to do.
+constexpr int attention_chunk = 256;
+struct DecodeItem {
+    std::int32_t row, sequence, first, n_chunks, index; // index: which of the sequence's chunks
+};
+// `partial`: [items × heads × (D + 2)] float32; `tickets`: [T × heads] int, zero before and after.
+void attention_decode(const Attention& args, const Plan& plan, const DecodeItem* items, int n_items, float* partial,
+                      std::int32_t* tickets, Stream stream);
+// The fastest tile of queries for a head_dim; 0: only the plain kernel can.
+int prefill_tile(int head_dim);
+struct PrefillTile {
+    std::int32_t sequence, first_row, n_rows; // neighbouring tokens of one sequence
+};
+void attention_prefill(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles, Stream stream);
+
+// -- matmul.cu and blas.cu
+
+// out[t][r] = Σ x[t][c] weight[r][c] (+ bias[r]); out halves, or float32.
+struct Product {
+    Weight       weight;
+    const float* bias         = nullptr;
+    void*        out          = nullptr;
+    bool         out_is_float = false;
+};
+// Few rows of x (1 .. most_vector_rows): reads each weight once, all products in one launch.
+constexpr int most_vector_rows = 8;
+constexpr int most_products    = 3;
+void          matmul_vector(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
+                            Stream stream);
+// Many rows of x: tensor cores by cuBLASLt, weights as halves. Null, or why there is no cuBLASLt.
+const char* open_blas();
+void        matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, std::int64_t rows, std::int64_t cols,
+                        void* out, bool out_is_float, Stream stream);
+
+} // namespace quire::cuda

@@ -1,0 +1,47 @@
+// What several kernels share: sums over a warp or block, and the layout of a Q4_K superblock.
+#pragma once
+
+#include <cuda_fp16.h>
+
+namespace quire::cuda {
+
+__device__ inline float warp_sum(float v) {
+    for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+    return v;
+}
+
+// `sums`: 32 floats of shared memory. All threads of the block get the result; the order of the sum is fixed.
+__device__ inline float block_sum(float v, float* sums) {
+    v = warp_sum(v);
+    __syncthreads(); // the last use of `sums` is over
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
+    __syncthreads();
+    float total = 0;
+    for (int w = 0; w < int(blockDim.x) / 32; w++) total += sums[w];
+    return total;
+}
+
+// Sub-block j (32 weights) of a Q4_K superblock: value = d * scale * q - dmin * min. 12 bytes hold eight pairs of 6 bits.
+__device__ inline void q4_k_scale(const unsigned char* scales, int j, int& scale, int& min) {
+    if (j < 4) {
+        scale = scales[j] & 63;
+        min   = scales[j + 4] & 63;
+    } else {
+        scale = (scales[j + 4] & 15) | ((scales[j - 4] >> 6) << 4);
+        min   = (scales[j + 4] >> 4) | ((scales[j] >> 6) << 4);
+    }
+}
+
+// Element `col` of a row of superblocks: half d, half dmin, scales[12], 128 bytes of nibbles (64 weights in 32 bytes).
+__device__ inline float q4_k_at(const unsigned char* row, int col) {
+    const unsigned char* block = row + col / 256 * 144;
+    const int            in = col % 256, chunk = in / 64, high = in % 64 / 32;
+    int                  scale, min;
+    q4_k_scale(block + 4, in / 32, scale, min);
+    const unsigned char byte = block[16 + chunk * 32 + in % 32];
+    const float         d    = __half2float(*reinterpret_cast<const __half*>(block)),
+                dmin         = __half2float(*reinterpret_cast<const __half*>(block + 2));
+    return d * float(scale) * float(high ? byte >> 4 : byte & 15) - dmin * float(min);
+}
+
+} // namespace quire::cuda

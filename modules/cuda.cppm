@@ -1,0 +1,517 @@
+// quire.cuda: an NVIDIA GPU behind the backend interface, over cuda/kernels.h. **Owns** the stream, device memory, the
+// weights in their device forms, and the captured graphs of decoding steps.
+module;
+
+#include "../cuda/kernels.h"
+
+export module quire.cuda;
+
+import quire.backend;
+import quire.base;
+import quire.quants;
+import quire.request;
+import quire.std;
+import quire.tensor;
+
+export namespace quire {
+
+struct CudaOptions {
+    int    device             = 0;
+    double memory_utilization = 0.92;  // of the device's memory, for weights, workspaces and KV together
+    bool   deterministic      = false; // the same bits in any batch and with any chunking, at the price of slow prompts
+};
+
+// Error: no such device, and why.
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// Rows of a decoding step, rounded up: each size is captured once.
+static int rounded_rows(int n) {
+    for (int size : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128})
+        if (n <= size) return size;
+    return (n + 31) / 32 * 32;
+}
+
+static int rounded_items(int n) {
+    const int step = std::max(8, int(std::bit_floor(unsigned(n))) / 4);
+    return (n + step - 1) / step * step;
+}
+
+class CudaBackend final : public Backend {
+public:
+    CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info)
+        : options_(options), info_(info), has_blas_(cuda::open_blas() == nullptr), stream_(cuda::create_stream()) {}
+    ~CudaBackend() override {
+        cuda::synchronize(stream_);
+        for (auto& [key, graph] : graphs_) cuda::destroy_graph(graph);
+        for (void* memory : owned_) cuda::release(memory);
+        for (void* memory : owned_host_) cuda::release_host(memory);
+        cuda::destroy_stream(stream_);
+    }
+
+    std::string describe() const override {
+        return cat(info_.name, ", compute ", info_.major, ".", info_.minor, ", ", info_.total >> 30, " GiB",
+                   options_.deterministic ? ", deterministic" : "");
+    }
+
+    Result<Buffer>         allocate(std::size_t bytes) override;
+    Result<Buffer>         allocate_host(std::size_t bytes) override;
+    std::size_t            memory_for_cache() const override;
+    DType                  activation_type() const override { return DType::F16; }
+    Result<TensorView>     prepare(const TensorView& weight) override;
+    Result<void>           prepare_steps(const StepLimits& limits) override;
+    std::span<const float> to_host(const Tensor& tensor) override;
+
+    StepShape begin_step(const StepPlan& plan) override;
+    bool      replay_step() override;
+    void      end_step() override;
+
+    void embed(const TensorView& weight, const TensorView& positions, Tensor out) override;
+    void norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
+              Tensor out) override;
+    void matmul(Tensor x, std::span<const Projection> projections) override;
+    void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
+    void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
+    void activate(Activation activation, Tensor x, const Tensor* up) override;
+    void add(Tensor x, Tensor y) override;
+    void select_logit_rows(Tensor x, Tensor out) override;
+    void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                     std::span<const KvLayer> to) override;
+
+private:
+    using Half = cuda::Half;
+    static Half*               halves(const Tensor& t) { return static_cast<Half*>(t.data); }
+    static float*              floats(const Tensor& t) { return static_cast<float*>(t.data); }
+    static const cuda::Weight& weight_of(const TensorView& view) {
+        return *static_cast<const cuda::Weight*>(view.data);
+    }
+    static const float* vector_of(const TensorView& view) {
+        return view ? static_cast<const float*>(weight_of(view).data) : nullptr;
+    }
+    void* take(std::size_t bytes); // device memory that lives as long as the backend, or null
+    void  check_device(std::string_view what) {
+        if (const char* error = cuda::last_error()) check(false, cat("CUDA, ", what, ": ", error));
+    }
+
+    CudaOptions                    options_;
+    cuda::DeviceInfo               info_;
+    bool                           has_blas_;
+    cuda::Stream                   stream_;
+    std::vector<void*>             owned_, owned_host_;
+    std::deque<cuda::Weight>       weights_;                 // what prepared views point to
+    std::map<const float*, float*> frequencies_;             // of RoPE, on the device
+    void*                          staging_       = nullptr; // raw blocks on their way into another form
+    std::size_t                    staging_bytes_ = 0;
+
+    // The step: one pinned buffer, sent up in one copy. Regions stand at fixed places, so that graphs can name them.
+    StepLimits    limits_;
+    std::int32_t *host_ = nullptr, *device_ = nullptr;
+    std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
+                at_tables_ = 0, plan_ints_ = 0;
+    const StepPlan*                      plan_ = nullptr;
+    cuda::Plan                           on_device_;
+    StepShape                            shape_;
+    int                                  n_items_ = 0, n_tiles_ = 0;
+    bool                                 capturing_ = false;
+    std::map<std::pair<int, int>, void*> graphs_; // (rows, items) → an executable graph
+    std::map<std::pair<int, int>, int>   seen_;   // how often a shape came: the first time it runs as it is
+    float*                               partial_          = nullptr;
+    std::int32_t*                        tickets_          = nullptr;
+    Half*                                dequantized_      = nullptr;
+    std::int64_t                         dequantized_size_ = 0;
+    float*                               logits_           = nullptr; // pinned
+    std::size_t                          logits_size_      = 0;
+    // Block moves
+    std::int32_t *host_pairs_ = nullptr, *pairs_ = nullptr;
+    const void**  pool_pointers_[2] = {nullptr, nullptr}; // device arrays of K and V bases: device pool, swap pool
+    bool          pools_sent_[2]    = {false, false};
+    std::size_t   n_pairs_          = 0;
+};
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
+    cuda::DeviceInfo info;
+    if (const char* why = cuda::open_device(options.device, info))
+        return fail_with(ErrorKind::system, "no GPU to run on: ", why);
+    return std::make_unique<CudaBackend>(options, info);
+}
+
+// -- memory
+
+Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
+    void* data = cuda::allocate(bytes);
+    if (data == nullptr) return fail_with(ErrorKind::system, "the GPU has no ", bytes >> 20, " MiB of memory left");
+    return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release(p); });
+}
+
+Result<Buffer> CudaBackend::allocate_host(std::size_t bytes) {
+    void* data = cuda::allocate_host(bytes);
+    if (data == nullptr) return fail_with(ErrorKind::system, "cannot pin ", bytes >> 20, " MiB of memory");
+    return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release_host(p); });
+}
+
+void* CudaBackend::take(std::size_t bytes) {
+    void* memory = cuda::allocate(bytes);
+    if (memory != nullptr) owned_.push_back(memory);
+    return memory;
+}
+
+std::size_t CudaBackend::memory_for_cache() const {
+    cuda::DeviceInfo now;
+    if (cuda::open_device(options_.device, now) != nullptr) return 0;
+    const auto reserve = std::size_t(double(now.total) * (1 - options_.memory_utilization));
+    return now.free > reserve ? now.free - reserve : 0;
+}
+
+Result<TensorView> CudaBackend::prepare(const TensorView& view) {
+    const std::int64_t n         = view.rows * view.cols;
+    const std::size_t  bytes     = row_bytes(view.type, view.cols) * std::size_t(view.rows);
+    const auto         no_memory = [&] {
+        return fail_with(ErrorKind::system, "the GPU has no memory left for a matrix of ", view.rows, " × ", view.cols);
+    };
+    const auto staged = [&](std::size_t size) { // room for raw blocks
+        if (staging_bytes_ < size) {
+            staging_       = take(size);
+            staging_bytes_ = staging_ ? size : 0;
+        }
+        return staging_;
+    };
+    cuda::Weight w;
+    w.rows          = view.rows;
+    w.cols          = view.cols;
+    const auto type = std::uint32_t(view.type);
+    if (view.rows == 1 && view.type == DType::F32) {
+        w.form     = cuda::WeightForm::f32;
+        void* data = take(bytes);
+        if (!data) return no_memory();
+        cuda::upload(data, view.data, bytes);
+        w.data = data;
+    } else if (view.type == DType::F16 || view.type == DType::Q4_K) {
+        w.form     = view.type == DType::F16 ? cuda::WeightForm::f16 : cuda::WeightForm::q4_k;
+        void* data = take(bytes);
+        if (!data) return no_memory();
+        cuda::upload(data, view.data, bytes);
+        w.data = data;
+    } else if (view.type == DType::F32 || view.type == DType::BF16) {
+        w.form     = cuda::WeightForm::f16;
+        void* data = take(std::size_t(n) * 2);
+        if (!data || !staged(bytes)) return no_memory();
+        cuda::upload(staging_, view.data, bytes);
+        cuda::to_f16(type, staging_, static_cast<Half*>(data), n, stream_);
+        w.data = data;
+    } else if (cuda::convertible(type)) {
+        w.form        = cuda::WeightForm::i8;
+        bool has_mins = false;
+        cuda::i8_layout(type, w.group, w.float_scales, has_mins);
+        const auto groups = std::size_t(n / w.group);
+        void *     q = take(std::size_t(n)), *scales = take(groups * (w.float_scales ? 4 : 2)),
+             *mins = has_mins ? take(groups * 4) : nullptr;
+        if (!q || !scales || (has_mins && !mins) || !staged(bytes)) return no_memory();
+        cuda::upload(staging_, view.data, bytes);
+        cuda::to_i8(type, staging_, static_cast<std::int8_t*>(q), scales, static_cast<float*>(mins), n, stream_);
+        w.data   = q;
+        w.scales = scales;
+        w.mins   = mins;
+    } else { // a rare type: as halves, by way of the CPU's reference
+        w.form = cuda::WeightForm::f16;
+        std::vector<float> row(static_cast<std::size_t>(view.cols));
+        std::vector<Half>  all(static_cast<std::size_t>(n));
+        for (std::int64_t r = 0; r < view.rows; r++) {
+            dequantize(view.type,
+                       static_cast<const std::byte*>(view.data) + std::size_t(r) * row_bytes(view.type, view.cols),
+                       row.data(), view.cols);
+            for (std::int64_t c = 0; c < view.cols; c++)
+                all[std::size_t(r * view.cols + c)] = f32_to_f16(row[std::size_t(c)]);
+        }
+        void* data = take(std::size_t(n) * 2);
+        if (!data) return no_memory();
+        cuda::upload(data, all.data(), std::size_t(n) * 2);
+        w.data = data;
+    }
+    cuda::synchronize(stream_); // the staging room is used again
+    if (const char* error = cuda::last_error()) return fail_with(ErrorKind::system, "CUDA: ", error);
+    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
+        dequantized_size_ = std::max(dequantized_size_, n);
+    weights_.push_back(w);
+    return TensorView{view.type, view.rows, view.cols, &weights_.back()};
+}
+
+Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
+    limits_            = l;
+    limits_.max_tokens = std::max(l.max_tokens, 8);
+    const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
+               L = std::size_t(l.max_logit_rows);
+    // In deterministic steps every token is an item; else one token of each sequence.
+    const std::size_t chunks = std::size_t(l.context) / cuda::attention_chunk + 2;
+    const std::size_t items  = std::size_t(rounded_items(int((options_.deterministic ? T : S) * chunks)));
+    const std::size_t tables = S * (std::size_t(l.max_blocks_per_sequence) + 1);
+    at_positions_            = T;
+    at_slots_                = 2 * T;
+    at_rows_                 = 3 * T;
+    at_starts_               = at_rows_ + std::max(L, T);
+    at_items_                = at_starts_ + S;
+    at_tiles_                = at_items_ + items * 5;
+    at_tables_               = at_tiles_ + T * 3;
+    plan_ints_               = at_tables_ + tables;
+    host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
+    device_                  = static_cast<std::int32_t*>(take(plan_ints_ * 4));
+    partial_     = static_cast<float*>(take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
+    tickets_     = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
+    logits_size_ = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
+    logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
+    n_pairs_     = 4096;
+    host_pairs_  = static_cast<std::int32_t*>(cuda::allocate_host(n_pairs_ * 8));
+    pairs_       = static_cast<std::int32_t*>(take(n_pairs_ * 8));
+    for (auto& pointers : pool_pointers_)
+        pointers = static_cast<const void**>(take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
+    if (dequantized_size_ > 0) dequantized_ = static_cast<Half*>(take(std::size_t(dequantized_size_) * 2));
+    for (void* memory : {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_)})
+        if (memory != nullptr) owned_host_.push_back(memory);
+    if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !pairs_ || !pool_pointers_[1] ||
+        (dequantized_size_ > 0 && !dequantized_))
+        return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
+    on_device_.tokens       = device_;
+    on_device_.positions    = device_ + at_positions_;
+    on_device_.slots        = device_ + at_slots_;
+    on_device_.logit_rows   = device_ + at_rows_;
+    on_device_.table_start  = device_ + at_starts_;
+    on_device_.block_tables = device_ + at_tables_;
+    return {};
+}
+
+std::span<const float> CudaBackend::to_host(const Tensor& t) {
+    const auto n = std::size_t(t.rows * t.cols);
+    check(t.type == DType::F32 && n <= logits_size_, "to_host: not the logits");
+    cuda::copy_to_host(logits_, t.data, n * 4, stream_);
+    cuda::synchronize(stream_);
+    check_device("a step");
+    return {logits_, n};
+}
+
+// -- the step
+
+StepShape CudaBackend::begin_step(const StepPlan& plan) {
+    plan_              = &plan;
+    const int T        = plan.n_tokens();
+    bool      decoding = !options_.deterministic && T == plan.n_seqs() && plan.logit_rows.size() == plan.tokens.size();
+    shape_             = {T, int(plan.logit_rows.size())};
+    if (decoding && rounded_rows(T) <= limits_.max_tokens && rounded_rows(T) <= limits_.max_logit_rows)
+        shape_.tokens = shape_.logit_rows = rounded_rows(T);
+    else decoding = false;
+    check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences,
+          "a step larger than announced");
+    check(at_tables_ + plan.block_tables.size() <= plan_ints_, "more block tables than announced");
+
+    const auto put = [&](std::size_t at, const std::vector<std::int32_t>& values) {
+        std::copy(values.begin(), values.end(), host_ + at);
+    };
+    put(0, plan.tokens);
+    put(at_positions_, plan.positions);
+    put(at_slots_, plan.slots);
+    put(at_rows_, plan.logit_rows);
+    std::copy_n(plan.table_start.begin(), plan.n_seqs(), host_ + at_starts_);
+    put(at_tables_, plan.block_tables);
+    for (int t = T; t < shape_.tokens; t++) {
+        host_[t] = host_[at_positions_ + std::size_t(t)] = 0;
+        host_[at_slots_ + std::size_t(t)]                = -1;
+    }
+    for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
+
+    n_items_ = n_tiles_ = 0;
+    const auto item     = [&](int row, int sequence, int first, int n_chunks, int index) {
+        std::int32_t* to = host_ + at_items_ + std::size_t(n_items_++) * 5;
+        to[0] = row, to[1] = sequence, to[2] = first, to[3] = n_chunks, to[4] = index;
+    };
+    const int  tile      = cuda::prefill_tile(limits_.head_dim);
+    const auto one_query = [&](int row, int s) {
+        const int last = plan.positions[std::size_t(row)], chunk = cuda::attention_chunk;
+        const int begin  = limits_.window > 0 ? std::max(0, last - limits_.window + 1) / chunk : 0;
+        const int chunks = last / chunk + 1 - begin;
+        for (int c = 0; c < chunks; c++) item(row, s, (begin + c) * chunk, chunks, c);
+    };
+    for (int s = 0; s < plan.n_seqs(); s++) {
+        const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
+        if (tile > 0 && (end - first == 1 || options_.deterministic)) {
+            for (int row = first; row < end; row++) one_query(row, s);
+            continue;
+        }
+        for (int row = first; row < end; row += std::max(tile, 16)) {
+            std::int32_t* to = host_ + at_tiles_ + std::size_t(n_tiles_++) * 3;
+            to[0] = s, to[1] = row, to[2] = std::min(std::max(tile, 16), end - row);
+        }
+    }
+    if (decoding)
+        for (const int wanted = rounded_items(n_items_); n_items_ < wanted;) item(-1, 0, 0, 1, 0);
+    cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, stream_);
+    capturing_ = decoding && n_tiles_ == 0;
+    return shape_;
+}
+
+// The first step of a shape runs as it is (libraries choose their algorithms then), the second is captured.
+bool CudaBackend::replay_step() {
+    if (!capturing_) return false;
+    const std::pair key{shape_.tokens, n_items_};
+    if (const auto found = graphs_.find(key); found != graphs_.end()) {
+        cuda::launch_graph(found->second, stream_);
+        capturing_ = false;
+        return true;
+    }
+    if (seen_[key]++ == 0) capturing_ = false;
+    else cuda::begin_capture(stream_);
+    return false;
+}
+
+void CudaBackend::end_step() {
+    if (!capturing_) return;
+    capturing_  = false;
+    void* graph = cuda::end_capture(stream_);
+    check(graph != nullptr, "a step could not be captured");
+    graphs_.emplace(std::pair{shape_.tokens, n_items_}, graph);
+    cuda::launch_graph(graph, stream_);
+}
+
+// -- the operations
+
+void CudaBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
+    cuda::embed(weight_of(weight), positions ? &weight_of(positions) : nullptr, on_device_, floats(out), out.rows,
+                stream_);
+}
+
+void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
+                       Tensor out) {
+    check(out.type == DType::F16, "norm: the result is for a product");
+    cuda::norm(x.data, x.type == DType::F32, vector_of(weight), vector_of(bias), eps,
+               residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, stream_);
+}
+
+void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
+    cuda::Product products[cuda::most_products];
+    int           n      = 0;
+    const auto    f16    = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
+    const int     vector = !has_blas_ || options_.deterministic ? cuda::most_vector_rows
+                           : f16()                              ? 4
+                                                                : cuda::most_vector_rows;
+    if (x.rows <= vector || !has_blas_ || options_.deterministic) {
+        for (std::int64_t row = 0; row < x.rows; row += vector) {
+            n = 0;
+            for (const Projection& p : projections) {
+                const std::size_t skip = std::size_t(row * p.out.cols) * (p.out.type == DType::F32 ? 4 : 2);
+                products[n++]          = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr,
+                                          static_cast<std::byte*>(p.out.data) + skip, p.out.type == DType::F32};
+            }
+            cuda::matmul_vector(halves(x) + row * x.cols, int(std::min<std::int64_t>(vector, x.rows - row)), x.cols,
+                                products, n, stream_);
+        }
+        return;
+    }
+    for (const Projection& p : projections) {
+        const cuda::Weight& w      = weight_of(*p.weight);
+        const Half*         values = static_cast<const Half*>(w.data);
+        if (w.form != cuda::WeightForm::f16) {
+            cuda::dequantize(w, dequantized_, stream_);
+            values = dequantized_;
+        }
+        cuda::matmul_blas(halves(x), x.rows, values, w.rows, w.cols, p.out.data, p.out.type == DType::F32, stream_);
+        if (p.bias && *p.bias) cuda::add_bias(halves(p.out), vector_of(*p.bias), p.out.rows, p.out.cols, stream_);
+    }
+}
+
+void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
+    float*& frequencies = frequencies_[rope.inv_freq.data()];
+    if (frequencies == nullptr && !rope.inv_freq.empty()) { // the first step of a model
+        frequencies = static_cast<float*>(take(rope.inv_freq.size_bytes()));
+        check(frequencies != nullptr, "no memory for the frequencies of RoPE");
+        cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes());
+    }
+    cuda::RopeStore args;
+    args.q          = halves(q);
+    args.k          = halves(k);
+    args.v          = halves(v);
+    args.cache_k    = static_cast<Half*>(cache.k);
+    args.cache_v    = static_cast<Half*>(cache.v);
+    args.inv_freq   = frequencies;
+    args.half       = int(rope.inv_freq.size());
+    args.n_heads    = int(q.cols / cache.head_dim);
+    args.n_kv_heads = cache.n_kv_heads;
+    args.head_dim   = cache.head_dim;
+    args.block_size = cache.block_size;
+    args.scale      = rope.scale;
+    args.halves     = rope.halves;
+    cuda::rope_and_store(args, on_device_, q.rows, stream_);
+}
+
+void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
+    cuda::Attention args;
+    args.q          = halves(q);
+    args.out        = halves(out);
+    args.cache_k    = static_cast<const Half*>(cache.k);
+    args.cache_v    = static_cast<const Half*>(cache.v);
+    args.n_heads    = params.n_heads;
+    args.n_kv_heads = cache.n_kv_heads;
+    args.head_dim   = cache.head_dim;
+    args.block_size = cache.block_size;
+    args.scale      = params.scale;
+    args.window     = params.window;
+    cuda::attention_decode(args, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_,
+                           partial_, tickets_, stream_);
+    cuda::attention_prefill(args, on_device_, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), n_tiles_,
+                            stream_);
+}
+
+void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
+    if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, stream_);
+    else cuda::gelu(halves(x), x.rows * x.cols, stream_);
+}
+
+void CudaBackend::add(Tensor x, Tensor y) { cuda::add(floats(x), halves(y), x.rows * x.cols, stream_); }
+
+void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
+    cuda::select_rows(floats(x), on_device_.logit_rows, floats(out), out.rows, x.cols, stream_);
+}
+
+void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                              std::span<const KvLayer> to) {
+    if (copies.empty()) return;
+    const auto pointers = [&](std::span<const KvLayer> layers) { // the bases of a pool's arrays, sent up once
+        const void** there = pool_pointers_[layers[0].on_host];
+        auto&        sent  = pools_sent_[layers[0].on_host];
+        if (!sent) {
+            std::vector<const void*> bases;
+            for (const KvLayer& layer : layers) bases.insert(bases.end(), {layer.k, layer.v});
+            cuda::upload(there, bases.data(), bases.size() * sizeof(void*));
+            sent = true;
+        }
+        return there;
+    };
+    cuda::BlockPools pools;
+    pools.from        = pointers(from);
+    pools.to          = const_cast<void* const*>(pointers(to));
+    pools.n_arrays    = int(from.size() * 2);
+    pools.block_bytes = from[0].block_bytes();
+    const bool odd    = pools.block_bytes % 16 != 0;
+    check(!odd, "a KV block is not a multiple of 16 bytes");
+    // A launch runs its copies in no order: a list in which a target was a source before is cut there.
+    for (std::size_t done = 0; done < copies.size();) {
+        std::size_t n = 0;
+        for (; done + n < copies.size() && n < n_pairs_; n++) {
+            const BlockCopy& next  = copies[done + n];
+            const auto       other = [&](const BlockCopy& earlier) {
+                return earlier.from == next.to || earlier.to == next.from || earlier.to == next.to;
+            };
+            if (from.data() == to.data() && std::ranges::any_of(copies.subspan(done, n), other)) break;
+            host_pairs_[2 * n]     = next.from;
+            host_pairs_[2 * n + 1] = next.to;
+        }
+        cuda::copy_to_device(pairs_, host_pairs_, n * 8, stream_);
+        cuda::copy_blocks(pools, pairs_, int(n), stream_);
+        cuda::synchronize(stream_); // the pairs' memory is used again; moves are rare
+        done += n;
+    }
+    check_device("block moves");
+}
+
+} // namespace quire
