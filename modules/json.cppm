@@ -8,6 +8,7 @@ module;
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 export module quire.json;
 
@@ -20,6 +21,8 @@ using Json = nlohmann::ordered_json; // objects keep the order of their keys
 struct JsonLimits {
     std::size_t bytes = std::size_t(16) << 20;
     int         depth = 64; // of arrays and objects in one another
+    // Of one object. An ordered_json looks for every new key among those before it, so time grows with the square.
+    int members = 4096;
 };
 
 // Error: where the text stops being JSON, or which limit it breaks.
@@ -34,10 +37,17 @@ module :private;
 
 namespace quire {
 
-// The deepest nesting of brackets outside strings; wrong JSON may count wrong, and is refused by the parser.
-int nesting(std::string_view text) {
-    int  depth = 0, deepest = 0;
-    bool in_string = false;
+struct Extent {
+    int depth = 0, members = 0;
+};
+
+// The deepest nesting of brackets and the longest object, seen without parsing: colons outside strings, counted per
+// level down to `max_depth`. Wrong JSON may count wrong, and is refused by the parser.
+Extent extent(std::string_view text, int max_depth) {
+    Extent           widest;
+    std::vector<int> members(std::size_t(std::max(max_depth, 0)) + 1);
+    int              depth     = 0;
+    bool             in_string = false;
     for (std::size_t i = 0; i < text.size(); i++) {
         const char c = text[i];
         if (in_string) {
@@ -46,19 +56,27 @@ int nesting(std::string_view text) {
         } else if (c == '"') {
             in_string = true;
         } else if (c == '[' || c == '{') {
-            deepest = std::max(deepest, ++depth);
+            widest.depth = std::max(widest.depth, ++depth);
+            if (depth > 0 && depth <= max_depth) members[std::size_t(depth)] = 0;
         } else if (c == ']' || c == '}') {
             depth--;
+        } else if (c == ':' && depth > 0 && depth <= max_depth) {
+            widest.members = std::max(widest.members, ++members[std::size_t(depth)]);
         }
     }
-    return deepest;
+    return widest;
 }
 
 Result<Json> json_parse(std::string_view text, const JsonLimits& limits) {
     if (text.size() > limits.bytes)
         return fail_with(ErrorKind::limit, "the JSON text has ", text.size(), " bytes; ", limits.bytes, " are allowed");
-    if (int depth = nesting(text); depth > limits.depth)
-        return fail_with(ErrorKind::limit, "the JSON text is nested ", depth, " deep; ", limits.depth, " is allowed");
+    const Extent found = extent(text, limits.depth);
+    if (found.depth > limits.depth)
+        return fail_with(ErrorKind::limit, "the JSON text is nested ", found.depth, " deep; ", limits.depth,
+                         " is allowed");
+    if (found.members > limits.members)
+        return fail_with(ErrorKind::limit, "an object of the JSON text has ", found.members, " members; ",
+                         limits.members, " are allowed");
     try {
         return Json::parse(text);
     } catch (const nlohmann::json::exception& e) {

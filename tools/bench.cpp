@@ -1,6 +1,7 @@
 // bench: how fast the parts of quire are on this machine.
 // Exit codes: 0, 1 (something cannot be measured: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
+#include "../cuda/kernels.h"
 
 import quire.base;
 import quire.block_manager;
@@ -207,10 +208,10 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
     }
     Timed               timed;
     std::vector<Output> events;
-    int                 first = 0;
+    std::set<RequestId> begun; // that have their first token
     Stopwatch           watch;
-    while (first < n_sequences && engine.step(events)) {
-        for (const Output& e : events) first += !e.tokens.empty();
+    while (int(begun.size()) < n_sequences && engine.step(events)) {
+        for (const Output& e : events) begun.insert(e.id);
         events.clear();
     }
     timed.prefill = watch.seconds();
@@ -412,6 +413,180 @@ int throughput(const Arguments& a) {
     return 0;
 }
 
+// -- single kernels of the GPU: bytes or operations over the time of a launch, weights and caches larger than the L2
+
+class Gpu {
+public:
+    Gpu() : stream_(cuda::create_stream()), begin_(cuda::create_event()), end_(cuda::create_event()) {}
+    cuda::Stream stream() const { return stream_; }
+    // Random halves of about one seventieth.
+    void* halves(std::size_t n) {
+        static const std::vector<std::uint16_t> pattern = [] {
+            std::vector<std::uint16_t>      made((std::size_t(4) << 20) | 1);
+            std::mt19937                    random(1);
+            std::normal_distribution<float> normal(0, 1.0f / 70);
+            for (auto& h : made) h = f32_to_f16(normal(random));
+            return made;
+        }();
+        auto* to = static_cast<std::uint16_t*>(cuda::allocate(n * 2));
+        check(to != nullptr, "the GPU's memory is full");
+        for (std::size_t at = 0; at < n; at += pattern.size())
+            cuda::upload(to + at, pattern.data(), std::min(pattern.size(), n - at) * 2);
+        return memory_.emplace_back(to);
+    }
+    void* ints(const std::vector<std::int32_t>& values) {
+        void* to = cuda::allocate(values.size() * 4);
+        cuda::upload(to, values.data(), values.size() * 4);
+        return memory_.emplace_back(to);
+    }
+    void* zeros(std::size_t bytes) { return memory_.emplace_back(cuda::allocate(bytes)); }
+    void  clear() {
+        for (void* m : memory_) cuda::release(m);
+        memory_.clear();
+    }
+    // Median seconds of one launch; `launch` gets the number of the repetition.
+    double seconds(const std::function<void(int)>& launch) {
+        constexpr int       each = 10;
+        std::vector<double> samples;
+        for (int i = 0; i < 3; i++) launch(i);
+        for (int round = 0; round < 9; round++) {
+            cuda::record_event(begin_, stream_);
+            for (int i = 0; i < each; i++) launch(round * each + i);
+            cuda::record_event(end_, stream_);
+            samples.push_back(cuda::seconds_between(begin_, end_) / each);
+        }
+        if (const char* error = cuda::last_error()) std::fprintf(stderr, "bench: CUDA: %s\n", error);
+        std::sort(samples.begin(), samples.end());
+        return samples[samples.size() / 2];
+    }
+
+private:
+    cuda::Stream       stream_;
+    void *             begin_, *end_;
+    std::vector<void*> memory_;
+};
+
+void kernel_line(const char* kernel, const std::string& shape, double seconds, double bytes, double flop,
+                 const Arguments& a) {
+    const double of = std::max(bytes / seconds / ((a.bandwidth > 0 ? a.bandwidth : 4300) * 1e9),
+                               flop / seconds / ((a.tflops > 0 ? a.tflops : 790) * 1e12));
+    std::printf("| %-18s | %-28s | %9.1f | %6.2f | %7.1f | %5.0f %% |\n", kernel, shape.c_str(), seconds * 1e6,
+                bytes / seconds / 1e12, flop / seconds / 1e12, 100 * of);
+    std::fflush(stdout);
+}
+
+int kernels(const Arguments& a) {
+    cuda::DeviceInfo info;
+    if (const char* why = cuda::open_device(0, info))
+        return complain({ErrorKind::system, cat("no GPU to measure: ", why)});
+    std::printf(
+        "%s\n\n| kernel | shape | µs | TB/s | TFLOP/s | of the limit |\n| --- | --- | ---: | ---: | ---: | ---: |\n",
+        info.name);
+    Gpu gpu;
+    struct Matrix {
+        int rows, cols;
+    };
+    for (const auto& [form, name, bits] :
+         {std::tuple(cuda::WeightForm::f16, "vector f16", 16.0), std::tuple(cuda::WeightForm::i8, "vector q8_0", 8.5),
+          std::tuple(cuda::WeightForm::q4_k, "vector q4_k", 4.5)})
+        for (auto [rows, cols] :
+             {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
+            for (int n : {1, 4, 8}) {
+                if (n > 1 && rows != 13824) continue;
+                const double              bytes  = double(rows) * cols * bits / 8;
+                const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
+                cuda::Weight              w;
+                std::vector<cuda::Weight> all;
+                for (int i = 0; i < copies; i++) {
+                    w.form = form, w.rows = rows, w.cols = cols;
+                    w.data = gpu.halves(std::size_t(bytes / 2) + 64);
+                    w.scales =
+                        form == cuda::WeightForm::i8 ? gpu.halves(std::size_t(rows) * std::size_t(cols) / 32) : nullptr;
+                    all.push_back(w);
+                }
+                auto *x        = static_cast<cuda::Half*>(gpu.halves(std::size_t(8) * std::size_t(cols))),
+                     *out      = static_cast<cuda::Half*>(gpu.halves(std::size_t(8) * std::size_t(rows)));
+                const double s = gpu.seconds([&](int i) {
+                    const cuda::Product p{all[std::size_t(i % copies)], nullptr, out, false};
+                    cuda::matmul_vector(x, n, cols, &p, 1, gpu.stream());
+                });
+                kernel_line(name, cat(n, " × ", cols, " → ", rows), s, bytes, 0, a);
+                gpu.clear();
+            }
+    struct Shape {
+        int sequences, context, heads, kv_heads;
+    };
+    constexpr int D = 128, block = 16;
+    for (auto [S, L, H, K] :
+         {Shape{1, 4096, 40, 40}, Shape{1, 16384, 40, 40}, Shape{8, 1024, 40, 40}, Shape{32, 1024, 40, 40},
+          Shape{64, 512, 40, 40}, Shape{128, 1024, 40, 40}, Shape{8, 4096, 32, 8}, Shape{64, 2048, 32, 8},
+          Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
+        for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
+            const int                 per = L / size;
+            std::vector<std::int32_t> table, starts, positions, items;
+            std::mt19937              random(3);
+            for (int i = 0; i < S * per; i++) table.push_back(i);
+            std::shuffle(table.begin(), table.end(), random);
+            for (int s = 0; s < S; s++) {
+                starts.push_back(s * per);
+                positions.push_back(L - 1);
+                const int chunks = (L + cuda::attention_chunk - 1) / cuda::attention_chunk;
+                for (int c = 0; c < chunks; c++)
+                    items.insert(items.end(), {s, s, c * cuda::attention_chunk, chunks, c});
+            }
+            cuda::Plan plan;
+            plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.table_start                    = static_cast<std::int32_t*>(gpu.ints(starts));
+            plan.positions                      = static_cast<std::int32_t*>(gpu.ints(positions));
+            const auto*                  list   = static_cast<cuda::DecodeItem*>(gpu.ints(items));
+            const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
+            const double                 bytes  = double(n) * 4;
+            const int                    copies = std::max(1, int(400e6 / bytes));
+            std::vector<cuda::Attention> all;
+            for (int i = 0; i < copies; i++) {
+                cuda::Attention t;
+                t.q       = static_cast<cuda::Half*>(gpu.halves(std::size_t(S) * std::size_t(H) * D));
+                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
+                t.cache_k = static_cast<cuda::Half*>(gpu.halves(n));
+                t.cache_v = static_cast<cuda::Half*>(gpu.halves(n));
+                t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
+                all.push_back(t);
+            }
+            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 5 * std::size_t(H) * (D + 2) * 4));
+            auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
+            const double s       = gpu.seconds([&](int i) {
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, list, int(items.size() / 5), partial,
+                                             tickets, gpu.stream());
+            });
+            kernel_line(size == block ? "decode paged 16" : "decode contiguous",
+                        cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
+            gpu.clear();
+        }
+    for (int L : {2048, 8192}) {
+        const int                 H = 40;
+        std::vector<std::int32_t> table, positions, tiles;
+        for (int i = 0; i < L / block; i++) table.push_back(i);
+        for (int i = 0; i < L; i++) positions.push_back(i);
+        const int tile = cuda::prefill_tile(D);
+        for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
+        cuda::Plan plan;
+        plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
+        plan.table_start       = static_cast<std::int32_t*>(gpu.ints({0}));
+        plan.positions         = static_cast<std::int32_t*>(gpu.ints(positions));
+        const auto*       list = static_cast<cuda::PrefillTile*>(gpu.ints(tiles));
+        const std::size_t n    = std::size_t(L) * H * D;
+        cuda::Attention   t;
+        t.q = static_cast<cuda::Half*>(gpu.halves(n)), t.cache_k = static_cast<cuda::Half*>(gpu.halves(n));
+        t.cache_v = static_cast<cuda::Half*>(gpu.halves(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
+        t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
+        const double s =
+            gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.stream()); });
+        kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
+        gpu.clear();
+    }
+    return 0;
+}
+
 int make_model(const Arguments& a) {
     const auto shape = std::ranges::find_if(model_shapes(), [&](const ModelShape& s) { return s.name == a.shape; });
     if (shape == model_shapes().end()) return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape))});
@@ -478,6 +653,9 @@ int main(int argc, char** argv) {
     throughput_command->add_option("--max-sequences", a.max_sequences)
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
+    CLI::App* kernel_command = app.add_subcommand("kernel", "single kernels of the GPU");
+    kernel_command->add_option("--bandwidth", a.bandwidth, "GB/s; 4300 by default");
+    kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; 790 by default");
     CLI::App* make_command = app.add_subcommand("make-model", "writes a model file of random weights");
     make_command->add_option("--shape", a.shape, "tiny, llama-1b, llama-3b, llama-7b, llama3-8b, llama-13b")
         ->capture_default_str();
@@ -492,6 +670,7 @@ int main(int argc, char** argv) {
     if (model_command->parsed()) return model(a);
     if (batched_command->parsed()) return batched(a);
     if (throughput_command->parsed()) return throughput(a);
+    if (kernel_command->parsed()) return kernels(a);
     if (make_command->parsed()) return make_model(a);
     return blocks(repetitions, json);
 }
