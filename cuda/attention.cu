@@ -28,6 +28,60 @@ __host__ __device__ constexpr int power_of_two(int n) {
     return p;
 }
 
+// The running sums of a block's parts become one, in a fixed order; then, by the last block of a sequence to get here, its
+// chunks. tops and sums: [parts][G], values: [parts][G][D], in shared memory.
+template <int D, int G, int Parts>
+__device__ void combine(const Attention& a, const DecodeItem& item, int head0, int n_heads, const float* tops,
+                        const float* sums, const float* values, float* partial, std::int32_t* tickets) {
+    __syncthreads();
+    const bool alone = item.n_chunks == 1;
+    for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
+        const int g = i / D, d = i % D, head = head0 + g;
+        float     limit = -INFINITY, total = 0, value = 0;
+        for (int part = 0; part < Parts; part++) limit = fmaxf(limit, tops[part * G + g]);
+        for (int part = 0; part < Parts; part++) {
+            const float w = tops[part * G + g] == -INFINITY ? 0.0f : __expf(tops[part * G + g] - limit);
+            total += w * sums[part * G + g];
+            value += w * values[(part * G + g) * D + d];
+        }
+        if (alone) {
+            reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
+                __float2half(total > 0 ? value / total : 0.0f);
+            continue;
+        }
+        float* to = partial + (std::int64_t(blockIdx.x) * a.n_heads + head) * (D + 2);
+        to[d]     = value;
+        if (d == 0) to[D] = limit, to[D + 1] = total;
+    }
+    if (alone) return;
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        std::int32_t* ticket = tickets + std::int64_t(item.row) * gridDim.y + blockIdx.y;
+        is_last              = atomicAdd(ticket, 1) == item.n_chunks - 1;
+        if (is_last) *ticket = 0; // for the next launch
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    const std::int64_t first_item = std::int64_t(blockIdx.x) - item.index;
+    for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
+        const int          g = i / D, d = i % D, head = head0 + g;
+        const float*       from = partial + (first_item * a.n_heads + head) * (D + 2);
+        const std::int64_t step = std::int64_t(a.n_heads) * (D + 2);
+        float              limit = -INFINITY, total = 0, value = 0;
+        for (int c = 0; c < item.n_chunks; c++) limit = fmaxf(limit, __ldcg(from + c * step + D));
+        for (int c = 0; c < item.n_chunks; c++) {
+            const float top_c = __ldcg(from + c * step + D), w = top_c == -INFINITY ? 0.0f : __expf(top_c - limit);
+            total += w * __ldcg(from + c * step + D + 1);
+            value += w * __ldcg(from + c * step + d);
+        }
+        reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
+            __float2half(total > 0 ? value / total : 0.0f);
+    }
+}
+
 // D: head_dim, a multiple of 8; G: query heads of a kv head that a block takes.
 template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
@@ -141,55 +195,138 @@ __global__ void __launch_bounds__(decode_warps * 32)
 #pragma unroll
             for (int i = 0; i < 8; i++) values_of[at][g][in * 8 + i] = acc[g][i];
         }
-    __syncthreads();
-    const bool alone = item.n_chunks == 1;
-    for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
-        const int g = i / D, d = i % D, head = head0 + g;
-        float     limit = -INFINITY, total = 0, value = 0;
-        for (int part = 0; part < parts; part++) limit = fmaxf(limit, tops[part][g]);
-        for (int part = 0; part < parts; part++) {
-            const float w = tops[part][g] == -INFINITY ? 0.0f : __expf(tops[part][g] - limit);
-            total += w * sums[part][g];
-            value += w * values_of[part][g][d];
-        }
-        if (alone) {
-            reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
-                __float2half(total > 0 ? value / total : 0.0f);
-            continue;
-        }
-        float* to = partial + (std::int64_t(blockIdx.x) * a.n_heads + head) * (D + 2);
-        to[d]     = value;
-        if (d == 0) to[D] = limit, to[D + 1] = total;
-    }
-    if (alone) return;
+    combine<D, G, parts>(a, item, head0, n_heads, &tops[0][0], &sums[0][0], &values_of[0][0][0], partial, tickets);
+}
 
-    // The last chunk of a sequence to get here puts them together, in their order.
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        std::int32_t* ticket = tickets + std::int64_t(item.row) * gridDim.y + blockIdx.y;
-        is_last              = atomicAdd(ticket, 1) == item.n_chunks - 1;
-        if (is_last) *ticket = 0; // for the next launch
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    const std::int64_t first_item = std::int64_t(blockIdx.x) - item.index;
-    for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
-        const int          g = i / D, d = i % D, head = head0 + g;
-        const float*       from  = partial + (first_item * a.n_heads + head) * (D + 2);
-        const std::int64_t step  = std::int64_t(a.n_heads) * (D + 2);
-        float              limit = -INFINITY, total = 0, value = 0;
-        for (int c = 0; c < item.n_chunks; c++) limit = fmaxf(limit, __ldcg(from + c * step + D));
-        for (int c = 0; c < item.n_chunks; c++) {
-            const float top_c = __ldcg(from + c * step + D), w = top_c == -INFINITY ? 0.0f : __expf(top_c - limit);
-            total += w * __ldcg(from + c * step + D + 1);
-            value += w * __ldcg(from + c * step + d);
+__device__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+
+// The same with tensor cores, for up to 8 query heads of a kv head together. A warp takes 16 positions at a time and needs
+// no shared memory: which dimension an mma calls k or n is free, so each lane is given the ones that it can load in whole
+// words. K: lane (i, j) = (lane / 4, lane % 4) has dimensions j·D/4 .. of positions i and i + 8. V: dimensions i·D/8 .. of
+// positions 2j, 2j + 1, 2j + 8, 2j + 9. Rows 8 to 15 of the mma are zeros.
+template <int D>
+__global__ void __launch_bounds__(decode_warps * 32)
+    decode_mma_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+    constexpr int G = 8, k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
+    const DecodeItem item = items[blockIdx.x];
+    if (item.row < 0) return;
+    const int  group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
+    const int  kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
+    const int  n_heads = min(G, kv_head * group_size + group_size - head0);
+    const int  warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    const int  last  = plan.positions[item.row];
+    const int  begin = a.window > 0 ? max(item.first, last - a.window + 1) : item.first;
+    const int  end   = min(item.first + attention_chunk, last + 1);
+
+    __shared__ std::int32_t ids[attention_chunk + 1];
+    const std::int32_t*     table       = plan.block_tables + plan.table_start[item.sequence];
+    const int               first_block = begin / a.block_size;
+    for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x) ids[b] = table[first_block + b];
+
+    std::uint32_t q[D / 8]; // row i's dimensions j·D/4 ..
+    {
+        const auto* from = reinterpret_cast<const __half*>(a.q) + (std::int64_t(item.row) * a.n_heads + head0 + i) * D + j * (D / 4);
+#pragma unroll
+        for (int w = 0; w < k_words; w++) {
+            const uint4 v = i < n_heads ? *reinterpret_cast<const uint4*>(from + w * 8) : make_uint4(0, 0, 0, 0);
+            q[4 * w] = v.x, q[4 * w + 1] = v.y, q[4 * w + 2] = v.z, q[4 * w + 3] = v.w;
         }
-        reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
-            __float2half(total > 0 ? value / total : 0.0f);
     }
+    __syncthreads();
+    const int  shift = 31 - __clz(a.block_size);
+    const bool power = (a.block_size & (a.block_size - 1)) == 0;
+    const auto place = [&](int position) { // of this kv head's row, in halves
+        const int block = power ? position >> shift : position / a.block_size;
+        return ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
+                block * a.block_size) * D;
+    };
+    const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
+    const auto* values = reinterpret_cast<const __half*>(a.cache_v);
+    float       out[D / 8][4] = {}, top = -INFINITY, sum = 0;
+    const float scale = a.scale * 1.4426950408889634f;
+    for (int from = item.first + warp * 16; from < end; from += decode_warps * 16) {
+        uint4 k[2][k_words], v[4][v_words];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int  position = from + i + 8 * h;
+            const bool valid    = position >= begin && position < end;
+            const auto at       = valid ? place(position) + j * (D / 4) : 0;
+#pragma unroll
+            for (int w = 0; w < k_words; w++)
+                k[h][w] = valid ? *reinterpret_cast<const uint4*>(keys + at + w * 8) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int  position = from + 2 * j + h % 2 + h / 2 * 8;
+            const bool valid    = position >= begin && position < end;
+            const auto at       = valid ? place(position) + i * (D / 8) : 0;
+#pragma unroll
+            for (int w = 0; w < v_words; w++)
+                v[h][w] = valid ? *reinterpret_cast<const uint4*>(values + at + w * 8) : make_uint4(0, 0, 0, 0);
+        }
+        float score[2][4] = {};
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int w = 0; w < k_words; w++) {
+                const std::uint32_t first[4]  = {q[4 * w], 0, q[4 * w + 1], 0};
+                const std::uint32_t second[4] = {q[4 * w + 2], 0, q[4 * w + 3], 0};
+                multiply(score[h], first, k[h][w].x, k[h][w].y);
+                multiply(score[h], second, k[h][w].z, k[h][w].w);
+            }
+        float limit = top;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int position = from + 8 * h + 2 * j + c;
+                float     x        = score[h][c] * scale;
+                if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(score[h][c] * a.scale / a.softcap);
+                score[h][c] = position >= begin && position < end ? x : -INFINITY;
+                limit       = fmaxf(limit, score[h][c]);
+            }
+        limit              = fmaxf(limit, __shfl_xor_sync(~0u, limit, 1));
+        limit              = fmaxf(limit, __shfl_xor_sync(~0u, limit, 2));
+        const float base   = limit == -INFINITY ? 0.0f : limit;
+        const float shrink = exp2f(top - base);
+        top                = limit;
+        float p[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) p[c] = exp2f(score[c / 2][c % 2] - base);
+        sum = sum * shrink + ((p[0] + p[1]) + (p[2] + p[3]));
+        const __half2       p0 = __floats2half2_rn(p[0], p[1]), p1 = __floats2half2_rn(p[2], p[3]);
+        const std::uint32_t weights[4] = {*reinterpret_cast<const std::uint32_t*>(&p0), 0,
+                                          *reinterpret_cast<const std::uint32_t*>(&p1), 0};
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) out[n][0] *= shrink, out[n][1] *= shrink;
+#pragma unroll
+        for (int w = 0; w < v_words; w++) {
+            const std::uint32_t words[4][4] = {{v[0][w].x, v[0][w].y, v[0][w].z, v[0][w].w},
+                                               {v[1][w].x, v[1][w].y, v[1][w].z, v[1][w].w},
+                                               {v[2][w].x, v[2][w].y, v[2][w].z, v[2][w].w},
+                                               {v[3][w].x, v[3][w].y, v[3][w].z, v[3][w].w}};
+#pragma unroll
+            for (int e = 0; e < 4; e++) { // dimensions 2e and 2e + 1 of the word: the n-tiles 8w + 2e and after
+                multiply(out[8 * w + 2 * e], weights, __byte_perm(words[0][e], words[1][e], 0x5410),
+                         __byte_perm(words[2][e], words[3][e], 0x5410));
+                multiply(out[8 * w + 2 * e + 1], weights, __byte_perm(words[0][e], words[1][e], 0x7632),
+                         __byte_perm(words[2][e], words[3][e], 0x7632));
+            }
+        }
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    __shared__ float tops[decode_warps][G], sums[decode_warps][G], values_of[decode_warps][G][D];
+    if (j == 0) {
+        tops[warp][i] = top * 0.6931471805599453f; // back from exp2's scale
+        sums[warp][i] = sum;
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        values_of[warp][i][2 * j * (D / 8) + n]       = out[n][0];
+        values_of[warp][i][(2 * j + 1) * (D / 8) + n] = out[n][1];
+    }
+    combine<D, G, decode_warps>(a, item, head0, n_heads, &tops[0][0], &sums[0][0], &values_of[0][0][0], partial, tickets);
 }
 
 template <int D, int G>
@@ -204,6 +341,13 @@ template <int D>
 void launch_decode_for(const Attention& a, const Plan& plan, const DecodeItem* items, int n, float* partial,
                        std::int32_t* tickets, cudaStream_t stream) {
     const int group = a.n_heads / a.n_kv_heads;
+    if constexpr (D == 64 || D == 128 || D == 256)
+        if (group > 1) {
+            const int per_kv = (group + 7) / 8;
+            decode_mma_kernel<D><<<dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0, stream>>>(
+                a, plan, items, partial, tickets);
+            return;
+        }
     if (group == 1) launch_decode<D, 1>(a, plan, items, n, partial, tickets, stream);
     else if (group == 2) launch_decode<D, 2>(a, plan, items, n, partial, tickets, stream);
     else launch_decode<D, 4>(a, plan, items, n, partial, tickets, stream);
@@ -297,13 +441,15 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int         begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
     const int         n_tiles = (last - begin) / N + 1;
 
-    const auto load = [&](int t) { // K and V of one tile of positions
+    const int  shift = 31 - __clz(a.block_size);
+    const bool power = (a.block_size & (a.block_size - 1)) == 0;
+    const auto load  = [&](int t) { // K and V of one tile of positions
         constexpr int words = D / 8;
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
             const bool         valid = position <= last;
-            const int          block = valid ? position / a.block_size : 0;
+            const int block = !valid ? 0 : power ? position >> shift : position / a.block_size;
             const std::int64_t at    = valid ? ((std::int64_t(table[block]) * a.n_kv_heads + kv_head) * a.block_size +
                                              position - block * a.block_size) *
                                                     D +
@@ -464,7 +610,7 @@ void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* 
         case 64: launch_prefill<64, 8, 64>(a, plan, tiles, n, s); break;
         case 80: launch_prefill<80, 8, 64>(a, plan, tiles, n, s); break;
         case 96: launch_prefill<96, 8, 64>(a, plan, tiles, n, s); break;
-        case 128: launch_prefill<128, 8, 64>(a, plan, tiles, n, s); break;
+        case 128: launch_prefill<128, 4, 64>(a, plan, tiles, n, s); break;
         case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, s); break;
         default: {
             const std::size_t shared = std::size_t(4) * 2 * std::size_t(a.head_dim) * sizeof(float);

@@ -38,72 +38,90 @@ __device__ void as_floats(std::uint32_t q, float* f) {
     f[3]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7443)) - 8388736.0f;
 }
 
-template <int NT>
-__device__ void dot_f16(const Weight& w, std::int64_t row, const __half* x, std::int64_t cols, float* sum) {
+// Each function adds to sum[r][t] the products of row + r, r < R, and row t of x. Lanes take neighbouring words; R rows
+// share what is read and converted of x. Columns fit an int: no wider arithmetic in the loops.
+
+template <int NT, int R>
+__device__ void dot_f16(const Weight& w, std::int64_t row, const __half* x, int cols, float (&sum)[R][NT]) {
     const int     lane  = threadIdx.x % 32;
     const auto*   from  = static_cast<const __half*>(w.data) + row * cols;
     constexpr int ahead = NT <= 2 ? 4 : 2;
-    for (std::int64_t base = lane * 8; base < cols; base += 256 * ahead) {
-        uint4 v[ahead];
+    for (int base = lane * 8; base < cols; base += 256 * ahead) {
+        uint4 v[R][ahead];
 #pragma unroll
         for (int u = 0; u < ahead; u++)
-            if (base + u * 256 < cols) v[u] = load_once(from + base + u * 256);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+                if (base + u * 256 < cols) v[r][u] = load_once(from + r * cols + base + u * 256);
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
-            const std::int64_t c = base + u * 256;
+            const int c = base + u * 256;
             if (c >= cols) break;
-            const float2 a = as_float2(v[u].x), b = as_float2(v[u].y), d = as_float2(v[u].z), e = as_float2(v[u].w);
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 const uint4  xs = *reinterpret_cast<const uint4*>(x + t * cols + c);
-                const float2 p = as_float2(xs.x), q = as_float2(xs.y), r = as_float2(xs.z), s = as_float2(xs.w);
-                sum[t] += a.x * p.x + a.y * p.y + b.x * q.x + b.y * q.y + d.x * r.x + d.y * r.y + e.x * s.x + e.y * s.y;
+                const float2 p = as_float2(xs.x), q = as_float2(xs.y), m = as_float2(xs.z), n = as_float2(xs.w);
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    const float2 a = as_float2(v[r][u].x), b = as_float2(v[r][u].y), d = as_float2(v[r][u].z),
+                                 e = as_float2(v[r][u].w);
+                    sum[r][t] += a.x * p.x + a.y * p.y + b.x * q.x + b.y * q.y + d.x * m.x + d.y * m.y + e.x * n.x + e.y * n.y;
+                }
             }
         }
     }
 }
 
-template <int NT, bool FloatScales, bool Mins>
-__device__ void dot_i8(const Weight& w, std::int64_t row, const __half* x, std::int64_t cols, float* sum) {
+template <int NT, int R, int Group, bool FloatScales, bool Mins>
+__device__ void dot_i8(const Weight& w, std::int64_t row, const __half* x, int cols, float (&sum)[R][NT]) {
     const int          lane   = threadIdx.x % 32;
     const auto*        from   = static_cast<const std::int8_t*>(w.data) + row * cols;
-    const std::int64_t groups = cols / w.group, g0 = row * groups;
-    constexpr int      ahead = NT <= 2 ? 4 : 2;
-    for (std::int64_t base = lane * 16; base < cols; base += 512 * ahead) {
-        uint4 v[ahead];
-        float scale[ahead], min[ahead];
+    const int          groups = cols / Group;
+    const std::int64_t g0     = row * groups;
+    constexpr int      ahead  = NT <= 2 ? 4 / R : 1;
+    for (int base = lane * 16; base < cols; base += 512 * ahead) {
+        uint4 v[R][ahead];
+        float scale[R][ahead], min[R][ahead];
+#pragma unroll
+        for (int u = 0; u < ahead; u++)
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const int c = base + u * 512;
+                if (c >= cols) break;
+                v[r][u]              = load_once(from + r * cols + c);
+                const std::int64_t g = g0 + r * groups + c / Group;
+                scale[r][u]          = FloatScales ? static_cast<const float*>(w.scales)[g]
+                                                   : __half2float(static_cast<const __half*>(w.scales)[g]);
+                min[r][u]            = Mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
+            }
 #pragma unroll
         for (int u = 0; u < ahead; u++) {
-            const std::int64_t c = base + u * 512;
+            const int c = base + u * 512;
             if (c >= cols) break;
-            v[u]                 = load_once(from + c);
-            const std::int64_t g = g0 + c / w.group;
-            scale[u]             = FloatScales ? static_cast<const float*>(w.scales)[g]
-                                               : __half2float(static_cast<const __half*>(w.scales)[g]);
-            min[u]               = Mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
-        }
-#pragma unroll
-        for (int u = 0; u < ahead; u++) {
-            const std::int64_t c = base + u * 512;
-            if (c >= cols) break;
-            float q[16];
-            as_floats(v[u].x, q);
-            as_floats(v[u].y, q + 4);
-            as_floats(v[u].z, q + 8);
-            as_floats(v[u].w, q + 12);
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 const uint4*        at = reinterpret_cast<const uint4*>(x + t * cols + c);
                 const uint4         xa = at[0], xb = at[1];
                 const std::uint32_t words[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
-                float               part = 0, all = 0;
+                float               xs[16], all = 0;
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     const float2 p = as_float2(words[i]);
-                    part += q[2 * i] * p.x + q[2 * i + 1] * p.y;
+                    xs[2 * i] = p.x, xs[2 * i + 1] = p.y;
                     if (Mins) all += p.x + p.y;
                 }
-                sum[t] += scale[u] * part - (Mins ? min[u] * all : 0.0f);
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    const std::uint32_t qs[4] = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
+                    float               part  = 0;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float q[4];
+                        as_floats(qs[i], q);
+                        part += q[0] * xs[4 * i] + q[1] * xs[4 * i + 1] + q[2] * xs[4 * i + 2] + q[3] * xs[4 * i + 3];
+                    }
+                    sum[r][t] += scale[r][u] * part - (Mins ? min[r][u] * all : 0.0f);
+                }
             }
         }
     }
@@ -111,43 +129,47 @@ __device__ void dot_i8(const Weight& w, std::int64_t row, const __half* x, std::
 
 // Eight lanes share a superblock; lane i of them has 16 bytes: 16 weights of an even sub-block in the low nibbles, 16 of the
 // odd one after it in the high ones.
-template <int NT>
-__device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, std::int64_t cols, float* sum) {
-    const int          lane = threadIdx.x % 32, part = lane % 8, chunk = part / 2;
-    const auto*        from  = static_cast<const unsigned char*>(w.data) + row * (cols / 256) * 144;
-    const std::int64_t n     = cols / 256;
-    constexpr int      ahead = 2;
-    const __half2      magic = __half2(__ushort_as_half(0x6400), __ushort_as_half(0x6400)); // 1024
-    for (std::int64_t base = lane / 8; base < n; base += 4 * ahead) {
-        uint4 head[ahead], v[ahead];
+template <int NT, int R>
+__device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, int cols, float (&sum)[R][NT]) {
+    const int     lane = threadIdx.x % 32, part = lane % 8, chunk = part / 2, n = cols / 256, row_bytes = n * 144;
+    const auto*   from  = static_cast<const unsigned char*>(w.data) + row * row_bytes;
+    constexpr int ahead = NT <= 1 ? 4 / R : 1;
+    const __half2 magic = __half2(__ushort_as_half(0x6400), __ushort_as_half(0x6400)); // 1024
+    for (int base = lane / 8; base < n; base += 4 * ahead) {
+        uint4 head[R][ahead], v[R][ahead];
 #pragma unroll
-        for (int u = 0; u < ahead; u++) {
-            const std::int64_t s = base + u * 4;
-            if (s >= n) break;
-            head[u] = *reinterpret_cast<const uint4*>(from + s * 144);
-            v[u]    = load_once(from + s * 144 + 16 + part * 16);
-        }
+        for (int u = 0; u < ahead; u++)
 #pragma unroll
-        for (int u = 0; u < ahead; u++) {
-            const std::int64_t s = base + u * 4;
-            if (s >= n) break;
-            const float2 d = as_float2(head[u].x); // d, dmin
-            int          scale[2], min[2];
-            {
-                const std::uint32_t a = head[u].y, b = head[u].z, c = head[u].w; // scales 0..3, 4..7, 8..11
-                const int           at = 8 * (2 * chunk % 4);                    // of the even sub-block in a word
-                if (chunk < 2) {
-                    scale[0] = a >> at & 63, scale[1] = a >> (at + 8) & 63;
-                    min[0] = b >> at & 63, min[1] = b >> (at + 8) & 63;
-                } else {
-                    scale[0] = (c >> at & 15) | (a >> (at + 6) & 3) << 4;
-                    scale[1] = (c >> (at + 8) & 15) | (a >> (at + 14) & 3) << 4;
-                    min[0]   = (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
-                    min[1]   = (c >> (at + 12) & 15) | (b >> (at + 14) & 3) << 4;
-                }
+            for (int r = 0; r < R; r++) {
+                const int s = base + u * 4;
+                if (s >= n) break;
+                v[r][u]    = load_once(from + r * row_bytes + s * 144 + 16 + part * 16);
+                head[r][u] = *reinterpret_cast<const uint4*>(from + r * row_bytes + s * 144);
             }
-            const std::uint32_t words[4] = {v[u].x, v[u].y, v[u].z, v[u].w};
-            const std::int64_t  c0       = s * 256 + chunk * 64 + part % 2 * 16;
+#pragma unroll
+        for (int u = 0; u < ahead; u++) {
+            const int s = base + u * 4;
+            if (s >= n) break;
+            float scale[R][2], min[R][2];
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const float2        d = as_float2(head[r][u].x);                             // d, dmin
+                const std::uint32_t a = head[r][u].y, b = head[r][u].z, c = head[r][u].w;    // scales 0..3, 4..7, 8..11
+                const int           at = 8 * (2 * chunk % 4);                                // of the even sub-block in a word
+                int                 s0, s1, m0, m1;
+                if (chunk < 2) {
+                    s0 = a >> at & 63, s1 = a >> (at + 8) & 63;
+                    m0 = b >> at & 63, m1 = b >> (at + 8) & 63;
+                } else {
+                    s0 = (c >> at & 15) | (a >> (at + 6) & 3) << 4;
+                    s1 = (c >> (at + 8) & 15) | (a >> (at + 14) & 3) << 4;
+                    m0 = (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
+                    m1 = (c >> (at + 12) & 15) | (b >> (at + 14) & 3) << 4;
+                }
+                scale[r][0] = d.x * float(s0), scale[r][1] = d.x * float(s1);
+                min[r][0] = d.y * float(m0), min[r][1] = d.y * float(m1);
+            }
+            const int c0 = s * 256 + chunk * 64 + part % 2 * 16;
 #pragma unroll
             for (int t = 0; t < NT; t++) {
 #pragma unroll
@@ -156,21 +178,30 @@ __device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, std
                     const uint4         xa = at[0], xb = at[1];
                     const std::uint32_t xs[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
                     // Nibbles of bytes 0 and 2, then of 1 and 3, as halves 1024 + q: x is paired the same way.
-                    __half2 products = __half2(__ushort_as_half(0), __ushort_as_half(0)), all = products;
+                    __half2 pairs[8], all = __half2(__ushort_as_half(0), __ushort_as_half(0));
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        const std::uint32_t q = words[i] >> (high * 4);
-                        std::uint32_t q0 = (q & 0x000f000fu) | 0x64006400u, q1 = (q >> 8 & 0x000f000fu) | 0x64006400u;
                         const std::uint32_t x0 = __byte_perm(xs[2 * i], xs[2 * i + 1], 0x5410),
                                             x1 = __byte_perm(xs[2 * i], xs[2 * i + 1], 0x7632);
-                        const __half2 h0       = *reinterpret_cast<const __half2*>(&x0),
-                                      h1       = *reinterpret_cast<const __half2*>(&x1);
-                        products = __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q0), magic), h0, products);
-                        products = __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q1), magic), h1, products);
-                        all      = __hadd2(all, __hadd2(h0, h1));
+                        pairs[2 * i]     = *reinterpret_cast<const __half2*>(&x0);
+                        pairs[2 * i + 1] = *reinterpret_cast<const __half2*>(&x1);
+                        all              = __hadd2(all, __hadd2(pairs[2 * i], pairs[2 * i + 1]));
                     }
-                    const float2 p = __half22float2(products), a = __half22float2(all);
-                    sum[t] += d.x * float(scale[high]) * (p.x + p.y) - d.y * float(min[high]) * (a.x + a.y);
+                    const float2 a = __half22float2(all);
+#pragma unroll
+                    for (int r = 0; r < R; r++) {
+                        const std::uint32_t qs[4]    = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
+                        __half2             products = __half2(__ushort_as_half(0), __ushort_as_half(0));
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const std::uint32_t q  = qs[i] >> (high * 4);
+                            std::uint32_t       q0 = (q & 0x000f000fu) | 0x64006400u, q1 = (q >> 8 & 0x000f000fu) | 0x64006400u;
+                            products = __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q0), magic), pairs[2 * i], products);
+                            products = __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q1), magic), pairs[2 * i + 1], products);
+                        }
+                        const float2 p = __half22float2(products);
+                        sum[r][t] += scale[r][high] * (p.x + p.y) - min[r][high] * (a.x + a.y);
+                    }
                 }
             }
         }
@@ -179,29 +210,32 @@ __device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, std
 
 enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
 
-template <int NT, Kind K>
-__global__ void __launch_bounds__(warps * 32)
-    vector_kernel(const __half* x, int n_rows, std::int64_t cols, Products all) {
-    const int row = int(blockIdx.x) * warps + int(threadIdx.x) / 32;
+// R neighbouring rows a warp; products have a multiple of R rows.
+template <int NT, Kind K, int R>
+__global__ void __launch_bounds__(warps * 32, NT == 1 ? (K == kind_f16 ? 6 : 4) : 2)
+    vector_kernel(const __half* x, int n_rows, int cols, Products all) {
+    const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
     if (row >= all.first_row[all.n]) return;
     int which = 0;
     while (row >= all.first_row[which + 1]) which++;
-    const Product&     p       = all.product[which];
-    const std::int64_t r       = row - all.first_row[which];
-    float              sum[NT] = {};
-    if constexpr (K == kind_f16) dot_f16<NT>(p.weight, r, x, cols, sum);
-    if constexpr (K == kind_i8) dot_i8<NT, false, false>(p.weight, r, x, cols, sum);
-    if constexpr (K == kind_i8_float) dot_i8<NT, true, false>(p.weight, r, x, cols, sum);
-    if constexpr (K == kind_i8_float_min) dot_i8<NT, true, true>(p.weight, r, x, cols, sum);
-    if constexpr (K == kind_q4_k) dot_q4_k<NT>(p.weight, r, x, cols, sum);
+    const Product&     p = all.product[which];
+    const std::int64_t r0 = row - all.first_row[which];
+    float              sum[R][NT] = {};
+    if constexpr (K == kind_f16) dot_f16<NT, R>(p.weight, r0, x, cols, sum);
+    if constexpr (K == kind_i8) dot_i8<NT, R, 32, false, false>(p.weight, r0, x, cols, sum);
+    if constexpr (K == kind_i8_float) dot_i8<NT, R, 16, true, false>(p.weight, r0, x, cols, sum);
+    if constexpr (K == kind_i8_float_min) dot_i8<NT, R, 32, true, true>(p.weight, r0, x, cols, sum);
+    if constexpr (K == kind_q4_k) dot_q4_k<NT, R>(p.weight, r0, x, cols, sum);
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const float total = warp_sum(sum[t]) + (p.bias ? p.bias[r] : 0.0f);
-        if (threadIdx.x % 32 != 0 || t >= n_rows) continue;
-        const std::int64_t at = t * p.weight.rows + r;
-        if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
-        else static_cast<__half*>(p.out)[at] = __float2half(total);
-    }
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const float total = warp_sum(sum[r][t]) + (p.bias ? p.bias[r0 + r] : 0.0f);
+            if (threadIdx.x % 32 != 0 || t >= n_rows) continue;
+            const std::int64_t at = t * p.weight.rows + r0 + r;
+            if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
+            else static_cast<__half*>(p.out)[at] = __float2half(total);
+        }
 }
 
 Kind kind_of(const Weight& w) {
@@ -210,19 +244,16 @@ Kind kind_of(const Weight& w) {
     return !w.float_scales ? kind_i8 : w.mins ? kind_i8_float_min : kind_i8_float;
 }
 
-template <int NT>
-void launch(Kind kind, const __half* x, int n_rows, std::int64_t cols, const Products& all, cudaStream_t stream) {
-    const unsigned blocks = unsigned((all.first_row[all.n] + warps - 1) / warps);
+template <int NT, int R>
+void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
+    const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
+    const auto     run    = [&](auto kernel) { kernel<<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all); };
     switch (kind) {
-        case kind_f16: vector_kernel<NT, kind_f16><<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all); break;
-        case kind_i8: vector_kernel<NT, kind_i8><<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all); break;
-        case kind_i8_float:
-            vector_kernel<NT, kind_i8_float><<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all);
-            break;
-        case kind_i8_float_min:
-            vector_kernel<NT, kind_i8_float_min><<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all);
-            break;
-        case kind_q4_k: vector_kernel<NT, kind_q4_k><<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all); break;
+    case kind_f16: run(vector_kernel<NT, kind_f16, R>); break;
+    case kind_i8: run(vector_kernel<NT, kind_i8, R>); break;
+    case kind_i8_float: run(vector_kernel<NT, kind_i8_float, R>); break;
+    case kind_i8_float_min: run(vector_kernel<NT, kind_i8_float_min, R>); break;
+    case kind_q4_k: run(vector_kernel<NT, kind_q4_k, R>); break;
     }
 }
 
@@ -241,11 +272,14 @@ void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product*
             all.first_row[all.n + 1] = all.first_row[all.n] + int(products[i].weight.rows);
             all.n++;
         }
-        auto s = static_cast<cudaStream_t>(stream);
-        if (n_rows <= 1) launch<1>(kind, x, n_rows, cols, all, s);
-        else if (n_rows <= 2) launch<2>(kind, x, n_rows, cols, all, s);
-        else if (n_rows <= 4) launch<4>(kind, x, n_rows, cols, all, s);
-        else launch<8>(kind, x, n_rows, cols, all, s);
+        auto      s    = static_cast<cudaStream_t>(stream);
+        const int c    = int(cols);
+        bool      even = kind != kind_f16; // two rows a warp share the conversions of x
+        for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
+        if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
+        else if (n_rows <= 2) even ? launch<2, 2>(kind, x, n_rows, c, all, s) : launch<2, 1>(kind, x, n_rows, c, all, s);
+        else if (n_rows <= 4) even ? launch<4, 2>(kind, x, n_rows, c, all, s) : launch<4, 1>(kind, x, n_rows, c, all, s);
+        else even ? launch<8, 2>(kind, x, n_rows, c, all, s) : launch<8, 1>(kind, x, n_rows, c, all, s);
     }
 }
 
