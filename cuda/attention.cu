@@ -68,8 +68,8 @@ __device__ void combine(const Attention& a, const DecodeItem& item, int head0, i
     const std::int64_t first_item = std::int64_t(blockIdx.x) - item.index;
     for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
         const int          g = i / D, d = i % D, head = head0 + g;
-        const float*       from = partial + (first_item * a.n_heads + head) * (D + 2);
-        const std::int64_t step = std::int64_t(a.n_heads) * (D + 2);
+        const float*       from  = partial + (first_item * a.n_heads + head) * (D + 2);
+        const std::int64_t step  = std::int64_t(a.n_heads) * (D + 2);
         float              limit = -INFINITY, total = 0, value = 0;
         for (int c = 0; c < item.n_chunks; c++) limit = fmaxf(limit, __ldcg(from + c * step + D));
         for (int c = 0; c < item.n_chunks; c++) {
@@ -86,6 +86,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, int head0, i
 template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
     decode_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+    wait_for_inputs();
     constexpr int    lanes = power_of_two(D / 8); // that share a position, 16 bytes each; of those D / 8 have something
     constexpr int    groups = 32 / lanes;         // positions that a warp reads at once
     constexpr int    ahead  = 4;                  // positions of a group in flight
@@ -200,32 +201,35 @@ __global__ void __launch_bounds__(decode_warps * 32)
 
 __device__ void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
 
-// The same with tensor cores, for up to 8 query heads of a kv head together. A warp takes 16 positions at a time and needs
-// no shared memory: which dimension an mma calls k or n is free, so each lane is given the ones that it can load in whole
-// words. K: lane (i, j) = (lane / 4, lane % 4) has dimensions j·D/4 .. of positions i and i + 8. V: dimensions i·D/8 .. of
-// positions 2j, 2j + 1, 2j + 8, 2j + 9. Rows 8 to 15 of the mma are zeros.
+// The same with tensor cores, for up to 8 query heads of a kv head together, and no shared memory: scores are K·Qᵀ (16
+// positions × 8 heads), the result Vᵀ·Pᵀ (dimensions × 8 heads). Which dimension an mma calls k or m is free, so each lane
+// (i, j) = (lane / 4, lane % 4) is given those that it can load in whole words. K: dimensions j·D/4 .. of positions i and
+// i + 8. V: dimensions i·D/8 .. of positions 2j, 2j + 1, 2j + 8, 2j + 9. A lane keeps the sums of heads 2j and 2j + 1.
 template <int D>
-__global__ void __launch_bounds__(decode_warps * 32)
+__global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     decode_mma_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
-    constexpr int G = 8, k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
+    wait_for_inputs();
+    constexpr int    G = 8, k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
     const DecodeItem item = items[blockIdx.x];
     if (item.row < 0) return;
-    const int  group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
-    const int  kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
-    const int  n_heads = min(G, kv_head * group_size + group_size - head0);
-    const int  warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
-    const int  last  = plan.positions[item.row];
-    const int  begin = a.window > 0 ? max(item.first, last - a.window + 1) : item.first;
-    const int  end   = min(item.first + attention_chunk, last + 1);
+    const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
+    const int kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
+    const int n_heads = min(G, kv_head * group_size + group_size - head0);
+    const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    const int last  = plan.positions[item.row];
+    const int begin = a.window > 0 ? max(item.first, last - a.window + 1) : item.first;
+    const int end   = min(item.first + attention_chunk, last + 1);
 
     __shared__ std::int32_t ids[attention_chunk + 1];
     const std::int32_t*     table       = plan.block_tables + plan.table_start[item.sequence];
     const int               first_block = begin / a.block_size;
-    for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x) ids[b] = table[first_block + b];
+    for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x)
+        ids[b] = table[first_block + b];
 
-    std::uint32_t q[D / 8]; // row i's dimensions j·D/4 ..
+    std::uint32_t q[D / 8]; // head i's dimensions j·D/4 ..
     {
-        const auto* from = reinterpret_cast<const __half*>(a.q) + (std::int64_t(item.row) * a.n_heads + head0 + i) * D + j * (D / 4);
+        const auto* from =
+            reinterpret_cast<const __half*>(a.q) + (std::int64_t(item.row) * a.n_heads + head0 + i) * D + j * (D / 4);
 #pragma unroll
         for (int w = 0; w < k_words; w++) {
             const uint4 v = i < n_heads ? *reinterpret_cast<const uint4*>(from + w * 8) : make_uint4(0, 0, 0, 0);
@@ -238,11 +242,13 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const auto place = [&](int position) { // of this kv head's row, in halves
         const int block = power ? position >> shift : position / a.block_size;
         return ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                block * a.block_size) * D;
+                block * a.block_size) *
+               D;
     };
-    const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
-    const auto* values = reinterpret_cast<const __half*>(a.cache_v);
-    float       out[D / 8][4] = {}, top = -INFINITY, sum = 0;
+    const auto* keys           = reinterpret_cast<const __half*>(a.cache_k);
+    const auto* values         = reinterpret_cast<const __half*>(a.cache_v);
+    const uint4 zero           = make_uint4(0, 0, 0, 0);
+    float       out[D / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     const float scale = a.scale * 1.4426950408889634f;
     for (int from = item.first + warp * 16; from < end; from += decode_warps * 16) {
         uint4 k[2][k_words], v[4][v_words];
@@ -253,7 +259,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             const auto at       = valid ? place(position) + j * (D / 4) : 0;
 #pragma unroll
             for (int w = 0; w < k_words; w++)
-                k[h][w] = valid ? *reinterpret_cast<const uint4*>(keys + at + w * 8) : make_uint4(0, 0, 0, 0);
+                k[h][w] = valid ? *reinterpret_cast<const uint4*>(keys + at + w * 8) : zero;
         }
 #pragma unroll
         for (int h = 0; h < 4; h++) {
@@ -262,43 +268,48 @@ __global__ void __launch_bounds__(decode_warps * 32)
             const auto at       = valid ? place(position) + i * (D / 8) : 0;
 #pragma unroll
             for (int w = 0; w < v_words; w++)
-                v[h][w] = valid ? *reinterpret_cast<const uint4*>(values + at + w * 8) : make_uint4(0, 0, 0, 0);
+                v[h][w] = valid ? *reinterpret_cast<const uint4*>(values + at + w * 8) : zero;
         }
-        float score[2][4] = {};
+        float score[4] = {}; // position i: heads 2j, 2j + 1; position i + 8: the same
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int w = 0; w < k_words; w++) {
-                const std::uint32_t first[4]  = {q[4 * w], 0, q[4 * w + 1], 0};
-                const std::uint32_t second[4] = {q[4 * w + 2], 0, q[4 * w + 3], 0};
-                multiply(score[h], first, k[h][w].x, k[h][w].y);
-                multiply(score[h], second, k[h][w].z, k[h][w].w);
-            }
-        float limit = top;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const int position = from + 8 * h + 2 * j + c;
-                float     x        = score[h][c] * scale;
-                if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(score[h][c] * a.scale / a.softcap);
-                score[h][c] = position >= begin && position < end ? x : -INFINITY;
-                limit       = fmaxf(limit, score[h][c]);
-            }
-        limit              = fmaxf(limit, __shfl_xor_sync(~0u, limit, 1));
-        limit              = fmaxf(limit, __shfl_xor_sync(~0u, limit, 2));
-        const float base   = limit == -INFINITY ? 0.0f : limit;
-        const float shrink = exp2f(top - base);
-        top                = limit;
+        for (int w = 0; w < k_words; w++) {
+            const std::uint32_t first[4]  = {k[0][w].x, k[1][w].x, k[0][w].y, k[1][w].y};
+            const std::uint32_t second[4] = {k[0][w].z, k[1][w].z, k[0][w].w, k[1][w].w};
+            multiply(score, first, q[4 * w], q[4 * w + 1]);
+            multiply(score, second, q[4 * w + 2], q[4 * w + 3]);
+        }
         float p[4];
 #pragma unroll
-        for (int c = 0; c < 4; c++) p[c] = exp2f(score[c / 2][c % 2] - base);
-        sum = sum * shrink + ((p[0] + p[1]) + (p[2] + p[3]));
-        const __half2       p0 = __floats2half2_rn(p[0], p[1]), p1 = __floats2half2_rn(p[2], p[3]);
-        const std::uint32_t weights[4] = {*reinterpret_cast<const std::uint32_t*>(&p0), 0,
-                                          *reinterpret_cast<const std::uint32_t*>(&p1), 0};
+        for (int h = 0; h < 2; h++) {
+            float limit = top[h];
 #pragma unroll
-        for (int n = 0; n < D / 8; n++) out[n][0] *= shrink, out[n][1] *= shrink;
+            for (int r = 0; r < 2; r++) {
+                const int position = from + i + 8 * r;
+                float     x        = score[2 * r + h] * scale;
+                if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(score[2 * r + h] * a.scale / a.softcap);
+                p[2 * r + h] = position >= begin && position < end ? x : -INFINITY;
+                limit        = fmaxf(limit, p[2 * r + h]);
+            }
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) limit = fmaxf(limit, __shfl_xor_sync(~0u, limit, step));
+            const float base   = limit == -INFINITY ? 0.0f : limit;
+            const float shrink = exp2f(top[h] - base);
+            top[h]             = limit;
+            p[h]               = exp2f(p[h] - base);
+            p[2 + h]           = exp2f(p[2 + h] - base);
+            sum[h]             = sum[h] * shrink + (p[h] + p[2 + h]);
+#pragma unroll
+            for (int m = 0; m < D / 16; m++) out[m][h] *= shrink, out[m][2 + h] *= shrink;
+        }
+        // Pᵀ has positions in its rows; the product wants heads there.
+        std::uint32_t weights[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const __half2 pair = __floats2half2_rn(p[2 * r], p[2 * r + 1]);
+            asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+                : "=r"(weights[r])
+                : "r"(*reinterpret_cast<const std::uint32_t*>(&pair)));
+        }
 #pragma unroll
         for (int w = 0; w < v_words; w++) {
             const std::uint32_t words[4][4] = {{v[0][w].x, v[0][w].y, v[0][w].z, v[0][w].w},
@@ -306,35 +317,39 @@ __global__ void __launch_bounds__(decode_warps * 32)
                                                {v[2][w].x, v[2][w].y, v[2][w].z, v[2][w].w},
                                                {v[3][w].x, v[3][w].y, v[3][w].z, v[3][w].w}};
 #pragma unroll
-            for (int e = 0; e < 4; e++) { // dimensions 2e and 2e + 1 of the word: the n-tiles 8w + 2e and after
-                multiply(out[8 * w + 2 * e], weights, __byte_perm(words[0][e], words[1][e], 0x5410),
-                         __byte_perm(words[2][e], words[3][e], 0x5410));
-                multiply(out[8 * w + 2 * e + 1], weights, __byte_perm(words[0][e], words[1][e], 0x7632),
-                         __byte_perm(words[2][e], words[3][e], 0x7632));
+            for (int e = 0; e < 4; e++) { // dimensions 2e and 2e + 1 of the word are rows i and i + 8 of a tile
+                const std::uint32_t pairs[4] = {
+                    __byte_perm(words[0][e], words[1][e], 0x5410), __byte_perm(words[0][e], words[1][e], 0x7632),
+                    __byte_perm(words[2][e], words[3][e], 0x5410), __byte_perm(words[2][e], words[3][e], 0x7632)};
+                multiply(out[4 * w + e], pairs, weights[0], weights[1]);
             }
         }
     }
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
     __shared__ float tops[decode_warps][G], sums[decode_warps][G], values_of[decode_warps][G][D];
-    if (j == 0) {
-        tops[warp][i] = top * 0.6931471805599453f; // back from exp2's scale
-        sums[warp][i] = sum;
-    }
 #pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        values_of[warp][i][2 * j * (D / 8) + n]       = out[n][0];
-        values_of[warp][i][(2 * j + 1) * (D / 8) + n] = out[n][1];
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) sum[h] += __shfl_xor_sync(~0u, sum[h], step);
+        if (i == 0) {
+            tops[warp][2 * j + h] = top[h] * 0.6931471805599453f; // back from exp2's scale
+            sums[warp][2 * j + h] = sum[h];
+        }
+#pragma unroll
+        for (int m = 0; m < D / 16; m++) {
+            values_of[warp][2 * j + h][i * (D / 8) + 2 * m]     = out[m][h];
+            values_of[warp][2 * j + h][i * (D / 8) + 2 * m + 1] = out[m][2 + h];
+        }
     }
-    combine<D, G, decode_warps>(a, item, head0, n_heads, &tops[0][0], &sums[0][0], &values_of[0][0][0], partial, tickets);
+    combine<D, G, decode_warps>(a, item, head0, n_heads, &tops[0][0], &sums[0][0], &values_of[0][0][0], partial,
+                                tickets);
 }
 
 template <int D, int G>
 void launch_decode(const Attention& a, const Plan& plan, const DecodeItem* items, int n, float* partial,
                    std::int32_t* tickets, cudaStream_t stream) {
     const int per_kv = (a.n_heads / a.n_kv_heads + G - 1) / G;
-    decode_kernel<D, G><<<dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0, stream>>>(
-        a, plan, items, partial, tickets);
+    run_kernel(decode_kernel<D, G>, dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0, stream, a,
+               plan, items, partial, tickets);
 }
 
 template <int D>
@@ -344,8 +359,8 @@ void launch_decode_for(const Attention& a, const Plan& plan, const DecodeItem* i
     if constexpr (D == 64 || D == 128 || D == 256)
         if (group > 1) {
             const int per_kv = (group + 7) / 8;
-            decode_mma_kernel<D><<<dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0, stream>>>(
-                a, plan, items, partial, tickets);
+            run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0,
+                       stream, a, plan, items, partial, tickets);
             return;
         }
     if (group == 1) launch_decode<D, 1>(a, plan, items, n, partial, tickets, stream);
@@ -356,6 +371,7 @@ void launch_decode_for(const Attention& a, const Plan& plan, const DecodeItem* i
 // -- plain: a warp for each row and head; lanes share the dimensions, positions one after another
 
 __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
+    wait_for_inputs();
     const PrefillTile tile = tiles[blockIdx.x];
     const int   lane = threadIdx.x % 32, D = a.head_dim, head = blockIdx.y, kv_head = head / (a.n_heads / a.n_kv_heads);
     const auto* table = plan.block_tables + plan.table_start[tile.sequence];
@@ -430,6 +446,7 @@ __device__ std::uint32_t pack(float a, float b) {
 // that ldmatrix meets no bank twice.
 template <int D, int Warps, int N>
 __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
+    wait_for_inputs();
     constexpr int     stride = D + 8, M = Warps * 16;
     extern __shared__ __align__(16) __half shared[];
     __half *          q_tile = shared, *k_tile = q_tile + M * stride, *v_tile = k_tile + 2 * N * stride;
@@ -449,12 +466,12 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
             const bool         valid = position <= last;
-            const int block = !valid ? 0 : power ? position >> shift : position / a.block_size;
+            const int          block = !valid ? 0 : power ? position >> shift : position / a.block_size;
             const std::int64_t at    = valid ? ((std::int64_t(table[block]) * a.n_kv_heads + kv_head) * a.block_size +
                                              position - block * a.block_size) *
                                                     D +
                                                 w * 8
-                                             : 0;
+                                              : 0;
             copy_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
             copy_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }
@@ -567,7 +584,8 @@ void launch_prefill(const Attention& a, const Plan& plan, const PrefillTile* til
     static const cudaError_t once =
         cudaFuncSetAttribute(prefill_kernel<D, Warps, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     (void)once;
-    prefill_kernel<D, Warps, N><<<dim3(unsigned(n), unsigned(a.n_heads)), Warps * 32, shared, stream>>>(a, plan, tiles);
+    run_kernel(prefill_kernel<D, Warps, N>, dim3(unsigned(n), unsigned(a.n_heads)), Warps * 32, shared, stream, a, plan,
+               tiles);
 }
 
 } // namespace
@@ -614,7 +632,7 @@ void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* 
         case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, s); break;
         default: {
             const std::size_t shared = std::size_t(4) * 2 * std::size_t(a.head_dim) * sizeof(float);
-            plain_kernel<<<dim3(unsigned(n), unsigned(a.n_heads)), 128, shared, s>>>(a, plan, tiles);
+            run_kernel(plain_kernel, dim3(unsigned(n), unsigned(a.n_heads)), unsigned(128), shared, s, a, plan, tiles);
         }
     }
 }

@@ -96,8 +96,8 @@ void matmul_blas(const Half* x, std::int64_t n, const Half* weight, std::int64_t
         s.algo   = found_algos[0].algo;
         // The library's first guess is often not the fastest for few rows. Sizes that come again and again are tried.
         if (n <= 256 || n % 256 == 0) {
-            auto        raw   = static_cast<cudaStream_t>(stream);
-            const float one_  = 1, zero_ = 0;
+            auto        raw  = static_cast<cudaStream_t>(stream);
+            const float one_ = 1, zero_ = 0;
             cudaEvent_t begin = nullptr, end = nullptr;
             cudaEventCreate(&begin);
             cudaEventCreate(&end);

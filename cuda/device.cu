@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "warp.cuh"
 
 namespace quire::cuda {
 
@@ -20,6 +21,10 @@ void note(cudaError_t error) {
 cudaStream_t raw(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 } // namespace
+
+static bool can_overlap = false;
+
+bool launches_overlap() { return can_overlap; }
 
 const char* open_device(int index, DeviceInfo& info) {
     int n = 0;
@@ -37,6 +42,7 @@ const char* open_device(int index, DeviceInfo& info) {
     info.n_processors = properties.multiProcessorCount;
     info.major        = properties.major;
     info.minor        = properties.minor;
+    can_overlap       = properties.major >= 9;
     if (properties.major < 8) return "the GPU is older than compute capability 8.0";
     if (const cudaError_t error = cudaMemGetInfo(&info.free, &info.total); error != cudaSuccess)
         return cudaGetErrorString(error);

@@ -32,6 +32,7 @@ __device__ float weight_at(const Weight& w, std::int64_t row, std::int64_t col) 
 }
 
 __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions, Plan plan, float* out) {
+    wait_for_inputs();
     const std::int64_t t = blockIdx.x, token = plan.tokens[t];
     for (std::int64_t c = threadIdx.x; c < weight.cols; c += blockDim.x) {
         float v = weight_at(weight, token, c);
@@ -45,6 +46,7 @@ __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions
 template <bool Float, bool Layer>
 __global__ void norm_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
                             __half* out, int cols) {
+    wait_for_inputs();
     extern __shared__ float row[];
     __shared__ float        sums[32];
     const std::int64_t      at  = std::int64_t(blockIdx.x) * cols;
@@ -75,6 +77,7 @@ __global__ void norm_kernel(const void* x, const float* weight, const float* bia
 // -- activations
 
 __global__ void silu_mul_kernel(__half2* gate, const __half2* up, std::int64_t n) {
+    wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float2 g = __half22float2(gate[i]), u = __half22float2(up[i]);
@@ -82,6 +85,7 @@ __global__ void silu_mul_kernel(__half2* gate, const __half2* up, std::int64_t n
 }
 
 __global__ void gelu_kernel(__half* x, std::int64_t n) {
+    wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const float v = __half2float(x[i]);
@@ -89,16 +93,19 @@ __global__ void gelu_kernel(__half* x, std::int64_t n) {
 }
 
 __global__ void add_kernel(float* x, const __half* y, std::int64_t n) {
+    wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) x[i] += __half2float(y[i]);
 }
 
 __global__ void add_bias_kernel(__half* x, const float* bias, std::int64_t n, int cols) {
+    wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) x[i] = __float2half(__half2float(x[i]) + bias[i % cols]);
 }
 
 __global__ void select_rows_kernel(const float* x, const std::int32_t* rows, float* out, int cols) {
+    wait_for_inputs();
     const std::int64_t from = std::int64_t(rows[blockIdx.x]) * cols, to = std::int64_t(blockIdx.x) * cols;
     for (int c = threadIdx.x; c < cols; c += blockDim.x) out[to + c] = x[from + c];
 }
@@ -106,6 +113,7 @@ __global__ void select_rows_kernel(const float* x, const std::int32_t* rows, flo
 // -- rotation and store: one block for each token; a thread keeps one pair's angle for all heads
 
 __global__ void rope_store_kernel(RopeStore a, Plan plan) {
+    wait_for_inputs();
     const std::int64_t t = blockIdx.x;
     const int          D = a.head_dim, slot = plan.slots[t];
     const float        position = float(plan.positions[t]);
@@ -154,6 +162,7 @@ __global__ void copy_blocks_kernel(BlockPools pools, const std::int32_t* pairs) 
 // -- argmax: one block for each row
 
 __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64_t cols) {
+    wait_for_inputs();
     const float* row  = logits + blockIdx.x * cols;
     float        best = -INFINITY;
     int          at   = 0x7fffffff;
@@ -182,8 +191,8 @@ __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64
 } // namespace
 
 void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n, Stream stream) {
-    embed_kernel<<<int(n), 256, 0, raw(stream)>>>(weight, positions ? *positions : Weight{}, positions != nullptr, plan,
-                                                  out);
+    run_kernel(embed_kernel, dim3(unsigned(int(n))), unsigned(256), 0, raw(stream), weight,
+               positions ? *positions : Weight{}, positions != nullptr, plan, out);
 }
 
 void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
@@ -193,35 +202,37 @@ void norm(const void* x, bool x_is_float, const float* weight, const float* bias
     auto         kernel  = x_is_float ? (bias ? norm_kernel<true, true> : norm_kernel<true, false>)
                                       : (bias ? norm_kernel<false, true> : norm_kernel<false, false>);
     if (shared > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-    kernel<<<int(rows), threads, shared, raw(stream)>>>(x, weight, bias, eps, residual, reinterpret_cast<__half*>(out),
-                                                        int(cols));
+    run_kernel(kernel, dim3(unsigned(int(rows))), unsigned(threads), shared, raw(stream), x, weight, bias, eps,
+               residual, reinterpret_cast<__half*>(out), int(cols));
 }
 
 void silu_mul(Half* gate, const Half* up, std::int64_t n, Stream stream) {
-    silu_mul_kernel<<<blocks_for(n / 2, 256), 256, 0, raw(stream)>>>(reinterpret_cast<__half2*>(gate),
-                                                                     reinterpret_cast<const __half2*>(up), n / 2);
+    run_kernel(silu_mul_kernel, dim3(unsigned(blocks_for(n / 2, 256))), unsigned(256), 0, raw(stream),
+               reinterpret_cast<__half2*>(gate), reinterpret_cast<const __half2*>(up), n / 2);
 }
 
 void gelu(Half* x, std::int64_t n, Stream stream) {
-    gelu_kernel<<<blocks_for(n, 256), 256, 0, raw(stream)>>>(reinterpret_cast<__half*>(x), n);
+    run_kernel(gelu_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, raw(stream),
+               reinterpret_cast<__half*>(x), n);
 }
 
 void add(float* x, const Half* y, std::int64_t n, Stream stream) {
-    add_kernel<<<blocks_for(n, 256), 256, 0, raw(stream)>>>(x, reinterpret_cast<const __half*>(y), n);
+    run_kernel(add_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, raw(stream), x,
+               reinterpret_cast<const __half*>(y), n);
 }
 
 void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Stream stream) {
-    add_bias_kernel<<<blocks_for(rows * cols, 256), 256, 0, raw(stream)>>>(reinterpret_cast<__half*>(x), bias,
-                                                                           rows * cols, int(cols));
+    run_kernel(add_bias_kernel, dim3(unsigned(blocks_for(rows * cols, 256))), unsigned(256), 0, raw(stream),
+               reinterpret_cast<__half*>(x), bias, rows * cols, int(cols));
 }
 
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
                  Stream stream) {
-    select_rows_kernel<<<int(n_rows), 256, 0, raw(stream)>>>(x, rows, out, int(cols));
+    run_kernel(select_rows_kernel, dim3(unsigned(int(n_rows))), unsigned(256), 0, raw(stream), x, rows, out, int(cols));
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Stream stream) {
-    rope_store_kernel<<<int(n), 256, 0, raw(stream)>>>(args, plan);
+    run_kernel(rope_store_kernel, dim3(unsigned(int(n))), unsigned(256), 0, raw(stream), args, plan);
 }
 
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream) {
@@ -230,7 +241,7 @@ void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copie
 }
 
 void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Stream stream) {
-    argmax_kernel<<<int(rows), 1024, 0, raw(stream)>>>(logits, out, cols);
+    run_kernel(argmax_kernel, dim3(unsigned(int(rows))), unsigned(1024), 0, raw(stream), logits, out, cols);
 }
 
 } // namespace quire::cuda

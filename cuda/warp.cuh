@@ -2,8 +2,36 @@
 #pragma once
 
 #include <cuda_fp16.h>
+#include <cuda_runtime.h>
 
 namespace quire::cuda {
+
+// Launches of a step overlap: a kernel begins while the one before it ends (programmatic dependent launch, Hopper and
+// later), and calls this before it reads what that one wrote, or writes anything.
+__device__ inline void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+    cudaGridDependencySynchronize();
+#endif
+}
+
+bool launches_overlap(); // device.cu: whether the device can
+
+template <class... Parameters, class... Arguments>
+void run_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared, cudaStream_t stream,
+                const Arguments&... arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim          = grid;
+    config.blockDim         = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream           = stream;
+    config.attrs            = &overlap;
+    config.numAttrs         = launches_overlap() ? 1 : 0;
+    cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
 
 __device__ inline float warp_sum(float v) {
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);

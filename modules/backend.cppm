@@ -140,6 +140,10 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
+    // Of each row of logits the lowest id among the largest, for best_of_rows(). A device close to the host leaves it out.
+    virtual void choose_best(Tensor) {}
+    // What choose_best() found in this step, once it has run; empty where it was left out.
+    virtual std::span<const Token> best_of_rows() { return {}; }
     // Whole blocks, K and V of every layer, all of a list in one call and as if one after another: copy-on-write with the
     // device's layers on both sides, swapping with the swap pool's on one.
     virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,

@@ -80,6 +80,14 @@ public:
     void activate(Activation activation, Tensor x, const Tensor* up) override;
     void add(Tensor x, Tensor y) override;
     void select_logit_rows(Tensor x, Tensor out) override;
+    void choose_best(Tensor logits) override { cuda::argmax(floats(logits), best_, logits.rows, logits.cols, stream_); }
+    std::span<const Token> best_of_rows() override {
+        const auto n = std::size_t(shape_.logit_rows);
+        cuda::copy_to_host(host_best_, best_, n * 4, stream_);
+        cuda::synchronize(stream_);
+        check_device("a step");
+        return {host_best_, n};
+    }
     void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                      std::span<const KvLayer> to) override;
 
@@ -120,8 +128,9 @@ private:
     bool                                 capturing_ = false;
     std::map<std::pair<int, int>, void*> graphs_; // (rows, items) → an executable graph
     std::map<std::pair<int, int>, int>   seen_;   // how often a shape came: the first time it runs as it is
-    float*                               partial_          = nullptr;
-    std::int32_t*                        tickets_          = nullptr;
+    float*                               partial_ = nullptr;
+    std::int32_t*                        tickets_ = nullptr;
+    std::int32_t *                       best_ = nullptr, *host_best_ = nullptr; // of each logit row
     Half*                                dequantized_      = nullptr;
     std::int64_t                         dequantized_size_ = 0;
     float*                               logits_           = nullptr; // pinned
@@ -263,16 +272,19 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     tickets_     = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
     logits_size_ = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
     logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
+    best_        = static_cast<std::int32_t*>(take((std::max(L, T) + 64) * 4));
+    host_best_   = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     n_pairs_     = 4096;
     host_pairs_  = static_cast<std::int32_t*>(cuda::allocate_host(n_pairs_ * 8));
     pairs_       = static_cast<std::int32_t*>(take(n_pairs_ * 8));
     for (auto& pointers : pool_pointers_)
         pointers = static_cast<const void**>(take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
     if (dequantized_size_ > 0) dequantized_ = static_cast<Half*>(take(std::size_t(dequantized_size_) * 2));
-    for (void* memory : {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_)})
+    for (void* memory : {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
+                         static_cast<void*>(host_best_)})
         if (memory != nullptr) owned_host_.push_back(memory);
-    if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !pairs_ || !pool_pointers_[1] ||
-        (dequantized_size_ > 0 && !dequantized_))
+    if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !best_ || !host_best_ || !pairs_ ||
+        !pool_pointers_[1] || (dequantized_size_ > 0 && !dequantized_))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
     on_device_.tokens       = device_;
     on_device_.positions    = device_ + at_positions_;

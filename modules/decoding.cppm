@@ -15,14 +15,14 @@ class Decoder {
 public:
     Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size);
 
-    // The step has run and is committed: `items` are what it scheduled, `logits` [logit rows × vocab]. Appends events;
+    // The step has run and is committed: `items` are what it scheduled, `logits` those of its rows. Appends events;
     // requests that are over leave the scheduler, so that their blocks serve the next step.
-    void deliver(std::span<const Scheduled> items, std::span<const float> logits, std::vector<Output>& out);
+    void deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out);
     // Ends a request in whatever state it is; its events say `reason`. Nothing happens when it is not there (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
 
 private:
-    std::span<const float> row(const Scheduled& item, int i) const;
+    std::span<const float> row(const Scheduled& item, int i);
     void                   prompt_rows(const Scheduled& item);
     void                   begin(const Scheduled& item, std::vector<Output>& out);
     void                   sample(std::span<const Scheduled> items, std::vector<Output>& out);
@@ -38,7 +38,8 @@ private:
     const Tokenizer&           tokenizer_;
     Sampler                    sampler_;
     std::size_t                vocab_;
-    std::span<const float>     logits_;
+    const StepLogits*          step_ = nullptr;
+    std::span<const float>     logits_;     // of the step, once a row was wanted
     std::vector<Output>        partial_;    // prompt log-probabilities of requests whose prompt is not through
     std::vector<BeamCandidate> candidates_; // scratch
     std::vector<Sequence*>     parents_, survivors_;
@@ -67,7 +68,8 @@ bool withheld(const Request& request) { return request.beam_width > 0 || request
 Decoder::Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size)
     : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {}
 
-std::span<const float> Decoder::row(const Scheduled& item, int i) const {
+std::span<const float> Decoder::row(const Scheduled& item, int i) {
+    if (logits_.empty()) logits_ = step_->rows();
     return logits_.subspan(std::size_t(item.first_logit_row + i) * vocab_, vocab_);
 }
 
@@ -88,8 +90,9 @@ Output Decoder::event_of(const SequenceGroup& group, int index) {
     return event;
 }
 
-void Decoder::deliver(std::span<const Scheduled> items, std::span<const float> logits, std::vector<Output>& out) {
-    logits_                       = logits;
+void Decoder::deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out) {
+    step_                         = &logits;
+    logits_                       = {};
     const std::size_t first_event = out.size();
     for (std::size_t i = 0, n = 0; i < items.size(); i += n) {
         SequenceGroup& group = *items[i].group;
@@ -182,8 +185,14 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
         for (int i = 0; i < r.width(); i++) give(group, *parents_[std::size_t(i)], tokens_[std::size_t(i)], last, out);
         return;
     }
-    for (const Scheduled& item : items)
-        give(group, *item.sequence, next(item, item.sequence->index), row(item, item.n_logit_rows - 1), out);
+    // The likeliest token as it is, and nothing said about it: the device has chosen it.
+    const bool as_chosen =
+        !step_->best.empty() && is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r);
+    for (const Scheduled& item : items) {
+        const int last = item.first_logit_row + item.n_logit_rows - 1;
+        if (as_chosen) give(group, *item.sequence, step_->best[std::size_t(last)], {}, out);
+        else give(group, *item.sequence, next(item, item.sequence->index), row(item, item.n_logit_rows - 1), out);
+    }
 }
 
 // One step of beam search: of all extensions of all beams by all tokens the best go on. Twice as many are looked at, for

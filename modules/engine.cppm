@@ -373,11 +373,11 @@ bool Engine::step(std::vector<Output>& out) {
             follow(e.stats.costs.seconds_per_block, seconds / double(n));
     }
     if (!scheduled.empty()) {
-        Stopwatch                    watch;
-        const std::span<const float> logits = e.model.forward(e.plan, e.cache);
+        Stopwatch        watch;
+        const StepLogits logits = e.model.forward(e.plan, e.cache);
         e.count(scheduled, watch.seconds());
         e.scheduler.commit();
-        if (e.decoding) e.decoding(e.scheduler, scheduled, logits, out);
+        if (e.decoding) e.decoding(e.scheduler, scheduled, logits.rows ? logits.rows() : std::span<const float>(), out);
         else e.decoder.deliver(scheduled, logits, out);
     } else {
         e.scheduler.commit(); // moves alone

@@ -20,8 +20,9 @@ public:
     static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
-    // Runs one step, whose block moves are done, and returns the logits of the plan's logit rows, [logit rows × vocab], valid until the next step.
-    std::span<const float> forward(const StepPlan& plan, const KvCache& cache);
+        // Runs one step, whose block moves are done, and returns the logits of the plan's logit rows, valid until the next
+    // step.
+    StepLogits forward(const StepPlan& plan, const KvCache& cache);
 
 private:
     Model() = default;
@@ -33,7 +34,9 @@ private:
     Rope               rope_;
     Buffer             memory_;
     // [max_tokens × …] each; the tensors of a step are their first T rows
-    Tensor hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, last_, logits_;
+    Tensor      hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, last_, logits_;
+    Tensor      ran_; // the logits of the step at hand
+    std::size_t n_wanted_ = 0;
 };
 
 // The frequencies of a config's rotary embedding, scaled as it says (linear; YaRN: Peng et al. 2023, section 3), and
@@ -154,7 +157,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     return model;
 }
 
-std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache) {
+StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
     Backend&           b     = *backend_;
     const ModelConfig& c     = config_;
     const StepShape    shape = b.begin_step(plan);
@@ -166,7 +169,13 @@ std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache
 
     const Tensor logits{logits_.data, L, logits_.cols, logits_.type};
     const auto   wanted = [&] { // of the rows that ran those of the plan
-        return b.to_host(logits).first(plan.logit_rows.size() * std::size_t(logits_.cols));
+        const std::size_t n = plan.logit_rows.size();
+        if (n == 0) return StepLogits{};
+        ran_                              = logits;
+        n_wanted_                         = n;
+        const std::span<const Token> best = b.best_of_rows();
+        return StepLogits{best.first(std::min(n, best.size())),
+                          [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); }};
     };
     if (b.replay_step()) return wanted();
     Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
@@ -208,6 +217,7 @@ std::span<const float> Model::forward(const StepPlan& plan, const KvCache& cache
     b.select_logit_rows(x, selected);
     b.norm(selected, weights_.output_norm, weights_.output_norm_bias, c.norm_eps, nullptr, last);
     b.matmul(last, std::array{Projection{&weights_.output, nullptr, logits}});
+    b.choose_best(logits);
     b.end_step();
     return wanted();
 }

@@ -128,6 +128,12 @@ struct StepPlan {
     bool moves_blocks() const { return !swap_out.empty() || !swap_in.empty() || !copies.empty(); }
 };
 
+// The logits of a step's logit rows, where the device left them. Most steps need of them only the best token of each row.
+struct StepLogits {
+    std::span<const Token>                  best; // of each row the lowest id among the largest; empty: nobody chose
+    std::function<std::span<const float>()> rows; // brings them to the host: [logit rows × vocab], until the next step
+};
+
 } // namespace quire
 
 module :private;

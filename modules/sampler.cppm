@@ -56,6 +56,9 @@ private:
     std::vector<Candidate>    candidates_; // [vocab]
 };
 
+// Greedy, on the logits as they are.
+bool is_plain_greedy(const SamplingParams& params);
+
 // The lowest id among the largest values; NaN is never the largest.
 Token argmax(std::span<const float> logits);
 
@@ -87,6 +90,11 @@ Token argmax(std::span<const float> logits) {
     return best;
 }
 
+bool is_plain_greedy(const SamplingParams& params) {
+    return params.temperature <= 0 && params.repetition_penalty == 1 && params.presence_penalty == 0 &&
+           params.frequency_penalty == 0 && params.logit_bias.empty();
+}
+
 Sampler::Sampler(int vocab_size)
     : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(std::size_t(vocab_size)) {}
 
@@ -115,9 +123,7 @@ void Sampler::penalise(const SamplingParams& params, std::span<const Token> hist
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                       int n_generated, int stream) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
-    const bool as_is = params.repetition_penalty == 1 && params.presence_penalty == 0 &&
-                       params.frequency_penalty == 0 && params.logit_bias.empty();
-    if (params.temperature <= 0 && as_is) return argmax(logits);
+    if (is_plain_greedy(params)) return argmax(logits);
 
     std::ranges::copy(logits, row_.begin());
     penalise(params, history, n_generated);
