@@ -43,34 +43,43 @@ __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions
 
 // -- norms: one block for each row
 
+// Two neighbours a thread; cols is even.
 template <bool Float, bool Layer>
 __global__ void norm_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
                             __half* out, int cols) {
     wait_for_inputs();
-    extern __shared__ float row[];
-    __shared__ float        sums[32];
-    const std::int64_t      at  = std::int64_t(blockIdx.x) * cols;
-    float                   sum = 0, squares = 0;
-    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
-        float v = Float ? static_cast<const float*>(x)[at + c] : __half2float(static_cast<const __half*>(x)[at + c]);
+    extern __shared__ float2 row[];
+    __shared__ float         sums[32];
+    const std::int64_t       at  = std::int64_t(blockIdx.x) * cols / 2;
+    const int                n   = cols / 2;
+    float                    sum = 0, squares = 0;
+    for (int c = threadIdx.x; c < n; c += blockDim.x) {
+        float2 v =
+            Float ? static_cast<const float2*>(x)[at + c] : __half22float2(static_cast<const __half2*>(x)[at + c]);
         if (residual) {
-            v += residual[at + c];
-            residual[at + c] = v;
+            const float2 r = reinterpret_cast<const float2*>(residual)[at + c];
+            v.x += r.x, v.y += r.y;
+            reinterpret_cast<float2*>(residual)[at + c] = v;
         }
         row[c] = v;
-        sum += v;
-        squares += v * v;
+        sum += v.x + v.y;
+        squares += v.x * v.x + v.y * v.y;
     }
     float mean = 0;
     if (Layer) {
         mean    = block_sum(sum, sums) / cols;
         squares = 0;
-        for (int c = threadIdx.x; c < cols; c += blockDim.x) squares += (row[c] - mean) * (row[c] - mean);
+        for (int c = threadIdx.x; c < n; c += blockDim.x) {
+            const float2 v = row[c];
+            squares += (v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean);
+        }
     }
     const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
-    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
-        const float v = (row[c] - mean) * scale * weight[c] + (Layer ? bias[c] : 0.0f);
-        out[at + c]   = __float2half(v);
+    for (int c = threadIdx.x; c < n; c += blockDim.x) {
+        const float2 v = row[c], w = reinterpret_cast<const float2*>(weight)[c],
+                     b = Layer ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
+        reinterpret_cast<__half2*>(out)[at + c] =
+            __floats2half2_rn((v.x - mean) * scale * w.x + b.x, (v.y - mean) * scale * w.y + b.y);
     }
 }
 
@@ -110,43 +119,44 @@ __global__ void select_rows_kernel(const float* x, const std::int32_t* rows, flo
     for (int c = threadIdx.x; c < cols; c += blockDim.x) out[to + c] = x[from + c];
 }
 
-// -- rotation and store: one block for each token; a thread keeps one pair's angle for all heads
+// -- rotation and store: a block for each token and four heads, of q, k and v; a warp for each head, a lane for each pair
+
+constexpr int rope_heads = 4;
 
 __global__ void rope_store_kernel(RopeStore a, Plan plan) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x;
-    const int          D = a.head_dim, slot = plan.slots[t];
-    const float        position = float(plan.positions[t]);
-    auto*              q        = reinterpret_cast<__half*>(a.q) + t * a.n_heads * D;
-    auto*              k        = reinterpret_cast<__half*>(a.k) + t * a.n_kv_heads * D;
-    const auto*        v        = reinterpret_cast<const __half*>(a.v) + t * a.n_kv_heads * D;
+    const int          D = a.head_dim, slot = plan.slots[t], lane = threadIdx.x % 32;
+    const int          head = int(blockIdx.y) * rope_heads + int(threadIdx.x) / 32; // q's, then k's, then v's
+    const int          kv   = head - a.n_heads;
+    if (kv >= 2 * a.n_kv_heads || (kv >= 0 && slot < 0)) return;
     // Head h of the block that holds this slot begins there.
     const auto place = [&](void* cache, int h) {
         return static_cast<__half*>(cache) +
                ((std::int64_t(slot / a.block_size) * a.n_kv_heads + h) * a.block_size + slot % a.block_size) * D;
     };
-    const int n_rotated = (a.n_heads + a.n_kv_heads) * a.half;
-    for (int i = threadIdx.x; i < n_rotated; i += blockDim.x) {
-        const int pair = i % a.half, head = i / a.half;
-        float     sine, cosine;
+    if (kv >= a.n_kv_heads) {
+        const int   h    = kv - a.n_kv_heads;
+        const auto* from = reinterpret_cast<const __half*>(a.v) + (t * a.n_kv_heads + h) * D;
+        for (int d = lane; d < D; d += 32) place(a.cache_v, h)[d] = from[d];
+        return;
+    }
+    const __half* from = kv < 0 ? reinterpret_cast<const __half*>(a.q) + (t * a.n_heads + head) * D
+                                : reinterpret_cast<const __half*>(a.k) + (t * a.n_kv_heads + kv) * D;
+    __half*       to   = kv < 0 ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D : place(a.cache_k, kv);
+    const float   position = float(plan.positions[t]);
+    for (int pair = lane; pair < a.half; pair += 32) {
+        float sine, cosine;
         sincosf(position * a.inv_freq[pair], &sine, &cosine);
         sine *= a.scale;
         cosine *= a.scale;
-        const int     first = a.halves ? pair : 2 * pair, second = a.halves ? pair + a.half : first + 1;
-        const bool    is_q = head < a.n_heads;
-        const __half* from = is_q ? q + head * D : k + (head - a.n_heads) * D;
-        const float   x = __half2float(from[first]), y = __half2float(from[second]);
-        __half*       to = is_q ? q + head * D : slot >= 0 ? place(a.cache_k, head - a.n_heads) : nullptr;
-        if (to == nullptr) continue;
+        const int   first = a.halves ? pair : 2 * pair, second = a.halves ? pair + a.half : first + 1;
+        const float x = __half2float(from[first]), y = __half2float(from[second]);
         to[first]  = __float2half(x * cosine - y * sine);
         to[second] = __float2half(x * sine + y * cosine);
     }
-    if (slot < 0) return;
-    for (int i = threadIdx.x; i < a.n_kv_heads * D; i += blockDim.x) {
-        const int h = i / D, d = i % D;
-        place(a.cache_v, h)[d] = v[i];
-        if (d >= 2 * a.half) place(a.cache_k, h)[d] = k[i]; // what is not rotated
-    }
+    if (kv >= 0) // what is not rotated
+        for (int d = 2 * a.half + lane; d < D; d += 32) to[d] = from[d];
 }
 
 // -- block copies: every pair in every array, 16 bytes a thread
@@ -197,7 +207,7 @@ void embed(const Weight& weight, const Weight* positions, const Plan& plan, floa
 
 void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
           std::int64_t rows, std::int64_t cols, Stream stream) {
-    const int    threads = cols >= 4096 ? 1024 : cols >= 512 ? 256 : 64;
+    const int    threads = cols >= 4096 ? 512 : cols >= 512 ? 256 : 64;
     const size_t shared  = std::size_t(cols) * sizeof(float);
     auto         kernel  = x_is_float ? (bias ? norm_kernel<true, true> : norm_kernel<true, false>)
                                       : (bias ? norm_kernel<false, true> : norm_kernel<false, false>);
@@ -232,7 +242,9 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Stream stream) {
-    run_kernel(rope_store_kernel, dim3(unsigned(int(n))), unsigned(256), 0, raw(stream), args, plan);
+    const int heads = args.n_heads + 2 * args.n_kv_heads;
+    run_kernel(rope_store_kernel, dim3(unsigned(n), unsigned((heads + rope_heads - 1) / rope_heads)), rope_heads * 32,
+               0, raw(stream), args, plan);
 }
 
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream) {

@@ -214,15 +214,6 @@ __device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, int
 
 enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
 
-// The first words of a warp's rows, while the kernel before is still busy: weights depend on nobody.
-template <Kind K, int R>
-__device__ void prefetch(const Weight& w, std::int64_t row, int cols) {
-    const int   bytes = K == kind_f16 ? cols * 2 : K == kind_q4_k ? cols / 256 * 144 : cols;
-    const auto* from  = static_cast<const char*>(w.data) + row * bytes;
-    for (int at = threadIdx.x % 32 * 128; at < min(R * bytes, 4096); at += 4096)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-}
-
 // R neighbouring rows a warp; products have a multiple of R rows.
 template <int NT, Kind K, int R>
 __global__ void __launch_bounds__(warps * 32, NT == 1 ? (K == kind_f16 ? 6 : 4) : 2)
@@ -237,7 +228,6 @@ __global__ void __launch_bounds__(warps * 32, NT == 1 ? (K == kind_f16 ? 6 : 4) 
     const Product&     p          = all.product[which];
     const std::int64_t r0         = row - all.first_row[which];
     float              sum[R][NT] = {};
-    prefetch<K, R>(p.weight, r0, cols);
     wait_for_inputs();
     if constexpr (K == kind_f16) dot_f16<NT, R>(p.weight, r0, x, cols, sum);
     if constexpr (K == kind_i8) dot_i8<NT, R, 32, false, false>(p.weight, r0, x, cols, sum);
@@ -256,12 +246,20 @@ __global__ void __launch_bounds__(warps * 32, NT == 1 ? (K == kind_f16 ? 6 : 4) 
         }
 }
 
-// -- one row of x and quantised weights, in whole numbers
+// The first words of a warp's rows, while the kernel before is still busy: weights depend on nobody.
+// (Where a warp has one pair of rows and no more, as in the kernel above, it was slower.)
+__device__ void prefetch_q4_k(const Weight& w, std::int64_t row, int cols) {
+    const int   bytes = cols / 256 * 144;
+    const auto* from  = static_cast<const char*>(w.data) + row * bytes;
+    for (int at = threadIdx.x % 32 * 128; at < min(2 * bytes, 4096); at += 4096)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+}
+
+// -- one row of x and Q4_K weights, in whole numbers
 
 // x as 16-bit integers with a scale for each 32 of them, split into a signed high and an unsigned low byte: dp4a then
 // multiplies four weights at once, exactly, and what is lost of x is less than of a half. Blocks stay and take one pair of
 // rows after another, so x is made ready once a block.
-template <Kind K>
 __global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x, int cols, Products all) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto*     high  = reinterpret_cast<std::uint32_t*>(memory); // [cols / 4] four bytes each
@@ -272,7 +270,7 @@ __global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x,
     const int first = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2;
     if (first < n_rows) {
         const Product& p = all.product[first < all.first_row[1] ? 0 : first < all.first_row[2] ? 1 : 2];
-        prefetch<K, 2>(p.weight, first - all.first_row[&p - all.product], cols);
+        prefetch_q4_k(p.weight, first - all.first_row[&p - all.product], cols);
     }
     wait_for_inputs();
     for (int g = threadIdx.x; g < cols / 8; g += warps * 32) { // 8 values a thread, four threads a group of 32
@@ -308,7 +306,7 @@ __global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x,
         const Product&     p      = all.product[which];
         const std::int64_t r0     = row - all.first_row[which];
         float              sum[2] = {};
-        if constexpr (K == kind_q4_k) {
+        {
             const int n = cols / 256, row_bytes = n * 144, part = lane % 8, chunk = part / 2, at = 8 * (2 * chunk % 4);
             const auto* from = static_cast<const unsigned char*>(p.weight.data) + r0 * row_bytes;
             for (int base = lane / 8; base < n; base += 8) {
@@ -372,20 +370,19 @@ __global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x,
     }
 }
 
-template <Kind K>
 void launch_integer(const __half* x, int cols, const Products& all, cudaStream_t stream) {
     static const int processors = [] {
         int device = 0, n = 0;
         cudaGetDevice(&device);
         cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
-        cudaFuncSetAttribute(integer_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
+        cudaFuncSetAttribute(integer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
         return n;
     }();
     const std::size_t shared = std::size_t(cols) * 2 + std::size_t(cols / 32) * 12;
     const int         most = processors * 3, wanted = (all.first_row[all.n] / 2 + warps - 1) / warps;
     // Whole rounds: every block gets as many pairs of rows as any other, give or take one.
     const int rounds = (wanted + most - 1) / most;
-    run_kernel(integer_kernel<K>, dim3(unsigned((wanted + rounds - 1) / rounds)), warps * 32, shared, stream, x, cols,
+    run_kernel(integer_kernel, dim3(unsigned((wanted + rounds - 1) / rounds)), warps * 32, shared, stream, x, cols,
                all);
 }
 
@@ -430,7 +427,7 @@ void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product*
         bool      even = kind != kind_f16; // two rows a warp share the conversions of x
         for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
         for (int k = all.n + 1; k <= most_products; k++) all.first_row[k] = all.first_row[all.n];
-        if (n_rows <= 1 && even && c <= 32768 && kind == kind_q4_k) launch_integer<kind_q4_k>(x, c, all, s);
+        if (n_rows <= 1 && even && c <= 32768 && kind == kind_q4_k) launch_integer(x, c, all, s);
         else if (n_rows <= 1)
             even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 2)

@@ -44,9 +44,7 @@ __device__ inline float block_sum(float v, float* sums) {
     __syncthreads(); // the last use of `sums` is over
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
     __syncthreads();
-    float total = 0;
-    for (int w = 0; w < int(blockDim.x) / 32; w++) total += sums[w];
-    return total;
+    return warp_sum(int(threadIdx.x) % 32 < int(blockDim.x) / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
 // Sub-block j (32 weights) of a Q4_K superblock: value = d * scale * q - dmin * min. 12 bytes hold eight pairs of 6 bits.
