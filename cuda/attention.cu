@@ -606,14 +606,15 @@ void attention_decode(const Attention& a, const Plan& plan, const DecodeItem* it
     }
 }
 
+// As many rows as the kernels below take: warps × 16.
 int prefill_tile(int head_dim) {
     switch (head_dim) {
         case 16:
         case 32:
         case 64:
         case 80:
-        case 96:
-        case 128: return 128;
+        case 96: return 128;
+        case 128:
         case 256: return 64;
         default: return 0;
     }

@@ -14,7 +14,9 @@ struct Answer {
     FinishReason                  finish        = FinishReason::none;
 };
 
-inline Engine load(const std::string& path, const EngineOptions& options) {
+// On the CPU, whatever the machine has, unless the test wants the GPU.
+inline Engine load(const std::string& path, EngineOptions options) {
+    if (options.device == "auto") options.device = "cpu";
     Result<Engine> engine = Engine::load(path, options);
     INFO(path << ": " << (engine ? "" : engine.error().message));
     REQUIRE(engine.has_value());

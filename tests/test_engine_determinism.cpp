@@ -80,6 +80,7 @@ TEST_CASE("every instruction set agrees with the plain path within rounding") {
     const Answer want    = run(plain, {request})[0];
     for (const char* isa : {"avx2", "avx512"}) {
         o.isa               = isa;
+        o.device            = "cpu";
         Result<Engine> wide = Engine::load(path, o);
         if (!wide) continue; // not on this machine
         const Answer got = run(*wide, {request})[0];
