@@ -494,7 +494,8 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
         if (!sent) {
             std::vector<const void*> bases;
             for (const KvLayer& layer : layers) bases.insert(bases.end(), {layer.k, layer.v});
-            cuda::upload(there, bases.data(), bases.size() * sizeof(void*));
+            cuda::upload(static_cast<void*>(there), static_cast<const void*>(bases.data()),
+                         bases.size() * sizeof(void*));
             sent = true;
         }
         return there;

@@ -20,7 +20,7 @@ public:
     static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
-        // Runs one step, whose block moves are done, and returns the logits of the plan's logit rows, valid until the next
+    // Runs one step, whose block moves are done, and returns the logits of the plan's logit rows, valid until the next
     // step.
     StepLogits forward(const StepPlan& plan, const KvCache& cache);
 
