@@ -139,7 +139,9 @@ int blocks(int repetitions, bool json) {
                          [&] { m.room_for({}, std::span(tokens).first(tokens.size() - 1)); }));
     lines.push_back(rate("hash a block of 16 tokens", repetitions, n, [&] {
         std::optional<BlockHash> parent;
-        for (int i = 0; i < n; i++) parent = chain_hash(parent, std::span(tokens).subspan(std::size_t(i * size), size));
+        for (int i = 0; i < n; i++)
+            parent =
+                chain_hash(parent, std::span(tokens).subspan(std::size_t(i) * std::size_t(size), std::size_t(size)));
         check(parent != 0, "a hash of zero"); // or the loop would be left out
     }));
     m.close_table(cached);
