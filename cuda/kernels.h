@@ -122,6 +122,32 @@ void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copie
 // The lowest id among the largest of each row.
 void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Stream stream);
 
+// -- sampling.cu
+
+// A token whose logit is changed before sampling: x / divide (x · divide where x is negative) - subtract + add.
+struct LogitEdit {
+    std::int32_t token  = 0;
+    float        divide = 1, subtract = 0, add = 0;
+    float        raw = 0; // what it was: scratch
+};
+
+// What is wanted of one logit row. The answer is pairs of a token and its log-probability in the row as it was: one for each
+// draw (or `chosen`), then the n_top best ones, best first.
+struct SampleTask {
+    std::int32_t row        = 0;
+    std::int32_t chosen     = -1; // nothing is drawn, this token's log-probability is wanted (n_draws is 1)
+    std::int32_t first_edit = 0, n_edits = 0, first_draw = 0, n_draws = 0;
+    std::int32_t n_top          = 0; // at most most_top
+    std::int32_t first_out      = 0; // in words
+    std::int32_t wants_logprobs = 0; // else those of the answer mean nothing
+    std::int32_t top_k          = 0; // 0: all
+    float        temperature = 1, top_p = 1, min_p = 0;
+};
+constexpr int most_top = 256;
+// Each task has a row of its own, which its edits change. draws: random numbers in [0, 1).
+void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_tasks, LogitEdit* edits,
+            const double* draws, std::int32_t* out, Stream stream);
+
 // -- attention.cu: paged attention, causal, over positions up to each token's own
 
 struct Attention {

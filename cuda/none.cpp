@@ -40,6 +40,7 @@ void add_bias(Half*, const float*, std::int64_t, std::int64_t, Stream) {}
 void select_rows(const float*, const std::int32_t*, float*, std::int64_t, std::int64_t, Stream) {}
 void rope_and_store(const RopeStore&, const Plan&, std::int64_t, Stream) {}
 void copy_blocks(const BlockPools&, const std::int32_t*, int, Stream) {}
+void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const double*, std::int32_t*, Stream) {}
 void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Stream) {}
 
 void attention_decode(const Attention&, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) {}

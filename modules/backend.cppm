@@ -91,8 +91,14 @@ struct StepShape {
     int tokens = 0, logit_rows = 0;
 };
 
-// One step is: begin_step(plan), then, unless replay_step() did it all, the operations and end_step(). The tokens, positions, slots, block tables and lengths that the
-// operations speak of are the plan's; a device backend sends them up once, in begin_step().
+struct StepResults {
+    std::span<const Token>        best;    // of each logit row
+    std::span<const TokenLogprob> answers; // of the tasks
+};
+
+// One step is: begin_step(plan), then, unless replay_step() did it all, the operations and end_step(), then sample() and
+// results(). The tokens, positions, slots, block tables and lengths that the operations speak of are the plan's; a device
+// backend sends them up once, in begin_step().
 // T: tokens of the plan. `out` never overlaps an input unless said. Shapes are the caller's duty (checked).
 class Backend {
 public:
@@ -140,10 +146,14 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // Of each row of logits the lowest id among the largest, for best_of_rows(). A device close to the host leaves it out.
+    // Of each row of logits the lowest id among the largest, for results(). A device close to the host leaves it out.
     virtual void choose_best(Tensor) {}
-    // What choose_best() found in this step, once it has run; empty where it was left out.
-    virtual std::span<const Token> best_of_rows() { return {}; }
+    // What sample() can do in a step.
+    virtual SamplingLimits sampling_limits() const { return {}; }
+    // The plan's tasks over the logits; after end_step().
+    virtual void sample(Tensor) {}
+    // What choose_best() and sample() found in this step: waits for it. Empty where they are left out.
+    virtual StepResults results() { return {}; }
     // Whole blocks, K and V of every layer, all of a list in one call and as if one after another: copy-on-write with the
     // device's layers on both sides, swapping with the swap pool's on one.
     virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,

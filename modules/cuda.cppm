@@ -42,6 +42,11 @@ static int rounded_items(int n) {
     return (n + step - 1) / step * step;
 }
 
+// Of the buffer that sampling sends up: random numbers, then tasks, then edits.
+static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_draws, std::size_t n_edits) {
+    return n_tasks * sizeof(cuda::SampleTask) + n_draws * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
+}
+
 class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info)
@@ -81,15 +86,11 @@ public:
     void add(Tensor x, Tensor y) override;
     void select_logit_rows(Tensor x, Tensor out) override;
     void choose_best(Tensor logits) override { cuda::argmax(floats(logits), best_, logits.rows, logits.cols, stream_); }
-    std::span<const Token> best_of_rows() override {
-        const auto n = std::size_t(shape_.logit_rows);
-        cuda::copy_to_host(host_best_, best_, n * 4, stream_);
-        cuda::synchronize(stream_);
-        check_device("a step");
-        return {host_best_, n};
-    }
-    void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                     std::span<const KvLayer> to) override;
+    SamplingLimits sampling_limits() const override { return sampling_limits_; }
+    void           sample(Tensor logits) override;
+    StepResults    results() override;
+    void           copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                               std::span<const KvLayer> to) override;
 
 private:
     using Half = cuda::Half;
@@ -135,6 +136,11 @@ private:
     std::int64_t                         dequantized_size_ = 0;
     float*                               logits_           = nullptr; // pinned
     std::size_t                          logits_size_      = 0;
+    // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
+    SamplingLimits sampling_limits_;
+    std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
+    TokenLogprob * host_answers_ = nullptr, *answers_ = nullptr;
+    std::size_t    n_answers_ = 0;
     // Block moves
     std::int32_t *host_pairs_ = nullptr, *pairs_ = nullptr;
     const void**  pool_pointers_[2] = {nullptr, nullptr}; // device arrays of K and V bases: device pool, swap pool
@@ -268,23 +274,34 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     plan_ints_               = at_tables_ + tables;
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
     device_                  = static_cast<std::int32_t*>(take(plan_ints_ * 4));
-    partial_     = static_cast<float*>(take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
-    tickets_     = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
-    logits_size_ = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
-    logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
-    best_        = static_cast<std::int32_t*>(take((std::max(L, T) + 64) * 4));
-    host_best_   = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
-    n_pairs_     = 4096;
-    host_pairs_  = static_cast<std::int32_t*>(cuda::allocate_host(n_pairs_ * 8));
-    pairs_       = static_cast<std::int32_t*>(take(n_pairs_ * 8));
+    partial_         = static_cast<float*>(take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
+    tickets_         = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
+    logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
+    logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
+    best_            = static_cast<std::int32_t*>(take((std::max(L, T) + 64) * 4));
+    host_best_       = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
+    const int rows   = int(std::max(L, T));
+    sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::most_top, l.vocab_size)};
+    const std::size_t request =
+        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.draws), std::size_t(sampling_limits_.edits));
+    const std::size_t reply = std::size_t(sampling_limits_.answers) * sizeof(TokenLogprob);
+    host_sampling_          = static_cast<std::byte*>(cuda::allocate_host(request));
+    sampling_               = static_cast<std::byte*>(take(request));
+    host_answers_           = static_cast<TokenLogprob*>(cuda::allocate_host(reply));
+    answers_                = static_cast<TokenLogprob*>(take(reply));
+    n_pairs_                = 4096;
+    host_pairs_             = static_cast<std::int32_t*>(cuda::allocate_host(n_pairs_ * 8));
+    pairs_                  = static_cast<std::int32_t*>(take(n_pairs_ * 8));
     for (auto& pointers : pool_pointers_)
         pointers = static_cast<const void**>(take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
     if (dequantized_size_ > 0) dequantized_ = static_cast<Half*>(take(std::size_t(dequantized_size_) * 2));
-    for (void* memory : {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
-                         static_cast<void*>(host_best_)})
+    for (void* memory :
+         {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
+          static_cast<void*>(host_best_), static_cast<void*>(host_sampling_), static_cast<void*>(host_answers_)})
         if (memory != nullptr) owned_host_.push_back(memory);
     if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !best_ || !host_best_ || !pairs_ ||
-        !pool_pointers_[1] || (dequantized_size_ > 0 && !dequantized_))
+        !host_sampling_ || !sampling_ || !host_answers_ || !answers_ || !pool_pointers_[1] ||
+        (dequantized_size_ > 0 && !dequantized_))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
     on_device_.tokens       = device_;
     on_device_.positions    = device_ + at_positions_;
@@ -384,6 +401,41 @@ void CudaBackend::end_step() {
     check(graph != nullptr, "a step could not be captured");
     graphs_.emplace(std::pair{shape_.tokens, n_items_}, graph);
     cuda::launch_graph(graph, stream_);
+}
+
+// -- sampling
+
+void CudaBackend::sample(Tensor logits) {
+    const StepPlan& plan = *plan_;
+    check(int(plan.tasks.size()) <= sampling_limits_.tasks && int(plan.edits.size()) <= sampling_limits_.edits &&
+              int(plan.draws.size()) <= sampling_limits_.draws,
+          "more to sample than announced");
+    const std::size_t at_tasks = plan.draws.size() * sizeof(double),
+                      at_edits = sampling_bytes(plan.tasks.size(), plan.draws.size(), 0);
+    std::memcpy(host_sampling_, plan.draws.data(), at_tasks);
+    auto* tasks = reinterpret_cast<cuda::SampleTask*>(host_sampling_ + at_tasks);
+    n_answers_  = 0;
+    for (const RowTask& t : plan.tasks) {
+        *tasks++ = {t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_draw,  t.chosen >= 0 ? 1 : t.n_draws,
+                    t.n_top, 2 * t.first_answer, t.logprobs,   t.top_k,   t.temperature, t.top_p,
+                    t.min_p};
+        n_answers_ = std::max(n_answers_, std::size_t(t.first_answer + t.n_answers()));
+    }
+    auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
+    for (const LogitEdit& e : plan.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
+    cuda::copy_to_device(sampling_, host_sampling_, at_edits + plan.edits.size() * sizeof(cuda::LogitEdit), stream_);
+    cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
+                 int(plan.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
+                 reinterpret_cast<const double*>(sampling_), reinterpret_cast<std::int32_t*>(answers_), stream_);
+}
+
+StepResults CudaBackend::results() {
+    const auto n = std::size_t(shape_.logit_rows);
+    cuda::copy_to_host(host_best_, best_, n * 4, stream_);
+    if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), stream_);
+    cuda::synchronize(stream_);
+    check_device("a step");
+    return {{host_best_, n}, {host_answers_, std::exchange(n_answers_, 0)}};
 }
 
 // -- the operations

@@ -15,6 +15,8 @@ class Decoder {
 public:
     Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size);
 
+    // Before the step: what a device that samples is to make of the step's rows. What it cannot is left to deliver().
+    void ask(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan);
     // The step has run and is committed: `items` are what it scheduled, `logits` those of its rows. Appends events;
     // requests that are over leave the scheduler, so that their blocks serve the next step.
     void deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out);
@@ -22,17 +24,24 @@ public:
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
 
 private:
-    std::span<const float> row(const Scheduled& item, int i);
-    void                   prompt_rows(const Scheduled& item);
-    void                   begin(const Scheduled& item, std::vector<Output>& out);
-    void                   sample(std::span<const Scheduled> items, std::vector<Output>& out);
-    void                   search(std::span<const Scheduled> items, std::vector<Output>& out);
-    bool                   search_is_over(const SequenceGroup& group) const;
-    void                   give_best(SequenceGroup& group, std::vector<Output>& out);
-    void                   give(SequenceGroup& group, Sequence& sequence, Token token, std::span<const float> logits,
-                                std::vector<Output>& out);
-    Output                 event_of(const SequenceGroup& group, int index);
-    Output&                partial_of(RequestId id);
+    // A token for an answer, with what is said about it.
+    struct Choice {
+        Token            token   = 0;
+        double           logprob = 0; // where answers are ranked by it
+        PositionLogprobs logprobs;    // where it was asked for
+    };
+    std::span<const float>        row(const Scheduled& item, int i);
+    std::span<const TokenLogprob> answer(const Scheduled& item, int i) const; // the device's for that row, or nothing
+    Choice                        choose(SequenceGroup& group, const Scheduled& item, int stream, int draw);
+    void                          prompt_rows(const Scheduled& item);
+    void                          begin(const Scheduled& item, std::vector<Output>& out);
+    void                          sample(std::span<const Scheduled> items, std::vector<Output>& out);
+    void                          search(std::span<const Scheduled> items, std::vector<Output>& out);
+    bool                          search_is_over(const SequenceGroup& group) const;
+    void                          give_best(SequenceGroup& group, std::vector<Output>& out);
+    void    give(SequenceGroup& group, Sequence& sequence, Choice choice, std::vector<Output>& out);
+    Output  event_of(const SequenceGroup& group, int index);
+    Output& partial_of(RequestId id);
 
     Scheduler&                 scheduler_;
     const Tokenizer&           tokenizer_;
@@ -40,11 +49,12 @@ private:
     std::size_t                vocab_;
     const StepLogits*          step_ = nullptr;
     std::span<const float>     logits_;     // of the step, once a row was wanted
+    std::vector<RowTask>       tasks_;      // of the step, by logit row; row -1: none
     std::vector<Output>        partial_;    // prompt log-probabilities of requests whose prompt is not through
     std::vector<BeamCandidate> candidates_; // scratch
     std::vector<Sequence*>     parents_, survivors_;
     std::vector<int>           children_;
-    std::vector<Token>         tokens_;
+    std::vector<Choice>        choices_;
 };
 
 // What answers are ranked by. Of beams: the summed log-probability over a power of their length, as in `transformers`;
@@ -65,12 +75,86 @@ double score_of(const Request& request, double logprob, int n_generated) {
 // Answers that are compared with one another are given when all are there.
 bool withheld(const Request& request) { return request.beam_width > 0 || request.best_of > request.n; }
 
+// The likeliest token as it is, and nothing is said about it.
+bool takes_best(const Request& r) { return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r); }
+
+// The chosen token and the best ones, from a device's answer.
+PositionLogprobs logprobs_of(TokenLogprob chosen, std::span<const TokenLogprob> top, int n_top) {
+    PositionLogprobs result;
+    result.chosen = chosen;
+    const auto n  = std::min(top.size(), std::size_t(std::max(n_top, 0)));
+    result.top.assign(top.begin(), top.begin() + std::ptrdiff_t(n));
+    return result;
+}
+
 Decoder::Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size)
     : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {}
 
 std::span<const float> Decoder::row(const Scheduled& item, int i) {
     if (logits_.empty()) logits_ = step_->rows();
     return logits_.subspan(std::size_t(item.first_logit_row + i) * vocab_, vocab_);
+}
+
+std::span<const TokenLogprob> Decoder::answer(const Scheduled& item, int i) const {
+    const auto at = std::size_t(item.first_logit_row + i);
+    if (step_->answers.empty() || at >= tasks_.size() || tasks_[at].row < 0) return {};
+    return step_->answers.subspan(std::size_t(tasks_[at].first_answer), std::size_t(tasks_[at].n_answers()));
+}
+
+void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan) {
+    tasks_.clear();
+    if (limits.tasks == 0) return;
+    tasks_.resize(plan.logit_rows.size(), RowTask{.row = -1});
+    int n_answers = 0;
+    // A task that the device has no room for is not asked for.
+    const auto add = [&](RowTask task) {
+        task.first_answer = n_answers;
+        task.n_edits      = int(plan.edits.size()) - task.first_edit;
+        if (task.n_top > limits.top || n_answers + task.n_answers() > limits.answers ||
+            int(plan.tasks.size()) == limits.tasks || int(plan.edits.size()) > limits.edits ||
+            int(plan.draws.size()) > limits.draws) {
+            plan.edits.resize(std::size_t(task.first_edit));
+            plan.draws.resize(std::size_t(task.first_draw));
+            return;
+        }
+        n_answers += task.n_answers();
+        plan.tasks.push_back(task);
+        tasks_[std::size_t(task.row)] = task;
+    };
+    const auto task_of = [&](int row) {
+        return RowTask{.row = row, .first_edit = int(plan.edits.size()), .first_draw = int(plan.draws.size())};
+    };
+    for (const Scheduled& item : items) {
+        const SequenceGroup&  group    = *item.group;
+        const Request&        r        = group.request;
+        const SamplingParams& p        = r.sampling;
+        const Sequence&       sequence = *item.sequence;
+        if (!group.prompt_done && r.prompt_logprobs >= 0)
+            for (int i = 0; i < item.n_logit_rows && item.first + i + 1 < group.n_prompt(); i++) {
+                RowTask task  = task_of(item.first_logit_row + i);
+                task.chosen   = sequence.tokens[std::size_t(item.first + i + 1)];
+                task.n_top    = r.prompt_logprobs;
+                task.logprobs = true;
+                add(task);
+            }
+        if (!item.samples || r.pin || (!group.prompt_done && r.return_logits) || takes_best(r)) continue;
+        RowTask task  = task_of(item.first_logit_row + item.n_logit_rows - 1);
+        task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
+        task.logprobs = p.logprobs >= 0 || withheld(r);
+        if (r.beam_width == 0) {
+            const bool first = group.n_generated(sequence) == 0;
+            task.n_draws     = first ? r.width() : 1;
+            task.temperature = p.temperature;
+            task.top_k       = p.top_k;
+            task.top_p       = p.top_p;
+            task.min_p       = p.min_p;
+            sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), plan.edits);
+            for (int i = 0; i < task.n_draws; i++)
+                plan.draws.push_back(
+                    random_at(p.seed + std::uint64_t(first ? i : sequence.index), sequence.tokens.size()));
+        }
+        add(task);
+    }
 }
 
 Output& Decoder::partial_of(RequestId id) {
@@ -116,9 +200,13 @@ void Decoder::prompt_rows(const Scheduled& item) {
     Output&              event = partial_of(group.id);
     for (int i = 0; i < item.n_logit_rows; i++) {
         const int next = item.first + i + 1;
-        if (next < group.n_prompt() && int(event.prompt_logprobs.size()) < next)
-            event.prompt_logprobs.push_back(sampler_.logprobs(row(item, i), item.sequence->tokens[std::size_t(next)],
-                                                              group.request.prompt_logprobs));
+        if (next >= group.n_prompt() || int(event.prompt_logprobs.size()) >= next) continue;
+        const int n_top = group.request.prompt_logprobs;
+        if (const auto told = answer(item, i); !told.empty())
+            event.prompt_logprobs.push_back(logprobs_of(told[0], told.subspan(1), n_top));
+        else
+            event.prompt_logprobs.push_back(
+                sampler_.logprobs(row(item, i), item.sequence->tokens[std::size_t(next)], n_top));
     }
 }
 
@@ -138,8 +226,7 @@ void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
 }
 
 // Appends a token to one answer, and tells so unless the answers are withheld.
-void Decoder::give(SequenceGroup& group, Sequence& s, Token token, std::span<const float> logits,
-                   std::vector<Output>& out) {
+void Decoder::give(SequenceGroup& group, Sequence& s, Choice choice, std::vector<Output>& out) {
     const Request& request = group.request;
     const bool     hold    = withheld(request);
     Output         event;
@@ -151,14 +238,13 @@ void Decoder::give(SequenceGroup& group, Sequence& s, Token token, std::span<con
             event.prompt_logits   = std::move(partial->prompt_logits);
             partial_.erase(partial);
         }
-        event.tokens.push_back(token);
+        event.tokens.push_back(choice.token);
     } else {
-        s.logprob += sampler_.logprob(logits, token);
+        s.logprob += choice.logprob;
     }
-    if (request.sampling.logprobs >= 0)
-        (hold ? s.logprobs : event.logprobs).push_back(sampler_.logprobs(logits, token, request.sampling.logprobs));
-    scheduler_.append(s, token);
-    event.finish = scheduler_.ending(group, s, tokenizer_.is_end(token));
+    if (request.sampling.logprobs >= 0) (hold ? s.logprobs : event.logprobs).push_back(std::move(choice.logprobs));
+    scheduler_.append(s, choice.token);
+    event.finish = scheduler_.ending(group, s, tokenizer_.is_end(choice.token));
     if (event.finish != FinishReason::none) {
         scheduler_.free(group, s, event.finish);
         event.done = group.sequences.empty();
@@ -167,32 +253,45 @@ void Decoder::give(SequenceGroup& group, Sequence& s, Token token, std::span<con
     else if (group.sequences.empty()) give_best(group, out);
 }
 
+// The next token of one answer: by the device's choice, its draw, or from the row.
+Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int stream, int draw) {
+    const Request& r    = group.request;
+    const int      last = item.n_logit_rows - 1;
+    Choice         choice;
+    if (!step_->best.empty() && takes_best(r)) {
+        choice.token = step_->best[std::size_t(item.first_logit_row + last)];
+    } else if (const auto told = answer(item, last); !told.empty()) {
+        const int n_draws = tasks_[std::size_t(item.first_logit_row + last)].n_draws;
+        choice.token      = told[std::size_t(draw)].token;
+        choice.logprob    = double(told[std::size_t(draw)].logprob);
+        if (r.sampling.logprobs >= 0)
+            choice.logprobs =
+                logprobs_of(told[std::size_t(draw)], told.subspan(std::size_t(n_draws)), r.sampling.logprobs);
+    } else {
+        const std::span<const float> logits = row(item, last);
+        const Sequence&              s      = *item.sequence;
+        choice.token = sampler_.sample(logits, r.sampling, s.tokens, group.n_generated(s), stream);
+        if (withheld(r)) choice.logprob = sampler_.logprob(logits, choice.token);
+        if (r.sampling.logprobs >= 0) choice.logprobs = sampler_.logprobs(logits, choice.token, r.sampling.logprobs);
+    }
+    return choice;
+}
+
 void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out) {
     SequenceGroup& group = *items[0].group;
-    const Request& r     = group.request;
-    auto           next  = [&](const Scheduled& item, int stream) {
-        return sampler_.sample(row(item, item.n_logit_rows - 1), r.sampling, item.sequence->tokens,
-                                          group.n_generated(*item.sequence), stream);
-    };
-    Sequence& first = *items[0].sequence;
-    if (group.n_generated(first) == 0 && r.width() > 1) {
+    const int      width = group.request.width();
+    Sequence&      first = *items[0].sequence;
+    if (group.n_generated(first) == 0 && width > 1) {
         // One row, the prompt's last: every answer draws its first token from it and goes its own way.
-        const std::span<const float> last = row(items[0], items[0].n_logit_rows - 1);
+        choices_.clear();
+        for (int i = 0; i < width; i++) choices_.push_back(choose(group, items[0], i, i));
         parents_.assign(1, &first);
-        while (int(parents_.size()) < r.width()) parents_.push_back(&scheduler_.fork(group, first));
-        tokens_.clear();
-        for (int i = 0; i < r.width(); i++) tokens_.push_back(next(items[0], i));
-        for (int i = 0; i < r.width(); i++) give(group, *parents_[std::size_t(i)], tokens_[std::size_t(i)], last, out);
+        while (int(parents_.size()) < width) parents_.push_back(&scheduler_.fork(group, first));
+        for (int i = 0; i < width; i++)
+            give(group, *parents_[std::size_t(i)], std::move(choices_[std::size_t(i)]), out);
         return;
     }
-    // The likeliest token as it is, and nothing said about it: the device has chosen it.
-    const bool as_chosen =
-        !step_->best.empty() && is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r);
-    for (const Scheduled& item : items) {
-        const int last = item.first_logit_row + item.n_logit_rows - 1;
-        if (as_chosen) give(group, *item.sequence, step_->best[std::size_t(last)], {}, out);
-        else give(group, *item.sequence, next(item, item.sequence->index), row(item, item.n_logit_rows - 1), out);
-    }
+    for (const Scheduled& item : items) give(group, *item.sequence, choose(group, item, item.sequence->index, 0), out);
 }
 
 // One step of beam search: of all extensions of all beams by all tokens the best go on. Twice as many are looked at, for
@@ -204,9 +303,16 @@ void Decoder::search(std::span<const Scheduled> items, std::vector<Output>& out)
     const auto     last  = [&](int beam) {
         return row(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
     };
+    const auto best_of = [&](int beam) { // a device's answer, the likeliest tokens
+        return answer(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
+    };
     const auto extend = [&](Sequence& s, const BeamCandidate& c) {
-        if (r.sampling.logprobs >= 0)
+        if (const auto told = best_of(c.beam); r.sampling.logprobs >= 0 && !told.empty()) {
+            const auto own = std::ranges::find(told, c.token, &TokenLogprob::token);
+            s.logprobs.push_back(logprobs_of(*own, told, r.sampling.logprobs));
+        } else if (r.sampling.logprobs >= 0) {
             s.logprobs.push_back(sampler_.logprobs(last(c.beam), c.token, r.sampling.logprobs));
+        }
         s.logprob = c.logprob;
         scheduler_.append(s, c.token);
     };
@@ -214,7 +320,11 @@ void Decoder::search(std::span<const Scheduled> items, std::vector<Output>& out)
     candidates_.clear();
     for (std::size_t i = 0; i < items.size(); i++) {
         parents_.push_back(items[i].sequence);
-        sampler_.extend_beam(last(int(i)), int(i), items[i].sequence->logprob, 2 * r.beam_width, candidates_);
+        const double so_far = items[i].sequence->logprob;
+        if (const auto told = best_of(int(i)); !told.empty())
+            for (const TokenLogprob& t : told.first(std::min(told.size(), 2 * width)))
+                offer(candidates_, 2 * r.beam_width, {so_far + double(t.logprob), int(i), t.token});
+        else sampler_.extend_beam(last(int(i)), int(i), so_far, 2 * r.beam_width, candidates_);
     }
     std::sort_heap(candidates_.begin(), candidates_.end());
 

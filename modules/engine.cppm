@@ -373,6 +373,7 @@ bool Engine::step(std::vector<Output>& out) {
             follow(e.stats.costs.seconds_per_block, seconds / double(n));
     }
     if (!scheduled.empty()) {
+        if (!e.decoding) e.decoder.ask(scheduled, e.backend->sampling_limits(), e.plan);
         Stopwatch        watch;
         const StepLogits logits = e.model.forward(e.plan, e.cache);
         e.count(scheduled, watch.seconds());

@@ -171,10 +171,11 @@ StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
     const auto   wanted = [&] { // of the rows that ran those of the plan
         const std::size_t n = plan.logit_rows.size();
         if (n == 0) return StepLogits{};
-        ran_                              = logits;
-        n_wanted_                         = n;
-        const std::span<const Token> best = b.best_of_rows();
-        return StepLogits{best.first(std::min(n, best.size())),
+        ran_      = logits;
+        n_wanted_ = n;
+        if (!plan.tasks.empty()) b.sample(logits);
+        const StepResults results = b.results();
+        return StepLogits{results.best.first(std::min(n, results.best.size())), results.answers,
                           [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); }};
     };
     if (b.replay_step()) return wanted();

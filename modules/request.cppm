@@ -107,6 +107,34 @@ struct BlockCopy {
     BlockId from = 0, to = 0;
 };
 
+// What a device that samples is to make of one logit row, so that the row need not leave it. The answer: a token with its
+// log-probability in the raw row for each draw (or for `chosen`), then the n_top best ones, best first.
+struct RowTask {
+    int   row        = 0;  // of the logit rows; no two tasks share one
+    Token chosen     = -1; // nothing is drawn, this token's log-probability is wanted
+    int   first_edit = 0, n_edits = 0;
+    int   first_draw = 0, n_draws = 0;
+    int   n_top       = 0;
+    bool  logprobs    = false; // else those of the answer mean nothing
+    int   top_k       = 0;
+    float temperature = 1, top_p = 1, min_p = 0;
+    int   first_answer = 0;
+
+    int n_answers() const { return (chosen >= 0 ? 1 : n_draws) + n_top; }
+};
+
+// A logit before sampling: x / divide (x · divide where x is negative) - subtract + add.
+struct LogitEdit {
+    Token token  = 0;
+    float divide = 1, subtract = 0, add = 0;
+    int   times = 0; // that it was generated
+};
+
+// How much of that a device can do in one step; zeros: nothing, the rows are read on the host.
+struct SamplingLimits {
+    int tasks = 0, edits = 0, draws = 0, answers = 0, top = 0;
+};
+
 // One step of the whole batch: all that a model runner, in this process or another, has to know.
 // T tokens of S sequences, the tokens of one sequence neighbours and in order. Plain integers, no pointers.
 // Before the tokens run: `swap_out` (device → swap pool), then `swap_in` (swap pool → device), then `copies`, each list in
@@ -121,6 +149,9 @@ struct StepPlan {
     std::vector<std::int32_t> table_start;  // [S+1] into block_tables
     std::vector<std::int32_t> logit_rows;   // [L] rows of `tokens` whose logits are wanted, ascending
     std::vector<BlockCopy>    swap_out, swap_in, copies;
+    std::vector<RowTask>      tasks; // for a device that samples, with their edits and random numbers in [0, 1)
+    std::vector<LogitEdit>    edits;
+    std::vector<double>       draws;
 
     int  n_tokens() const { return int(tokens.size()); }
     int  n_seqs() const { return int(context_lens.size()); }
@@ -130,7 +161,8 @@ struct StepPlan {
 
 // The logits of a step's logit rows, where the device left them. Most steps need of them only the best token of each row.
 struct StepLogits {
-    std::span<const Token>                  best; // of each row the lowest id among the largest; empty: nobody chose
+    std::span<const Token>                  best;    // of each row the lowest id among the largest; empty: nobody chose
+    std::span<const TokenLogprob>           answers; // of the plan's tasks, by their first_answer
     std::function<std::span<const float>()> rows; // brings them to the host: [logit rows × vocab], until the next step
 };
 
@@ -144,6 +176,9 @@ void StepPlan::clear() {
     for (auto* v : {&tokens, &positions, &slots, &token_start, &context_lens, &block_tables, &table_start, &logit_rows})
         v->clear();
     for (auto* v : {&swap_out, &swap_in, &copies}) v->clear();
+    tasks.clear();
+    edits.clear();
+    draws.clear();
 }
 
 } // namespace quire

@@ -23,6 +23,9 @@ struct BeamCandidate {
     }
 };
 
+// Keeps the n_best best candidates offered so far, as a heap with the worst on top.
+void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& candidate);
+
 class Sampler {
 public:
     explicit Sampler(int vocab_size);
@@ -33,6 +36,10 @@ public:
     // NaN counts as minus infinity; a row without a finite value yields its first best id.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                  int n_generated, int stream = 0);
+
+    // What comes before the choice, as a list with each token once; appended to `edits`.
+    void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
+                    std::vector<LogitEdit>& edits);
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
@@ -45,14 +52,13 @@ public:
                      std::vector<BeamCandidate>& best);
 
 private:
-    void penalise(const SamplingParams& params, std::span<const Token> history, int n_generated);
-
     struct Candidate {
         float logit;
         Token token;
     };
-    std::vector<float>        row_;        // [vocab] logits after penalties and bias
-    std::vector<std::int32_t> seen_;       // [vocab] times a token occurs in the window; zero between calls
+    std::vector<float>        row_;  // [vocab] logits after penalties and bias
+    std::vector<std::int32_t> seen_; // [vocab] place of a token in a list of edits, from 1; zero between calls
+    std::vector<LogitEdit>    edits_;
     std::vector<Candidate>    candidates_; // [vocab]
 };
 
@@ -98,25 +104,28 @@ bool is_plain_greedy(const SamplingParams& params) {
 Sampler::Sampler(int vocab_size)
     : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(std::size_t(vocab_size)) {}
 
-void Sampler::penalise(const SamplingParams& params, std::span<const Token> history, int n_generated) {
+void Sampler::list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
+                         std::vector<LogitEdit>& edits) {
+    const std::size_t first = edits.size();
+    const auto        edit  = [&](Token token) -> LogitEdit& {
+        std::int32_t& at = seen_[std::size_t(token)];
+        if (at == 0) {
+            edits.push_back({token});
+            at = std::int32_t(edits.size() - first);
+        }
+        return edits[first + std::size_t(at) - 1];
+    };
     const std::size_t window =
         params.repeat_last_n < 0 ? history.size() : std::min(history.size(), std::size_t(params.repeat_last_n));
-    std::span<const Token> recent = history.last(window);
-    if (params.repetition_penalty != 1) {
-        for (Token t : recent) {
-            if (seen_[std::size_t(t)]++ != 0) continue; // once per token, however often it occurs
-            float& logit = row_[std::size_t(t)];
-            logit        = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
-        }
-        for (Token t : recent) seen_[std::size_t(t)] = 0;
-    }
-    if (params.presence_penalty != 0 || params.frequency_penalty != 0) {
-        std::span<const Token> generated = recent.last(std::min(window, std::size_t(n_generated)));
-        for (Token t : generated) {
-            row_[std::size_t(t)] -= params.frequency_penalty;
-            if (seen_[std::size_t(t)]++ == 0) row_[std::size_t(t)] -= params.presence_penalty;
-        }
-        for (Token t : generated) seen_[std::size_t(t)] = 0;
+    const std::span<const Token> recent = history.last(window);
+    if (params.repetition_penalty != 1) // once per token, however often it occurs
+        for (Token t : recent) edit(t).divide = params.repetition_penalty;
+    if (params.presence_penalty != 0 || params.frequency_penalty != 0)
+        for (Token t : recent.last(std::min(window, std::size_t(n_generated)))) edit(t).times++;
+    for (auto [token, bias] : params.logit_bias) edit(token).add += bias;
+    for (LogitEdit& e : std::span(edits).subspan(first)) {
+        if (e.times > 0) e.subtract = params.frequency_penalty * float(e.times) + params.presence_penalty;
+        seen_[std::size_t(e.token)] = 0;
     }
 }
 
@@ -126,8 +135,12 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     if (is_plain_greedy(params)) return argmax(logits);
 
     std::ranges::copy(logits, row_.begin());
-    penalise(params, history, n_generated);
-    for (auto [token, bias] : params.logit_bias) row_[std::size_t(token)] += bias;
+    edits_.clear();
+    list_edits(params, history, n_generated, edits_);
+    for (const LogitEdit& e : edits_) {
+        float& logit = row_[std::size_t(e.token)];
+        logit        = (logit > 0 ? logit / e.divide : logit * e.divide) - e.subtract + e.add;
+    }
     const Token best  = argmax(row_);
     const float limit = row_[std::size_t(best)];
     if (params.temperature <= 0 || !std::isfinite(limit)) return best;
@@ -185,20 +198,23 @@ double Sampler::logprob(std::span<const float> logits, Token token) {
     return double(logits[std::size_t(token)]) - log_sum(logits);
 }
 
+void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& c) {
+    if (int(best.size()) < n_best) {
+        best.push_back(c);
+        std::push_heap(best.begin(), best.end());
+    } else if (c < best.front()) {
+        std::pop_heap(best.begin(), best.end());
+        best.back() = c;
+        std::push_heap(best.begin(), best.end());
+    }
+}
+
 void Sampler::extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
                           std::vector<BeamCandidate>& best) {
     const double log_total = log_sum(logits);
     for (std::size_t i = 0; i < logits.size(); i++) {
         if (std::isnan(logits[i])) continue;
-        const BeamCandidate c{so_far + (double(logits[i]) - log_total), beam, Token(i)};
-        if (int(best.size()) < n_best) {
-            best.push_back(c);
-            std::push_heap(best.begin(), best.end());
-        } else if (c < best.front()) {
-            std::pop_heap(best.begin(), best.end());
-            best.back() = c;
-            std::push_heap(best.begin(), best.end());
-        }
+        offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
     }
 }
 
