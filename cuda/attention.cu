@@ -608,6 +608,7 @@ void attention_decode(const Attention& a, const Plan& plan, const DecodeItem* it
 
 // As many rows as the kernels below take: warps × 16.
 int prefill_tile(int head_dim) {
+    if (const int rows = prefill_tile_hopper(head_dim)) return rows;
     switch (head_dim) {
         case 16:
         case 32:
@@ -623,6 +624,10 @@ int prefill_tile(int head_dim) {
 void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Stream stream) {
     auto s = static_cast<cudaStream_t>(stream);
     if (n == 0) return;
+    if (prefill_tile_hopper(a.head_dim) > 0) {
+        attention_prefill_hopper(a, plan, tiles, n, stream);
+        return;
+    }
     switch (a.head_dim) {
         case 16: launch_prefill<16, 8, 64>(a, plan, tiles, n, s); break;
         case 32: launch_prefill<32, 8, 64>(a, plan, tiles, n, s); break;

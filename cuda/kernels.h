@@ -174,6 +174,10 @@ int prefill_tile(int head_dim);
 struct PrefillTile {
     std::int32_t sequence, first_row, n_rows; // neighbouring tokens of one sequence
 };
+// attention_hopper.cu: the tile there, or 0 where this GPU or head_dim has no such kernel.
+int  prefill_tile_hopper(int head_dim);
+void attention_prefill_hopper(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles,
+                              Stream stream);
 void attention_prefill(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles, Stream stream);
 
 // -- matmul.cu and blas.cu

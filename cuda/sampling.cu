@@ -22,10 +22,9 @@ constexpr int threads = 512;
 constexpr int digits  = 7;    // pivots of a pass: three bits
 constexpr int most_in = 4096; // tokens near the best one that are kept in shared memory
 
-// NaN counts as minus infinity.
+// NaN counts as minus infinity, and both zeros are one.
 __device__ std::uint32_t ordered(float x) {
-    if (isnan(x)) x = -INFINITY;
-    const std::uint32_t bits = __float_as_uint(x);
+    const std::uint32_t bits = __float_as_uint(isnan(x) ? -INFINITY : x + 0.0f);
     return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 __device__ float logit_of(Rank rank) {

@@ -9,6 +9,7 @@ import quire.config;
 import quire.engine;
 import quire.quants;
 import quire.request;
+import quire.sampler;
 import quire.scheduler;
 import quire.snapshot;
 import quire.std;
@@ -156,7 +157,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     cuda::Stream stream = cuda::create_stream();
     std::mt19937 random(2);
     struct Case {
-        int D, heads, kv_heads, block, context, n_queries, window;
+        int   D, heads, kv_heads, block, context, n_queries, window;
+        float softcap;
     };
     std::vector<Case> cases;
     for (int D : {16, 32, 48, 64, 80, 96, 128, 256})
@@ -164,10 +166,10 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             for (auto [context, queries] : {std::pair(1, 1), std::pair(17, 1), std::pair(300, 1), std::pair(513, 1),
                                             std::pair(70, 70), std::pair(200, 131)})
                 cases.push_back({D, heads, kv, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
-                                 random() % 3 == 0 ? 33 : 0});
+                                 random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f});
     for (const Case& c : cases) {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
-        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window);
+        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap);
         const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
         std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
         std::iota(ids.begin(), ids.end(), 0);
@@ -198,7 +200,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                                  q[(std::size_t(t) * std::size_t(c.heads) + std::size_t(h)) * std::size_t(c.D) +
                                    std::size_t(d)])) *
                              double(f16_to_f32(k[at(j, kv, d)]));
-                    p.push_back(s * double(scale));
+                    s *= double(scale);
+                    p.push_back(c.softcap > 0 ? double(c.softcap) * std::tanh(s / double(c.softcap)) : s);
                     limit = std::max(limit, p.back());
                 }
                 for (double& s : p) sum += s = std::exp(s - limit);
@@ -217,7 +220,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
-        a.window       = c.window;
+        a.window = c.window, a.softcap = c.softcap;
         const int tile = cuda::prefill_tile(c.D);
         if (c.n_queries == 1 && tile > 0) {
             const int chunk = cuda::attention_chunk,
@@ -241,6 +244,193 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         }
     }
     cuda::destroy_stream(stream);
+}
+
+namespace {
+
+// The share of the random numbers that leads to a token, in double precision, step by step as the parameters are explained:
+// nothing for a token that is left out.
+std::pair<double, double> share_of(Token token, std::span<const float> row, std::span<const cuda::LogitEdit> edits,
+                                   const cuda::SampleTask& t) {
+    std::vector<double> x(row.begin(), row.end());
+    for (const cuda::LogitEdit& e : edits) {
+        double& logit = x[std::size_t(e.token)];
+        logit = (logit > 0 ? logit / double(e.divide) : logit * double(e.divide)) - double(e.subtract) + double(e.add);
+    }
+    std::vector<int> order(x.size());
+    std::iota(order.begin(), order.end(), 0);
+    for (double& logit : x)
+        if (std::isnan(logit)) logit = -std::numeric_limits<double>::infinity();
+    const bool   truncates = (t.top_k > 0 && t.top_k < int(x.size())) || t.top_p < 1 || t.min_p > 0;
+    const auto   better    = [&](int a, int b) { return float(x[std::size_t(a)]) > float(x[std::size_t(b)]); };
+    const double limit     = *std::ranges::max_element(x);
+    if (truncates) std::stable_sort(order.begin(), order.end(), better);
+    if (t.top_k > 0 && t.top_k < int(x.size())) order.resize(std::size_t(t.top_k));
+    const auto mass  = [&](int i) { return std::exp((x[std::size_t(i)] - limit) / double(t.temperature)); };
+    double     total = 0, so_far = 0;
+    for (int i : order) total += mass(i);
+    std::size_t n = 0;
+    while (n < order.size() && (n == 0 || t.top_p >= 1 || so_far < double(t.top_p) * total)) so_far += mass(order[n++]);
+    order.resize(n);
+    while (t.min_p > 0 && order.size() > 1 && mass(order.back()) < double(t.min_p)) order.pop_back();
+    total = so_far = 0;
+    for (int i : order) total += mass(i);
+    for (int i : order) {
+        if (i == token) return {so_far / total, (so_far + mass(i)) / total};
+        so_far += mass(i);
+    }
+    return {2, 2};
+}
+
+} // namespace
+
+TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cuda]") {
+    if (no_gpu()) return;
+    cuda::Stream stream = cuda::create_stream();
+    std::mt19937 random(7);
+    auto         below = [&](int n) { return int(random() % unsigned(n)); };
+    for (int vocab : {1, 5, 257, 4097, 32000, 152064})
+        for (int round = 0; round < (vocab > 4097 ? 12 : 40); round++) {
+            const int                       n_rows = 1 + below(4);
+            std::normal_distribution<float> normal(0, std::array{0.1f, 1.0f, 4.0f, 12.0f}[std::size_t(below(4))]);
+            std::vector<float>              logits(std::size_t(n_rows) * std::size_t(vocab));
+            for (float& x : logits) x = round % 5 == 4 ? std::round(normal(random)) : normal(random); // ties
+            if (round % 7 == 3 && vocab > 5)
+                logits[2] = std::numeric_limits<float>::quiet_NaN(),
+                logits[3] = -std::numeric_limits<float>::infinity();
+            std::vector<cuda::SampleTask>   tasks;
+            std::vector<cuda::LogitEdit>    edits;
+            std::vector<double>             numbers;
+            std::vector<SamplingParams>     all;
+            std::vector<std::vector<Token>> histories;
+            Sampler                         sampler(vocab);
+            int                             words = 0;
+            for (int r = 0; r < n_rows; r++) {
+                SamplingParams p;
+                p.temperature = below(6) == 0 ? 0 : std::array{0.2f, 0.7f, 1.0f, 1.8f}[std::size_t(below(4))];
+                p.top_k       = below(2) ? 0 : 1 + below(std::array{3, 50, 6000}[std::size_t(below(3))]);
+                p.top_p       = below(2) ? 1 : std::array{0.01f, 0.5f, 0.95f, 0.9999f}[std::size_t(below(4))];
+                p.min_p       = below(2) ? 0 : std::array{0.001f, 0.05f, 0.9f}[std::size_t(below(3))];
+                if (below(2)) p.repetition_penalty = 1.3f;
+                if (below(2)) p.presence_penalty = 0.5f, p.frequency_penalty = -0.25f;
+                if (below(3) == 0)
+                    p.logit_bias = {{below(vocab), 3.0f}, {below(vocab), -std::numeric_limits<float>::infinity()}};
+                p.seed = random();
+                std::vector<Token> history;
+                for (int i = below(40); i >= 0; i--) history.push_back(below(vocab));
+                cuda::SampleTask t;
+                t.row            = r;
+                t.first_edit     = int(edits.size());
+                t.first_draw     = int(numbers.size());
+                t.n_draws        = 1 + below(3);
+                t.n_top          = std::min({below(40), vocab, cuda::most_top});
+                t.first_out      = words;
+                t.wants_logprobs = 1;
+                t.top_k = p.top_k, t.temperature = p.temperature, t.top_p = p.top_p, t.min_p = p.min_p;
+                if (r > 0 && below(4) == 0) t.chosen = below(vocab), t.n_draws = 1;
+                std::vector<LogitEdit> own;
+                if (t.chosen < 0) sampler.list_edits(p, history, int(history.size()) / 2, own);
+                for (const LogitEdit& e : own) edits.push_back({e.token, e.divide, e.subtract, e.add});
+                t.n_edits = int(own.size());
+                for (int i = 0; i < t.n_draws; i++)
+                    numbers.push_back(random_at(p.seed + std::uint64_t(i), history.size()));
+                words += 2 * (t.n_draws + t.n_top);
+                tasks.push_back(t);
+                all.push_back(p);
+                histories.push_back(history);
+            }
+            edits.emplace_back(); // never an empty buffer
+            OnDevice<float>            rows(logits);
+            OnDevice<cuda::SampleTask> there(tasks);
+            OnDevice<cuda::LogitEdit>  changes(edits);
+            OnDevice<double>           random_numbers(numbers);
+            OnDevice<std::int32_t>     out(std::vector<std::int32_t>(std::size_t(words), -7));
+            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, out.data, stream);
+            const std::vector<std::int32_t> got = out.back(stream);
+            for (int r = 0; r < n_rows; r++) {
+                const cuda::SampleTask&      t = tasks[std::size_t(r)];
+                const std::span<const float> row(logits.data() + std::ptrdiff_t(r) * vocab, std::size_t(vocab));
+                CAPTURE(vocab, round, r, t.top_k, t.top_p, t.min_p, t.temperature, t.n_edits, t.chosen);
+                const auto at = [&](int i) {
+                    return TokenLogprob{got[std::size_t(t.first_out + 2 * i)],
+                                        std::bit_cast<float>(got[std::size_t(t.first_out + 2 * i + 1)])};
+                };
+                const PositionLogprobs want = sampler.logprobs(row, t.chosen, t.n_top);
+                for (int i = 0; i < t.n_top; i++) {
+                    CHECK(at(t.n_draws + i).token == want.top[std::size_t(i)].token);
+                    const float lp = want.top[std::size_t(i)].logprob, mine = at(t.n_draws + i).logprob;
+                    CHECK((lp == mine || std::abs(lp - mine) < 1e-4f * (1 + std::abs(lp))));
+                }
+                for (int i = 0; i < t.n_draws; i++) {
+                    const auto [token, logprob] = at(i);
+                    REQUIRE((token >= 0 && token < vocab));
+                    const double raw = sampler.logprob(row, token);
+                    if (!std::isnan(raw))
+                        CHECK((raw == double(logprob) || std::abs(raw - double(logprob)) < 1e-4 * (1 + std::abs(raw))));
+                    if (t.chosen >= 0) CHECK(token == t.chosen);
+                    else if (t.temperature <= 0) {
+                        CHECK(token == sampler.sample(row, all[std::size_t(r)], histories[std::size_t(r)],
+                                                      int(histories[std::size_t(r)].size()) / 2));
+                    } else if (std::ranges::any_of(row, [](float x) { return std::isfinite(x); }) && vocab > 1) {
+                        const std::span<const cuda::LogitEdit> own(edits.data() + t.first_edit, std::size_t(t.n_edits));
+                        const auto [lo, hi] = share_of(token, row, own, t);
+                        const double number = numbers[std::size_t(t.first_draw + i)];
+                        CAPTURE(token, lo, hi, number);
+                        CHECK((number > lo - 2e-5 && number < hi + 2e-5));
+                    }
+                }
+            }
+        }
+    cuda::destroy_stream(stream);
+}
+
+TEST_CASE("GPU: requests with sampling, log-probabilities and beams answer as on the CPU", "[cuda]") {
+    if (no_gpu()) return;
+    EngineOptions o;
+    o.device                 = "cpu";
+    Engine cpu               = load(reference("models/llama3-gqa-F16.gguf"), o);
+    o.device                 = "cuda";
+    o.kv_blocks              = 512;
+    Engine               gpu = load(reference("models/llama3-gqa-F16.gguf"), o);
+    std::mt19937         random(8);
+    std::vector<Request> requests;
+    for (int i = 0; i < 24; i++) {
+        Request r;
+        for (int n = 3 + int(random() % 60); n > 0; n--)
+            r.prompt.push_back(int(random() % unsigned(cpu.config().vocab_size)));
+        r.max_tokens        = 6;
+        r.ignore_end        = true;
+        r.sampling.seed     = random();
+        r.sampling.logprobs = i % 3 == 0 ? -1 : 3;
+        if (i % 4 == 1) r.beam_width = 3, r.n = 2;
+        if (i % 4 == 2) r.sampling.top_k = 5, r.sampling.repetition_penalty = 1.2f, r.n = 2;
+        if (i % 4 == 3) r.prompt_logprobs = 2, r.sampling.temperature = 0;
+        if (i % 8 == 0) r.best_of = 3;
+        requests.push_back(std::move(r));
+    }
+    const auto want = run(cpu, requests), got = run(gpu, requests);
+    int        tokens = 0, same = 0;
+    for (std::size_t i = 0; i < requests.size(); i++) {
+        CAPTURE(i);
+        REQUIRE(got[i].prompt_logprobs.size() == want[i].prompt_logprobs.size());
+        for (std::size_t k = 0; k < want[i].prompt_logprobs.size(); k++) {
+            CHECK(got[i].prompt_logprobs[k].chosen.token == want[i].prompt_logprobs[k].chosen.token);
+            CHECK(std::abs(got[i].prompt_logprobs[k].chosen.logprob - want[i].prompt_logprobs[k].chosen.logprob) <
+                  0.15f);
+        }
+        REQUIRE(got[i].tokens.size() == want[i].tokens.size());
+        REQUIRE(got[i].logprobs.size() == want[i].logprobs.size());
+        bool alike = true;
+        for (std::size_t k = 0; k < want[i].tokens.size(); k++) {
+            alike = alike && got[i].tokens[k] == want[i].tokens[k];
+            tokens++;
+            same += alike;
+            if (alike && !want[i].logprobs.empty())
+                CHECK(std::abs(got[i].logprobs[k].chosen.logprob - want[i].logprobs[k].chosen.logprob) < 0.15f);
+        }
+    }
+    CAPTURE(tokens, same); // random weights make close choices: most of the tokens, not all
+    CHECK(same * 10 >= tokens * 7);
 }
 
 TEST_CASE("GPU: the engine answers as on the CPU", "[cuda]") {
