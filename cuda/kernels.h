@@ -180,7 +180,7 @@ void attention_prefill_hopper(const Attention& args, const Plan& plan, const Pre
                               Stream stream);
 void attention_prefill(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles, Stream stream);
 
-// -- matmul.cu and blas.cu
+// -- matmul.cu, matmul_batch.cu, blas.cu
 
 // out[t][r] = Σ x[t][c] weight[r][c] (+ bias[r]); out halves, or float32.
 struct Product {
@@ -194,6 +194,12 @@ constexpr int most_vector_rows = 8;
 constexpr int most_products    = 3;
 void          matmul_vector(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
                             Stream stream);
+// matmul_batch.cu: some rows of x (up to most_batch_rows) on tensor cores, weights in any form read once. x has room for
+// n_rows rounded up to 8, 16, 32, 64.
+constexpr int most_batch_rows = 64;
+bool          can_batch(const Weight& weight);
+void          matmul_batch(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
+                           Stream stream);
 // Many rows of x: tensor cores by cuBLASLt, weights as halves. Null, or why there is no cuBLASLt.
 const char* open_blas();
 void        matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, std::int64_t rows, std::int64_t cols,

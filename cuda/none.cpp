@@ -4,6 +4,8 @@
 namespace quire::cuda {
 
 const char* open_device(int, DeviceInfo&) { return "this build has no CUDA (no nvcc was found when it was made)"; }
+bool        can_batch(const Weight&) { return false; }
+void        matmul_batch(const Half*, int, std::int64_t, const Product*, int, Stream) {}
 const char* open_blas() { return "this build has no CUDA"; }
 const char* last_error() { return nullptr; }
 
@@ -45,6 +47,8 @@ void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Stream) {}
 
 void attention_decode(const Attention&, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) {}
 int  prefill_tile(int) { return 0; }
+int  prefill_tile_hopper(int) { return 0; }
+void attention_prefill_hopper(const Attention&, const Plan&, const PrefillTile*, int, Stream) {}
 void attention_prefill(const Attention&, const Plan&, const PrefillTile*, int, Stream) {}
 
 void matmul_vector(const Half*, int, std::int64_t, const Product*, int, Stream) {}

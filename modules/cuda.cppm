@@ -456,9 +456,20 @@ void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
     cuda::Product products[cuda::most_products];
     int           n      = 0;
     const auto    f16    = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
-    const int     vector = !has_blas_ || options_.deterministic ? cuda::most_vector_rows
-                           : f16()                              ? 4
-                                                                : cuda::most_vector_rows;
+    const bool    batch  = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
+        return cuda::can_batch(weight_of(*p.weight));
+    });
+    const int     vector = options_.deterministic ? cuda::most_vector_rows
+                           : batch                ? (f16() ? 4 : 2)
+                           : has_blas_ && f16()   ? 4
+                                                  : cuda::most_vector_rows;
+    if (batch && x.rows > vector && x.rows <= cuda::most_batch_rows) {
+        for (const Projection& p : projections)
+            products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
+                             p.out.type == DType::F32};
+        cuda::matmul_batch(halves(x), int(x.rows), x.cols, products, n, stream_);
+        return;
+    }
     if (x.rows <= vector || !has_blas_ || options_.deterministic) {
         for (std::int64_t row = 0; row < x.rows; row += vector) {
             n = 0;

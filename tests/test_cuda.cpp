@@ -84,7 +84,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
     std::mt19937 random(1);
     for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::Q4_K, DType::Q5_K, DType::Q6_K})
         for (auto [rows, cols] : {std::pair(1, 256), std::pair(7, 512), std::pair(64, 1280), std::pair(130, 768)})
-            for (int n : {1, 2, 3, 5, 8}) {
+            for (int n : {1, 2, 3, 5, 8, 9, 17, 31, 64}) {
                 CAPTURE(dtype_info(type).name, rows, cols, n);
                 // Random blocks whose scales are small halves.
                 const DTypeInfo&       info = dtype_info(type);
@@ -107,7 +107,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 for (int r = 0; r < rows; r++)
                     dequantize(type, blocks.data() + std::size_t(r) * row_bytes(type, cols),
                                weights.data() + std::ptrdiff_t(r) * cols, cols);
-                const auto          x = random_halves(std::size_t(8) * std::size_t(cols), random);
+                const auto          x = random_halves(std::size_t(64) * std::size_t(cols), random);
                 std::vector<double> want;
                 std::vector<float>  bias;
                 for (int r = 0; r < rows; r++) bias.push_back(float(r % 5));
@@ -146,8 +146,16 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 product.bias         = biases.data;
                 product.out          = out.data;
                 product.out_is_float = true;
-                cuda::matmul_vector(there.data, n, cols, &product, 1, stream);
-                CHECK(relative_error(out.back(stream), want) < 2e-3);
+                if (n <= cuda::most_vector_rows) {
+                    cuda::matmul_vector(there.data, n, cols, &product, 1, stream);
+                    CHECK(relative_error(out.back(stream), want) < 2e-3);
+                }
+                REQUIRE(cuda::can_batch(product.weight));
+                OnDevice<float> again(std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
+                product.out = again.data;
+                for (int round = 0; round < 2; round++) // the tickets are ready for the next launch
+                    cuda::matmul_batch(there.data, n, cols, &product, 1, stream);
+                CHECK(relative_error(again.back(stream), want) < 2e-3);
             }
     cuda::destroy_stream(stream);
 }

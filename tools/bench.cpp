@@ -468,11 +468,11 @@ private:
     std::vector<void*> memory_;
 };
 
-void kernel_line(const char* kernel, const std::string& shape, double seconds, double bytes, double flop,
+void kernel_line(const std::string& kernel, const std::string& shape, double seconds, double bytes, double flop,
                  const Arguments& a) {
     const double of = std::max(bytes / seconds / ((a.bandwidth > 0 ? a.bandwidth : 4300) * 1e9),
                                flop / seconds / ((a.tflops > 0 ? a.tflops : 790) * 1e12));
-    std::printf("| %-18s | %-28s | %9.1f | %6.2f | %7.1f | %5.0f %% |\n", kernel, shape.c_str(), seconds * 1e6,
+    std::printf("| %-18s | %-28s | %9.1f | %6.2f | %7.1f | %5.0f %% |\n", kernel.c_str(), shape.c_str(), seconds * 1e6,
                 bytes / seconds / 1e12, flop / seconds / 1e12, 100 * of);
     std::fflush(stdout);
 }
@@ -489,12 +489,12 @@ int kernels(const Arguments& a) {
         int rows, cols;
     };
     for (const auto& [form, name, bits] :
-         {std::tuple(cuda::WeightForm::f16, "vector f16", 16.0), std::tuple(cuda::WeightForm::i8, "vector q8_0", 8.5),
-          std::tuple(cuda::WeightForm::q4_k, "vector q4_k", 4.5)})
+         {std::tuple(cuda::WeightForm::f16, "f16", 16.0), std::tuple(cuda::WeightForm::i8, "q8_0", 8.5),
+          std::tuple(cuda::WeightForm::q4_k, "q4_k", 4.5)})
         for (auto [rows, cols] :
              {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
-            for (int n : {1, 4, 8}) {
-                if (n > 1 && rows != 13824) continue;
+            for (int n : {1, 2, 4, 8, 16, 32, 64}) {
+                if (n > 1 && rows != 13824 && (rows != 5120 || n == 2 || n == 4)) continue;
                 const double              bytes  = double(rows) * cols * bits / 8;
                 const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
                 cuda::Weight              w;
@@ -506,13 +506,25 @@ int kernels(const Arguments& a) {
                         form == cuda::WeightForm::i8 ? gpu.halves(std::size_t(rows) * std::size_t(cols) / 32) : nullptr;
                     all.push_back(w);
                 }
-                auto *x        = static_cast<cuda::Half*>(gpu.halves(std::size_t(8) * std::size_t(cols))),
-                     *out      = static_cast<cuda::Half*>(gpu.halves(std::size_t(8) * std::size_t(rows)));
-                const double s = gpu.seconds([&](int i) {
-                    const cuda::Product p{all[std::size_t(i % copies)], nullptr, out, false};
-                    cuda::matmul_vector(x, n, cols, &p, 1, gpu.stream());
-                });
-                kernel_line(name, cat(n, " × ", cols, " → ", rows), s, bytes, 0, a);
+                auto *x         = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(cols))),
+                     *out       = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(rows)));
+                const auto line = [&](const char* kernel, const auto& product) {
+                    const double s = gpu.seconds([&](int i) { product(all[std::size_t(i % copies)]); });
+                    kernel_line(cat(kernel, " ", name), cat(n, " × ", cols, " → ", rows), s, bytes,
+                                2.0 * n * double(rows) * double(cols), a);
+                };
+                const auto products = [&](const cuda::Weight& weight, auto multiply) {
+                    const cuda::Product p{weight, nullptr, out, false};
+                    multiply(x, n, cols, &p, 1, gpu.stream());
+                };
+                if (n <= cuda::most_vector_rows)
+                    line("vector", [&](const cuda::Weight& weight) { products(weight, cuda::matmul_vector); });
+                if (n > 1) line("batch", [&](const cuda::Weight& weight) { products(weight, cuda::matmul_batch); });
+                if (n > 4 && form == cuda::WeightForm::f16)
+                    line("cuBLASLt", [&](const cuda::Weight& weight) {
+                        cuda::matmul_blas(x, n, static_cast<const cuda::Half*>(weight.data), rows, cols, out, false,
+                                          gpu.stream());
+                    });
                 gpu.clear();
             }
     struct Shape {

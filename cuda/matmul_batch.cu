@@ -1,0 +1,372 @@
+// Products with 5 to 64 rows of x (decoding many sequences): still bound by the bytes of the weights, but too many
+// multiplications for ordinary instructions. Tensor cores (mma.m16n8k16: 16 rows of weights, 8 rows of x), weights as they lie
+// in memory, straight into registers: a lane loads 16 bytes of a row of weights, and takes of x the same columns. Which columns
+// an instruction multiplies with which does not matter, as long as both sides agree.
+//
+// The work is cut into units of 128 rows of weights × a few columns, dealt out evenly to as many blocks of threads as run at
+// once, row block by row block. Where a row block falls to several, they leave partial sums, which the last one adds up, in the
+// order of the columns.
+//
+// Limits: cols is a multiple of unit_cols(); x has room for n_rows rounded up to 8, 16, 32 or 64.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "kernels.h"
+#include "warp.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr int warps = 8, unit_rows = warps * 16;
+
+struct Products {
+    Product product[most_products];
+    int     first_block[most_products + 1]; // of 128 rows, one product after another
+    int     n;
+};
+
+enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
+
+constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
+
+__device__ uint4 load_once(const void* p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+__device__ void copy_async(void* to, const void* from) {
+    const auto address = unsigned(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+__device__ void multiply(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
+                         std::uint32_t b0, std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
+__device__ std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
+__device__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// What a lane holds of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. steps(): pairs of instructions; for each
+// the column of x at which the lane's 8 values begin, and the words for either row.
+template <Kind K>
+struct Fragment;
+
+template <>
+struct Fragment<kind_f16> {
+    static constexpr int steps = 4;
+    uint4                v[2][4];
+    __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int g = 0; g < 4; g++)
+                v[r][g] = load_once(static_cast<const __half*>(w.data) + (r ? row1 : row0) * w.cols + col + g * 32 +
+                                    lane % 4 * 8);
+    }
+    static __device__ int column(int step, int lane) { return step * 32 + lane % 4 * 8; }
+    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
+        const uint4& q = v[r][step];
+        out[0] = q.x, out[1] = q.y, out[2] = q.z, out[3] = q.w;
+    }
+};
+
+// Four bytes below 1024 apart → two pairs of halves, scaled.
+__device__ void scaled(std::uint32_t bytes, __half2 offset, __half2 scale, __half2 shift, std::uint32_t& a,
+                       std::uint32_t& b) {
+    a = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), scale, shift));
+    b = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), offset), scale, shift));
+}
+
+template <int Group, bool FloatScales, bool Mins>
+struct FragmentI8 {
+    static constexpr int steps = 4;
+    uint4                v[2][2];
+    __half               scale[2][2], shift[2][2];
+    __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int g = 0; g < 2; g++) {
+                const std::int64_t at = (r ? row1 : row0) * w.cols + col + g * 64 + lane % 4 * 16;
+                v[r][g]               = load_once(static_cast<const std::int8_t*>(w.data) + at);
+                scale[r][g]           = FloatScales ? __float2half(static_cast<const float*>(w.scales)[at / Group])
+                                                    : static_cast<const __half*>(w.scales)[at / Group];
+                shift[r][g] = Mins ? __float2half(-static_cast<const float*>(w.mins)[at / Group]) : __ushort_as_half(0);
+            }
+    }
+    static __device__ int column(int step, int lane) { return step / 2 * 64 + lane % 4 * 16 + step % 2 * 8; }
+    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
+        const __half2 offset = as_half2(0x64806480u); // 1024 + 128
+        const __half2 by = __half2half2(scale[r][step / 2]), plus = __half2half2(shift[r][step / 2]);
+        scaled(word_of(v[r][step / 2], step % 2 * 2) ^ 0x80808080u, offset, by, plus, out[0], out[1]);
+        scaled(word_of(v[r][step / 2], step % 2 * 2 + 1) ^ 0x80808080u, offset, by, plus, out[2], out[3]);
+    }
+};
+template <>
+struct Fragment<kind_i8> : FragmentI8<32, false, false> {};
+template <>
+struct Fragment<kind_i8_float> : FragmentI8<16, true, false> {};
+template <>
+struct Fragment<kind_i8_float_min> : FragmentI8<32, true, true> {};
+
+// A lane has 64 neighbouring weights of a superblock: 32 bytes, low nibbles the first 32, high ones the others.
+template <>
+struct Fragment<kind_q4_k> {
+    static constexpr int steps = 8;
+    uint4                v[2][2], head[2];
+    __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const auto* block =
+                static_cast<const unsigned char*>(w.data) + ((r ? row1 : row0) * (w.cols / 256) + col / 256) * 144;
+            head[r] = *reinterpret_cast<const uint4*>(block);
+#pragma unroll
+            for (int h = 0; h < 2; h++) v[r][h] = load_once(block + 16 + lane % 4 * 32 + h * 16);
+        }
+    }
+    // step: sub-block, half of it, half of that
+    static __device__ int column(int step, int lane) { return lane % 4 * 64 + step * 8; }
+    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
+        const int           high = step / 4, h = step / 2 % 2, lane = threadIdx.x % 32, sub = lane % 4 * 2 + high;
+        const float2        d = __half22float2(as_half2(head[r].x));
+        const std::uint32_t a = head[r].y, b = head[r].z, c = head[r].w; // scales 0..3, 4..7, 8..11
+        const int           at    = 8 * (sub % 4);
+        const int           scale = sub < 4 ? a >> at & 63 : (c >> at & 15) | (a >> (at + 6) & 3) << 4,
+                  min             = sub < 4 ? b >> at & 63 : (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
+        const __half2 offset = as_half2(0x64006400u), by = __float2half2_rn(d.x * float(scale)),
+                      plus = __float2half2_rn(-d.y * float(min));
+        const auto nibbles = [&](int i) { return word_of(v[r][h], i) >> (4 * high) & 0x0f0f0f0fu; };
+        scaled(nibbles(step % 2 * 2), offset, by, plus, out[0], out[1]);
+        scaled(nibbles(step % 2 * 2 + 1), offset, by, plus, out[2], out[3]);
+    }
+};
+
+// Where column c of a row of x stands in shared memory, in halves, so that the lanes of a load meet no bank twice.
+template <Kind K>
+__device__ int place(int c) {
+    return K == kind_q4_k ? c + c / 64 * 8 : c;
+}
+constexpr __host__ __device__ int row_halves(Kind kind) {
+    return kind == kind_f16 ? 128 + 32 : kind == kind_q4_k ? 256 + 4 * 8 : 128 + 8;
+}
+
+// NT: groups of 8 rows of x.
+template <Kind K, int NT>
+__global__ void __launch_bounds__(warps * 32, NT <= 4 ? 3 : 2)
+    batch_kernel(const __half* x, int n_rows, int cols, Products all, float4* partial, std::int32_t* tickets) {
+    constexpr int     stride = row_halves(K), width = unit_cols(K);
+    extern __shared__ __align__(16) __half tiles[]; // two of [NT · 8][stride]
+    __shared__ bool                        is_last;
+    const int                              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int                              per_block = cols / width, total = all.first_block[all.n] * per_block;
+    const auto  begin_of = [&](int block) { return int(std::int64_t(total) * block / int(gridDim.x)); };
+    const int   begin = begin_of(blockIdx.x), end = begin_of(blockIdx.x + 1);
+    Fragment<K> next, now;
+
+    const auto fetch = [&](int unit) { // weights, into registers
+        const int block = unit / per_block;
+        int       which = 0;
+        while (block >= all.first_block[which + 1]) which++;
+        const Weight& w    = all.product[which].weight;
+        const int     row  = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4;
+        const int     most = int(w.rows) - 1;
+        next.load(w, min(row, most), min(row + 8, most), unit % per_block * width, lane);
+    };
+    const auto bring = [&](int unit) { // x, into shared memory
+        constexpr int words = width / 8;
+        __half*       to    = tiles + (unit & 1) * NT * 8 * stride;
+        const __half* from  = x + unit % per_block * width;
+#pragma unroll
+        for (int i = threadIdx.x; i < NT * 8 * words; i += warps * 32) {
+            const int t = i / words, c = i % words * 8;
+            copy_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    if (begin < end) fetch(begin); // weights depend on nobody
+    wait_for_inputs();
+    if (begin >= end) return;
+    bring(begin);
+
+    float acc[NT][4] = {};
+    int   first      = begin; // unit of the row block at hand that this block of threads began with
+    for (int unit = begin; unit < end; unit++) {
+        now = next;
+        if (unit + 1 < end) {
+            fetch(unit + 1);
+            bring(unit + 1);
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+        } else {
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+        }
+        __syncthreads();
+        const __half* tile = tiles + (unit & 1) * NT * 8 * stride + lane / 4 * stride;
+#pragma unroll
+        for (int step = 0; step < Fragment<K>::steps; step++) {
+            std::uint32_t lower[4], upper[4];
+            now.words(0, step, lower);
+            now.words(1, step, upper);
+            const __half* at = tile + place<K>(Fragment<K>::column(step, lane));
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+                const uint4 b = *reinterpret_cast<const uint4*>(at + t * 8 * stride);
+                multiply(acc[t], lower[0], upper[0], lower[1], upper[1], b.x, b.y);
+                multiply(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
+            }
+        }
+        __syncthreads(); // the tile is written again
+        const int block = unit / per_block;
+        if (unit + 1 < end && (unit + 1) / per_block == block) continue;
+
+        // The row block is through, or what of it is ours.
+        const int  from = block * per_block, to = from + per_block;
+        const bool whole = first == from && unit + 1 == to;
+        bool       mine  = true;
+        if (!whole) {
+            float4* own = partial + (std::int64_t(blockIdx.x) * 2 + (begin < from)) * NT * warps * 32 + threadIdx.x;
+#pragma unroll
+            for (int t = 0; t < NT; t++) own[t * warps * 32] = make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
+            int b0 = int(std::int64_t(from) * gridDim.x / total); // who has the row block's first unit
+            while (begin_of(b0 + 1) <= from) b0++;
+            while (begin_of(b0) > from) b0--;
+            int b1 = b0 + 1;
+            while (b1 < int(gridDim.x) && begin_of(b1) < to) b1++;
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                is_last = atomicAdd(tickets + block, 1) == b1 - b0 - 1;
+                if (is_last) tickets[block] = 0; // for the next launch
+            }
+            __syncthreads();
+            mine = is_last;
+            if (mine) {
+                __threadfence();
+#pragma unroll
+                for (int t = 0; t < NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
+                for (int b = b0; b < b1; b++) {
+                    const float4* theirs =
+                        partial + (std::int64_t(b) * 2 + (begin_of(b) < from)) * NT * warps * 32 + threadIdx.x;
+#pragma unroll
+                    for (int t = 0; t < NT; t++) {
+                        const float4 v = __ldcg(theirs + t * warps * 32);
+                        acc[t][0] += v.x, acc[t][1] += v.y, acc[t][2] += v.z, acc[t][3] += v.w;
+                    }
+                }
+            }
+        }
+        if (mine) {
+            int which = 0;
+            while (block >= all.first_block[which + 1]) which++;
+            const Product& p = all.product[which];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int row = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4 + 8 * r;
+                if (row >= int(p.weight.rows)) continue;
+                const float bias = p.bias ? p.bias[row] : 0.0f;
+#pragma unroll
+                for (int t = 0; t < NT; t++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const int token = t * 8 + lane % 4 * 2 + i;
+                        if (token >= n_rows) continue;
+                        const float        value = acc[t][2 * r + i] + bias;
+                        const std::int64_t at    = token * p.weight.rows + row;
+                        if (p.out_is_float) static_cast<float*>(p.out)[at] = value;
+                        else static_cast<__half*>(p.out)[at] = __float2half(value);
+                    }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
+        first = unit + 1;
+    }
+}
+
+Kind kind_of(const Weight& w) {
+    if (w.form == WeightForm::f16) return kind_f16;
+    if (w.form == WeightForm::q4_k) return kind_q4_k;
+    return !w.float_scales ? kind_i8 : w.mins ? kind_i8_float_min : kind_i8_float;
+}
+
+// Room for the partial sums of as many blocks of threads as run at once, and a ticket for each row block.
+constexpr int most_tickets = 1 << 16;
+struct Workspace {
+    float4*                 partial    = nullptr;
+    std::int32_t*           tickets    = nullptr;
+    int                     processors = 0;
+    static const Workspace& one() {
+        static const Workspace workspace;
+        return workspace;
+    }
+    Workspace() {
+        int device = 0;
+        cudaGetDevice(&device);
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+        partial = static_cast<float4*>(allocate(std::size_t(processors) * 3 * 2 * 8 * warps * 32 * sizeof(float4)));
+        tickets = static_cast<std::int32_t*>(allocate(most_tickets * sizeof(std::int32_t)));
+    }
+};
+
+template <Kind K, int NT>
+void launch(const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
+    const Workspace& workspace = Workspace::one();
+    constexpr int    shared    = 2 * NT * 8 * row_halves(K) * 2;
+    static const int at_once   = [] {
+        cudaFuncSetAttribute(batch_kernel<K, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        int blocks = 1;
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, batch_kernel<K, NT>, warps * 32, shared);
+        return std::max(std::min(blocks, 3), 1);
+    }();
+    const int units = all.first_block[all.n] * (cols / unit_cols(K));
+    const int grid  = std::min(workspace.processors * at_once, units);
+    run_kernel(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, stream, x, n_rows, cols, all,
+               workspace.partial, workspace.tickets);
+}
+
+template <int NT>
+void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
+    switch (kind) {
+        case kind_f16: launch<kind_f16, NT>(x, n_rows, cols, all, stream); break;
+        case kind_i8: launch<kind_i8, NT>(x, n_rows, cols, all, stream); break;
+        case kind_i8_float: launch<kind_i8_float, NT>(x, n_rows, cols, all, stream); break;
+        case kind_i8_float_min: launch<kind_i8_float_min, NT>(x, n_rows, cols, all, stream); break;
+        case kind_q4_k: launch<kind_q4_k, NT>(x, n_rows, cols, all, stream); break;
+    }
+}
+
+} // namespace
+
+bool can_batch(const Weight& weight) {
+    return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
+           weight.rows <= std::int64_t(most_tickets) * unit_rows / most_products;
+}
+
+void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
+                  Stream stream) {
+    const auto* x = reinterpret_cast<const __half*>(x_);
+    for (int i = 0; i < n_products;) {
+        Products   all{};
+        const Kind kind = kind_of(products[i].weight);
+        for (; i < n_products && all.n < most_products && kind_of(products[i].weight) == kind; i++) {
+            all.product[all.n] = products[i];
+            all.first_block[all.n + 1] =
+                all.first_block[all.n] + int((products[i].weight.rows + unit_rows - 1) / unit_rows);
+            all.n++;
+        }
+        for (int k = all.n + 1; k <= most_products; k++) all.first_block[k] = all.first_block[all.n];
+        auto      s = static_cast<cudaStream_t>(stream);
+        const int c = int(cols);
+        if (n_rows <= 8) launch_kind<1>(kind, x, n_rows, c, all, s);
+        else if (n_rows <= 16) launch_kind<2>(kind, x, n_rows, c, all, s);
+        else if (n_rows <= 32) launch_kind<4>(kind, x, n_rows, c, all, s);
+        else launch_kind<8>(kind, x, n_rows, c, all, s);
+    }
+}
+
+} // namespace quire::cuda
