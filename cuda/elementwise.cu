@@ -2,6 +2,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <type_traits>
+
 #include "kernels.h"
 #include "warp.cuh"
 
@@ -34,6 +37,7 @@ __device__ float weight_at(const Weight& w, std::int64_t row, std::int64_t col) 
 __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions, Plan plan, float* out) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x, token = plan.tokens[t];
+#pragma unroll 4
     for (std::int64_t c = threadIdx.x; c < weight.cols; c += blockDim.x) {
         float v = weight_at(weight, token, c);
         if (has_positions) v += weight_at(positions, plan.positions[t], c);
@@ -43,54 +47,79 @@ __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions
 
 // -- norms: one block for each row
 
-// Two neighbours a thread; cols is even.
-template <bool Float, bool Layer>
+// Two neighbours a thread at a time, `Most` times, all in registers and asked for at once; cols is even.
+template <bool Float, bool Layer, int Most>
 __global__ void norm_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
                             __half* out, int cols) {
+    __shared__ float   sums[32];
+    auto*              sums_so_far = reinterpret_cast<float2*>(residual);
+    const std::int64_t at          = std::int64_t(blockIdx.x) * cols / 2;
+    const int          n           = cols / 2;
+    float2             v[Most], w[Most];
+#pragma unroll
+    for (int i = 0; i < Most; i++) // the weights depend on nobody
+        if (const int c = int(threadIdx.x + i * blockDim.x); c < n) w[i] = reinterpret_cast<const float2*>(weight)[c];
     wait_for_inputs();
-    extern __shared__ float2 row[];
-    __shared__ float         sums[32];
-    const std::int64_t       at  = std::int64_t(blockIdx.x) * cols / 2;
-    const int                n   = cols / 2;
-    float                    sum = 0, squares = 0;
-    for (int c = threadIdx.x; c < n; c += blockDim.x) {
-        float2 v =
-            Float ? static_cast<const float2*>(x)[at + c] : __half22float2(static_cast<const __half2*>(x)[at + c]);
-        if (residual) {
-            const float2 r = reinterpret_cast<const float2*>(residual)[at + c];
-            v.x += r.x, v.y += r.y;
-            reinterpret_cast<float2*>(residual)[at + c] = v;
-        }
-        row[c] = v;
-        sum += v.x + v.y;
-        squares += v.x * v.x + v.y * v.y;
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+        const int c = int(threadIdx.x + i * blockDim.x);
+        v[i]        = {0, 0};
+        if (c < n)
+            v[i] =
+                Float ? static_cast<const float2*>(x)[at + c] : __half22float2(static_cast<const __half2*>(x)[at + c]);
     }
-    float mean = 0;
+    if (residual) {
+#pragma unroll
+        for (int i = 0; i < Most; i++)
+            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) {
+                const float2 r = sums_so_far[at + c];
+                v[i].x += r.x, v[i].y += r.y;
+            }
+#pragma unroll
+        for (int i = 0; i < Most; i++)
+            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) sums_so_far[at + c] = v[i];
+    }
+    float sum = 0, squares = 0, mean = 0;
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+        sum += v[i].x + v[i].y;
+        squares += v[i].x * v[i].x + v[i].y * v[i].y;
+    }
     if (Layer) {
         mean    = block_sum(sum, sums) / cols;
         squares = 0;
-        for (int c = threadIdx.x; c < n; c += blockDim.x) {
-            const float2 v = row[c];
-            squares += (v.x - mean) * (v.x - mean) + (v.y - mean) * (v.y - mean);
-        }
+#pragma unroll
+        for (int i = 0; i < Most; i++)
+            if (int(threadIdx.x + i * blockDim.x) < n)
+                squares += (v[i].x - mean) * (v[i].x - mean) + (v[i].y - mean) * (v[i].y - mean);
     }
     const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
-    for (int c = threadIdx.x; c < n; c += blockDim.x) {
-        const float2 v = row[c], w = reinterpret_cast<const float2*>(weight)[c],
-                     b = Layer ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
+#pragma unroll
+    for (int i = 0; i < Most; i++) {
+        const int c = int(threadIdx.x + i * blockDim.x);
+        if (c >= n) continue;
+        const float2 b = Layer ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
         reinterpret_cast<__half2*>(out)[at + c] =
-            __floats2half2_rn((v.x - mean) * scale * w.x + b.x, (v.y - mean) * scale * w.y + b.y);
+            __floats2half2_rn((v[i].x - mean) * scale * w[i].x + b.x, (v[i].y - mean) * scale * w[i].y + b.y);
     }
 }
 
 // -- activations
 
-__global__ void silu_mul_kernel(__half2* gate, const __half2* up, std::int64_t n) {
+// Eight neighbours a thread.
+__global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const float2 g = __half22float2(gate[i]), u = __half22float2(up[i]);
-    gate[i] = __floats2half2_rn(g.x / (1 + __expf(-g.x)) * u.x, g.y / (1 + __expf(-g.y)) * u.y);
+    const auto silu = [](std::uint32_t g_, std::uint32_t u_) {
+        const float2 g = __half22float2(reinterpret_cast<const __half2&>(g_)),
+                     u = __half22float2(reinterpret_cast<const __half2&>(u_));
+        const __half2 h =
+            __floats2half2_rn(__fdividef(g.x, 1 + __expf(-g.x)) * u.x, __fdividef(g.y, 1 + __expf(-g.y)) * u.y);
+        return reinterpret_cast<const std::uint32_t&>(h);
+    };
+    const uint4 g = gate[i], u = up[i];
+    gate[i] = make_uint4(silu(g.x, u.x), silu(g.y, u.y), silu(g.z, u.z), silu(g.w, u.w));
 }
 
 __global__ void gelu_kernel(__half* x, std::int64_t n) {
@@ -113,50 +142,57 @@ __global__ void add_bias_kernel(__half* x, const float* bias, std::int64_t n, in
     if (i < n) x[i] = __float2half(__half2float(x[i]) + bias[i % cols]);
 }
 
-__global__ void select_rows_kernel(const float* x, const std::int32_t* rows, float* out, int cols) {
+__global__ void select_rows_kernel(const float2* x, const std::int32_t* rows, float2* out, int pairs) {
     wait_for_inputs();
-    const std::int64_t from = std::int64_t(rows[blockIdx.x]) * cols, to = std::int64_t(blockIdx.x) * cols;
-    for (int c = threadIdx.x; c < cols; c += blockDim.x) out[to + c] = x[from + c];
+    const std::int64_t from = std::int64_t(rows[blockIdx.x]) * pairs, to = std::int64_t(blockIdx.x) * pairs;
+    for (int c = threadIdx.x; c < pairs; c += blockDim.x) out[to + c] = x[from + c];
 }
 
-// -- rotation and store: a block for each token and four heads, of q, k and v; a warp for each head, a lane for each pair
+// -- rotation and store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane for each pair, whose
+// angle is worked out once for all of them
 
-constexpr int rope_heads = 4;
+constexpr int rope_warps = 4; // of a block
 
-__global__ void rope_store_kernel(RopeStore a, Plan plan) {
+__global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x;
     const int          D = a.head_dim, slot = plan.slots[t], lane = threadIdx.x % 32;
-    const int          head = int(blockIdx.y) * rope_heads + int(threadIdx.x) / 32; // q's, then k's, then v's
-    const int          kv   = head - a.n_heads;
-    if (kv >= 2 * a.n_kv_heads || (kv >= 0 && slot < 0)) return;
+    const int          first   = (int(blockIdx.y) * rope_warps + int(threadIdx.x) / 32) * heads_of_warp;
+    const int          rotated = a.n_heads + a.n_kv_heads, last = min(first + heads_of_warp, rotated + a.n_kv_heads);
     // Head h of the block that holds this slot begins there.
     const auto place = [&](void* cache, int h) {
         return static_cast<__half*>(cache) +
                ((std::int64_t(slot / a.block_size) * a.n_kv_heads + h) * a.block_size + slot % a.block_size) * D;
     };
-    if (kv >= a.n_kv_heads) {
-        const int   h    = kv - a.n_kv_heads;
-        const auto* from = reinterpret_cast<const __half*>(a.v) + (t * a.n_kv_heads + h) * D;
-        for (int d = lane; d < D; d += 32) place(a.cache_v, h)[d] = from[d];
-        return;
+    const auto source = [&](int head) {
+        return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D
+                                : reinterpret_cast<__half*>(a.k) + (t * a.n_kv_heads + head - a.n_heads) * D;
+    };
+    const float position = float(plan.positions[t]);
+    for (int pair = lane; pair < a.half && first < rotated; pair += 32) {
+        // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
+        const float angle = position * a.inv_freq[pair], turns = rintf(angle * 0.15915494309f);
+        const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
+        const float sine = __sinf(rest) * a.scale, cosine = __cosf(rest) * a.scale;
+        const int   one = a.halves ? pair : 2 * pair, other = a.halves ? pair + a.half : one + 1;
+#pragma unroll 4
+        for (int head = first; head < min(last, rotated); head++) {
+            const __half* from = source(head);
+            if (head >= a.n_heads && slot < 0) break;
+            __half*     to = head < a.n_heads ? source(head) : place(a.cache_k, head - a.n_heads);
+            const float x = __half2float(from[one]), y = __half2float(from[other]);
+            to[one]   = __float2half(x * cosine - y * sine);
+            to[other] = __float2half(x * sine + y * cosine);
+        }
     }
-    const __half* from = kv < 0 ? reinterpret_cast<const __half*>(a.q) + (t * a.n_heads + head) * D
-                                : reinterpret_cast<const __half*>(a.k) + (t * a.n_kv_heads + kv) * D;
-    __half*       to   = kv < 0 ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D : place(a.cache_k, kv);
-    const float   position = float(plan.positions[t]);
-    for (int pair = lane; pair < a.half; pair += 32) {
-        float sine, cosine;
-        sincosf(position * a.inv_freq[pair], &sine, &cosine);
-        sine *= a.scale;
-        cosine *= a.scale;
-        const int   first = a.halves ? pair : 2 * pair, second = a.halves ? pair + a.half : first + 1;
-        const float x = __half2float(from[first]), y = __half2float(from[second]);
-        to[first]  = __float2half(x * cosine - y * sine);
-        to[second] = __float2half(x * sine + y * cosine);
-    }
-    if (kv >= 0) // what is not rotated
-        for (int d = 2 * a.half + lane; d < D; d += 32) to[d] = from[d];
+    if (slot < 0) return;
+    for (int head = max(first, a.n_heads); head < last; head++) // what is not rotated
+        if (head < rotated)
+            for (int d = 2 * a.half + lane; d < D; d += 32) place(a.cache_k, head - a.n_heads)[d] = source(head)[d];
+        else {
+            const auto* from = reinterpret_cast<const __half*>(a.v) + (t * a.n_kv_heads + head - rotated) * D;
+            for (int d = lane; d < D; d += 32) place(a.cache_v, head - rotated)[d] = from[d];
+        }
 }
 
 // -- block copies: every pair in every array, 16 bytes a thread
@@ -176,6 +212,7 @@ __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64
     const float* row  = logits + blockIdx.x * cols;
     float        best = -INFINITY;
     int          at   = 0x7fffffff;
+#pragma unroll 8
     for (int c = threadIdx.x; c < cols; c += blockDim.x)
         if (row[c] > best) {
             best = row[c];
@@ -201,24 +238,30 @@ __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64
 } // namespace
 
 void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n, Stream stream) {
-    run_kernel(embed_kernel, dim3(unsigned(int(n))), unsigned(256), 0, raw(stream), weight,
+    run_kernel(embed_kernel, dim3(unsigned(int(n))), unsigned(1024), 0, raw(stream), weight,
                positions ? *positions : Weight{}, positions != nullptr, plan, out);
 }
 
 void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
           std::int64_t rows, std::int64_t cols, Stream stream) {
-    const int    threads = cols >= 4096 ? 512 : cols >= 512 ? 256 : 64;
-    const size_t shared  = std::size_t(cols) * sizeof(float);
-    auto         kernel  = x_is_float ? (bias ? norm_kernel<true, true> : norm_kernel<true, false>)
-                                      : (bias ? norm_kernel<false, true> : norm_kernel<false, false>);
-    if (shared > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-    run_kernel(kernel, dim3(unsigned(int(rows))), unsigned(threads), shared, raw(stream), x, weight, bias, eps,
-               residual, reinterpret_cast<__half*>(out), int(cols));
+    // A row in the registers of its threads, four pairs each, or sixteen: up to 32768 columns.
+    const int  pairs   = int(cols / 2);
+    const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
+    const auto run     = [&](auto kernel) {
+        run_kernel(kernel, dim3(unsigned(int(rows))), unsigned(threads), 0, raw(stream), x, weight, bias, eps, residual,
+                       reinterpret_cast<__half*>(out), int(cols));
+    };
+    const auto choose = [&]<int Most>(std::integral_constant<int, Most>) {
+        if (x_is_float) bias ? run(norm_kernel<true, true, Most>) : run(norm_kernel<true, false, Most>);
+        else bias ? run(norm_kernel<false, true, Most>) : run(norm_kernel<false, false, Most>);
+    };
+    if (pairs <= 4 * threads) choose(std::integral_constant<int, 4>{});
+    else choose(std::integral_constant<int, 16>{});
 }
 
 void silu_mul(Half* gate, const Half* up, std::int64_t n, Stream stream) {
-    run_kernel(silu_mul_kernel, dim3(unsigned(blocks_for(n / 2, 256))), unsigned(256), 0, raw(stream),
-               reinterpret_cast<__half2*>(gate), reinterpret_cast<const __half2*>(up), n / 2);
+    run_kernel(silu_mul_kernel, dim3(unsigned(blocks_for(n / 8, 256))), unsigned(256), 0, raw(stream),
+               reinterpret_cast<uint4*>(gate), reinterpret_cast<const uint4*>(up), n / 8);
 }
 
 void gelu(Half* x, std::int64_t n, Stream stream) {
@@ -238,13 +281,15 @@ void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, 
 
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
                  Stream stream) {
-    run_kernel(select_rows_kernel, dim3(unsigned(int(n_rows))), unsigned(256), 0, raw(stream), x, rows, out, int(cols));
+    run_kernel(select_rows_kernel, dim3(unsigned(int(n_rows))), unsigned(1024), 0, raw(stream),
+               reinterpret_cast<const float2*>(x), rows, reinterpret_cast<float2*>(out), int(cols / 2));
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Stream stream) {
-    const int heads = args.n_heads + 2 * args.n_kv_heads;
-    run_kernel(rope_store_kernel, dim3(unsigned(n), unsigned((heads + rope_heads - 1) / rope_heads)), rope_heads * 32,
-               0, raw(stream), args, plan);
+    // Few tokens: as many warps as there are heads; many: fewer angles.
+    const int heads = args.n_heads + 2 * args.n_kv_heads, of_warp = n < 32 ? 1 : 8, of_block = rope_warps * of_warp;
+    run_kernel(rope_store_kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0,
+               raw(stream), args, plan, of_warp);
 }
 
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream) {

@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "warp.cuh"
 
@@ -11,7 +13,8 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps = 8; // of a block
+constexpr int warps          = 8; // of a block
+constexpr int integer_blocks = 2; // at once on a processor
 
 struct Products {
     Product product[most_products];
@@ -38,119 +41,116 @@ __device__ void as_floats(std::uint32_t q, float* f) {
     f[3]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7443)) - 8388736.0f;
 }
 
-// Each function adds to sum[r][t] the products of row + r, r < R, and row t of x. Lanes take neighbouring words; R rows
-// share what is read and converted of x. Columns fit an int: no wider arithmetic in the loops.
+// What a warp holds of R neighbouring rows: `ahead` words of each, load(u) takes word u of the stretch of `step` columns that
+// begins at `base`, add(u) adds its products with the rows of x to sum[r][t]; then the word of the next stretch is loaded in
+// its place, so that some are always on their way. Lanes take neighbouring words; R rows share what is read and converted of
+// x. Columns fit an int: no wider arithmetic in the loops.
 
 template <int NT, int R>
-__device__ void dot_f16(const Weight& w, std::int64_t row, const __half* x, int cols, float (&sum)[R][NT]) {
-    const int     lane  = threadIdx.x % 32;
-    const auto*   from  = static_cast<const __half*>(w.data) + row * cols;
-    constexpr int ahead = NT <= 2 ? 4 : 2;
-    for (int base = lane * 8; base < cols; base += 256 * ahead) {
-        uint4 v[R][ahead];
-#pragma unroll
-        for (int u = 0; u < ahead; u++)
-#pragma unroll
-            for (int r = 0; r < R; r++)
-                if (base + u * 256 < cols) v[r][u] = load_once(from + r * cols + base + u * 256);
-#pragma unroll
-        for (int u = 0; u < ahead; u++) {
-            const int c = base + u * 256;
-            if (c >= cols) break;
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                const uint4  xs = *reinterpret_cast<const uint4*>(x + t * cols + c);
-                const float2 p = as_float2(xs.x), q = as_float2(xs.y), m = as_float2(xs.z), n = as_float2(xs.w);
-#pragma unroll
-                for (int r = 0; r < R; r++) {
-                    const float2 a = as_float2(v[r][u].x), b = as_float2(v[r][u].y), d = as_float2(v[r][u].z),
-                                 e = as_float2(v[r][u].w);
-                    sum[r][t] +=
-                        a.x * p.x + a.y * p.y + b.x * q.x + b.y * q.y + d.x * m.x + d.y * m.y + e.x * n.x + e.y * n.y;
-                }
-            }
-        }
-    }
-}
+struct RowsF16 {
+    static constexpr int ahead = NT <= 2 ? 4 : 2, step = 256 * ahead;
+    uint4                v[R][ahead];
 
-template <int NT, int R, int Group, bool FloatScales, bool Mins>
-__device__ void dot_i8(const Weight& w, std::int64_t row, const __half* x, int cols, float (&sum)[R][NT]) {
-    const int          lane   = threadIdx.x % 32;
-    const auto*        from   = static_cast<const std::int8_t*>(w.data) + row * cols;
-    const int          groups = cols / Group;
-    const std::int64_t g0     = row * groups;
-    constexpr int      ahead  = NT <= 2 ? 4 / R : 1;
-    for (int base = lane * 16; base < cols; base += 512 * ahead) {
-        uint4 v[R][ahead];
-        float scale[R][ahead], min[R][ahead];
+    __device__ static int column(int base, int u) { return base + u * 256 + int(threadIdx.x) % 32 * 8; }
+    __device__ void       load(const Weight& w, std::int64_t row, int base, int cols, int u) {
+        const int c = column(base, u);
+        if (c >= cols) return;
+        const auto* from = static_cast<const __half*>(w.data) + row * cols + c;
 #pragma unroll
-        for (int u = 0; u < ahead; u++)
+        for (int r = 0; r < R; r++) v[r][u] = load_once(from + r * cols);
+    }
+    __device__ void add(const __half* x, int base, int cols, int u, float (&sum)[R][NT]) const {
+        const int c = column(base, u);
+        if (c >= cols) return;
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const uint4  xs = *reinterpret_cast<const uint4*>(x + t * cols + c);
+            const float2 p = as_float2(xs.x), q = as_float2(xs.y), m = as_float2(xs.z), n = as_float2(xs.w);
 #pragma unroll
             for (int r = 0; r < R; r++) {
-                const int c = base + u * 512;
-                if (c >= cols) break;
-                v[r][u]              = load_once(from + r * cols + c);
-                const std::int64_t g = g0 + r * groups + c / Group;
-                scale[r][u]          = FloatScales ? static_cast<const float*>(w.scales)[g]
-                                                   : __half2float(static_cast<const __half*>(w.scales)[g]);
-                min[r][u]            = Mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
-            }
-#pragma unroll
-        for (int u = 0; u < ahead; u++) {
-            const int c = base + u * 512;
-            if (c >= cols) break;
-#pragma unroll
-            for (int t = 0; t < NT; t++) {
-                const uint4*        at = reinterpret_cast<const uint4*>(x + t * cols + c);
-                const uint4         xa = at[0], xb = at[1];
-                const std::uint32_t words[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
-                float               xs[16], all = 0;
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    const float2 p = as_float2(words[i]);
-                    xs[2 * i] = p.x, xs[2 * i + 1] = p.y;
-                    if (Mins) all += p.x + p.y;
-                }
-#pragma unroll
-                for (int r = 0; r < R; r++) {
-                    const std::uint32_t qs[4] = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
-                    float               part  = 0;
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        float q[4];
-                        as_floats(qs[i], q);
-                        part += q[0] * xs[4 * i] + q[1] * xs[4 * i + 1] + q[2] * xs[4 * i + 2] + q[3] * xs[4 * i + 3];
-                    }
-                    sum[r][t] += scale[r][u] * part - (Mins ? min[r][u] * all : 0.0f);
-                }
+                const float2 a = as_float2(v[r][u].x), b = as_float2(v[r][u].y), d = as_float2(v[r][u].z),
+                             e = as_float2(v[r][u].w);
+                sum[r][t] +=
+                    a.x * p.x + a.y * p.y + b.x * q.x + b.y * q.y + d.x * m.x + d.y * m.y + e.x * n.x + e.y * n.y;
             }
         }
     }
-}
+};
+
+template <int NT, int R, int Group, bool FloatScales, bool Mins>
+struct RowsI8 {
+    static constexpr int ahead = NT <= 2 ? 4 / R : 1, step = 512 * ahead;
+    uint4                v[R][ahead];
+    float                scale[R][ahead], min[R][ahead];
+
+    __device__ static int column(int base, int u) { return base + u * 512 + int(threadIdx.x) % 32 * 16; }
+    __device__ void       load(const Weight& w, std::int64_t row, int base, int cols, int u) {
+        const int c = column(base, u), groups = cols / Group;
+        if (c >= cols) return;
+        const auto* from = static_cast<const std::int8_t*>(w.data) + row * cols + c;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            v[r][u]              = load_once(from + r * cols);
+            const std::int64_t g = (row + r) * groups + c / Group;
+            scale[r][u]          = FloatScales ? static_cast<const float*>(w.scales)[g]
+                                               : __half2float(static_cast<const __half*>(w.scales)[g]);
+            min[r][u]            = Mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
+        }
+    }
+    __device__ void add(const __half* x, int base, int cols, int u, float (&sum)[R][NT]) const {
+        const int c = column(base, u);
+        if (c >= cols) return;
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const uint4*        at = reinterpret_cast<const uint4*>(x + t * cols + c);
+            const uint4         xa = at[0], xb = at[1];
+            const std::uint32_t words[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
+            float               xs[16], all = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float2 p = as_float2(words[i]);
+                xs[2 * i] = p.x, xs[2 * i + 1] = p.y;
+                if (Mins) all += p.x + p.y;
+            }
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const std::uint32_t qs[4] = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
+                float               part  = 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float q[4];
+                    as_floats(qs[i], q);
+                    part += q[0] * xs[4 * i] + q[1] * xs[4 * i + 1] + q[2] * xs[4 * i + 2] + q[3] * xs[4 * i + 3];
+                }
+                sum[r][t] += scale[r][u] * part - (Mins ? min[r][u] * all : 0.0f);
+            }
+        }
+    }
+};
 
 // Eight lanes share a superblock; lane i of them has 16 bytes: 16 weights of an even sub-block in the low nibbles, 16 of the
 // odd one after it in the high ones.
 template <int NT, int R>
-__device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, int cols, float (&sum)[R][NT]) {
-    const int     lane = threadIdx.x % 32, part = lane % 8, chunk = part / 2, n = cols / 256, row_bytes = n * 144;
-    const auto*   from  = static_cast<const unsigned char*>(w.data) + row * row_bytes;
-    constexpr int ahead = NT <= 1 ? 4 / R : 1;
-    const __half2 magic = __half2(__ushort_as_half(0x6400), __ushort_as_half(0x6400)); // 1024
-    for (int base = lane / 8; base < n; base += 4 * ahead) {
-        uint4 head[R][ahead], v[R][ahead];
+struct RowsQ4K {
+    static constexpr int ahead = NT <= 1 ? 4 / R : 1, step = 4 * 256 * ahead;
+    uint4                head[R][ahead], v[R][ahead];
+
+    __device__ static int superblock(int base, int u) { return base / 256 + int(threadIdx.x) % 32 / 8 + u * 4; }
+    __device__ void       load(const Weight& w, std::int64_t row, int base, int cols, int u) {
+        const int s = superblock(base, u), n = cols / 256;
+        if (s >= n) return;
+        const auto* from = static_cast<const unsigned char*>(w.data) + (row * n + s) * 144;
 #pragma unroll
-        for (int u = 0; u < ahead; u++)
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                const int s = base + u * 4;
-                if (s >= n) break;
-                v[r][u]    = load_once(from + r * row_bytes + s * 144 + 16 + part * 16);
-                head[r][u] = *reinterpret_cast<const uint4*>(from + r * row_bytes + s * 144);
-            }
-#pragma unroll
-        for (int u = 0; u < ahead; u++) {
-            const int s = base + u * 4;
-            if (s >= n) break;
+        for (int r = 0; r < R; r++) {
+            v[r][u]    = load_once(from + r * n * 144 + 16 + threadIdx.x % 8 * 16);
+            head[r][u] = *reinterpret_cast<const uint4*>(from + r * n * 144);
+        }
+    }
+    __device__ void add(const __half* x, int base, int cols, int u, float (&sum)[R][NT]) const {
+        const int     part = threadIdx.x % 8, chunk = part / 2, s = superblock(base, u);
+        const __half2 magic = __half2(__ushort_as_half(0x6400), __ushort_as_half(0x6400)); // 1024
+        if (s >= cols / 256) return;
+        {
             float scale[R][2], min[R][2];
 #pragma unroll
             for (int r = 0; r < R; r++) {
@@ -210,30 +210,65 @@ __device__ void dot_q4_k(const Weight& w, std::int64_t row, const __half* x, int
             }
         }
     }
-}
+};
 
 enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
 
-// R neighbouring rows a warp; products have a multiple of R rows.
 template <int NT, Kind K, int R>
-__global__ void __launch_bounds__(warps * 32, NT == 1 ? (K == kind_f16 ? 6 : 4) : 2)
+struct RowsOf;
+template <int NT, int R>
+struct RowsOf<NT, kind_f16, R> : RowsF16<NT, R> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_i8, R> : RowsI8<NT, R, 32, false, false> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_i8_float, R> : RowsI8<NT, R, 16, true, false> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_i8_float_min, R> : RowsI8<NT, R, 32, true, true> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_q4_k, R> : RowsQ4K<NT, R> {};
+
+// R neighbouring rows a warp; products have a multiple of R rows. Deep: twice as much of a row on its way at once, for products
+// of so few rows that all of them run at once.
+template <int NT, Kind K, int R, bool Deep>
+__global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
+                                              : K == kind_f16 ? 5
+                                              : Deep          ? 3
+                                                              : 4)
     vector_kernel(const __half* x, int n_rows, int cols, Products all) {
+    using Rows    = RowsOf<NT, K, R>;
     const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
     if (row >= all.first_row[all.n]) {
         wait_for_inputs(); // every block takes part in the order of launches
         return;
     }
-    int which = 0;
-    while (row >= all.first_row[which + 1]) which++;
+    const int          which      = row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2;
     const Product&     p          = all.product[which];
     const std::int64_t r0         = row - all.first_row[which];
     float              sum[R][NT] = {};
+    Rows               rows;
+#pragma unroll
+    for (int u = 0; u < Rows::ahead; u++) // weights depend on nobody: while the kernel before is still busy
+        rows.load(p.weight, r0, 0, cols, u);
     wait_for_inputs();
-    if constexpr (K == kind_f16) dot_f16<NT, R>(p.weight, r0, x, cols, sum);
-    if constexpr (K == kind_i8) dot_i8<NT, R, 32, false, false>(p.weight, r0, x, cols, sum);
-    if constexpr (K == kind_i8_float) dot_i8<NT, R, 16, true, false>(p.weight, r0, x, cols, sum);
-    if constexpr (K == kind_i8_float_min) dot_i8<NT, R, 32, true, true>(p.weight, r0, x, cols, sum);
-    if constexpr (K == kind_q4_k) dot_q4_k<NT, R>(p.weight, r0, x, cols, sum);
+    for (int base = 0; base < cols; base += Rows::step)
+        if constexpr (Deep) {
+            const Rows now = rows;
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, base + Rows::step, cols, u);
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) now.add(x, base, cols, u, sum);
+        } else if constexpr (K == kind_f16) { // long reads at a time are what the memory likes best
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) rows.add(x, base, cols, u, sum);
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, base + Rows::step, cols, u);
+        } else { // more to do in between: a word's place is filled again at once
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) {
+                rows.add(x, base, cols, u, sum);
+                rows.load(p.weight, r0, base + Rows::step, cols, u);
+            }
+        }
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
@@ -246,32 +281,44 @@ __global__ void __launch_bounds__(warps * 32, NT == 1 ? (K == kind_f16 ? 6 : 4) 
         }
 }
 
-// The first words of a warp's rows, while the kernel before is still busy: weights depend on nobody.
-// (Where a warp has one pair of rows and no more, as in the kernel above, it was slower.)
-__device__ void prefetch_q4_k(const Weight& w, std::int64_t row, int cols) {
-    const int   bytes = cols / 256 * 144;
-    const auto* from  = static_cast<const char*>(w.data) + row * bytes;
-    for (int at = threadIdx.x % 32 * 128; at < min(2 * bytes, 4096); at += 4096)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-}
-
 // -- one row of x and Q4_K weights, in whole numbers
 
 // x as 16-bit integers with a scale for each 32 of them, split into a signed high and an unsigned low byte: dp4a then
 // multiplies four weights at once, exactly, and what is lost of x is less than of a half. Blocks stay and take one pair of
 // rows after another, so x is made ready once a block.
-__global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x, int cols, Products all) {
+__global__ void __launch_bounds__(warps * 32, integer_blocks) integer_kernel(const __half* x, int cols, Products all) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto*     high  = reinterpret_cast<std::uint32_t*>(memory); // [cols / 4] four bytes each
     auto*     low   = high + cols / 4;                          // [cols / 4]
     auto*     scale = reinterpret_cast<float*>(low + cols / 4); // [cols / 32]
     auto*     total = scale + cols / 32;                        // [cols / 32 · 2]: Σ x of each 16
     const int lane = threadIdx.x % 32, n_rows = all.first_row[all.n], n_warps = int(gridDim.x) * warps;
-    const int first = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2;
-    if (first < n_rows) {
-        const Product& p = all.product[first < all.first_row[1] ? 0 : first < all.first_row[2] ? 1 : 2];
-        prefetch_q4_k(p.weight, first - all.first_row[&p - all.product], cols);
-    }
+    const int n = cols / 256, part = lane % 8, chunk = part / 2, shift = 8 * (2 * chunk % 4);
+    // Of a pair of rows, eight superblocks from `base` on. The next ones are on their way while these are worked on, the first
+    // ones while the kernel before is still busy: weights depend on nobody.
+    struct Pair {
+        uint4 v[2][2], head[2][2];
+    };
+    Pair       next;
+    const auto product_of = [&](int row) -> const Product& {
+        return all.product[row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2];
+    };
+    const auto load = [&](int row, int base) {
+        if (row >= n_rows) return;
+        const Product& p    = product_of(row);
+        const auto*    from = static_cast<const unsigned char*>(p.weight.data) +
+                           (std::int64_t(row - all.first_row[&p - all.product]) * n + base + lane / 8) * 144;
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                if (base + lane / 8 + 4 * u < n) {
+                    next.v[u][r]    = load_once(from + (r * n + 4 * u) * 144 + 16 + part * 16);
+                    next.head[u][r] = *reinterpret_cast<const uint4*>(from + (r * n + 4 * u) * 144);
+                }
+    };
+    int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2, base = 0;
+    load(row, 0);
     wait_for_inputs();
     for (int g = threadIdx.x; g < cols / 8; g += warps * 32) { // 8 values a thread, four threads a group of 32
         const uint4         v        = *reinterpret_cast<const uint4*>(x + g * 8);
@@ -300,69 +347,57 @@ __global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x,
         if (g % 2 == 0) total[g / 2] = sum;
     }
     __syncthreads();
-    for (int row = first; row < n_rows; row += n_warps * 2) {
-        int which = 0;
-        while (row >= all.first_row[which + 1]) which++;
-        const Product&     p      = all.product[which];
-        const std::int64_t r0     = row - all.first_row[which];
-        float              sum[2] = {};
-        {
-            const int n = cols / 256, row_bytes = n * 144, part = lane % 8, chunk = part / 2, at = 8 * (2 * chunk % 4);
-            const auto* from = static_cast<const unsigned char*>(p.weight.data) + r0 * row_bytes;
-            for (int base = lane / 8; base < n; base += 8) {
-                uint4 v[2][2], head[2][2];
+    float sum[2] = {};
+    while (row < n_rows) {
+        const Pair now      = next;
+        const int  this_row = row, here = base;
+        base += 8;
+        if (base >= n) base = 0, row += n_warps * 2;
+        load(row, base);
 #pragma unroll
-                for (int u = 0; u < 2; u++)
+        for (int u = 0; u < 2; u++) {
+            const int s = here + lane / 8 + 4 * u;
+            if (s >= n) break;
+            const int   c  = s * 256 + chunk * 64 + part % 2 * 16; // of the even sub-block; the odd one is 32 on
+            const uint4 h0 = *reinterpret_cast<const uint4*>(high + c / 4),
+                        h1 = *reinterpret_cast<const uint4*>(high + c / 4 + 8);
+            const uint4 l0 = *reinterpret_cast<const uint4*>(low + c / 4),
+                        l1 = *reinterpret_cast<const uint4*>(low + c / 4 + 8);
+            const float x0 = scale[c / 32], x1 = scale[c / 32 + 1], t0 = total[c / 16], t1 = total[c / 16 + 2];
 #pragma unroll
-                    for (int r = 0; r < 2; r++)
-                        if (base + 4 * u < n) {
-                            v[u][r]    = load_once(from + r * row_bytes + (base + 4 * u) * 144 + 16 + part * 16);
-                            head[u][r] = *reinterpret_cast<const uint4*>(from + r * row_bytes + (base + 4 * u) * 144);
-                        }
-#pragma unroll
-                for (int u = 0; u < 2; u++) {
-                    const int s = base + 4 * u;
-                    if (s >= n) break;
-                    const int   c = s * 256 + chunk * 64 + part % 2 * 16; // of the even sub-block; the odd one is 32 on
-                    const uint4 h0 = *reinterpret_cast<const uint4*>(high + c / 4),
-                                h1 = *reinterpret_cast<const uint4*>(high + c / 4 + 8);
-                    const uint4 l0 = *reinterpret_cast<const uint4*>(low + c / 4),
-                                l1 = *reinterpret_cast<const uint4*>(low + c / 4 + 8);
-                    const float x0 = scale[c / 32], x1 = scale[c / 32 + 1], t0 = total[c / 16], t1 = total[c / 16 + 2];
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        const float2        d = as_float2(head[u][r].x);
-                        const std::uint32_t a = head[u][r].y, b = head[u][r].z, e = head[u][r].w;
-                        // Of a word's two bytes here: scales and minima of the even and the odd sub-block.
-                        const std::uint32_t sc =
-                            chunk < 2 ? a >> at & 0x3f3f : (e >> at & 0x0f0f) | (a >> (at + 2) & 0x3030);
-                        const std::uint32_t mi =
-                            chunk < 2 ? b >> at & 0x3f3f : (e >> (at + 4) & 0x0f0f) | (b >> (at + 2) & 0x3030);
-                        const uint4         w     = v[u][r];
-                        const std::uint32_t n0[4] = {w.x & 0x0f0f0f0fu, w.y & 0x0f0f0f0fu, w.z & 0x0f0f0f0fu,
-                                                     w.w & 0x0f0f0f0fu};
-                        const std::uint32_t n1[4] = {w.x >> 4 & 0x0f0f0f0fu, w.y >> 4 & 0x0f0f0f0fu,
-                                                     w.z >> 4 & 0x0f0f0f0fu, w.w >> 4 & 0x0f0f0f0fu};
-                        const int           i0    = __dp4a(int(n0[3]), int(h0.w),
-                                                           __dp4a(int(n0[2]), int(h0.z),
-                                                                  __dp4a(int(n0[1]), int(h0.y), __dp4a(int(n0[0]), int(h0.x), 0))));
-                        const int           i1    = __dp4a(int(n1[3]), int(h1.w),
-                                                           __dp4a(int(n1[2]), int(h1.z),
-                                                                  __dp4a(int(n1[1]), int(h1.y), __dp4a(int(n1[0]), int(h1.x), 0))));
-                        const unsigned      j0 =
-                            __dp4a(n0[3], l0.w, __dp4a(n0[2], l0.z, __dp4a(n0[1], l0.y, __dp4a(n0[0], l0.x, 0u))));
-                        const unsigned j1 =
-                            __dp4a(n1[3], l1.w, __dp4a(n1[2], l1.z, __dp4a(n1[1], l1.y, __dp4a(n1[0], l1.x, 0u))));
-                        const float f0 = x0 * float(i0 * 256 + int(j0)) * float(sc & 255),
-                                    f1 = x1 * float(i1 * 256 + int(j1)) * float(sc >> 8);
-                        sum[r] += d.x * (f0 + f1) - d.y * (t0 * float(mi & 255) + t1 * float(mi >> 8));
-                    }
-                }
+            for (int r = 0; r < 2; r++) {
+                const float2        d = as_float2(now.head[u][r].x);
+                const std::uint32_t a = now.head[u][r].y, b = now.head[u][r].z, e = now.head[u][r].w;
+                // Of a word's two bytes here: scales and minima of the even and the odd sub-block.
+                const std::uint32_t sc =
+                    chunk < 2 ? a >> shift & 0x3f3f : (e >> shift & 0x0f0f) | (a >> (shift + 2) & 0x3030);
+                const std::uint32_t mi =
+                    chunk < 2 ? b >> shift & 0x3f3f : (e >> (shift + 4) & 0x0f0f) | (b >> (shift + 2) & 0x3030);
+                const uint4         w     = now.v[u][r];
+                const std::uint32_t n0[4] = {w.x & 0x0f0f0f0fu, w.y & 0x0f0f0f0fu, w.z & 0x0f0f0f0fu,
+                                             w.w & 0x0f0f0f0fu};
+                const std::uint32_t n1[4] = {w.x >> 4 & 0x0f0f0f0fu, w.y >> 4 & 0x0f0f0f0fu, w.z >> 4 & 0x0f0f0f0fu,
+                                             w.w >> 4 & 0x0f0f0f0fu};
+                const auto          signed_sum = [](const std::uint32_t(&q)[4], const uint4& y) {
+                    return __dp4a(
+                        int(q[3]), int(y.w),
+                        __dp4a(int(q[2]), int(y.z), __dp4a(int(q[1]), int(y.y), __dp4a(int(q[0]), int(y.x), 0))));
+                };
+                const auto plain_sum = [](const std::uint32_t(&q)[4], const uint4& y) {
+                    return __dp4a(q[3], y.w, __dp4a(q[2], y.z, __dp4a(q[1], y.y, __dp4a(q[0], y.x, 0u))));
+                };
+                const float f0 = x0 * float(signed_sum(n0, h0) * 256 + int(plain_sum(n0, l0))) * float(sc & 255),
+                            f1 = x1 * float(signed_sum(n1, h1) * 256 + int(plain_sum(n1, l1))) * float(sc >> 8);
+                sum[r] += d.x * (f0 + f1) - d.y * (t0 * float(mi & 255) + t1 * float(mi >> 8));
             }
         }
+        if (base != 0) continue;
+        const Product&     p  = product_of(this_row);
+        const std::int64_t r0 = this_row - all.first_row[&p - all.product];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const float value = warp_sum(sum[r]) + (p.bias ? p.bias[r0 + r] : 0.0f);
+            sum[r]            = 0;
             if (lane != 0) continue;
             if (p.out_is_float) static_cast<float*>(p.out)[r0 + r] = value;
             else static_cast<__half*>(p.out)[r0 + r] = __float2half(value);
@@ -370,20 +405,24 @@ __global__ void __launch_bounds__(warps * 32, 3) integer_kernel(const __half* x,
     }
 }
 
-void launch_integer(const __half* x, int cols, const Products& all, cudaStream_t stream) {
-    static const int processors = [] {
-        int device = 0, n = 0;
+int processors() {
+    static const int n = [] {
+        int device = 0, count = 0;
         cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device);
-        cudaFuncSetAttribute(integer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
-        return n;
+        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+        return count;
     }();
+    return n;
+}
+
+void launch_integer(const __half* x, int cols, const Products& all, cudaStream_t stream) {
+    static const cudaError_t once =
+        cudaFuncSetAttribute(integer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
+    (void)once;
     const std::size_t shared = std::size_t(cols) * 2 + std::size_t(cols / 32) * 12;
-    const int         most = processors * 3, wanted = (all.first_row[all.n] / 2 + warps - 1) / warps;
-    // Whole rounds: every block gets as many pairs of rows as any other, give or take one.
-    const int rounds = (wanted + most - 1) / most;
-    run_kernel(integer_kernel, dim3(unsigned((wanted + rounds - 1) / rounds)), warps * 32, shared, stream, x, cols,
-               all);
+    const int         wanted = (all.first_row[all.n] / 2 + warps - 1) / warps;
+    run_kernel(integer_kernel, dim3(unsigned(std::min(wanted, processors() * integer_blocks))), warps * 32, shared,
+               stream, x, cols, all);
 }
 
 Kind kind_of(const Weight& w) {
@@ -398,12 +437,17 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& al
     const auto     run    = [&](auto kernel) {
         run_kernel(kernel, dim3(blocks), warps * 32, 0, stream, x, n_rows, cols, all);
     };
+    const auto choose = [&]<Kind K>() {
+        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * processors())
+            run(vector_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
+        else run(vector_kernel<NT, K, R, false>);
+    };
     switch (kind) {
-        case kind_f16: run(vector_kernel<NT, kind_f16, R>); break;
-        case kind_i8: run(vector_kernel<NT, kind_i8, R>); break;
-        case kind_i8_float: run(vector_kernel<NT, kind_i8_float, R>); break;
-        case kind_i8_float_min: run(vector_kernel<NT, kind_i8_float_min, R>); break;
-        case kind_q4_k: run(vector_kernel<NT, kind_q4_k, R>); break;
+        case kind_f16: choose.template operator()<kind_f16>(); break;
+        case kind_i8: choose.template operator()<kind_i8>(); break;
+        case kind_i8_float: choose.template operator()<kind_i8_float>(); break;
+        case kind_i8_float_min: choose.template operator()<kind_i8_float_min>(); break;
+        case kind_q4_k: choose.template operator()<kind_q4_k>(); break;
     }
 }
 

@@ -158,55 +158,54 @@ constexpr __host__ __device__ int row_halves(Kind kind) {
 
 // NT: groups of 8 rows of x.
 template <Kind K, int NT>
-__global__ void __launch_bounds__(warps * 32, NT <= 4 ? 3 : 2)
+__global__ void __launch_bounds__(warps * 32, 2)
     batch_kernel(const __half* x, int n_rows, int cols, Products all, float4* partial, std::int32_t* tickets) {
     constexpr int     stride = row_halves(K), width = unit_cols(K);
-    extern __shared__ __align__(16) __half tiles[]; // two of [NT · 8][stride]
+    extern __shared__ __align__(16) __half tiles[]; // three of [NT · 8][stride]
     __shared__ bool                        is_last;
     const int                              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int                              per_block = cols / width, total = all.first_block[all.n] * per_block;
     const auto  begin_of = [&](int block) { return int(std::int64_t(total) * block / int(gridDim.x)); };
     const int   begin = begin_of(blockIdx.x), end = begin_of(blockIdx.x + 1);
-    Fragment<K> next, now;
+    Fragment<K> weights[2]; // of this unit and the next: loaded two units ahead
 
-    const auto fetch = [&](int unit) { // weights, into registers
+    const auto fetch = [&](Fragment<K>& to, int unit) { // weights, into registers
+        if (unit >= end) return;
         const int block = unit / per_block;
         int       which = 0;
         while (block >= all.first_block[which + 1]) which++;
         const Weight& w    = all.product[which].weight;
         const int     row  = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4;
         const int     most = int(w.rows) - 1;
-        next.load(w, min(row, most), min(row + 8, most), unit % per_block * width, lane);
+        to.load(w, min(row, most), min(row + 8, most), unit % per_block * width, lane);
     };
     const auto bring = [&](int unit) { // x, into shared memory
         constexpr int words = width / 8;
-        __half*       to    = tiles + (unit & 1) * NT * 8 * stride;
-        const __half* from  = x + unit % per_block * width;
+        if (unit < end) {
+            __half*       to   = tiles + unit % 3 * NT * 8 * stride;
+            const __half* from = x + unit % per_block * width;
 #pragma unroll
-        for (int i = threadIdx.x; i < NT * 8 * words; i += warps * 32) {
-            const int t = i / words, c = i % words * 8;
-            copy_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
+            for (int i = threadIdx.x; i < NT * 8 * words; i += warps * 32) {
+                const int t = i / words, c = i % words * 8;
+                copy_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
+            }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
-    if (begin < end) fetch(begin); // weights depend on nobody
+    fetch(weights[0], begin); // weights depend on nobody
+    fetch(weights[1], begin + 1);
     wait_for_inputs();
     if (begin >= end) return;
     bring(begin);
+    bring(begin + 1);
 
-    float acc[NT][4] = {};
-    int   first      = begin; // unit of the row block at hand that this block of threads began with
-    for (int unit = begin; unit < end; unit++) {
-        now = next;
-        if (unit + 1 < end) {
-            fetch(unit + 1);
-            bring(unit + 1);
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
-        } else {
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
-        }
-        __syncthreads();
-        const __half* tile = tiles + (unit & 1) * NT * 8 * stride + lane / 4 * stride;
+    float      acc[NT][4] = {};
+    int        first      = begin; // unit of the row block at hand that this block of threads began with
+    const auto work       = [&](Fragment<K>& now, int unit) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads(); // this unit's x is there, and everybody is done with the one before
+        bring(unit + 2);
+        const __half* tile = tiles + unit % 3 * NT * 8 * stride + lane / 4 * stride;
 #pragma unroll
         for (int step = 0; step < Fragment<K>::steps; step++) {
             std::uint32_t lower[4], upper[4];
@@ -220,9 +219,9 @@ __global__ void __launch_bounds__(warps * 32, NT <= 4 ? 3 : 2)
                 multiply(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
             }
         }
-        __syncthreads(); // the tile is written again
+        fetch(now, unit + 2);
         const int block = unit / per_block;
-        if (unit + 1 < end && (unit + 1) / per_block == block) continue;
+        if (unit + 1 < end && (unit + 1) / per_block == block) return;
 
         // The row block is through, or what of it is ours.
         const int  from = block * per_block, to = from + per_block;
@@ -285,6 +284,10 @@ __global__ void __launch_bounds__(warps * 32, NT <= 4 ? 3 : 2)
 #pragma unroll
         for (int t = 0; t < NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
         first = unit + 1;
+    };
+    for (int unit = begin; unit < end; unit += 2) {
+        work(weights[0], unit);
+        if (unit + 1 < end) work(weights[1], unit + 1);
     }
 }
 
@@ -316,7 +319,7 @@ struct Workspace {
 template <Kind K, int NT>
 void launch(const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
     const Workspace& workspace = Workspace::one();
-    constexpr int    shared    = 2 * NT * 8 * row_halves(K) * 2;
+    constexpr int    shared    = 3 * NT * 8 * row_halves(K) * 2;
     static const int at_once   = [] {
         cudaFuncSetAttribute(batch_kernel<K, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
         int blocks = 1;
