@@ -49,8 +49,8 @@ __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions
 
 // Two neighbours a thread at a time, `Most` times, all in registers and asked for at once; cols is even.
 template <bool Float, bool Layer, int Most>
-__global__ void norm_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
-                            __half* out, int cols) {
+__global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* weight, const float* bias, float eps,
+                                                    float* residual, __half* out, int cols) {
     __shared__ float   sums[32];
     auto*              sums_so_far = reinterpret_cast<float2*>(residual);
     const std::int64_t at          = std::int64_t(blockIdx.x) * cols / 2;
@@ -149,10 +149,11 @@ __global__ void select_rows_kernel(const float2* x, const std::int32_t* rows, fl
 }
 
 // -- rotation and store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane for each pair, whose
-// angle is worked out once for all of them
+// angle is worked out once for all of them. W neighbouring pairs a lane: 2, or 1 where their number is odd
 
 constexpr int rope_warps = 4; // of a block
 
+template <int W>
 __global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x;
@@ -169,20 +170,47 @@ __global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
                                 : reinterpret_cast<__half*>(a.k) + (t * a.n_kv_heads + head - a.n_heads) * D;
     };
     const float position = float(plan.positions[t]);
-    for (int pair = lane; pair < a.half && first < rotated; pair += 32) {
-        // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-        const float angle = position * a.inv_freq[pair], turns = rintf(angle * 0.15915494309f);
-        const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
-        const float sine = __sinf(rest) * a.scale, cosine = __cosf(rest) * a.scale;
-        const int   one = a.halves ? pair : 2 * pair, other = a.halves ? pair + a.half : one + 1;
-#pragma unroll 4
+    for (int pair = lane * W; pair < a.half && first < rotated; pair += 32 * W) {
+        float sine[W], cosine[W];
+#pragma unroll
+        for (int w = 0; w < W; w++) {
+            // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
+            const float angle = position * a.inv_freq[pair + w], turns = rintf(angle * 0.15915494309f);
+            const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
+            sine[w] = __sinf(rest) * a.scale, cosine[w] = __cosf(rest) * a.scale;
+        }
+        const int one = a.halves ? pair : 2 * pair, other = a.halves ? pair + a.half : 2 * pair + W;
+#pragma unroll 8
         for (int head = first; head < min(last, rotated); head++) {
-            const __half* from = source(head);
             if (head >= a.n_heads && slot < 0) break;
-            __half*     to = head < a.n_heads ? source(head) : place(a.cache_k, head - a.n_heads);
-            const float x = __half2float(from[one]), y = __half2float(from[other]);
-            to[one]   = __float2half(x * cosine - y * sine);
-            to[other] = __float2half(x * sine + y * cosine);
+            __half* from = source(head);
+            __half* to   = head < a.n_heads ? from : place(a.cache_k, head - a.n_heads);
+            // The words hold x x' | y y' of two pairs where they are half a head apart, x y | x' y' where they are neighbours.
+            __half     v[2 * W] = {};
+            const auto swap_middle = [&] {
+                const __half h = v[1];
+                v[1] = v[W], v[W] = h;
+            };
+            if constexpr (W == 2) {
+                *reinterpret_cast<__half2*>(v)     = *reinterpret_cast<const __half2*>(from + one);
+                *reinterpret_cast<__half2*>(v + 2) = *reinterpret_cast<const __half2*>(from + other);
+            } else {
+                v[0] = from[one], v[1] = from[other];
+            }
+            if (W == 2 && !a.halves) swap_middle();
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                const float x = __half2float(v[w]), y = __half2float(v[W + w]);
+                v[w]     = __float2half(x * cosine[w] - y * sine[w]);
+                v[W + w] = __float2half(x * sine[w] + y * cosine[w]);
+            }
+            if (W == 2 && !a.halves) swap_middle();
+            if constexpr (W == 2) {
+                *reinterpret_cast<__half2*>(to + one)   = *reinterpret_cast<const __half2*>(v);
+                *reinterpret_cast<__half2*>(to + other) = *reinterpret_cast<const __half2*>(v + 2);
+            } else {
+                to[one] = v[0], to[other] = v[1];
+            }
         }
     }
     if (slot < 0) return;
@@ -288,8 +316,9 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Stream stream) {
     // Few tokens: as many warps as there are heads; many: fewer angles.
     const int heads = args.n_heads + 2 * args.n_kv_heads, of_warp = n < 32 ? 1 : 8, of_block = rope_warps * of_warp;
-    run_kernel(rope_store_kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0,
-               raw(stream), args, plan, of_warp);
+    run_kernel(args.half % 2 == 0 ? rope_store_kernel<2> : rope_store_kernel<1>,
+               dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0, raw(stream), args,
+               plan, of_warp);
 }
 
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream) {
