@@ -20,10 +20,15 @@ public:
     void deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out);
     // Ends a request in whatever state it is; its events say `reason`. Nothing happens when it is not there (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
+    // Ends one of several answers that are given as they come; the others go on. The last one takes its request along.
+    void cancel_answer(RequestId id, int index, std::vector<Output>& out);
 
 private:
     std::span<const float> row(const Scheduled& item, int i);
     void                   prompt_rows(const Scheduled& item);
+    void                   add_hidden(const Scheduled& item);
+    void                   give_embedding(SequenceGroup& group, std::vector<Output>& out);
+    std::span<const Token> banned(const SequenceGroup& group, const Sequence& sequence);
     void                   begin(const Scheduled& item, std::vector<Output>& out);
     void                   sample(std::span<const Scheduled> items, std::vector<Output>& out);
     void                   search(std::span<const Scheduled> items, std::vector<Output>& out);
@@ -44,7 +49,8 @@ private:
     std::vector<BeamCandidate> candidates_; // scratch
     std::vector<Sequence*>     parents_, survivors_;
     std::vector<int>           children_;
-    std::vector<Token>         tokens_;
+    std::vector<Token>         tokens_, banned_;
+    std::vector<Token>         ends_; // every end token of the vocabulary
 };
 
 // What answers are ranked by. Of beams: the summed log-probability over a power of their length, as in `transformers`;
@@ -66,7 +72,10 @@ double score_of(const Request& request, double logprob, int n_generated) {
 bool withheld(const Request& request) { return request.beam_width > 0 || request.best_of > request.n; }
 
 Decoder::Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size)
-    : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {}
+    : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {
+    for (Token id = 0; id < std::min(vocab_size, tokenizer.vocab_size()); id++)
+        if (tokenizer.is_end(id)) ends_.push_back(id);
+}
 
 std::span<const float> Decoder::row(const Scheduled& item, int i) {
     if (logits_.empty()) logits_ = step_->rows();
@@ -87,6 +96,7 @@ Output Decoder::event_of(const SequenceGroup& group, int index) {
     event.prompt_tokens = group.n_prompt();
     event.cached_tokens = group.n_cached;
     event.n_preempted   = group.n_preempted;
+    event.first_run     = group.first_run;
     return event;
 }
 
@@ -99,9 +109,10 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepLogits& logits
         for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;
         const std::span<const Scheduled> own = items.subspan(i, n);
         if (!group.prompt_done && group.request.prompt_logprobs >= 0) prompt_rows(own[0]);
+        if (!group.prompt_done && group.request.embed) add_hidden(own[0]);
         if (!own[0].samples) continue;
         if (!group.prompt_done) begin(own[0], out);
-        if (group.request.pin) continue;
+        if (!group.request.generates()) continue;
         if (group.request.beam_width > 0) search(own, out);
         else sample(own, out);
     }
@@ -122,6 +133,33 @@ void Decoder::prompt_rows(const Scheduled& item) {
     }
 }
 
+// Rows of a prompt that was preempted come again; each is added once.
+void Decoder::add_hidden(const Scheduled& item) {
+    Output& sum = partial_of(item.group->id);
+    for (int i = 0; i < item.n_logit_rows; i++) {
+        if (item.first + i != sum.prompt_tokens) continue;
+        const std::span<const float> state = step_->hidden(item.first_logit_row + i);
+        sum.embedding.resize(state.size());
+        for (std::size_t j = 0; j < state.size(); j++) sum.embedding[j] += state[j];
+        sum.prompt_tokens++;
+    }
+}
+
+// The mean has the direction of the sum, and only that counts.
+void Decoder::give_embedding(SequenceGroup& group, std::vector<Output>& out) {
+    Output& event   = out.emplace_back(event_of(group, 0));
+    event.embedding = std::move(partial_of(group.id).embedding);
+    std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
+    double squares = 0;
+    for (float v : event.embedding) squares += double(v) * double(v);
+    const double length = std::sqrt(squares);
+    if (length > 0)
+        for (float& v : event.embedding) v = float(double(v) / length);
+    event.finish = FinishReason::stop;
+    event.done   = true;
+    scheduler_.free(group, *group.sequences[0], FinishReason::stop);
+}
+
 // The prompt is through: what was asked for about it goes out with the first token.
 void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
     SequenceGroup& group = *item.group;
@@ -130,6 +168,7 @@ void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
         const std::span<const float> last = row(item, item.n_logit_rows - 1);
         partial_of(group.id).prompt_logits.assign(last.begin(), last.end());
     }
+    if (group.request.embed) give_embedding(group, out);
     if (!group.request.pin) return;
     scheduler_.pin(group);
     Output& event = out.emplace_back(event_of(group, 0));
@@ -167,12 +206,21 @@ void Decoder::give(SequenceGroup& group, Sequence& s, Token token, std::span<con
     else if (group.sequences.empty()) give_best(group, out);
 }
 
+// What cannot come yet: the ends of an answer that has fewer than min_tokens.
+std::span<const Token> Decoder::banned(const SequenceGroup& group, const Sequence& sequence) {
+    const Request& r = group.request;
+    if (group.n_generated(sequence) >= r.min_tokens) return {};
+    banned_ = ends_;
+    banned_.insert(banned_.end(), r.stop_tokens.begin(), r.stop_tokens.end());
+    return banned_;
+}
+
 void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out) {
     SequenceGroup& group = *items[0].group;
     const Request& r     = group.request;
     auto           next  = [&](const Scheduled& item, int stream) {
         return sampler_.sample(row(item, item.n_logit_rows - 1), r.sampling, item.sequence->tokens,
-                                          group.n_generated(*item.sequence), stream);
+                                          group.n_generated(*item.sequence), stream, banned(group, *item.sequence));
     };
     Sequence& first = *items[0].sequence;
     if (group.n_generated(first) == 0 && r.width() > 1) {
@@ -190,7 +238,8 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
         !step_->best.empty() && is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r);
     for (const Scheduled& item : items) {
         const int last = item.first_logit_row + item.n_logit_rows - 1;
-        if (as_chosen) give(group, *item.sequence, step_->best[std::size_t(last)], {}, out);
+        if (as_chosen && banned(group, *item.sequence).empty())
+            give(group, *item.sequence, step_->best[std::size_t(last)], {}, out);
         else give(group, *item.sequence, next(item, item.sequence->index), row(item, item.n_logit_rows - 1), out);
     }
 }
@@ -301,6 +350,22 @@ void Decoder::give_best(SequenceGroup& group, std::vector<Output>& out) {
         event.prompt_logits   = std::move(partial.prompt_logits);
         std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
     }
+}
+
+void Decoder::cancel_answer(RequestId id, int index, std::vector<Output>& out) {
+    SequenceGroup* group = scheduler_.find(id);
+    if (!group) return;
+    if (group->sequences.size() < 2 || withheld(group->request)) {
+        // Answers to come, or the only one left; one that has ended already takes nobody along.
+        if (withheld(group->request) || !group->prompt_done || group->sequences[0]->index == index)
+            finish(id, FinishReason::cancelled, "", out);
+        return;
+    }
+    const auto at = std::ranges::find_if(group->sequences, [&](const auto& s) { return s->index == index; });
+    if (at == group->sequences.end()) return;
+    Output& event = out.emplace_back(event_of(*group, index));
+    event.finish  = FinishReason::cancelled;
+    scheduler_.free(*group, **at, FinishReason::cancelled);
 }
 
 void Decoder::finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out) {

@@ -29,10 +29,11 @@ public:
 
     // The next token after `history` (prompt, then n_generated tokens of ours). `stream` tells the answers of one request
     // apart: each draws as one alone with seed + stream would. In this order: repetition penalty,
-    // presence and frequency penalty, logit bias, then greedy, or temperature, top-k, top-p, min-p and a draw.
+    // presence and frequency penalty, logit bias, what cannot come (allowed_tokens, bad_words, `banned`), then greedy, or
+    // temperature, top-k, top-p, min-p and a draw.
     // NaN counts as minus infinity; a row without a finite value yields its first best id.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
-                 int n_generated, int stream = 0);
+                 int n_generated, int stream = 0, std::span<const Token> banned = {});
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
@@ -46,6 +47,7 @@ public:
 
 private:
     void penalise(const SamplingParams& params, std::span<const Token> history, int n_generated);
+    void forbid(const SamplingParams& params, std::span<const Token> generated, std::span<const Token> banned);
 
     struct Candidate {
         float logit;
@@ -92,7 +94,8 @@ Token argmax(std::span<const float> logits) {
 
 bool is_plain_greedy(const SamplingParams& params) {
     return params.temperature <= 0 && params.repetition_penalty == 1 && params.presence_penalty == 0 &&
-           params.frequency_penalty == 0 && params.logit_bias.empty();
+           params.frequency_penalty == 0 && params.logit_bias.empty() && params.allowed_tokens.empty() &&
+           params.bad_words.empty();
 }
 
 Sampler::Sampler(int vocab_size)
@@ -120,14 +123,31 @@ void Sampler::penalise(const SamplingParams& params, std::span<const Token> hist
     }
 }
 
+void Sampler::forbid(const SamplingParams& params, std::span<const Token> generated, std::span<const Token> banned) {
+    constexpr float never = -std::numeric_limits<float>::infinity();
+    if (!params.allowed_tokens.empty()) {
+        for (Token t : params.allowed_tokens) seen_[std::size_t(t)] = 1;
+        for (std::size_t i = 0; i < row_.size(); i++)
+            if (seen_[i] == 0) row_[i] = never;
+        for (Token t : params.allowed_tokens) seen_[std::size_t(t)] = 0;
+    }
+    for (const std::vector<Token>& word : params.bad_words) {
+        const std::span<const Token> start = std::span(word).first(word.size() - 1);
+        if (start.size() <= generated.size() && std::ranges::equal(start, generated.last(start.size())))
+            row_[std::size_t(word.back())] = never;
+    }
+    for (Token t : banned) row_[std::size_t(t)] = never;
+}
+
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
-                      int n_generated, int stream) {
+                      int n_generated, int stream, std::span<const Token> banned) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
-    if (is_plain_greedy(params)) return argmax(logits);
+    if (is_plain_greedy(params) && banned.empty()) return argmax(logits);
 
     std::ranges::copy(logits, row_.begin());
     penalise(params, history, n_generated);
     for (auto [token, bias] : params.logit_bias) row_[std::size_t(token)] += bias;
+    forbid(params, history.last(std::size_t(n_generated)), banned);
     const Token best  = argmax(row_);
     const float limit = row_[std::size_t(best)];
     if (params.temperature <= 0 || !std::isfinite(limit)) return best;
