@@ -956,8 +956,8 @@ void Endpoints::metrics(HttpExchange& e) {
     t.gauge("quire:kv_blocks_pinned", "Blocks of pinned prefixes.", s.blocks_pinned);
     t.gauge("quire:swap_blocks_total", "Blocks of the swap pool.", o.swap_blocks);
     t.gauge("quire:swap_blocks_used", "Blocks swapped out.", s.swap_used);
-    t.counter("quire:sharing_saved_ratio_total", "Blocks saved by sharing since the start, of the blocks without it.",
-              s.memory.sharing.saved());
+    t.gauge("quire:sharing_saved_ratio", "Blocks saved by sharing since the start, of the blocks without it.",
+            s.memory.sharing.saved());
     t.counter("quire:copy_on_write_copies_total", "Blocks copied because one of their owners wrote.",
               d(s.memory.copied_blocks));
     t.counter("quire:forks_total", "Sequences that began as another's fork.", d(s.memory.forks));

@@ -376,7 +376,9 @@ std::expected<bool, HttpFault> ChunkDecoder::feed(std::string_view in, std::size
             const std::string_view digits = line.substr(0, line.find_first_of("; \t"));
             std::size_t            size   = 0;
             const auto [stop, wrong]      = std::from_chars(digits.data(), digits.data() + digits.size(), size, 16);
-            if (digits.empty() || digits[0] == '-' || stop != digits.data() + digits.size() ||
+            const std::string_view behind = trim(line.substr(digits.size()));
+            if (digits.empty() || digits[0] == '-' || !(behind.empty() || behind[0] == ';') ||
+                stop != digits.data() + digits.size() ||
                 (wrong != std::errc{} && wrong != std::errc::result_out_of_range) || line.size() > longest_line)
                 return fault(400, "the size of a chunk is not a hexadecimal number");
             if (wrong == std::errc::result_out_of_range || size > limits.body_bytes - body.size())
@@ -586,8 +588,6 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     static constexpr std::uint64_t wake_key  = first_key - 1;
 
     ~Impl() {
-        for (int fd : listeners) close(fd);
-        for (const std::string& path : unix_paths) unlink(path.c_str());
         if (epoll >= 0) close(epoll);
         if (wake >= 0) close(wake);
         if (tls) SSL_CTX_free(tls);
@@ -1136,6 +1136,8 @@ void HttpServer::stop() {
     s.connections.clear();
     s.ready.clear();
     s.returned.clear();
+    for (int fd : s.listeners) close(fd);
+    for (const std::string& path : s.unix_paths) unlink(path.c_str());
 }
 
 HttpServer::~HttpServer() {

@@ -585,7 +585,8 @@ void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     }
     r.min_tokens = f.integer("min_tokens", 0, huge, 0);
     if (out.max_tokens && r.min_tokens > *out.max_tokens)
-        f.fail("min_tokens", cat("min_tokens is ", r.min_tokens, ", more than the ", *out.max_tokens, " of ", name));
+        f.fail("min_tokens", cat("min_tokens is ", r.min_tokens, ", more than the ", *out.max_tokens, " of ",
+                                 f.has(name) ? name : "max_tokens"));
     r.ignore_end  = f.boolean("ignore_eos", false);
     r.stop_tokens = f.tokens("stop_token_ids", limits.vocab_size);
     if (r.stop_tokens.size() > std::size_t(limits.stops) * 16)

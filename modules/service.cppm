@@ -171,7 +171,7 @@ private:
     std::atomic<bool>         draining_ = false;
     std::atomic<std::int64_t> heartbeat_{0}; // nanoseconds of the steady clock
     // The engine thread's.
-    bool        logging_ = false;
+    bool        logging_ = false, moved_ = false;
     TimePoint   last_snapshot_{};
     std::thread thread_;
 };
@@ -362,14 +362,15 @@ void Service::publish() {
     bool wanted = false;
     {
         std::scoped_lock lock(mutex_);
-        const bool       moved = stats.steps != stats_.steps || stats.running != stats_.running;
-        stats_                 = stats;
-        wanted                 = wanted_ || (listeners_ > 0 && moved &&
+        moved_ |= stats.steps != stats_.steps || stats.running != stats_.running;
+        stats_ = stats;
+        wanted = wanted_ || (listeners_ > 0 && moved_ &&
                              std::chrono::steady_clock::now() - last_snapshot_ > in_seconds(least_apart));
     }
     if (!wanted) return;
     auto snapshot  = std::make_shared<const Snapshot>(engine_.snapshot());
     last_snapshot_ = std::chrono::steady_clock::now();
+    moved_         = false;
     std::scoped_lock lock(mutex_);
     snapshot_ = std::move(snapshot);
     wanted_   = false;

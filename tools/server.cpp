@@ -434,7 +434,8 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "server: %s\n", text.c_str());
         return 2;
     }
-    a.endpoints.limits.json.bytes = a.http.limits.body_bytes;
+    a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
+    a.endpoints.limits.json.values = std::size_t(1) << 20;
     if (a.engine.max_batch_tokens < a.engine.max_sequences) a.engine.max_batch_tokens = a.engine.max_sequences;
     return run(a);
 }
