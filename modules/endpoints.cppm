@@ -71,9 +71,10 @@ private:
     void unpin(HttpExchange& e);
     void pins(HttpExchange& e);
 
-    Service&        service_;
-    EndpointOptions options_;
-    std::int64_t    started_;
+    Service&          service_;
+    EndpointOptions   options_;
+    std::int64_t      started_;
+    const HttpServer* server_ = nullptr;
 };
 
 constexpr std::string_view quire_version = "0.1";
@@ -440,6 +441,7 @@ void Endpoints::add(HttpServer& server, const char* method, const std::string& p
 }
 
 void Endpoints::add_to(HttpServer& server) {
+    server_           = &server;
     using E           = Endpoints;
     const auto openai = [&](const char* method, const std::string& path, Method handler) {
         add(server, method, "/v1" + path, handler);
@@ -975,6 +977,8 @@ void Endpoints::metrics(HttpExchange& e) {
               d(m.refused_full.load()), {{"reason", "queue_full"}});
     t.counter("quire:requests_refused_total", "", d(m.refused_draining.load()), {{"reason", "shutting_down"}});
     t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
+    t.gauge("quire:http_connections", "Open connections.", server_->n_connections());
+    t.gauge("quire:http_threads", "Threads that answer requests.", server_->n_threads());
     e.response.type = "text/plain; version=0.0.4; charset=utf-8";
     e.response.body = t.take();
 }

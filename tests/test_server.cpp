@@ -551,6 +551,24 @@ TEST_CASE("whoever leaves is cancelled, and the blocks come back", "[server]") {
     CHECK(server.ask("/v1/completions", {{"prompt", "Hello"}})["choices"].size() == 1);
 }
 
+TEST_CASE("whoever does not read is cut off and holds up nobody", "[server]") {
+    const Server server({"--write-timeout", "0.5", "--parallel", "16"});
+    Client       deaf = server.client();
+    Json         body = long_one;
+    body["stream"]    = true;
+    body["n"]         = 8;
+    body["logprobs"]  = 20; // more than all buffers on the way hold
+    deaf.send(Client::request("/v1/completions", body.dump()));
+    for (int i = 0; i < 5; i++)
+        CHECK(server.ask(
+                  "/v1/completions",
+                  {{"prompt", "Hello"}, {"max_tokens", 5}, {"ignore_eos", true}})["usage"]["completion_tokens"] == 5);
+    server.until_idle();
+    while (server.metric("quire:http_threads") > 4) nap(); // its own has gone on
+    const std::string rest = deaf.rest();
+    CHECK(!has(rest, "[DONE]"));
+}
+
 TEST_CASE("a full queue says so", "[server]") {
     const Server        server({"--parallel", "1", "--max-queue", "2"});
     std::vector<Client> clients;
