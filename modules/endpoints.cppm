@@ -141,7 +141,7 @@ private:
     SpelledLogprob               spell(const TokenLogprob& logprob) const;
     std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
     std::vector<SpelledPosition> spell_prompt(const News& news, std::size_t prompt) const;
-    std::optional<ApiFault>      fault_of(const News& news) const;
+    std::optional<ApiFault>      fault_of(const News& news);
 
     Service&                        service_;
     GenerationRequest               parsed_;
@@ -154,7 +154,7 @@ private:
     std::vector<TimePoint>          first_run_;
     Usage                           usage_;
     std::vector<News>               early_; // came before a stream began
-    bool                            more_ = true, aborted_ = false;
+    bool                            more_ = true, aborted_ = false, failed_ = false;
     std::unique_ptr<Ticket>         ticket_;
 };
 
@@ -187,8 +187,11 @@ std::vector<Request> Generation::requests() const {
     return requests;
 }
 
-std::optional<ApiFault> Generation::fault_of(const News& news) const {
-    if (news.finish == FinishReason::refused) return ApiFault{503, news.message, "", "no_room"};
+std::optional<ApiFault> Generation::fault_of(const News& news) {
+    if (news.finish == FinishReason::refused) {
+        failed_ = true;
+        return ApiFault{503, news.message, "", "no_room"};
+    }
     const Answer& a = answers_[std::size_t(news.prompt * parsed_.request.n + news.index)];
     if (news.finish == FinishReason::cancelled && !a.finished)
         return ApiFault{503, "the server is shutting down", "", "shutting_down"};
@@ -374,12 +377,12 @@ void Generation::count(HttpFields& notes) {
     ServiceMetrics& m     = service_.metrics;
     int             most  = 0;
     double          first = 0, rate_tokens = 0, rate_seconds = 0;
-    std::string     reason = aborted_ ? "abort" : "";
+    std::string     reason = failed_ ? "error" : aborted_ ? "abort" : "";
     const TimePoint start  = ticket_->submitted();
     for (std::size_t i = 0; i < answers_.size(); i++) {
         const Answer&     a = answers_[i];
         const std::size_t p = i / std::size_t(parsed_.request.n);
-        (a.reason == "stop" ? m.stopped : a.reason == "length" ? m.cut : m.aborted)++;
+        (a.reason == "stop" ? m.stopped : a.reason == "length" ? m.cut : failed_ ? m.failed : m.aborted)++;
         if (reason.empty()) reason = a.reason;
         most = std::max(most, a.text.n_tokens());
         m.generation_tokens.observe(a.text.n_tokens());
@@ -714,7 +717,7 @@ void Endpoints::models(HttpExchange& e) {
 }
 
 void Endpoints::model(HttpExchange& e) {
-    const std::string id = e.request.path.substr(e.request.path.rfind('/') + 1);
+    const std::string id = e.request.path.substr(std::string_view("/v1/models/").size());
     answer_json(e, Json{{"id", id},
                         {"object", "model"},
                         {"created", started_},

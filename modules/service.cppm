@@ -91,7 +91,7 @@ struct ServiceMetrics {
     Histogram n{{1, 2, 5, 10, 20}}, step_tokens{{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}};
     std::atomic<std::uint64_t> prompt = 0, cached = 0, generated = 0;
     std::atomic<std::uint64_t> stopped = 0, cut = 0, aborted = 0, failed = 0; // answers, by reason
-    std::atomic<std::uint64_t> refused_full = 0, refused_draining = 0, refused_invalid = 0, cut_off = 0;
+    std::atomic<std::uint64_t> refused_full = 0, refused_draining = 0, refused_invalid = 0;
     explicit ServiceMetrics(int context)
         : prompt_tokens(size_buckets(context)), generation_tokens(size_buckets(context)),
           max_generation_tokens(size_buckets(context)), max_tokens(size_buckets(context)),

@@ -163,17 +163,42 @@ Result<void> pin_prefixes(const Arguments& a, Service& service) {
     return {};
 }
 
-// Until the first signal; then no new requests, and until all that runs is over, the time is up, or another signal comes.
-int serve(const Arguments& a, const sigset_t& signals, Service& service, HttpServer& http) {
-    int which = 0;
-    sigwait(&signals, &which);
+// Signals come to one thread that waits for nothing else. Before the server serves, and from the second on, they end it.
+class Signals {
+public:
+    Signals() {
+        sigset_t set;
+        sigemptyset(&set);
+        sigaddset(&set, SIGTERM);
+        sigaddset(&set, SIGINT);
+        pthread_sigmask(SIG_BLOCK, &set, nullptr); // in all threads to come
+        std::thread([set] {
+            for (int n = 0;; n++) {
+                int which = 0;
+                sigwait(&set, &which);
+                if (!serving_) _exit(128 + which);
+                if (n > 0) _exit(1);
+                came_ = true;
+                came_.notify_all();
+            }
+        }).detach();
+    }
+    static void serving() { serving_ = true; }
+    static void wait() { came_.wait(false); }
+
+private:
+    static inline std::atomic<bool> serving_ = false, came_ = false;
+};
+
+// Until the first signal; then no new requests, and until all that runs is over, or the time is up.
+int serve(const Arguments& a, Service& service, HttpServer& http) {
+    Signals::wait();
     std::fprintf(stderr, "server: shutting down; %d requests are still running\n", service.in_flight());
     service.drain();
     Stopwatch watch;
     bool      cancelled = false;
     while (service.in_flight() > 0 || http.n_answering() > 0) {
-        constexpr timespec moment{0, 20'000'000};
-        if (sigtimedwait(&signals, nullptr, &moment) > 0) _exit(1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
         if (watch.seconds() > a.drain_seconds && !cancelled) {
             std::fprintf(stderr, "server: %d requests did not end in time\n", service.in_flight());
             service.cancel_all();
@@ -185,12 +210,7 @@ int serve(const Arguments& a, const sigset_t& signals, Service& service, HttpSer
 }
 
 int run(Arguments& a) {
-    // Before any thread is there: only sigwait() sees them.
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    const Signals signals; // before any other thread is there
     raise_descriptors(a.http.limits.connections);
 
     if (a.model.empty()) {
@@ -263,8 +283,9 @@ int run(Arguments& a) {
                          a.host.c_str());
     }
     (*http)->start();
+    Signals::serving();
     std::fprintf(stderr, "server: %s\nserver: listening on %s\n", description.c_str(), where.c_str());
-    const int code = serve(a, signals, service, **http);
+    const int code = serve(a, service, **http);
     (*http)->stop();
     return code;
 }
