@@ -71,10 +71,13 @@ private:
     void unpin(HttpExchange& e);
     void pins(HttpExchange& e);
 
+    Parsed<void> check_size(std::size_t bytes, const std::string& param) const;
+
     Service&          service_;
     EndpointOptions   options_;
     std::int64_t      started_;
-    const HttpServer* server_ = nullptr;
+    const HttpServer* server_        = nullptr;
+    std::size_t       longest_token_ = 1; // bytes
 };
 
 constexpr std::string_view quire_version = "0.1";
@@ -433,6 +436,8 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
     options_.limits.models     = options_.aliases;
     options_.limits.vocab_size = service.config().vocab_size;
     options_.limits.context    = service.engine_options().context;
+    for (Token id = 0; id < service.tokenizer().vocab_size(); id++)
+        longest_token_ = std::max(longest_token_, service.tokenizer().bytes(id, true).size());
 }
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open) {
@@ -547,6 +552,16 @@ std::vector<Token> Endpoints::encode_inside(std::string_view text) const {
     return all;
 }
 
+// A text that cannot fit, however it is split, is not worth the time to split it.
+Parsed<void> Endpoints::check_size(std::size_t bytes, const std::string& param) const {
+    const auto context = std::size_t(options_.limits.context);
+    if (bytes / longest_token_ <= context) return {};
+    return std::unexpected(ApiFault{
+        400,
+        cat(param, " has ", bytes, " bytes, more than ", bytes / longest_token_, " tokens; the context has ", context),
+        param, "context_length_exceeded"});
+}
+
 // A template may have written BOS itself; it must be there once.
 std::vector<Token> Endpoints::encode_rendered(const std::string& text, bool add_special) const {
     const Tokenizer&   t   = service_.tokenizer();
@@ -615,10 +630,14 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     if (chat) {
         Parsed<std::string> text = render(r.conversation);
         if (!text) return refuse(e, text.error());
+        if (auto ok = check_size(r.truncate_prompt == 0 ? text->size() : 0, param); !ok) return refuse(e, ok.error());
         prompts.push_back(encode_rendered(*text, r.add_special_tokens));
         texts.emplace_back();
     }
     for (const Prompt& prompt : r.prompts) {
+        for (const PromptPart& part : prompt)
+            if (const auto* text = std::get_if<std::string>(&part); text && r.truncate_prompt == 0)
+                if (auto ok = check_size(text->size(), param); !ok) return refuse(e, ok.error());
         Parsed<std::vector<Token>> ids = encode(prompt, r.add_special_tokens, param);
         if (!ids) return refuse(e, ids.error());
         const bool plain = prompt.size() == 1 && std::holds_alternative<std::string>(prompt[0]);

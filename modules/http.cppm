@@ -810,10 +810,12 @@ void HttpServer::Impl::say_continue(Connection& c) {
 }
 
 void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
+    const std::string id   = random_id();
     const std::string body = refusal(why.status, why.message);
-    const std::string text = cat("HTTP/1.1 ", why.status, ' ', reason_of(why.status),
-                                 "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(),
-                                 why.status == 503 ? "\r\nRetry-After: 1" : "", "\r\nConnection: close\r\n\r\n", body);
+    const std::string text =
+        cat("HTTP/1.1 ", why.status, ' ', reason_of(why.status),
+            "\r\nContent-Type: application/json\r\nX-Request-Id: ", id, "\r\nContent-Length: ", body.size(),
+            why.status == 503 ? "\r\nRetry-After: 1" : "", "\r\nConnection: close\r\n\r\n", body);
     (void)c->transmit(text.data(), text.size());
     shutdown(c->fd, SHUT_WR);
     c->phase = Phase::draining;
@@ -824,6 +826,7 @@ void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
     watch(*c, EPOLLIN | EPOLLRDHUP);
     if (!options.log) return;
     HttpExchange exchange;
+    exchange.request.id      = id;
     exchange.request.method  = c->head.method;
     exchange.request.remote  = c->remote;
     exchange.response.status = why.status;

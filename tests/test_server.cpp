@@ -469,6 +469,9 @@ TEST_CASE("faults have OpenAI's shape", "[server]") {
     fault(s.post("/v1/completions", {{"prompt", large}}), 400, "prompt");
     fault(s.post("/v1/completions", {{"prompt", large}, {"stream", true}}), 400, "prompt");
     fault(s.post("/v1/chat/completions", {{"messages", user(large)}}), 400, "messages");
+    fault(s.post("/v1/completions", {{"prompt", std::string(8 << 20, 'a')}}), 400, "prompt");
+    fault(s.post("/v1/chat/completions", {{"messages", user(std::string(8 << 20, 'a'))}}), 400, "messages");
+    fault(s.client().post("/v1/completions", std::string(17 << 20, ' ')), 413, nullptr);
     CHECK(s.ask("/v1/completions", {{"prompt", large}, {"truncate_prompt_tokens", 10}})["usage"]["prompt_tokens"] ==
           10);
     fault(s.post("/v1/completions", {{"prompt", "a"}, {"response_format", {{"type", "json_object"}}}}), 400,
