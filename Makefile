@@ -42,7 +42,7 @@ dist: all
 	@cp $(notdir $(basename $(wildcard tools/*.cpp))) dist/
 	@cp models/*.gguf dist/models/
 	@[ -e $(build)/quire_tests ] && cp $(build)/quire_tests dist/ || true
-	@ldd dist/chat dist/block-viz | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u | \
+	@ldd dist/chat dist/block-viz dist/server | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u | \
 	    grep -v -E '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libgcc_s)\.so' | xargs -I{} cp -L {} dist/lib/
 	@du -sh dist
 

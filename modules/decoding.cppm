@@ -22,6 +22,8 @@ public:
     void deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out);
     // Ends a request in whatever state it is; its events say `reason`. Nothing happens when it is not there (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
+    // Ends one of several answers that are given as they come; the others go on. The last one takes its request along.
+    void cancel_answer(RequestId id, int index, std::vector<Output>& out);
 
 private:
     // A token for an answer, with what is said about it.
@@ -34,6 +36,9 @@ private:
     std::span<const TokenLogprob> answer(const Scheduled& item, int i) const; // the device's for that row, or nothing
     Choice                        choose(SequenceGroup& group, const Scheduled& item, int stream, int draw);
     void                          prompt_rows(const Scheduled& item);
+    void                          add_hidden(const Scheduled& item);
+    void                          give_embedding(SequenceGroup& group, std::vector<Output>& out);
+    std::span<const Token>        banned(const SequenceGroup& group, const Sequence& sequence);
     void                          begin(const Scheduled& item, std::vector<Output>& out);
     void                          sample(std::span<const Scheduled> items, std::vector<Output>& out);
     void                          search(std::span<const Scheduled> items, std::vector<Output>& out);
@@ -55,6 +60,8 @@ private:
     std::vector<Sequence*>     parents_, survivors_;
     std::vector<int>           children_;
     std::vector<Choice>        choices_;
+    std::vector<Token>         banned_;
+    std::vector<Token>         ends_; // every end token of the vocabulary
 };
 
 // What answers are ranked by. Of beams: the summed log-probability over a power of their length, as in `transformers`;
@@ -88,7 +95,10 @@ PositionLogprobs logprobs_of(TokenLogprob chosen, std::span<const TokenLogprob> 
 }
 
 Decoder::Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size)
-    : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {}
+    : scheduler_(scheduler), tokenizer_(tokenizer), sampler_(vocab_size), vocab_(std::size_t(vocab_size)) {
+    for (Token id = 0; id < std::min(vocab_size, tokenizer.vocab_size()); id++)
+        if (tokenizer.is_end(id)) ends_.push_back(id);
+}
 
 std::span<const float> Decoder::row(const Scheduled& item, int i) {
     if (logits_.empty()) logits_ = step_->rows();
@@ -137,7 +147,9 @@ void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits
                 task.logprobs = true;
                 add(task);
             }
-        if (!item.samples || r.pin || (!group.prompt_done && r.return_logits) || takes_best(r)) continue;
+        if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits) || !p.allowed_tokens.empty()) continue;
+        const std::span<const Token> never = banned(group, sequence);
+        if (takes_best(r) && never.empty()) continue;
         RowTask task  = task_of(item.first_logit_row + item.n_logit_rows - 1);
         task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
         task.logprobs = p.logprobs >= 0 || withheld(r);
@@ -148,7 +160,7 @@ void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits
             task.top_k       = p.top_k;
             task.top_p       = p.top_p;
             task.min_p       = p.min_p;
-            sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), plan.edits);
+            sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), never, plan.edits);
             for (int i = 0; i < task.n_draws; i++)
                 plan.draws.push_back(
                     random_at(p.seed + std::uint64_t(first ? i : sequence.index), sequence.tokens.size()));
@@ -171,6 +183,7 @@ Output Decoder::event_of(const SequenceGroup& group, int index) {
     event.prompt_tokens = group.n_prompt();
     event.cached_tokens = group.n_cached;
     event.n_preempted   = group.n_preempted;
+    event.first_run     = group.first_run;
     return event;
 }
 
@@ -183,9 +196,10 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepLogits& logits
         for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;
         const std::span<const Scheduled> own = items.subspan(i, n);
         if (!group.prompt_done && group.request.prompt_logprobs >= 0) prompt_rows(own[0]);
+        if (!group.prompt_done && group.request.embed) add_hidden(own[0]);
         if (!own[0].samples) continue;
         if (!group.prompt_done) begin(own[0], out);
-        if (group.request.pin) continue;
+        if (!group.request.generates()) continue;
         if (group.request.beam_width > 0) search(own, out);
         else sample(own, out);
     }
@@ -210,6 +224,33 @@ void Decoder::prompt_rows(const Scheduled& item) {
     }
 }
 
+// Rows of a prompt that was preempted come again; each is added once.
+void Decoder::add_hidden(const Scheduled& item) {
+    Output& sum = partial_of(item.group->id);
+    for (int i = 0; i < item.n_logit_rows; i++) {
+        if (item.first + i != sum.prompt_tokens) continue;
+        const std::span<const float> state = step_->hidden(item.first_logit_row + i);
+        sum.embedding.resize(state.size());
+        for (std::size_t j = 0; j < state.size(); j++) sum.embedding[j] += state[j];
+        sum.prompt_tokens++;
+    }
+}
+
+// The mean has the direction of the sum, and only that counts.
+void Decoder::give_embedding(SequenceGroup& group, std::vector<Output>& out) {
+    Output& event   = out.emplace_back(event_of(group, 0));
+    event.embedding = std::move(partial_of(group.id).embedding);
+    std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
+    double squares = 0;
+    for (float v : event.embedding) squares += double(v) * double(v);
+    const double length = std::sqrt(squares);
+    if (length > 0)
+        for (float& v : event.embedding) v = float(double(v) / length);
+    event.finish = FinishReason::stop;
+    event.done   = true;
+    scheduler_.free(group, *group.sequences[0], FinishReason::stop);
+}
+
 // The prompt is through: what was asked for about it goes out with the first token.
 void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
     SequenceGroup& group = *item.group;
@@ -218,6 +259,7 @@ void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
         const std::span<const float> last = row(item, item.n_logit_rows - 1);
         partial_of(group.id).prompt_logits.assign(last.begin(), last.end());
     }
+    if (group.request.embed) give_embedding(group, out);
     if (!group.request.pin) return;
     scheduler_.pin(group);
     Output& event = out.emplace_back(event_of(group, 0));
@@ -253,12 +295,22 @@ void Decoder::give(SequenceGroup& group, Sequence& s, Choice choice, std::vector
     else if (group.sequences.empty()) give_best(group, out);
 }
 
+// What cannot come yet: the ends of an answer that has fewer than min_tokens.
+std::span<const Token> Decoder::banned(const SequenceGroup& group, const Sequence& sequence) {
+    const Request& r = group.request;
+    if (group.n_generated(sequence) >= r.min_tokens) return {};
+    banned_ = ends_;
+    banned_.insert(banned_.end(), r.stop_tokens.begin(), r.stop_tokens.end());
+    return banned_;
+}
+
 // The next token of one answer: by the device's choice, its draw, or from the row.
 Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int stream, int draw) {
-    const Request& r    = group.request;
-    const int      last = item.n_logit_rows - 1;
-    Choice         choice;
-    if (!step_->best.empty() && takes_best(r)) {
+    const Request&               r    = group.request;
+    const int                    last = item.n_logit_rows - 1;
+    Choice                       choice;
+    const std::span<const Token> never = banned(group, *item.sequence);
+    if (!step_->best.empty() && takes_best(r) && never.empty()) {
         choice.token = step_->best[std::size_t(item.first_logit_row + last)];
     } else if (const auto told = answer(item, last); !told.empty()) {
         const int n_draws = tasks_[std::size_t(item.first_logit_row + last)].n_draws;
@@ -270,7 +322,7 @@ Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int
     } else {
         const std::span<const float> logits = row(item, last);
         const Sequence&              s      = *item.sequence;
-        choice.token = sampler_.sample(logits, r.sampling, s.tokens, group.n_generated(s), stream);
+        choice.token = sampler_.sample(logits, r.sampling, s.tokens, group.n_generated(s), stream, never);
         if (withheld(r)) choice.logprob = sampler_.logprob(logits, choice.token);
         if (r.sampling.logprobs >= 0) choice.logprobs = sampler_.logprobs(logits, choice.token, r.sampling.logprobs);
     }
@@ -411,6 +463,22 @@ void Decoder::give_best(SequenceGroup& group, std::vector<Output>& out) {
         event.prompt_logits   = std::move(partial.prompt_logits);
         std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
     }
+}
+
+void Decoder::cancel_answer(RequestId id, int index, std::vector<Output>& out) {
+    SequenceGroup* group = scheduler_.find(id);
+    if (!group) return;
+    if (group->sequences.size() < 2 || withheld(group->request)) {
+        // Answers to come, or the only one left; one that has ended already takes nobody along.
+        if (withheld(group->request) || !group->prompt_done || group->sequences[0]->index == index)
+            finish(id, FinishReason::cancelled, "", out);
+        return;
+    }
+    const auto at = std::ranges::find_if(group->sequences, [&](const auto& s) { return s->index == index; });
+    if (at == group->sequences.end()) return;
+    Output& event = out.emplace_back(event_of(*group, index));
+    event.finish  = FinishReason::cancelled;
+    scheduler_.free(*group, **at, FinishReason::cancelled);
 }
 
 void Decoder::finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out) {

@@ -4,6 +4,7 @@ export module quire.engine;
 
 import quire.backend;
 import quire.base;
+import quire.block_manager;
 import quire.config;
 import quire.cpu;
 import quire.cuda;
@@ -52,6 +53,11 @@ struct EngineStats {
     SchedulerStats memory; // forks, copies, swaps, sharing
     RecoveryCosts  costs;  // as measured
     double         move_seconds = 0, compute_seconds = 0;
+    std::uint64_t  swapped_out = 0, swapped_in = 0; // blocks
+    // As they are after the last step.
+    int running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
+    int blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
+    int step_tokens = 0; // of the last step
 };
 
 // A decoding method of the caller's own, in place of sampling and beams: it sees what ran and the logits of the rows that
@@ -76,12 +82,15 @@ public:
     EngineOptions      options() const;       // with the defaults filled in
     std::string        chat_template() const; // tokenizer.chat_template, or ""
     std::string        describe() const;      // one line: device, instruction set, threads, blocks
+    std::size_t        block_bytes() const;   // of one KV block
     EngineStats        stats() const;
 
     // Any thread. The request is checked at once: the id, or why it can never run.
     Result<RequestId> submit(Request request);
     // Any thread. The request ends with reason `cancelled`, unless it has ended already.
     void cancel(RequestId id);
+    // As cancel(), of one of its answers.
+    void cancel(RequestId id, int index);
 
     // The owner's thread only. One iteration; false when nothing is left to do. New events are appended to `out`.
     bool step(std::vector<Output>& out);
@@ -128,7 +137,7 @@ struct Engine::Impl {
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
     std::vector<std::pair<RequestId, Request>> submitted;
-    std::vector<RequestId>                     cancelled;
+    std::vector<std::pair<RequestId, int>>     cancelled; // with the answer; -1: all of them
     RequestId                                  next_id = 1;
 
     Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
@@ -140,6 +149,7 @@ struct Engine::Impl {
     void take_inbox(std::vector<Output>& out);
     void measure_moves();
     void count(std::span<const Scheduled> scheduled, double seconds);
+    void look();
 };
 
 // A measured rate that follows slow changes and forgives a single slow step.
@@ -291,6 +301,14 @@ Result<RequestId> Engine::submit(Request request) {
         if (request.prompt[i] < 0 || request.prompt[i] >= vocab)
             return fail("token ", request.prompt[i], " at position ", i, " of the prompt is outside the vocabulary of ",
                         vocab);
+    const auto known = [&](Token token) { return token >= 0 && token < vocab; };
+    for (Token token : request.sampling.allowed_tokens)
+        if (!known(token)) return fail("token ", token, " of allowed_token_ids is outside the vocabulary of ", vocab);
+    for (Token token : request.stop_tokens)
+        if (!known(token)) return fail("token ", token, " of stop_token_ids is outside the vocabulary of ", vocab);
+    for (const std::vector<Token>& word : request.sampling.bad_words)
+        if (word.empty() || !std::ranges::all_of(word, known))
+            return fail("bad_words has an empty word, or a token outside the vocabulary of ", vocab);
     for (auto [token, bias] : request.sampling.logit_bias)
         if (token < 0 || token >= vocab)
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
@@ -303,7 +321,9 @@ Result<RequestId> Engine::submit(Request request) {
         return fail("beam_width is ", request.beam_width, ", less than the ", request.n, " answers wanted");
     if (request.beam_width > 0 && request.best_of > 0) return fail("best_of and beam search exclude each other");
     if (!std::isfinite(request.length_penalty)) return fail("length_penalty is not a finite number");
-    if (request.pin && request.width() > 1) return fail("a prefix to pin has one sequence");
+    if (!request.generates() && request.width() > 1) return fail("a prompt to pin or to embed has one sequence");
+    if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
+        return fail("min_tokens is ", request.min_tokens, ", not in 0 .. max_tokens, which is ", request.max_tokens);
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
     std::scoped_lock lock(impl_->mutex);
@@ -311,16 +331,22 @@ Result<RequestId> Engine::submit(Request request) {
     return impl_->next_id++;
 }
 
-void Engine::cancel(RequestId id) {
+void Engine::cancel(RequestId id) { cancel(id, -1); }
+
+void Engine::cancel(RequestId id, int index) {
     std::scoped_lock lock(impl_->mutex);
-    impl_->cancelled.push_back(id);
+    impl_->cancelled.emplace_back(id, index);
 }
+
+std::size_t Engine::block_bytes() const { return impl_->cache.bytes() / std::size_t(impl_->options.kv_blocks); }
 
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
     for (auto& [id, request] : submitted) scheduler.add(id, std::move(request));
     submitted.clear();
-    for (RequestId id : cancelled) decoder.finish(id, FinishReason::cancelled, "", out);
+    for (auto [id, index] : cancelled)
+        if (index < 0) decoder.finish(id, FinishReason::cancelled, "", out);
+        else decoder.cancel_answer(id, index, out);
     cancelled.clear();
 }
 
@@ -360,6 +386,18 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     }
 }
 
+void Engine::Impl::look() {
+    const BlockManager& b = scheduler.blocks();
+    stats.running         = scheduler.n_running();
+    stats.waiting         = scheduler.n_waiting();
+    stats.swapped         = stats.waiting > 0 ? scheduler.n_swapped() : 0;
+    stats.blocks_used     = b.n_used();
+    stats.blocks_cached   = b.n_cached_free();
+    stats.blocks_pinned   = b.n_pinned();
+    stats.swap_used       = b.n_swap() - b.n_swap_free();
+    stats.step_tokens     = plan.n_tokens();
+}
+
 bool Engine::step(std::vector<Output>& out) {
     Impl& e = *impl_;
     e.take_inbox(out);
@@ -369,10 +407,15 @@ bool Engine::step(std::vector<Output>& out) {
         e.cache.move_blocks(*e.backend, e.plan);
         const double seconds = watch.seconds();
         e.stats.move_seconds += seconds;
+        e.stats.swapped_out += e.plan.swap_out.size();
+        e.stats.swapped_in += e.plan.swap_in.size();
         if (const std::size_t n = e.plan.swap_out.size() + e.plan.swap_in.size(); n >= 4 && e.plan.copies.empty())
             follow(e.stats.costs.seconds_per_block, seconds / double(n));
     }
     if (!scheduled.empty()) {
+        for (const Scheduled& item : scheduled)
+            if (item.group->first_run == std::chrono::steady_clock::time_point{})
+                item.group->first_run = std::chrono::steady_clock::now();
         if (!e.decoding) e.decoder.ask(scheduled, e.backend->sampling_limits(), e.plan);
         Stopwatch        watch;
         const StepLogits logits = e.model.forward(e.plan, e.cache);
@@ -384,6 +427,7 @@ bool Engine::step(std::vector<Output>& out) {
         e.scheduler.commit(); // moves alone
     }
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
+    e.look();
     return !scheduled.empty() || !e.scheduler.idle();
 }
 

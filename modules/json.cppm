@@ -5,6 +5,7 @@ module;
 #include <algorithm>
 #include <cstddef>
 #include <expected>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -23,6 +24,8 @@ struct JsonLimits {
     int         depth = 64; // of arrays and objects in one another
     // Of one object. An ordered_json looks for every new key among those before it, so time grows with the square.
     int members = 4096;
+    // Values in all: each takes some twenty times the room of its text.
+    std::size_t values = std::numeric_limits<std::size_t>::max();
 };
 
 // Error: where the text stops being JSON, or which limit it breaks.
@@ -38,7 +41,8 @@ module :private;
 namespace quire {
 
 struct Extent {
-    int depth = 0, members = 0;
+    int         depth = 0, members = 0;
+    std::size_t values = 1;
 };
 
 // The deepest nesting of brackets and the longest object, seen without parsing: colons outside strings, counted per
@@ -55,7 +59,10 @@ Extent extent(std::string_view text, int max_depth) {
             else if (c == '"') in_string = false;
         } else if (c == '"') {
             in_string = true;
+        } else if (c == ',') {
+            widest.values++;
         } else if (c == '[' || c == '{') {
+            widest.values++;
             widest.depth = std::max(widest.depth, ++depth);
             if (depth > 0 && depth <= max_depth) members[std::size_t(depth)] = 0;
         } else if (c == ']' || c == '}') {
@@ -77,6 +84,9 @@ Result<Json> json_parse(std::string_view text, const JsonLimits& limits) {
     if (found.members > limits.members)
         return fail_with(ErrorKind::limit, "an object of the JSON text has ", found.members, " members; ",
                          limits.members, " are allowed");
+    if (found.values > limits.values)
+        return fail_with(ErrorKind::limit, "the JSON text has ", found.values, " values; ", limits.values,
+                         " are allowed");
     try {
         return Json::parse(text);
     } catch (const nlohmann::json::exception& e) {

@@ -6,6 +6,7 @@ import quire.backend;
 import quire.base;
 import quire.config;
 import quire.kv_cache;
+import quire.quants;
 import quire.request;
 import quire.std;
 import quire.tensor;
@@ -37,6 +38,9 @@ private:
     Tensor      hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, last_, logits_;
     Tensor      ran_; // the logits of the step at hand
     std::size_t n_wanted_ = 0;
+    // The last norm, for the host; and one hidden state behind it.
+    std::vector<float>     output_norm_, output_norm_bias_, hidden_row_;
+    std::span<const float> hidden_state(int row);
 };
 
 // The frequencies of a config's rotary embedding, scaled as it says (linear; YaRN: Peng et al. 2023, section 3), and
@@ -114,6 +118,14 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
         if (progress) progress(double(i + 1) / double(m.layers.size()));
     }
 
+    const auto on_host = [](const TensorView& w, std::vector<float>& out) {
+        if (!w) return;
+        out.resize(std::size_t(w.rows * w.cols));
+        dequantize(w.type, w.data, out.data(), w.rows * w.cols);
+    };
+    on_host(tensors.output_norm, model.output_norm_);
+    on_host(tensors.output_norm_bias, model.output_norm_bias_);
+
     std::span<const float> divisors;
     if (tensors.rope_freqs)
         divisors = {static_cast<const float*>(tensors.rope_freqs.data), std::size_t(tensors.rope_freqs.cols)};
@@ -157,6 +169,24 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     return model;
 }
 
+// The residual of one selected row, normed here: no device keeps that of all rows in a form the host can read.
+std::span<const float> Model::hidden_state(int row) {
+    check(row >= 0 && std::size_t(row) < n_wanted_, "a hidden state of a row that did not run");
+    const std::int64_t           n = selected_.cols;
+    const Tensor                 one{static_cast<float*>(selected_.data) + row * n, 1, n, DType::F32};
+    const std::span<const float> x    = backend_->to_host(one);
+    const bool                   bias = !output_norm_bias_.empty();
+    double                       mean = 0, squares = 0;
+    for (float v : x) mean += double(v);
+    mean = bias ? mean / double(n) : 0;
+    for (float v : x) squares += (double(v) - mean) * (double(v) - mean);
+    const double scale = 1 / std::sqrt(squares / double(n) + double(config_.norm_eps));
+    hidden_row_.resize(x.size());
+    for (std::size_t i = 0; i < x.size(); i++)
+        hidden_row_[i] = float((double(x[i]) - mean) * scale) * output_norm_[i] + (bias ? output_norm_bias_[i] : 0.0f);
+    return hidden_row_;
+}
+
 StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
     Backend&           b     = *backend_;
     const ModelConfig& c     = config_;
@@ -176,7 +206,8 @@ StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
         if (!plan.tasks.empty()) b.sample(logits);
         const StepResults results = b.results();
         return StepLogits{results.best.first(std::min(n, results.best.size())), results.answers,
-                          [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); }};
+                          [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); },
+                          [this](int row) { return hidden_state(row); }};
     };
     if (b.replay_step()) return wanted();
     Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);

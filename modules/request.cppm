@@ -20,6 +20,8 @@ struct SamplingParams {
     float frequency_penalty  = 0;  // subtracted for each time it was generated
     int   repeat_last_n      = -1; // tokens the penalties look back over; -1: all
     std::vector<std::pair<Token, float>> logit_bias;
+    std::vector<Token>                   allowed_tokens; // no other can come; empty: all can
+    std::vector<std::vector<Token>>      bad_words;      // sequences whose last token cannot follow the others
     std::uint64_t                        seed = 0;
     int logprobs                              = -1; // log-probabilities of that many best tokens per position; -1: none
 };
@@ -43,8 +45,11 @@ struct Request {
     int           priority       = 0; // lower runs first, as in vLLM
     std::string   cache_salt;         // KV is shared with requests of the same salt only
     // The prompt is a prefix to keep: computed once, never evicted until cancel(); nothing is generated.
-    bool               pin        = false;
+    bool pin = false;
+    // Nothing is generated: Output::embedding is wanted. Such a request reads no cache.
+    bool               embed      = false;
     int                max_tokens = 16; // at least 1
+    int                min_tokens = 0;  // before so many no end or stop token can come
     bool               ignore_end = false;
     std::vector<Token> stop_tokens;             // beside the model's own end tokens
     int                prompt_logprobs = -1;    // as logprobs, for every prompt token; such a request reads no cache
@@ -52,6 +57,9 @@ struct Request {
 
     // Sequences that it may have at once.
     int width() const { return beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
+    // Of the prompt the logit rows of all tokens, so that all of them have to be computed.
+    bool wants_all_rows() const { return prompt_logprobs >= 0 || embed; }
+    bool generates() const { return !pin && !embed; }
 };
 
 struct TokenLogprob {
@@ -89,15 +97,18 @@ struct Output {
     std::vector<PositionLogprobs> logprobs;        // one per token when asked for
     std::vector<PositionLogprobs> prompt_logprobs; // with the first token: prompt[1..], one each
     std::vector<float>            prompt_logits;   // with the first token when asked for: [vocab]
-    int                           prompt_tokens = 0;
-    int                           cached_tokens = 0; // prompt tokens that others had computed
-    FinishReason                  finish        = FinishReason::none;
-    bool                          done          = false; // the request is over
-    double                        logprob       = 0;     // best_of and beams: of the whole answer, summed
-    double                        score         = 0;     // what they were ranked by
-    int                           n_preempted   = 0;     // times it had to give up its blocks
-    SharingStats                  sharing;               // with `done`
-    std::string                   message;               // why it was refused
+    std::vector<float>            embedding;       // with `done`, of `embed`: [hidden], the mean of the prompt's final
+                                                   // hidden states (behind the last norm), of length 1
+    int                                   prompt_tokens = 0;
+    int                                   cached_tokens = 0; // prompt tokens that others had computed
+    FinishReason                          finish        = FinishReason::none;
+    bool                                  done          = false; // the request is over
+    double                                logprob       = 0;     // best_of and beams: of the whole answer, summed
+    double                                score         = 0;     // what they were ranked by
+    int                                   n_preempted   = 0;     // times it had to give up its blocks
+    SharingStats                          sharing;               // with `done`
+    std::string                           message;               // why it was refused
+    std::chrono::steady_clock::time_point first_run{};           // when its prompt was scheduled for the first time
 };
 
 // -- the seam between scheduling and compute ------------------------------------------------------------
@@ -164,6 +175,8 @@ struct StepLogits {
     std::span<const Token>                  best;    // of each row the lowest id among the largest; empty: nobody chose
     std::span<const TokenLogprob>           answers; // of the plan's tasks, by their first_answer
     std::function<std::span<const float>()> rows; // brings them to the host: [logit rows × vocab], until the next step
+    // The hidden state of one of these rows, behind the last norm: [hidden], until the next call.
+    std::function<std::span<const float>(int row)> hidden;
 };
 
 } // namespace quire

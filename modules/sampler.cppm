@@ -32,14 +32,16 @@ public:
 
     // The next token after `history` (prompt, then n_generated tokens of ours). `stream` tells the answers of one request
     // apart: each draws as one alone with seed + stream would. In this order: repetition penalty,
-    // presence and frequency penalty, logit bias, then greedy, or temperature, top-k, top-p, min-p and a draw.
+    // presence and frequency penalty, logit bias, what cannot come (allowed_tokens, bad_words, `banned`), then greedy, or
+    // temperature, top-k, top-p, min-p and a draw.
     // NaN counts as minus infinity; a row without a finite value yields its first best id.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
-                 int n_generated, int stream = 0);
+                 int n_generated, int stream = 0, std::span<const Token> banned = {});
 
     // What comes before the choice, as a list with each token once; appended to `edits`.
+    // (Not the allowed_tokens: all others would be in it.)
     void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
-                    std::vector<LogitEdit>& edits);
+                    std::span<const Token> banned, std::vector<LogitEdit>& edits);
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
@@ -98,14 +100,15 @@ Token argmax(std::span<const float> logits) {
 
 bool is_plain_greedy(const SamplingParams& params) {
     return params.temperature <= 0 && params.repetition_penalty == 1 && params.presence_penalty == 0 &&
-           params.frequency_penalty == 0 && params.logit_bias.empty();
+           params.frequency_penalty == 0 && params.logit_bias.empty() && params.allowed_tokens.empty() &&
+           params.bad_words.empty();
 }
 
 Sampler::Sampler(int vocab_size)
     : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(std::size_t(vocab_size)) {}
 
 void Sampler::list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
-                         std::vector<LogitEdit>& edits) {
+                         std::span<const Token> banned, std::vector<LogitEdit>& edits) {
     const std::size_t first = edits.size();
     const auto        edit  = [&](Token token) -> LogitEdit& {
         std::int32_t& at = seen_[std::size_t(token)];
@@ -123,6 +126,14 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
     if (params.presence_penalty != 0 || params.frequency_penalty != 0)
         for (Token t : recent.last(std::min(window, std::size_t(n_generated)))) edit(t).times++;
     for (auto [token, bias] : params.logit_bias) edit(token).add += bias;
+    constexpr float never = -std::numeric_limits<float>::infinity();
+    for (Token t : banned) edit(t).add = never;
+    const std::span<const Token> generated = history.last(std::size_t(n_generated));
+    for (const std::vector<Token>& word : params.bad_words) {
+        const std::span<const Token> start = std::span(word).first(word.size() - 1);
+        if (start.size() <= generated.size() && std::ranges::equal(start, generated.last(start.size())))
+            edit(word.back()).add = never;
+    }
     for (LogitEdit& e : std::span(edits).subspan(first)) {
         if (e.times > 0) e.subtract = params.frequency_penalty * float(e.times) + params.presence_penalty;
         seen_[std::size_t(e.token)] = 0;
@@ -130,16 +141,22 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
 }
 
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
-                      int n_generated, int stream) {
+                      int n_generated, int stream, std::span<const Token> banned) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
-    if (is_plain_greedy(params)) return argmax(logits);
+    if (is_plain_greedy(params) && banned.empty()) return argmax(logits);
 
     std::ranges::copy(logits, row_.begin());
     edits_.clear();
-    list_edits(params, history, n_generated, edits_);
+    list_edits(params, history, n_generated, banned, edits_);
     for (const LogitEdit& e : edits_) {
         float& logit = row_[std::size_t(e.token)];
         logit        = (logit > 0 ? logit / e.divide : logit * e.divide) - e.subtract + e.add;
+    }
+    if (!params.allowed_tokens.empty()) {
+        for (Token t : params.allowed_tokens) seen_[std::size_t(t)] = 1;
+        for (std::size_t i = 0; i < row_.size(); i++)
+            if (seen_[i] == 0) row_[i] = -std::numeric_limits<float>::infinity();
+        for (Token t : params.allowed_tokens) seen_[std::size_t(t)] = 0;
     }
     const Token best  = argmax(row_);
     const float limit = row_[std::size_t(best)];

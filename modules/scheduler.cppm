@@ -60,6 +60,7 @@ struct SequenceGroup {
     int                                    n_preempted = 0, n_displaced = 0;
     bool                                   prompt_done = false; // its last row was there, all sequences exist
     SharingStats                           sharing;
+    std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
 
     int n_prompt() const { return int(request.prompt.size()); }
     int n_generated(const Sequence& s) const { return int(s.tokens.size() - request.prompt.size()); }
@@ -93,10 +94,11 @@ struct Ended {
 
 struct SchedulerStats {
     std::uint64_t preemptions = 0, swaps_out = 0, swaps_in = 0, recomputations = 0, displacements = 0;
-    std::uint64_t swapped_blocks = 0; // moved either way
-    std::uint64_t copied_blocks  = 0; // copy-on-write
-    std::uint64_t forks          = 0;
-    SharingStats  sharing; // of all requests together, each step
+    std::uint64_t swapped_blocks    = 0; // moved either way
+    std::uint64_t copied_blocks     = 0; // copy-on-write
+    std::uint64_t forks             = 0;
+    std::uint64_t recomputed_tokens = 0; // their KV was given up, to be computed again where the cache lost it
+    SharingStats  sharing;               // of all requests together, each step
 };
 
 class Scheduler {
@@ -131,12 +133,15 @@ public:
     // The prompt's blocks stay: of a request that was made to pin them. Until remove().
     void pin(SequenceGroup& group);
 
+    // Null when it is not there (any more).
+    SequenceGroup*     find(RequestId id) const;
     std::vector<Ended> take_ended();
     void               set_costs(const RecoveryCosts& costs) { costs_ = costs; }
 
     bool                  idle() const { return running_.empty() && queue_.empty(); }
     int                   n_running() const { return int(running_.size()); }
     int                   n_waiting() const { return int(queue_.size()); } // those that lost their blocks included
+    int                   n_swapped() const;                               // of these
     const SchedulerStats& stats() const { return stats_; }
     const BlockManager&   blocks() const { return blocks_; }
     // Blocks, sequences and the events since the last call, for someone to look at.
@@ -211,8 +216,8 @@ Scheduler::~Scheduler() = default;
 // The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token.
 std::string Scheduler::sum(const Request& request, int available) const {
     const auto n    = request.prompt.size();
-    const int  full = int(n) / options_.block_size, width = request.pin ? 0 : request.width();
-    return cat("the prompt has ", n, " tokens and needs ", request.pin ? blocks_.blocks_for(int(n)) : full + width,
+    const int  full = int(n) / options_.block_size, width = request.generates() ? request.width() : 0;
+    return cat("the prompt has ", n, " tokens and needs ", width == 0 ? blocks_.blocks_for(int(n)) : full + width,
                " blocks of ", options_.block_size,
                width > 1    ? cat(" with the first token of ", width, " sequences")
                : width == 1 ? std::string(" with the token to generate")
@@ -231,7 +236,7 @@ Result<void> Scheduler::check_request(const Request& request) const {
     if (width > options_.max_sequences)
         return fail_with(ErrorKind::limit, "the request needs ", width, " sequences at once; ", options_.max_sequences,
                          " can run");
-    const int blocks = request.pin ? blocks_.blocks_for(int(n)) : int(n) / options_.block_size + width;
+    const int blocks = request.generates() ? int(n) / options_.block_size + width : blocks_.blocks_for(int(n));
     if (blocks > blocks_.n_blocks()) return fail_with(ErrorKind::limit, sum(request, blocks_.n_blocks()));
     return {};
 }
@@ -290,6 +295,16 @@ void Scheduler::end(SequenceGroup& group, FinishReason reason, std::string messa
 }
 
 std::vector<Ended> Scheduler::take_ended() { return std::exchange(ended_, {}); }
+
+SequenceGroup* Scheduler::find(RequestId id) const {
+    const auto found = index_.find(id);
+    return found == index_.end() ? nullptr : found->second;
+}
+
+int Scheduler::n_swapped() const {
+    return int(std::ranges::count_if(
+        queue_, [](const auto& waiting) { return waiting.second->status == GroupStatus::swapped; }));
+}
 
 std::span<const TableId> Scheduler::tables_of(SequenceGroup& group) {
     group.tables.clear();
@@ -380,6 +395,7 @@ void Scheduler::preempt_last() {
         log(MemoryEventKind::recompute, *victim);
         for (auto& s : victim->sequences) {
             victim->n_recomputed += s->n_computed;
+            stats_.recomputed_tokens += std::uint64_t(s->n_computed);
             blocks_.close_table(std::exchange(s->table, -1));
             s->n_computed = 0;
         }
@@ -442,7 +458,7 @@ bool Scheduler::admit(SequenceGroup& group, int spare) {
         return true;
     }
     // Every row of the prompt is wanted: compute all of it.
-    const bool read_cache = group.request.prompt_logprobs < 0 || group.prompt_done;
+    const bool read_cache = !group.request.wants_all_rows() || group.prompt_done;
     // Each further sequence takes at least a block of its own: do not begin what cannot succeed.
     const int others = int(group.sequences.size()) - 1;
     if (others > 0 && blocks_.room_for(group.space, group.sequences[0]->tokens) + others + spare > blocks_.n_free())
@@ -513,7 +529,7 @@ bool Scheduler::reserve(SequenceGroup& group) {
 void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
     const std::size_t first_item = scheduled_.size();
     const int         own        = int(group.sequences.size());
-    const bool        all_rows   = group.request.prompt_logprobs >= 0 && !group.prompt_done;
+    const bool        all_rows   = group.request.wants_all_rows() && !group.prompt_done;
     bool              last       = true;
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size());

@@ -337,7 +337,7 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 t.top_k = p.top_k, t.temperature = p.temperature, t.top_p = p.top_p, t.min_p = p.min_p;
                 if (r > 0 && below(4) == 0) t.chosen = below(vocab), t.n_draws = 1;
                 std::vector<LogitEdit> own;
-                if (t.chosen < 0) sampler.list_edits(p, history, int(history.size()) / 2, own);
+                if (t.chosen < 0) sampler.list_edits(p, history, int(history.size()) / 2, {}, own);
                 for (const LogitEdit& e : own) edits.push_back({e.token, e.divide, e.subtract, e.add});
                 t.n_edits = int(own.size());
                 for (int i = 0; i < t.n_draws; i++)

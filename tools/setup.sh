@@ -49,6 +49,7 @@ look() {
     has_command ld.lld-19 || need lld-19
     has_header xxhash.h || need libxxhash-dev
     has_header httplib.h || need libcpp-httplib-dev
+    has_header openssl/ssl.h || need libssl-dev
     has_header nlohmann/json.hpp || need nlohmann-json3-dev
     has_header CLI/CLI.hpp || need libcli11-dev
     has_header utf8proc.h || need libutf8proc-dev

@@ -1,0 +1,1008 @@
+// quire.endpoints: what a request over HTTP leads to: checked, tokenised, handed to the service, and its tokens turned
+// into a response, whole or as a stream of events. Runs on the connection's thread. Owns nothing but its settings.
+export module quire.endpoints;
+
+import quire.base;
+import quire.block_view;
+import quire.chat_template;
+import quire.config;
+import quire.engine;
+import quire.http;
+import quire.json;
+import quire.metrics;
+import quire.openai;
+import quire.request;
+import quire.service;
+import quire.snapshot;
+import quire.std;
+import quire.tokenizer;
+
+export namespace quire {
+
+struct EndpointOptions {
+    ApiLimits                limits; // models, vocabulary and context are filled in
+    std::vector<std::string> aliases;
+    ChatForm                 form = ChatForm::plain;
+    std::string              model_file;        // its name, without the folder
+    std::vector<std::string> api_keys;          // any of them opens; none: everybody may
+    std::vector<std::string> cors_origins;      // "*": all; none: no such headers
+    double                   ping_seconds = 15; // of silence in a stream, until a comment says that it goes on
+};
+
+class Endpoints {
+public:
+    Endpoints(Service& service, EndpointOptions options);
+
+    // Adds every route. The server must not outlive this.
+    void add_to(HttpServer& server);
+
+private:
+    using Method = void (Endpoints::*)(HttpExchange&);
+
+    void add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open = false);
+    bool may_enter(HttpExchange& e) const;
+    void allow_origin(HttpExchange& e) const;
+    void refuse(HttpExchange& e, const ApiFault& fault) const;
+    void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const;
+    void generate(HttpExchange& e, bool chat);
+    Parsed<std::string> render(const Conversation& conversation) const;
+
+    std::vector<Token>         encode(std::string_view text, bool add_special, bool parse_special = true) const;
+    std::vector<Token>         encode_inside(std::string_view text) const;
+    std::vector<Token>         encode_rendered(const std::string& text, bool add_special) const;
+    Parsed<std::vector<Token>> encode(const Prompt& prompt, bool add_special, const std::string& param) const;
+    Parsed<std::vector<Token>> encode(const TextRequest& request) const;
+
+    void completions(HttpExchange& e) { generate(e, false); }
+    void chat(HttpExchange& e) { generate(e, true); }
+    void models(HttpExchange& e);
+    void model(HttpExchange& e);
+    void embeddings(HttpExchange& e);
+    void tokenize(HttpExchange& e);
+    void detokenize(HttpExchange& e);
+    void apply_template(HttpExchange& e);
+    void health(HttpExchange& e);
+    void metrics(HttpExchange& e);
+    void props(HttpExchange& e);
+    void blocks(HttpExchange& e);
+    void block_events(HttpExchange& e);
+    void version(HttpExchange& e);
+    void pin(HttpExchange& e);
+    void unpin(HttpExchange& e);
+    void pins(HttpExchange& e);
+
+    Parsed<void> check_size(std::size_t bytes, const std::string& param) const;
+
+    Service&          service_;
+    EndpointOptions   options_;
+    std::int64_t      started_;
+    const HttpServer* server_        = nullptr;
+    std::size_t       longest_token_ = 1; // bytes
+};
+
+constexpr std::string_view quire_version = "0.1";
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+std::int64_t unix_seconds() {
+    return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
+}
+
+double seconds_between(TimePoint a, TimePoint b) { return std::chrono::duration<double>(b - a).count(); }
+
+// In time that depends on nothing but the key's length.
+bool same_key(std::string_view key, std::string_view given) {
+    volatile unsigned difference = unsigned(key.size() != given.size());
+    for (std::size_t i = 0; i < key.size(); i++)
+        difference = difference | unsigned(static_cast<unsigned char>(key[i]) ^
+                                           static_cast<unsigned char>(i < given.size() ? given[i] : '\0'));
+    return difference == 0;
+}
+
+std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
+
+void answer_json(HttpExchange& e, const Json& body) { e.response.body = json_dump(body); }
+
+// -- one request for text, while it is being answered
+
+class Generation {
+public:
+    Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::vector<Token>> prompts,
+               std::vector<std::string> prompt_texts);
+
+    // The requests for the engine. The answers of prompt p are n p .. n p + n - 1.
+    std::vector<Request> requests() const;
+    void                 begin(std::unique_ptr<Ticket> ticket) { ticket_ = std::move(ticket); }
+    Ticket&              ticket() { return *ticket_; }
+
+    // Waits for the first news, at most so long. A fault: the engine would not have it.
+    std::optional<ApiFault> first_news(double seconds);
+    // To the end; a fault if the engine gave up, or the caller did (499).
+    std::optional<ApiFault> whole(std::string& body);
+    void                    stream(const HttpWrite& write, double ping_seconds);
+    void                    count(HttpFields& notes);
+
+private:
+    struct Answer {
+        AnswerText               text;
+        bool                     begun = false, finished = false;
+        std::size_t              offset = 0; // characters so far, for text_offset
+        std::optional<TimePoint> first, last;
+        std::string              reason;
+    };
+
+    Choice                       take(News& news);
+    void                         take_prompt(const News& news, Choice& choice);
+    void                         end_early(Answer& answer, Choice& choice, const std::string& stop_string);
+    SpelledLogprob               spell(const TokenLogprob& logprob) const;
+    std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
+    std::vector<SpelledPosition> spell_prompt(const News& news, std::size_t prompt) const;
+    std::optional<ApiFault>      fault_of(const News& news);
+
+    Service&                        service_;
+    GenerationRequest               parsed_;
+    ResponseHead                    head_;
+    std::vector<std::vector<Token>> prompts_;
+    std::vector<std::string>        prompt_texts_; // to be echoed
+    TextOptions                     text_;
+    std::vector<Answer>             answers_;
+    std::vector<int>                cached_, preempted_; // of each prompt
+    std::vector<TimePoint>          first_run_;
+    Usage                           usage_;
+    std::vector<News>               early_; // came before a stream began
+    bool                            more_ = true, aborted_ = false, failed_ = false;
+    std::unique_ptr<Ticket>         ticket_;
+};
+
+Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head,
+                       std::vector<std::vector<Token>> prompts, std::vector<std::string> prompt_texts)
+    : service_(service), parsed_(std::move(parsed)), head_(std::move(head)), prompts_(std::move(prompts)),
+      prompt_texts_(std::move(prompt_texts)) {
+    text_.stop         = parsed_.stop;
+    text_.include_stop = parsed_.include_stop;
+    text_.skip_special = parsed_.skip_special_tokens;
+    text_.min_tokens   = parsed_.request.min_tokens;
+    for (std::size_t i = 0; i < prompts_.size() * std::size_t(parsed_.request.n); i++)
+        answers_.push_back({AnswerText(service.tokenizer(), text_), false, false, 0, {}, {}, {}});
+    cached_.resize(prompts_.size());
+    preempted_.resize(prompts_.size());
+    first_run_.resize(prompts_.size());
+    for (const auto& prompt : prompts_) usage_.prompt_tokens += int(prompt.size());
+}
+
+std::vector<Request> Generation::requests() const {
+    std::vector<Request> requests;
+    const int            context = service_.engine_options().context;
+    for (const std::vector<Token>& prompt : prompts_) {
+        Request r    = parsed_.request;
+        r.prompt     = prompt;
+        r.max_tokens = std::clamp(parsed_.max_tokens.value_or(context), 1, std::max(context - int(prompt.size()), 1));
+        r.min_tokens = std::min(r.min_tokens, r.max_tokens);
+        requests.push_back(std::move(r));
+    }
+    return requests;
+}
+
+std::optional<ApiFault> Generation::fault_of(const News& news) {
+    if (news.finish == FinishReason::refused) {
+        failed_ = true;
+        return ApiFault{503, news.message, "", "no_room"};
+    }
+    const Answer& a = answers_[std::size_t(news.prompt * parsed_.request.n + news.index)];
+    if (news.finish == FinishReason::cancelled && !a.finished)
+        return ApiFault{503, "the server is shutting down", "", "shutting_down"};
+    return std::nullopt;
+}
+
+std::optional<ApiFault> Generation::first_news(double seconds) {
+    more_ = ticket_->wait(seconds, early_);
+    for (const News& n : early_)
+        if (auto fault = fault_of(n)) return fault;
+    return std::nullopt;
+}
+
+SpelledLogprob Generation::spell(const TokenLogprob& l) const {
+    return {l.token, service_.tokenizer().bytes(l.token, true), l.logprob};
+}
+
+std::vector<SpelledPosition> Generation::spell(std::span<const PositionLogprobs> positions, Answer& answer) const {
+    std::vector<SpelledPosition> out;
+    for (const PositionLogprobs& p : positions) {
+        SpelledPosition& s = out.emplace_back();
+        s.chosen           = spell(p.chosen);
+        for (const TokenLogprob& t : p.top) s.top.push_back(spell(t));
+        s.offset = answer.offset;
+        answer.offset += count_characters(service_.tokenizer().bytes(p.chosen.token, !parsed_.skip_special_tokens));
+    }
+    return out;
+}
+
+// The first token of a prompt has nothing before it that could tell its probability.
+std::vector<SpelledPosition> Generation::spell_prompt(const News& news, std::size_t prompt) const {
+    std::vector<SpelledPosition> out(1);
+    const std::vector<Token>&    ids = prompts_[prompt];
+    out[0].token                     = spell(TokenLogprob{ids[0], 0});
+    const auto  shown                = [&](Token t) { return count_characters(service_.tokenizer().bytes(t, false)); };
+    std::size_t offset               = shown(ids[0]);
+    for (const PositionLogprobs& p : news.prompt_logprobs) {
+        SpelledPosition& s = out.emplace_back();
+        s.chosen           = spell(p.chosen);
+        for (const TokenLogprob& t : p.top) s.top.push_back(spell(t));
+        s.offset = offset;
+        offset += shown(p.chosen.token);
+    }
+    return out;
+}
+
+// What an answer begins with: the prompt itself, if it is to be echoed.
+void Generation::take_prompt(const News& news, Choice& choice) {
+    const auto p      = std::size_t(news.prompt);
+    Answer&    answer = answers_[p * std::size_t(parsed_.request.n) + std::size_t(news.index)];
+    answer.begun      = true;
+    if (head_.token_ids) choice.prompt_token_ids = prompts_[p];
+    if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(news, p);
+    if (!parsed_.echo) return;
+    choice.text   = prompt_texts_[p];
+    answer.offset = count_characters(choice.text);
+    if (!parsed_.logprobs) return;
+    choice.logprobs = spell_prompt(news, p);
+    // As many best ones as were asked for, of the prompt as of the answer.
+    for (SpelledPosition& s : choice.logprobs)
+        s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
+}
+
+// What is new of one answer.
+Choice Generation::take(News& news) {
+    const auto p = std::size_t(news.prompt), n = std::size_t(parsed_.request.n);
+    Answer&    answer = answers_[p * n + std::size_t(news.index)];
+    Choice     choice;
+    choice.index = int(p * n) + news.index;
+    if (answer.finished) return choice;
+    usage_.cached_tokens += news.cached_tokens - cached_[p];
+    cached_[p]    = news.cached_tokens;
+    preempted_[p] = news.n_preempted;
+    first_run_[p] = news.first_run;
+    if (!answer.begun) {
+        // Of several answers only the first one to come carries what is known of the prompt.
+        take_prompt(news, choice);
+    }
+    std::size_t used = 0;
+    if (parsed_.max_tokens != 0) {
+        while (used < news.tokens.size() && !answer.text.over()) {
+            const Token token = news.tokens[used];
+            const bool  last  = used + 1 == news.tokens.size() && news.finish == FinishReason::stop;
+            const bool  is_stop =
+                last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
+            if (is_stop) choice.stop_token = token;
+            answer.text.push(token, last);
+            used++;
+        }
+        usage_.completion_tokens += int(used);
+        if (used > 0) {
+            if (!answer.first) answer.first = news.times[0];
+            for (std::size_t i = 0; i < used; i++) {
+                if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, news.times[i]));
+                answer.last = news.times[i];
+            }
+        }
+        if (parsed_.logprobs) {
+            auto fresh = spell(std::span(news.logprobs).first(std::min(used, news.logprobs.size())), answer);
+            std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
+        }
+        if (head_.token_ids) choice.token_ids.assign(news.tokens.begin(), news.tokens.begin() + std::ptrdiff_t(used));
+    } else {
+        news.finish = FinishReason::length;
+    }
+    const bool at_stop_string = !answer.text.stop_string().empty();
+    if (at_stop_string || news.finish != FinishReason::none) {
+        answer.text.finish();
+        answer.finished    = true;
+        choice.stop_string = answer.text.stop_string();
+        if (at_stop_string) choice.stop_token = -1;
+        choice.finish_reason = at_stop_string || news.finish == FinishReason::stop ? "stop" : "length";
+        answer.reason        = choice.finish_reason;
+        if (at_stop_string && news.finish == FinishReason::none) ticket_->cancel(news.prompt, news.index);
+    }
+    choice.text += answer.text.take();
+    return choice;
+}
+
+std::optional<ApiFault> Generation::whole(std::string& body) {
+    std::vector<Choice> choices(answers_.size());
+    std::vector<News>   news = std::move(early_);
+    const auto          add = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+    while (true) {
+        for (News& n : news) {
+            if (auto fault = fault_of(n)) return aborted_ = true, fault;
+            Choice  part = take(n);
+            Choice& c    = choices[std::size_t(part.index)];
+            c.index      = part.index;
+            c.text += part.text;
+            add(c.logprobs, part.logprobs);
+            add(c.token_ids, part.token_ids);
+            add(c.prompt_token_ids, part.prompt_token_ids);
+            add(c.prompt_logprobs, part.prompt_logprobs);
+            if (part.finish_reason.empty()) continue;
+            c.finish_reason = part.finish_reason;
+            c.stop_string   = part.stop_string;
+            c.stop_token    = part.stop_token;
+        }
+        if (std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; })) break;
+        if (!more_) return aborted_ = true, ApiFault{499, "the client has gone", "", ""};
+        more_ = ticket_->wait(1, news);
+    }
+    for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
+    body = render_response(head_, choices, usage_);
+    return std::nullopt;
+}
+
+void Generation::stream(const HttpWrite& write, double ping_seconds) {
+    std::vector<News> news = std::move(early_);
+    bool              open = true;
+    while (open) {
+        std::string out;
+        for (News& n : news) {
+            if (auto fault = fault_of(n)) {
+                aborted_ = true;
+                out += event(error_body(*fault));
+                write(out + event("[DONE]"));
+                return;
+            }
+            const Answer& answer = answers_[std::size_t(n.prompt * parsed_.request.n + n.index)];
+            const bool    first  = !answer.begun;
+            if (answer.finished) continue;
+            const Choice c = take(n);
+            if (first && head_.chat) out += event(render_first_chunk(head_, c, usage_));
+            if (!c.text.empty() || !c.logprobs.empty() || !c.token_ids.empty() || !c.finish_reason.empty())
+                out += event(render_chunk(head_, c, usage_));
+        }
+        const bool over = std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; });
+        if (over && head_.include_usage) out += event(render_usage_chunk(head_, usage_));
+        if (over) out += event("[DONE]");
+        if (!out.empty()) open = write(out);
+        if (over) return;
+        if (!more_) break;
+        more_ = ticket_->wait(ping_seconds, news);
+        if (more_ && news.empty()) open = write(":\n\n");
+    }
+    aborted_ = true;
+}
+
+// What the request came to, for the metrics and the log.
+void Generation::count(HttpFields& notes) {
+    ServiceMetrics& m     = service_.metrics;
+    int             most  = 0;
+    double          first = 0, rate_tokens = 0, rate_seconds = 0;
+    std::string     reason = failed_ ? "error" : aborted_ ? "abort" : "";
+    const TimePoint start  = ticket_->submitted();
+    for (std::size_t i = 0; i < answers_.size(); i++) {
+        const Answer&     a = answers_[i];
+        const std::size_t p = i / std::size_t(parsed_.request.n);
+        (a.reason == "stop" ? m.stopped : a.reason == "length" ? m.cut : failed_ ? m.failed : m.aborted)++;
+        if (reason.empty()) reason = a.reason;
+        most = std::max(most, a.text.n_tokens());
+        m.generation_tokens.observe(a.text.n_tokens());
+        if (!a.first) continue;
+        if (i == 0) first = seconds_between(start, *a.first);
+        m.first_token.observe(seconds_between(start, *a.first));
+        m.whole.observe(seconds_between(start, *a.last));
+        m.queued.observe(std::max(seconds_between(start, first_run_[p]), 0.0));
+        m.prefill.observe(std::max(seconds_between(first_run_[p], *a.first), 0.0));
+        m.decode.observe(seconds_between(*a.first, *a.last));
+        m.inference.observe(std::max(seconds_between(first_run_[p], *a.last), 0.0));
+        if (a.text.n_tokens() > 1) {
+            m.per_token.observe(seconds_between(*a.first, *a.last) / (a.text.n_tokens() - 1));
+            rate_tokens += a.text.n_tokens() - 1;
+            rate_seconds = std::max(rate_seconds, seconds_between(*a.first, *a.last));
+        }
+    }
+    for (std::size_t p = 0; p < prompts_.size(); p++) {
+        m.prompt_tokens.observe(double(prompts_[p].size()));
+        m.computed_prompt_tokens.observe(double(int(prompts_[p].size()) - cached_[p]));
+    }
+    m.max_generation_tokens.observe(most);
+    m.n.observe(parsed_.request.n);
+    if (parsed_.max_tokens) m.max_tokens.observe(*parsed_.max_tokens);
+    m.prompt += std::uint64_t(usage_.prompt_tokens);
+    m.cached += std::uint64_t(usage_.cached_tokens);
+    m.generated += std::uint64_t(usage_.completion_tokens);
+    const auto number = [](double v) {
+        char text[32];
+        std::snprintf(text, sizeof text, "%.4g", v);
+        return std::string(text);
+    };
+    notes.emplace_back("prompt_tokens", cat(usage_.prompt_tokens));
+    notes.emplace_back("cached_tokens", cat(usage_.cached_tokens));
+    notes.emplace_back("tokens", cat(usage_.completion_tokens));
+    notes.emplace_back("ttft", number(first));
+    notes.emplace_back("rate", number(rate_seconds > 0 ? rate_tokens / rate_seconds : 0));
+    notes.emplace_back("finish", reason);
+    if (const int n = std::accumulate(preempted_.begin(), preempted_.end(), 0)) notes.emplace_back("preempted", cat(n));
+}
+
+} // namespace
+
+// -- routes
+
+Endpoints::Endpoints(Service& service, EndpointOptions options)
+    : service_(service), options_(std::move(options)), started_(unix_seconds()) {
+    options_.limits.models     = options_.aliases;
+    options_.limits.vocab_size = service.config().vocab_size;
+    options_.limits.context    = service.engine_options().context;
+    for (Token id = 0; id < service.tokenizer().vocab_size(); id++)
+        longest_token_ = std::max(longest_token_, service.tokenizer().bytes(id, true).size());
+}
+
+void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open) {
+    server.route(method, path, [this, handler, open](HttpExchange& e) {
+        allow_origin(e);
+        if (!open && !may_enter(e)) return;
+        (this->*handler)(e);
+    });
+}
+
+void Endpoints::add_to(HttpServer& server) {
+    server_           = &server;
+    using E           = Endpoints;
+    const auto openai = [&](const char* method, const std::string& path, Method handler) {
+        add(server, method, "/v1" + path, handler);
+        add(server, method, path, handler); // as llama.cpp has them, too
+    };
+    openai("POST", "/completions", &E::completions);
+    openai("POST", "/chat/completions", &E::chat);
+    openai("POST", "/embeddings", &E::embeddings);
+    openai("GET", "/models", &E::models);
+    for (const std::string& alias : options_.aliases) add(server, "GET", "/v1/models/" + alias, &E::model);
+    add(server, "GET", "/health", &E::health, true);
+    add(server, "GET", "/v1/health", &E::health, true);
+    for (const char* prefix : {"", "/v1"}) {
+        add(server, "POST", cat(prefix, "/tokenize"), &E::tokenize);
+        add(server, "POST", cat(prefix, "/detokenize"), &E::detokenize);
+    }
+    add(server, "POST", "/apply-template", &E::apply_template);
+    add(server, "GET", "/metrics", &E::metrics);
+    add(server, "GET", "/props", &E::props);
+    add(server, "GET", "/blocks", &E::blocks);
+    add(server, "GET", "/blocks/events", &E::block_events);
+    add(server, "GET", "/version", &E::version);
+    add(server, "POST", "/pin", &E::pin);
+    add(server, "POST", "/unpin", &E::unpin);
+    add(server, "GET", "/pins", &E::pins);
+    if (options_.cors_origins.empty()) return;
+    for (const char* path :
+         {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/completions",
+          "/chat/completions", "/embeddings", "/models", "/tokenize", "/detokenize", "/apply-template", "/metrics",
+          "/props", "/blocks", "/blocks/events", "/version", "/health"})
+        server.route("OPTIONS", path, [this](HttpExchange& e) {
+            allow_origin(e);
+            e.response.status = 204;
+            e.response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+            e.response.headers.emplace_back("Access-Control-Allow-Headers",
+                                            "Authorization, Content-Type, X-Request-Id");
+            e.response.headers.emplace_back("Access-Control-Max-Age", "600");
+        });
+}
+
+void Endpoints::allow_origin(HttpExchange& e) const {
+    const std::string_view origin = e.request.header("origin");
+    if (origin.empty() || options_.cors_origins.empty()) return;
+    const auto allowed = [&](const std::string& o) { return o == "*" || o == origin; };
+    if (!std::ranges::any_of(options_.cors_origins, allowed)) return;
+    e.response.headers.emplace_back("Access-Control-Allow-Origin", origin);
+    e.response.headers.emplace_back("Vary", "Origin");
+}
+
+bool Endpoints::may_enter(HttpExchange& e) const {
+    if (options_.api_keys.empty()) return true;
+    std::string_view given = e.request.header("x-api-key");
+    if (const std::string_view bearer = e.request.header("authorization");
+        bearer.size() >= 7 && (bearer.starts_with("Bearer ") || bearer.starts_with("bearer ")))
+        given = bearer.substr(7);
+    bool known = false;
+    for (const std::string& key : options_.api_keys) known |= same_key(key, given); // all of them, always
+    if (known) return true;
+    e.response.headers.emplace_back("WWW-Authenticate", "Bearer");
+    refuse(e, ApiFault{401, "a valid API key is needed: Authorization: Bearer KEY", "", "invalid_api_key"});
+    return false;
+}
+
+void Endpoints::refuse(HttpExchange& e, const ApiFault& fault) const {
+    e.response.status = fault.status;
+    e.response.body   = error_body(fault);
+    e.notes.emplace_back("error", fault.message);
+}
+
+void Endpoints::refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const {
+    ApiFault fault{400, refusal.error.message, param, ""};
+    switch (refusal.why) {
+        case Refused::invalid:
+            if (refusal.error.kind == ErrorKind::limit) fault.code = "context_length_exceeded";
+            break;
+        case Refused::full:
+            fault = {429, refusal.error.message, "", "queue_full"};
+            e.response.headers.emplace_back("Retry-After", "1");
+            break;
+        case Refused::draining: fault = {503, refusal.error.message, "", "shutting_down"}; break;
+        case Refused::broken: fault = {500, refusal.error.message, "", ""}; break;
+    }
+    refuse(e, fault);
+}
+
+// -- text and tokens
+
+std::vector<Token> Endpoints::encode(std::string_view text, bool add_special, bool parse_special) const {
+    return service_.tokenizer().encode(text, {.add_special = add_special, .parse_special = parse_special});
+}
+
+// Tokens of a text in the middle of another: behind an anchor, since some vocabularies put a space before a beginning.
+std::vector<Token> Endpoints::encode_inside(std::string_view text) const {
+    const std::string        anchor = "\n";
+    const std::vector<Token> before = encode(anchor, false);
+    std::vector<Token>       all    = encode(cat(anchor, text), false);
+    if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
+        return encode(text, false);
+    all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
+    return all;
+}
+
+// A text that cannot fit, however it is split, is not worth the time to split it.
+Parsed<void> Endpoints::check_size(std::size_t bytes, const std::string& param) const {
+    const auto context = std::size_t(options_.limits.context);
+    if (bytes / longest_token_ <= context) return {};
+    return std::unexpected(ApiFault{
+        400,
+        cat(param, " has ", bytes, " bytes, more than ", bytes / longest_token_, " tokens; the context has ", context),
+        param, "context_length_exceeded"});
+}
+
+// A template may have written BOS itself; it must be there once.
+std::vector<Token> Endpoints::encode_rendered(const std::string& text, bool add_special) const {
+    const Tokenizer&   t   = service_.tokenizer();
+    std::vector<Token> ids = encode(text, add_special);
+    if (t.adds_bos() && t.bos() >= 0 && (ids.empty() || ids[0] != t.bos())) ids.insert(ids.begin(), t.bos());
+    return ids;
+}
+
+Parsed<std::vector<Token>> Endpoints::encode(const Prompt& prompt, bool add_special, const std::string& param) const {
+    std::vector<Token> ids;
+    for (std::size_t i = 0; i < prompt.size(); i++) {
+        if (const auto* tokens = std::get_if<std::vector<Token>>(&prompt[i])) {
+            ids.insert(ids.end(), tokens->begin(), tokens->end());
+            continue;
+        }
+        const auto&              text  = std::get<std::string>(prompt[i]);
+        const std::vector<Token> piece = i == 0 ? encode(text, add_special) : encode_inside(text);
+        ids.insert(ids.end(), piece.begin(), piece.end());
+    }
+    if (ids.empty()) return std::unexpected(ApiFault{400, cat(param, " has no tokens in it"), param, ""});
+    return ids;
+}
+
+Parsed<std::string> Endpoints::render(const Conversation& conversation) const {
+    const Tokenizer& t = service_.tokenizer();
+    ChatVariables    v;
+    if (t.bos() >= 0) v.bos_token = t.piece(t.bos());
+    if (t.eos() >= 0) v.eos_token = t.piece(t.eos());
+    std::vector<ChatMessage> messages = conversation.messages;
+    std::string              begun; // of the answer
+    v.add_generation_prompt = conversation.add_generation_prompt || conversation.continue_final;
+    if (conversation.continue_final) {
+        begun = std::move(messages.back().content);
+        messages.pop_back();
+    }
+    if (!chat_form_has_system(options_.form) && messages.size() > 1 && messages[0].role == "system") {
+        // Where a form has no place for it, it stands before the first message.
+        messages[1].content = cat(messages[0].content, "\n\n", messages[1].content);
+        messages.erase(messages.begin());
+    }
+    Result<std::string> text = chat_render(options_.form, messages, v);
+    if (!text) return std::unexpected(ApiFault{400, text.error().message, "messages", ""});
+    return *text + begun;
+}
+
+Parsed<std::vector<Token>> Endpoints::encode(const TextRequest& request) const {
+    if (!request.conversation) return encode(*request.text, request.add_special, request.parse_special);
+    Parsed<std::string> text = render(*request.conversation);
+    if (!text) return std::unexpected(text.error());
+    return encode_rendered(*text, request.add_special);
+}
+
+// -- completions and chats
+
+void Endpoints::generate(HttpExchange& e, bool chat) {
+    Parsed<GenerationRequest> parsed = chat ? parse_chat_request(e.request.body, options_.limits)
+                                            : parse_completion_request(e.request.body, options_.limits);
+    e.request.body                   = {};
+    if (!parsed) return refuse(e, parsed.error());
+    GenerationRequest& r = *parsed;
+    for (const std::string& name : r.unknown) e.notes.emplace_back("unknown_field", name);
+    const std::string param = chat ? "messages" : "prompt";
+
+    std::vector<std::vector<Token>> prompts;
+    std::vector<std::string>        texts;
+    if (chat) {
+        Parsed<std::string> text = render(r.conversation);
+        if (!text) return refuse(e, text.error());
+        if (auto ok = check_size(r.truncate_prompt == 0 ? text->size() : 0, param); !ok) return refuse(e, ok.error());
+        prompts.push_back(encode_rendered(*text, r.add_special_tokens));
+        texts.emplace_back();
+    }
+    for (const Prompt& prompt : r.prompts) {
+        for (const PromptPart& part : prompt)
+            if (const auto* text = std::get_if<std::string>(&part); text && r.truncate_prompt == 0)
+                if (auto ok = check_size(text->size(), param); !ok) return refuse(e, ok.error());
+        Parsed<std::vector<Token>> ids = encode(prompt, r.add_special_tokens, param);
+        if (!ids) return refuse(e, ids.error());
+        const bool plain = prompt.size() == 1 && std::holds_alternative<std::string>(prompt[0]);
+        texts.push_back(!r.echo ? "" : plain ? std::get<std::string>(prompt[0]) : service_.tokenizer().decode(*ids));
+        prompts.push_back(std::move(*ids));
+    }
+    if (r.truncate_prompt != 0) {
+        const auto keep = std::size_t(r.truncate_prompt > 0 ? r.truncate_prompt : options_.limits.context - 1);
+        for (std::size_t i = 0; i < prompts.size(); i++)
+            if (prompts[i].size() > keep) {
+                prompts[i].erase(prompts[i].begin(), prompts[i].end() - std::ptrdiff_t(keep));
+                if (r.echo) texts[i] = service_.tokenizer().decode(prompts[i]);
+            }
+    }
+
+    Request& q = r.request;
+    if (const int most = service_.engine_options().max_sequences; q.width() > most)
+        return refuse(e, ApiFault{400, cat("the request needs ", q.width(), " sequences at once; ", most, " can run"),
+                                  q.beam_width > q.n ? "beam_width"
+                                  : q.best_of > q.n  ? "best_of"
+                                                     : "n",
+                                  ""});
+    if (!r.has_seed) q.sampling.seed = std::random_device{}() + (std::uint64_t(std::random_device{}()) << 32);
+    for (const std::string& word : r.bad_words)
+        for (const std::string& variant : {word, " " + word}) {
+            std::vector<Token> ids = encode_inside(variant);
+            if (!ids.empty()) q.sampling.bad_words.push_back(std::move(ids));
+        }
+    for (const auto& [text, bias] : r.text_bias)
+        for (Token id : encode_inside(text)) q.sampling.logit_bias.emplace_back(id, bias);
+    if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
+    q.prompt_logprobs = r.prompt_logprobs;
+    if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);
+
+    ResponseHead head;
+    head.chat             = chat;
+    head.id               = cat(chat ? "chatcmpl-" : "cmpl-", r.id.empty() ? e.request.id : r.id);
+    head.model            = options_.aliases[0];
+    head.created          = unix_seconds();
+    head.logprobs         = r.logprobs;
+    head.token_ids        = r.return_token_ids;
+    head.prompt_logprobs  = r.prompt_logprobs >= 0;
+    head.tokens_as_ids    = r.tokens_as_ids;
+    head.include_usage    = r.include_usage;
+    head.continuous_usage = r.continuous_usage;
+
+    const bool stream = r.stream;
+    auto       generation =
+        std::make_shared<Generation>(service_, std::move(r), std::move(head), std::move(prompts), std::move(texts));
+    auto ticket = service_.submit(generation->requests());
+    if (!ticket) return refuse(e, ticket.error(), param);
+    e.peer->when_gone((*ticket)->when_gone());
+    generation->begin(std::move(*ticket));
+    if (!stream) {
+        std::optional<ApiFault> fault = generation->whole(e.response.body);
+        generation->count(e.notes);
+        if (fault) refuse(e, *fault);
+        return;
+    }
+    // As long as nothing has come, a fault has a status of its own.
+    if (auto fault = generation->first_news(options_.ping_seconds)) {
+        generation->count(e.notes);
+        return refuse(e, *fault);
+    }
+    e.response.type = "text/event-stream";
+    e.response.headers.emplace_back("Cache-Control", "no-cache");
+    e.response.headers.emplace_back("X-Accel-Buffering", "no");
+    e.response.stream = [this, generation, &e](const HttpWrite& write) {
+        generation->stream(write, options_.ping_seconds);
+        generation->count(e.notes);
+    };
+}
+
+// -- the other endpoints
+
+void Endpoints::models(HttpExchange& e) {
+    const ModelConfig& c    = service_.config();
+    Json               data = Json::array();
+    for (const std::string& alias : options_.aliases)
+        data.push_back({{"id", alias},
+                        {"object", "model"},
+                        {"created", started_},
+                        {"owned_by", "quire"},
+                        {"root", options_.aliases[0]},
+                        {"parent", nullptr},
+                        {"max_model_len", options_.limits.context},
+                        {"permission", Json::array()},
+                        {"meta",
+                         {{"architecture", c.architecture_name},
+                          {"n_vocab", c.vocab_size},
+                          {"n_ctx", options_.limits.context},
+                          {"n_ctx_train", c.context_length},
+                          {"n_embd", c.hidden_size},
+                          {"n_layer", c.n_layers}}}});
+    if (e.request.path.ends_with("/models")) answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
+}
+
+void Endpoints::model(HttpExchange& e) {
+    const std::string id = e.request.path.substr(std::string_view("/v1/models/").size());
+    answer_json(e, Json{{"id", id},
+                        {"object", "model"},
+                        {"created", started_},
+                        {"owned_by", "quire"},
+                        {"root", options_.aliases[0]},
+                        {"parent", nullptr},
+                        {"max_model_len", options_.limits.context}});
+}
+
+void Endpoints::embeddings(HttpExchange& e) {
+    Parsed<EmbeddingRequest> parsed = parse_embedding_request(e.request.body, options_.limits);
+    e.request.body                  = {};
+    if (!parsed) return refuse(e, parsed.error());
+    const int hidden = service_.config().hidden_size;
+    if (parsed->dimensions && *parsed->dimensions != hidden)
+        return refuse(
+            e, ApiFault{400, cat("dimensions is ", *parsed->dimensions, "; the embeddings of this model have ", hidden),
+                        "dimensions", ""});
+    std::vector<Request> requests;
+    int                  n_tokens = 0;
+    for (const Prompt& input : parsed->inputs) {
+        Parsed<std::vector<Token>> ids = encode(input, parsed->add_special_tokens, "input");
+        if (!ids) return refuse(e, ids.error());
+        n_tokens += int(ids->size());
+        Request& q   = requests.emplace_back();
+        q.prompt     = std::move(*ids);
+        q.embed      = true;
+        q.cache_salt = parsed->cache_salt;
+    }
+    std::vector<std::vector<float>> vectors(requests.size());
+    auto                            ticket = service_.submit(std::move(requests));
+    if (!ticket) return refuse(e, ticket.error(), "input");
+    e.peer->when_gone((*ticket)->when_gone());
+    std::vector<News> news;
+    while ((*ticket)->wait(1, news))
+        for (News& n : news) {
+            if (n.finish != FinishReason::stop)
+                return refuse(e, ApiFault{503, n.message.empty() ? "the server is shutting down" : n.message, "", ""});
+            vectors[std::size_t(n.prompt)] = std::move(n.embedding);
+        }
+    if ((*ticket)->gone()) return refuse(e, ApiFault{499, "the client has gone", "", ""});
+    service_.metrics.prompt += std::uint64_t(n_tokens);
+    e.notes.emplace_back("prompt_tokens", cat(n_tokens));
+    e.response.body = render_embeddings(options_.aliases[0], vectors, parsed->base64, n_tokens);
+}
+
+void Endpoints::tokenize(HttpExchange& e) {
+    Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
+    if (!parsed) return refuse(e, parsed.error());
+    Parsed<std::vector<Token>> ids = encode(*parsed);
+    if (!ids) return refuse(e, ids.error());
+    const auto bytes = [&](Token id) { return service_.tokenizer().bytes(id, true); };
+    Json       body{{"count", ids->size()}, {"max_model_len", options_.limits.context}};
+    if (parsed->with_pieces) {
+        Json list = Json::array();
+        for (Token id : *ids) {
+            const std::string piece = bytes(id);
+            Detokenizer       whole(service_.tokenizer(), false, true);
+            const std::string text  = whole.push(id);
+            Json              shown = text == piece ? Json(piece) : Json::array();
+            if (text != piece)
+                for (char c : piece) shown.push_back(int(static_cast<unsigned char>(c)));
+            list.push_back({{"id", id}, {"piece", std::move(shown)}});
+        }
+        body["tokens"] = std::move(list);
+    } else {
+        body["tokens"] = *ids;
+    }
+    if (parsed->token_strings) {
+        Json list = Json::array();
+        for (Token id : *ids) list.push_back(std::string(service_.tokenizer().piece(id)));
+        body["token_strs"] = std::move(list);
+    }
+    answer_json(e, body);
+}
+
+void Endpoints::detokenize(HttpExchange& e) {
+    Parsed<std::vector<Token>> ids = parse_detokenize_request(e.request.body, options_.limits);
+    if (!ids) return refuse(e, ids.error());
+    const std::string text = service_.tokenizer().decode(*ids, true);
+    answer_json(e, Json{{"prompt", text}, {"content", text}});
+}
+
+void Endpoints::apply_template(HttpExchange& e) {
+    Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
+    if (!parsed) return refuse(e, parsed.error());
+    if (!parsed->conversation) return refuse(e, ApiFault{400, "messages is missing", "messages", ""});
+    Parsed<std::string> text = render(*parsed->conversation);
+    if (!text) return refuse(e, text.error());
+    answer_json(e, Json{{"prompt", *text}});
+}
+
+void Endpoints::health(HttpExchange& e) {
+    const bool well   = service_.healthy() && !service_.draining();
+    e.response.status = well ? 200 : 503;
+    answer_json(
+        e, well
+               ? Json{{"status", "ok"}}
+               : Json::parse(error_body(ApiFault{
+                     503, service_.draining() ? "the server is shutting down" : "the engine takes no steps", "", ""})));
+}
+
+void Endpoints::props(HttpExchange& e) {
+    const EngineOptions& o = service_.engine_options();
+    const Tokenizer&     t = service_.tokenizer();
+    const ApiLimits&     l = options_.limits;
+    answer_json(e, Json{{"default_generation_settings",
+                         {{"n_ctx", o.context},
+                          {"params",
+                           {{"temperature", l.temperature},
+                            {"top_p", l.top_p},
+                            {"top_k", l.top_k},
+                            {"min_p", l.min_p},
+                            {"n_predict", l.default_tokens}}}}},
+                        {"total_slots", o.max_sequences},
+                        {"model_alias", options_.aliases[0]},
+                        {"model_path", options_.model_file},
+                        {"chat_template", service_.engine().chat_template()},
+                        {"chat_form", chat_form_name(options_.form)},
+                        {"modalities", {{"vision", false}, {"audio", false}}},
+                        {"build_info", cat("quire ", quire_version)},
+                        {"bos_token", t.bos() >= 0 ? Json(std::string(t.piece(t.bos()))) : Json()},
+                        {"eos_token", t.eos() >= 0 ? Json(std::string(t.piece(t.eos()))) : Json()},
+                        {"engine",
+                         {{"device", o.device},
+                          {"description", service_.engine().describe()},
+                          {"block_size", o.block_size},
+                          {"kv_blocks", o.kv_blocks},
+                          {"swap_blocks", o.swap_blocks},
+                          {"prefix_cache", o.prefix_cache}}}});
+}
+
+void Endpoints::version(HttpExchange& e) { answer_json(e, Json{{"version", quire_version}}); }
+
+void Endpoints::blocks(HttpExchange& e) {
+    const std::shared_ptr<const Snapshot> s = service_.snapshot();
+    if (!s) return refuse(e, ApiFault{503, "the engine takes no steps", "", ""});
+    answer_json(e, to_json(*s));
+}
+
+void Endpoints::block_events(HttpExchange& e) {
+    if (!service_.listen()) return refuse(e, ApiFault{503, "too many listen to the block events", "", ""});
+    const std::shared_ptr<void> listening(nullptr, [this](void*) { service_.unlisten(); });
+    e.response.type = "text/event-stream";
+    e.response.headers.emplace_back("Cache-Control", "no-cache");
+    e.response.stream = [this, &e, listening](const HttpWrite& write) {
+        std::uint64_t serial = 0;
+        double        silent = 0;
+        for (bool open = true; open && !e.peer->gone() && !service_.draining();) {
+            const std::shared_ptr<const Snapshot> s = service_.next_snapshot(serial, 0.5);
+            silent                                  = s ? 0 : silent + 0.5;
+            if (s) open = write(event(json_dump(to_json(*s))));
+            else if (silent >= options_.ping_seconds) open = write(":\n\n"), silent = 0;
+        }
+    };
+}
+
+void Endpoints::pin(HttpExchange& e) {
+    Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
+    if (!parsed) return refuse(e, parsed.error());
+    if (parsed->conversation) parsed->conversation->add_generation_prompt = false;
+    Parsed<std::vector<Token>> ids = encode(*parsed);
+    if (!ids) return refuse(e, ids.error());
+    const auto pin = service_.pin(std::move(*ids), parsed->cache_salt);
+    if (!pin) return refuse(e, pin.error(), parsed->conversation ? "messages" : "prompt");
+    answer_json(e, Json{{"id", pin->id}, {"object", "pin"}, {"tokens", pin->n_tokens}, {"blocks", pin->n_blocks}});
+}
+
+void Endpoints::unpin(HttpExchange& e) {
+    Parsed<std::string> id = parse_id_request(e.request.body, options_.limits);
+    if (!id) return refuse(e, id.error());
+    if (!service_.unpin(*id)) return refuse(e, ApiFault{404, cat("there is no pin ", quote(*id)), "id", ""});
+    answer_json(e, Json{{"id", *id}, {"object", "pin"}, {"deleted", true}});
+}
+
+void Endpoints::pins(HttpExchange& e) {
+    Json data = Json::array();
+    for (const Pin& p : service_.pins())
+        data.push_back({{"id", p.id}, {"object", "pin"}, {"tokens", p.n_tokens}, {"blocks", p.n_blocks}});
+    answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
+}
+
+void Endpoints::metrics(HttpExchange& e) {
+    const ServiceMetrics& m = service_.metrics;
+    const EngineStats     s = service_.stats();
+    const EngineOptions&  o = service_.engine_options();
+    MetricsText           t({{"model_name", options_.aliases[0]}, {"engine", "0"}});
+    const double          block_bytes = double(service_.engine().block_bytes());
+    const auto            d           = [](auto v) { return double(v); };
+
+    t.gauge("vllm:num_requests_running", "Requests in the running batch.", s.running);
+    t.gauge("vllm:num_requests_waiting", "Requests that wait to run.",
+            std::max(service_.in_flight() - s.running, s.waiting));
+    t.gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", s.swapped,
+            {{"reason", "swapped"}});
+    t.gauge("vllm:num_requests_waiting_by_reason", "",
+            std::max(std::max(service_.in_flight() - s.running, s.waiting) - s.swapped, 0), {{"reason", "capacity"}});
+    t.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all of them.", d(s.blocks_used) / o.kv_blocks);
+    t.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
+              d(s.cached_tokens + s.prefill_tokens));
+    t.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.cached_tokens));
+    t.counter("vllm:num_preemptions_total", "Times a request had to give up its blocks.", d(s.preemptions));
+    t.counter("vllm:prompt_tokens_total", "Prompt tokens of the requests that are over.", d(m.prompt.load()));
+    t.counter("vllm:prompt_tokens_cached_total", "Of these found in the cache.", d(m.cached.load()));
+    t.counter("vllm:generation_tokens_total", "Tokens generated.", d(m.generated.load()));
+    for (const auto& [reason, n] : {std::pair{"stop", m.stopped.load()}, std::pair{"length", m.cut.load()},
+                                    std::pair{"abort", m.aborted.load()}, std::pair{"error", m.failed.load()}})
+        t.counter("vllm:request_success_total", "Answers that are over, by reason.", d(n),
+                  {{"finished_reason", reason}});
+    t.histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", m.first_token);
+    t.histogram("vllm:inter_token_latency_seconds", "Between two tokens of an answer.", m.between_tokens);
+    t.histogram("vllm:request_time_per_output_token_seconds", "Mean of a request, without the first token.",
+                m.per_token);
+    t.histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", m.whole);
+    t.histogram("vllm:request_queue_time_seconds", "Waiting to run.", m.queued);
+    t.histogram("vllm:request_inference_time_seconds", "Running.", m.inference);
+    t.histogram("vllm:request_prefill_time_seconds", "From the first step to the first token.", m.prefill);
+    t.histogram("vllm:request_decode_time_seconds", "From the first token to the last.", m.decode);
+    t.histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", m.prompt_tokens);
+    t.histogram("vllm:request_generation_tokens", "Tokens of an answer.", m.generation_tokens);
+    t.histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest answer of a request.",
+                m.max_generation_tokens);
+    t.histogram("vllm:request_params_n", "The n of requests.", m.n);
+    t.histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", m.max_tokens);
+    t.histogram("vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were not in the cache.",
+                m.computed_prompt_tokens);
+    t.histogram("vllm:iteration_tokens_total", "Tokens of one step.", m.step_tokens);
+
+    if (const std::shared_ptr<const Snapshot> snapshot = service_.snapshot(1)) {
+        const MemoryTotals totals = quire::totals(*snapshot);
+        t.gauge("quire:internal_waste_ratio", "Slots of used blocks that hold nothing, of all of them.", totals.waste);
+        t.gauge("quire:shared_saving_ratio", "Blocks saved by sharing at this moment, of the blocks without it.",
+                totals.saved);
+        t.gauge("quire:kv_blocks_shared", "Blocks in more than one table.", totals.shared);
+    }
+    t.gauge("quire:kv_blocks_total", "Blocks of the pool.", o.kv_blocks);
+    t.gauge("quire:kv_blocks_used", "Blocks that somebody holds.", s.blocks_used);
+    t.gauge("quire:kv_blocks_cached", "Blocks that nobody holds and that can be found again.", s.blocks_cached);
+    t.gauge("quire:kv_blocks_free", "Blocks that nobody holds and that hold nothing.",
+            o.kv_blocks - s.blocks_used - s.blocks_cached);
+    t.gauge("quire:kv_blocks_pinned", "Blocks of pinned prefixes.", s.blocks_pinned);
+    t.gauge("quire:swap_blocks_total", "Blocks of the swap pool.", o.swap_blocks);
+    t.gauge("quire:swap_blocks_used", "Blocks swapped out.", s.swap_used);
+    t.gauge("quire:sharing_saved_ratio", "Blocks saved by sharing since the start, of the blocks without it.",
+            s.memory.sharing.saved());
+    t.counter("quire:copy_on_write_copies_total", "Blocks copied because one of their owners wrote.",
+              d(s.memory.copied_blocks));
+    t.counter("quire:forks_total", "Sequences that began as another's fork.", d(s.memory.forks));
+    t.counter("quire:swaps_out_total", "Requests swapped out.", d(s.memory.swaps_out));
+    t.counter("quire:swaps_in_total", "Requests swapped in.", d(s.memory.swaps_in));
+    t.counter("quire:swap_out_bytes_total", "Bytes swapped out.", d(s.swapped_out) * block_bytes);
+    t.counter("quire:swap_in_bytes_total", "Bytes swapped in.", d(s.swapped_in) * block_bytes);
+    t.counter("quire:recomputations_total", "Requests that came back by computing their KV again.",
+              d(s.memory.recomputations));
+    t.counter("quire:recomputed_tokens_total", "Tokens whose KV was given up for that.", d(s.memory.recomputed_tokens));
+    t.counter("quire:displacements_total", "Requests displaced by others of higher priority.",
+              d(s.memory.displacements));
+    t.counter("quire:steps_total", "Steps of the engine.", d(s.steps));
+    t.counter("quire:requests_refused_total", "Requests that did not enter the queue, by reason.",
+              d(m.refused_full.load()), {{"reason", "queue_full"}});
+    t.counter("quire:requests_refused_total", "", d(m.refused_draining.load()), {{"reason", "shutting_down"}});
+    t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
+    t.gauge("quire:http_connections", "Open connections.", server_->n_connections());
+    t.gauge("quire:http_threads", "Threads that answer requests.", server_->n_threads());
+    e.response.type = "text/plain; version=0.0.4; charset=utf-8";
+    e.response.body = t.take();
+}
+
+} // namespace quire

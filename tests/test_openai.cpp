@@ -1,0 +1,361 @@
+// OpenAI's API as values: what is asked for, what is refused and by which name, what responses look like.
+#include <catch2/catch_test_macros.hpp>
+
+import quire.base;
+import quire.chat_template;
+import quire.json;
+import quire.openai;
+import quire.request;
+import quire.std;
+
+using namespace quire;
+
+namespace {
+
+ApiLimits limits() {
+    ApiLimits l;
+    l.models     = {"tiny", "other"};
+    l.vocab_size = 100;
+    l.context    = 64;
+    return l;
+}
+
+Parsed<GenerationRequest> completion(const std::string& fields) {
+    return parse_completion_request(R"({"prompt":"a")" + (fields.empty() ? "" : "," + fields) + "}", limits());
+}
+Parsed<GenerationRequest> chat(const std::string& fields) {
+    return parse_chat_request(
+        R"({"messages":[{"role":"user","content":"a"}])" + (fields.empty() ? "" : "," + fields) + "}", limits());
+}
+
+// The field at fault, or "fine".
+std::string fault(const Parsed<GenerationRequest>& r) { return r ? "fine" : r.error().param; }
+
+Json json_of(const std::string& text) {
+    Result<Json> json = json_parse(text);
+    REQUIRE(json.has_value());
+    return *json;
+}
+
+} // namespace
+
+TEST_CASE("defaults, and null for each of them", "[openai]") {
+    const auto plain = completion("");
+    REQUIRE(plain.has_value());
+    CHECK(plain->max_tokens == 16);
+    CHECK(plain->request.n == 1);
+    CHECK(plain->request.sampling.temperature == 1);
+    CHECK(plain->request.sampling.logprobs == -1);
+    CHECK(plain->add_special_tokens);
+    CHECK(!plain->has_seed);
+    CHECK(!chat("")->max_tokens.has_value()); // the rest of the context
+    for (const char* name : {"model",
+                             "max_tokens",
+                             "max_completion_tokens",
+                             "temperature",
+                             "top_p",
+                             "top_k",
+                             "min_p",
+                             "n",
+                             "best_of",
+                             "stream",
+                             "stream_options",
+                             "stop",
+                             "stop_token_ids",
+                             "ignore_eos",
+                             "min_tokens",
+                             "bad_words",
+                             "allowed_token_ids",
+                             "presence_penalty",
+                             "frequency_penalty",
+                             "repetition_penalty",
+                             "logit_bias",
+                             "logprobs",
+                             "top_logprobs",
+                             "prompt_logprobs",
+                             "seed",
+                             "user",
+                             "response_format",
+                             "tools",
+                             "tool_choice",
+                             "priority",
+                             "cache_salt",
+                             "use_beam_search",
+                             "length_penalty",
+                             "early_stopping",
+                             "suffix",
+                             "echo",
+                             "grammar",
+                             "structured_outputs"}) {
+        INFO(name);
+        CHECK(fault(completion(cat('"', name, "\":null"))) == "fine");
+        CHECK(fault(chat(cat('"', name, "\":null"))) == "fine");
+    }
+}
+
+TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
+    const std::pair<const char*, const char*> wrong[] = {
+        {R"("n":0)", "n"},
+        {R"("n":-1)", "n"},
+        {R"("n":1000)", "n"},
+        {R"("n":"1")", "n"},
+        {R"("n":1.5)", "n"},
+        {R"("n":true)", "n"},
+        {R"("n":2,"best_of":1)", "best_of"},
+        {R"("best_of":0)", "best_of"},
+        {R"("max_tokens":-2)", "max_tokens"},
+        {R"("max_tokens":"x")", "max_tokens"},
+        {R"("max_tokens":99999999999)", "max_tokens"},
+        {R"("max_tokens":18446744073709551615)", "max_tokens"},
+        {R"("temperature":-0.1)", "temperature"},
+        {R"("temperature":"hot")", "temperature"},
+        {R"("temperature":[1])", "temperature"},
+        {R"("top_p":0)", "top_p"},
+        {R"("top_p":1.01)", "top_p"},
+        {R"("top_p":-1)", "top_p"},
+        {R"("top_k":-2)", "top_k"},
+        {R"("min_p":1.5)", "min_p"},
+        {R"("presence_penalty":2.1)", "presence_penalty"},
+        {R"("frequency_penalty":-2.1)", "frequency_penalty"},
+        {R"("repetition_penalty":0)", "repetition_penalty"},
+        {R"("seed":"x")", "seed"},
+        {R"("seed":1e300)", "seed"},
+        {R"("stop":"")", "stop"},
+        {R"("stop":["a",""])", "stop"},
+        {R"("stop":[1])", "stop"},
+        {R"("stop":5)", "stop"},
+        {R"("stop_token_ids":[100])", "stop_token_ids"},
+        {R"("stop_token_ids":[-1])", "stop_token_ids"},
+        {R"("stop_token_ids":[2147483648])", "stop_token_ids"},
+        {R"("stop_token_ids":["a"])", "stop_token_ids"},
+        {R"("allowed_token_ids":[])", "allowed_token_ids"},
+        {R"("allowed_token_ids":[1.5])", "allowed_token_ids"},
+        {R"("bad_words":[""])", "bad_words"},
+        {R"("min_tokens":17,"max_tokens":16)", "min_tokens"},
+        {R"("min_tokens":-1)", "min_tokens"},
+        {R"("logit_bias":{"100":1})", "logit_bias"},
+        {R"("logit_bias":{"-1":1})", "logit_bias"},
+        {R"("logit_bias":{"1":"x"})", "logit_bias"},
+        {R"("logit_bias":{"1":101})", "logit_bias"},
+        {R"("logit_bias":{"99999999999999999999":1})", "logit_bias"},
+        {R"("logit_bias":[[1]])", "logit_bias"},
+        {R"("logit_bias":"x")", "logit_bias"},
+        {R"("stream":1)", "stream"},
+        {R"("stream_options":{"include_usage":true})", "stream_options"},
+        {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options"},
+        {R"("stream":true,"stream_options":1)", "stream_options"},
+        {R"("stream":true,"best_of":2)", "best_of"},
+        {R"("stream":true,"prompt_logprobs":1)", "prompt_logprobs"},
+        {R"("prompt_logprobs":-1)", "prompt_logprobs"},
+        {R"("prompt_logprobs":1000)", "prompt_logprobs"},
+        {R"("model":"gpt-4")", "model"},
+        {R"("model":5)", "model"},
+        {R"("use_beam_search":1)", "use_beam_search"},
+        {R"("beam_width":2)", "beam_width"},
+        {R"("length_penalty":2)", "length_penalty"},
+        {R"("early_stopping":true)", "early_stopping"},
+        {R"("use_beam_search":true,"early_stopping":"soon")", "early_stopping"},
+        {R"("use_beam_search":true,"beam_width":1,"n":2)", "beam_width"},
+        {R"("use_beam_search":true,"temperature":0.5)", "temperature"},
+        {R"("use_beam_search":true,"top_k":5)", "top_k"},
+        {R"("use_beam_search":true,"logit_bias":{"1":1})", "logit_bias"},
+        {R"("priority":"high")", "priority"},
+        {R"("cache_salt":1)", "cache_salt"},
+        {R"("suffix":"x")", "suffix"},
+        {R"("tools":[])", "tools"},
+        {R"("tools":[{"type":"function"}])", "tools"},
+        {R"("tool_choice":"auto")", "tool_choice"},
+        {R"("functions":[])", "functions"},
+        {R"("response_format":{"type":"json_object"})", "response_format"},
+        {R"("response_format":"text")", "response_format"},
+        {R"("response_format":{"type":"json_schema","json_schema":{}})", "response_format"},
+        {R"("grammar":"root ::= x")", "grammar"},
+        {R"("guided_json":{})", "guided_json"},
+        {R"("structured_outputs":{"regex":"a"})", "structured_outputs"},
+        {R"("chat_template":"{{x}}")", "chat_template"},
+        {R"("mirostat":1)", "mirostat"},
+        {R"("typical_p":0.5)", "typical_p"},
+        {R"("reasoning_effort":"high")", "reasoning_effort"},
+        {R"("store":true)", "store"},
+        {R"("id_slot":3)", "id_slot"},
+    };
+    for (const auto& [fields, name] : wrong) {
+        INFO(fields);
+        CHECK(fault(completion(fields)) == name);
+        CHECK(fault(chat(fields)) == name);
+        if (const auto r = completion(fields); !r)
+            CHECK(r.error().status == (std::string(fields) == R"("model":"gpt-4")" ? 404 : 400));
+    }
+    CHECK(fault(completion(R"("logprobs":21)")) == "logprobs");
+    CHECK(fault(completion(R"("logprobs":true)")) == "logprobs");
+    CHECK(fault(completion(R"("top_logprobs":1)")) == "top_logprobs");
+    CHECK(fault(chat(R"("logprobs":2)")) == "logprobs");
+    CHECK(fault(chat(R"("top_logprobs":2)")) == "top_logprobs");
+    CHECK(fault(chat(R"("logprobs":true,"top_logprobs":21)")) == "top_logprobs");
+    CHECK(fault(chat(R"("echo":true)")) == "echo");
+    std::string many;
+    for (int i = 0; i < 65; i++) many += (i > 0 ? R"(,"s")" : R"("s")");
+    CHECK(fault(completion(R"("stop":[)" + many + "]")) == "stop");
+    CHECK(fault(completion(R"("stop":")" + std::string(513, 'a') + "\"")) == "stop");
+}
+
+TEST_CASE("what changes nothing is accepted", "[openai]") {
+    for (const char* fields :
+         {R"("user":"u","metadata":{"a":1},"parallel_tool_calls":true,"service_tier":"auto","store":false)",
+          R"("response_format":{"type":"text"})", R"("tool_choice":"none")", R"("suffix":"")", R"("model":"other")",
+          R"("typical_p":1.0,"mirostat":0,"dry_multiplier":0,"samplers":null,"id_slot":-1)", R"("n":1.0)",
+          R"("top_k":-1)", R"("seed":-1)", R"("temperature":0)", R"("max_tokens":-1)", R"("max_tokens":0)",
+          R"("chat_template_kwargs":{})"}) {
+        INFO(fields);
+        CHECK(fault(completion(fields)) == "fine");
+        CHECK(fault(chat(fields)) == "fine");
+    }
+    CHECK(completion(R"("colour":"red","n":1)")->unknown == std::vector<std::string>{"colour"});
+    CHECK(completion(R"("max_tokens":-1)")->max_tokens == std::nullopt);
+    CHECK(completion(R"("max_tokens":0)")->max_tokens == 0);
+    CHECK(chat(R"("max_completion_tokens":5,"max_tokens":7)")->max_tokens == 5);
+    CHECK(completion(R"("n_predict":9)")->max_tokens == 9);
+    CHECK(completion(R"("stop":"x")")->stop == std::vector<std::string>{"x"});
+    const auto bias = completion(R"("logit_bias":{"3":-100,"cat":5})");
+    CHECK(bias->request.sampling.logit_bias == std::vector<std::pair<Token, float>>{{3, -100.0f}});
+    CHECK(bias->text_bias == std::vector<std::pair<std::string, float>>{{"cat", 5.0f}});
+    CHECK(std::isinf(completion(R"("logit_bias":[[3,false]])")->request.sampling.logit_bias[0].second));
+    CHECK(completion(R"("use_beam_search":true,"best_of":4,"n":2)")->request.beam_width == 4);
+    CHECK(completion(R"("use_beam_search":true,"n":3)")->request.beam_width == 3);
+    CHECK(chat(R"("use_beam_search":true,"beam_width":5,"early_stopping":"never","length_penalty":0.5)")
+              ->request.beam_width == 5);
+}
+
+TEST_CASE("prompts in every form", "[openai]") {
+    const auto prompts = [](const std::string& prompt) {
+        return parse_completion_request(R"({"prompt":)" + prompt + "}", limits());
+    };
+    using Ids = std::vector<Token>;
+    CHECK(prompts(R"("a")")->prompts == std::vector<Prompt>{{"a"}});
+    CHECK(prompts(R"(["a","b"])")->prompts == std::vector<Prompt>{{"a"}, {"b"}});
+    CHECK(prompts("[1,2]")->prompts == std::vector<Prompt>{{Ids{1, 2}}});
+    CHECK(prompts("[[1,2],[3]]")->prompts == std::vector<Prompt>{{Ids{1, 2}}, {Ids{3}}});
+    CHECK(prompts(R"([1,"a",2])")->prompts == std::vector<Prompt>{{Ids{1}, "a", Ids{2}}});
+    CHECK(prompts(R"(["a",[1]])")->prompts == std::vector<Prompt>{{"a"}, {Ids{1}}});
+    for (const char* bad : {"[]", "[[]]", "{}", "5", "true", "[100]", "[-1]", "[1.5]", "[[1],[100]]", "[null]",
+                            "[[[1]]]", "[2147483648]", R"([["a"],{}])"}) {
+        INFO(bad);
+        CHECK(fault(prompts(bad)) == "prompt");
+    }
+    CHECK(fault(parse_completion_request("{}", limits())) == "prompt");
+    std::string many = "[";
+    for (int i = 0; i < 1025; i++) many += i > 0 ? R"(,"a")" : R"("a")";
+    CHECK(fault(prompts(many + "]")) == "prompt");
+}
+
+TEST_CASE("conversations", "[openai]") {
+    const auto talk = [](const std::string& messages, const std::string& more = "") {
+        return parse_chat_request(R"({"messages":)" + messages + more + "}", limits());
+    };
+    const auto parts = talk(
+        R"([{"role":"developer","content":"s"},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])");
+    REQUIRE(parts.has_value());
+    CHECK(parts->conversation.messages[0].role == "system");
+    CHECK(parts->conversation.messages[1].content == "ab");
+    for (const char* bad :
+         {"[]", "{}", "5", R"(["a"])", R"([{"content":"a"}])", R"([{"role":"user"}])",
+          R"([{"role":"user","content":null}])", R"([{"role":"user","content":5}])",
+          R"([{"role":"tool","content":"a"}])", R"([{"role":5,"content":"a"}])",
+          R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}])",
+          R"([{"role":"user","content":["a"]}])", R"([{"role":"assistant","content":"a","tool_calls":[{"id":"x"}]}])",
+          R"([{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}])"}) {
+        INFO(bad);
+        CHECK(fault(talk(bad)) == "messages");
+    }
+    const std::string begun = R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
+    CHECK(talk(begun)->conversation.continue_final);
+    CHECK(!talk(begun, R"(,"add_generation_prompt":true)")->conversation.continue_final);
+    CHECK(fault(talk(begun, R"(,"add_generation_prompt":true,"continue_final_message":true)")) ==
+          "continue_final_message");
+    CHECK(fault(talk(R"([{"role":"user","content":"a"}])", R"(,"continue_final_message":true)")) ==
+          "continue_final_message");
+}
+
+TEST_CASE("bodies that are no requests", "[openai]") {
+    std::string deep(100'000, '['), object;
+    for (int i = 0; i < 1000; i++) object += R"({"a":)";
+    for (const std::string& text :
+         {std::string(), std::string("{"), std::string("[]"), std::string("null"), std::string("\"a\""),
+          std::string(R"({"prompt":NaN})"), std::string(R"({"prompt":1e400})"), deep, object, std::string("\xff\xfe"),
+          std::string("{\"prompt\":\"\xc3\"}"), std::string("{\"a\"\0:1}", 8)})
+        for (const auto& r : {parse_completion_request(text, limits()), parse_chat_request(text, limits())}) {
+            REQUIRE(!r.has_value());
+            CHECK(r.error().status == 400);
+        }
+    ApiLimits few   = limits();
+    few.json.values = 10;
+    CHECK(!parse_completion_request(R"({"prompt":[1,2,3,4,5,6,7,8,9,10]})", few));
+    CHECK(!parse_embedding_request(R"({"input":[]})", limits()));
+    CHECK(!parse_embedding_request(R"({"input":"a","encoding_format":"binary"})", limits()));
+    CHECK(!parse_detokenize_request(R"({"tokens":[100]})", limits()));
+    CHECK(!parse_text_request(R"({"prompt":"a","content":"b"})", limits()));
+    CHECK(!parse_id_request("{}", limits()));
+}
+
+TEST_CASE("responses have OpenAI's shapes", "[openai]") {
+    ResponseHead head;
+    head.id       = "cmpl-1";
+    head.model    = "tiny";
+    head.created  = 5;
+    head.logprobs = true;
+    Choice choice;
+    choice.text          = "ab";
+    choice.finish_reason = "stop";
+    choice.stop_string   = "END";
+    SpelledPosition first, second;
+    first.token     = {1, "x", 0};
+    second.chosen   = SpelledLogprob{2, "\xe2\x82", -std::numeric_limits<float>::infinity()};
+    second.top      = {{3, "y", -0.5f}};
+    second.offset   = 1;
+    choice.logprobs = {first, second};
+    const Usage usage{3, 2, 1};
+
+    const Json legacy = json_of(render_response(head, std::array{choice}, usage));
+    CHECK(legacy["object"] == "text_completion");
+    CHECK(
+        legacy["usage"] ==
+        json_of(
+            R"({"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1}})"));
+    const Json& c = legacy["choices"][0];
+    CHECK(c["text"] == "ab");
+    CHECK(c["finish_reason"] == "stop");
+    CHECK(c["stop_reason"] == "END");
+    CHECK(c["logprobs"]["tokens"] == json_of(R"(["x","bytes:\\xe2\\x82"])"));
+    CHECK(c["logprobs"]["token_logprobs"] == json_of("[null,-9999.0]"));
+    CHECK(c["logprobs"]["top_logprobs"] == json_of(R"([null,{"y":-0.5,"bytes:\\xe2\\x82":-9999.0}])"));
+    CHECK(c["logprobs"]["text_offset"] == json_of("[0,1]"));
+
+    head.chat          = true;
+    const Json message = json_of(render_response(head, std::array{choice}, usage));
+    CHECK(message["object"] == "chat.completion");
+    CHECK(message["choices"][0]["message"]["role"] == "assistant");
+    CHECK(message["choices"][0]["message"]["content"] == "ab");
+    const Json& content = message["choices"][0]["logprobs"]["content"];
+    REQUIRE(content.size() == 1);
+    CHECK(content[0]["bytes"] == json_of("[226,130]"));
+    CHECK(content[0]["top_logprobs"][0]["token"] == "y");
+
+    head.include_usage = true;
+    const Json begin   = json_of(render_first_chunk(head, choice, usage));
+    CHECK(begin["object"] == "chat.completion.chunk");
+    CHECK(begin["choices"][0]["delta"] == json_of(R"({"role":"assistant","content":""})"));
+    CHECK(begin["usage"].is_null());
+    CHECK(json_of(render_chunk(head, choice, usage))["choices"][0]["delta"]["content"] == "ab");
+    const Json last = json_of(render_usage_chunk(head, usage));
+    CHECK(last["choices"].empty());
+    CHECK(last["usage"]["total_tokens"] == 5);
+
+    const Json error = json_of(error_body({429, "full", "", "queue_full"}));
+    CHECK(error ==
+          json_of(R"({"error":{"message":"full","type":"rate_limit_error","param":null,"code":"queue_full"}})"));
+
+    const std::vector<float> v{1, -2, 0.5f, 3};
+    const Json embeddings = json_of(render_embeddings("tiny", std::array{v, std::vector<float>{1}}, true, 2));
+    CHECK(embeddings["data"][0]["embedding"] == "AACAPwAAAMAAAAA/AABAQA==");
+    CHECK(embeddings["data"][1]["embedding"] == "AACAPw==");
+}

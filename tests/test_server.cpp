@@ -1,0 +1,769 @@
+// The program `server` as a process: every endpoint, every shape of error, streams, disconnects, queues, keys and its end.
+#include <catch2/catch_test_macros.hpp>
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "http_client.h"
+#include "process.h"
+#include "reference.h"
+
+using namespace quire::testing;
+using Json = nlohmann::json;
+
+namespace {
+
+const std::string shipped = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
+
+// A running server; ended with the object.
+class Server {
+public:
+    explicit Server(std::vector<std::string> arguments = {}, const std::string& model = shipped)
+        : log_(temporary()), err_(temporary()) {
+        const std::string        program = QUIRE_BIN "/server";
+        std::vector<std::string> all{program, "-m", model, "--port", "0", "--device", "cpu"};
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        std::vector<char*> argv;
+        for (std::string& a : all) argv.push_back(a.data());
+        argv.push_back(nullptr);
+        std::fflush(nullptr);
+        child_ = fork();
+        if (child_ == 0) {
+            if (std::freopen("/dev/null", "r", stdin) && std::freopen(log_.c_str(), "w", stdout) &&
+                std::freopen(err_.c_str(), "w", stderr))
+                execv(program.c_str(), argv.data());
+            _exit(127);
+        }
+        while (running()) {
+            const std::string text = slurp(err_);
+            const auto        at   = text.find("listening on ");
+            if (at != std::string::npos && text.find('\n', at) != std::string::npos) {
+                if (const auto colon = text.find("127.0.0.1:", at); colon != std::string::npos)
+                    port_ = std::atoi(text.c_str() + colon + 10);
+                break;
+            }
+            nap();
+        }
+        INFO(slurp(err_));
+        REQUIRE(running());
+    }
+    Server(const Server&)            = delete;
+    Server& operator=(const Server&) = delete;
+    ~Server() {
+        if (running()) {
+            kill(child_, SIGKILL);
+            waitpid(child_, nullptr, 0);
+        }
+        unlink(log_.c_str());
+        unlink(err_.c_str());
+    }
+
+    bool running() {
+        if (code_) return false;
+        int status = 0;
+        if (waitpid(child_, &status, WNOHANG) == 0) return true;
+        code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        return false;
+    }
+    void signal(int which) const { kill(child_, which); }
+    int  wait() { // for its exit code
+        while (running()) nap();
+        return *code_;
+    }
+    int         port() const { return port_; }
+    Client      client() const { return Client(port_); }
+    std::string log() const { return slurp(log_); }
+    std::string errors() const { return slurp(err_); }
+
+    Reply post(const std::string& path, const Json& body, const std::string& headers = "") const {
+        return client().post(path, body.dump(), headers);
+    }
+    Reply get(const std::string& path, const std::string& headers = "") const { return client().get(path, headers); }
+    Json  ask(const std::string& path, const Json& body) const {
+        const Reply r = post(path, body);
+        INFO(path << ' ' << body.dump() << ": " << r.body);
+        REQUIRE(r.status == 200);
+        return Json::parse(r.body);
+    }
+    double metric(const std::string& name) const { // of the first sample of that name
+        const std::string text = get("/metrics").body;
+        const auto        at   = text.find("\n" + name + "{");
+        REQUIRE(at != std::string::npos);
+        return std::strtod(text.c_str() + text.find("} ", at) + 2, nullptr);
+    }
+    void until_idle() const {
+        while (metric("vllm:num_requests_running") + metric("vllm:num_requests_waiting") +
+                   metric("quire:kv_blocks_used") >
+               0)
+            nap();
+    }
+
+private:
+    std::string        log_, err_;
+    pid_t              child_ = -1;
+    int                port_  = 0;
+    std::optional<int> code_;
+};
+
+// One for the tests that ask simple things.
+Server& common() {
+    static Server server;
+    return server;
+}
+
+struct Stream {
+    std::vector<Json>          chunks;
+    std::map<int, std::string> texts, reasons; // of each answer
+    bool                       done = false;
+};
+
+Stream parse_stream(const std::string& body) {
+    Stream s;
+    for (std::size_t at = 0; at < body.size();) {
+        const auto        end  = body.find("\n\n", at);
+        const std::string line = body.substr(at, end - at);
+        at                     = end == std::string::npos ? body.size() : end + 2;
+        if (line.starts_with(":")) continue;
+        REQUIRE(line.starts_with("data: "));
+        REQUIRE(!s.done);
+        if (line == "data: [DONE]") {
+            s.done = true;
+            continue;
+        }
+        s.chunks.push_back(Json::parse(line.substr(6))); // throws on half a character
+        const Json& chunk = s.chunks.back();
+        if (!chunk.contains("choices")) continue;
+        for (const Json& c : chunk["choices"]) {
+            const int i = c["index"];
+            if (c.contains("text")) s.texts[i] += c["text"].get<std::string>();
+            if (c.contains("delta") && c["delta"].contains("content"))
+                s.texts[i] += c["delta"]["content"].get<std::string>();
+            if (!c["finish_reason"].is_null()) {
+                CHECK(!s.reasons.contains(i));
+                s.reasons[i] = c["finish_reason"];
+            }
+        }
+    }
+    return s;
+}
+
+Stream stream(const Server& server, const std::string& path, Json body) {
+    body["stream"] = true;
+    const Reply r  = server.post(path, body);
+    INFO(body.dump() << r.body);
+    REQUIRE(r.status == 200);
+    CHECK(r.headers.at("content-type") == "text/event-stream");
+    return parse_stream(r.body);
+}
+
+Json user(const std::string& text) { return Json::array({{{"role", "user"}, {"content", text}}}); }
+
+const Json long_one{{"prompt", "Hello"}, {"max_tokens", 900}, {"ignore_eos", true}, {"temperature", 0}};
+
+} // namespace
+
+TEST_CASE("a chat and a completion", "[server]") {
+    const Server& s = common();
+    const Json    chat =
+        s.ask("/v1/chat/completions", {{"model", "quire-14m-q8_0"}, {"messages", user("Hello")}, {"temperature", 0}});
+    CHECK(chat["object"] == "chat.completion");
+    CHECK(chat["id"].get<std::string>().starts_with("chatcmpl-"));
+    CHECK(chat["model"] == "quire-14m-q8_0");
+    CHECK(chat["choices"][0]["message"]["role"] == "assistant");
+    CHECK(!chat["choices"][0]["message"]["content"].get<std::string>().empty());
+    CHECK(chat["choices"][0]["finish_reason"] == "stop");
+    const Json usage = chat["usage"];
+    CHECK(usage["total_tokens"] == usage["prompt_tokens"].get<int>() + usage["completion_tokens"].get<int>());
+    const Json c = s.ask("/v1/completions", {{"prompt", "Hello"}, {"ignore_eos", true}});
+    CHECK(c["object"] == "text_completion");
+    CHECK(c["usage"]["completion_tokens"] == 16); // OpenAI's default
+    CHECK(c["choices"][0]["finish_reason"] == "length");
+    // Token ids are as good as the text they stand for.
+    const Json ids  = s.ask("/tokenize", {{"prompt", "The sky is"}})["tokens"];
+    const auto text = [&](const Json& prompt) {
+        return s.ask("/v1/completions", {{"prompt", prompt}, {"temperature", 0}})["choices"][0]["text"];
+    };
+    CHECK(text(ids) == text("The sky is"));
+    const Json both = s.ask("/v1/completions", {{"prompt", {"The sky is", "Hello"}}, {"temperature", 0}})["choices"];
+    CHECK(both[0]["text"] == text("The sky is"));
+    CHECK(both[1]["text"] == text("Hello"));
+    CHECK(both[1]["index"] == 1);
+}
+
+TEST_CASE("streams say what whole answers say", "[server]") {
+    const Server& s = common();
+    for (const Json& more : {Json::object(), Json{{"n", 3}, {"temperature", 1}, {"seed", 7}},
+                             Json{{"stop", {"you", "e e"}}, {"n", 2}, {"seed", 3}},
+                             Json{{"use_beam_search", true}, {"beam_width", 3}, {"n", 2}, {"temperature", 0}},
+                             Json{{"temperature", 1.5}, {"seed", 1}, {"min_tokens", 30}, {"ignore_eos", true}}}) {
+        Json body{{"prompt", "Hello there"}, {"max_tokens", 40}, {"temperature", 0}};
+        body.update(more);
+        const Json   whole = s.ask("/v1/completions", body);
+        const Stream parts = stream(s, "/v1/completions", body);
+        INFO(body.dump());
+        CHECK(parts.done);
+        REQUIRE(parts.texts.size() == whole["choices"].size());
+        for (const Json& c : whole["choices"]) {
+            CHECK(Json(parts.texts.at(c["index"])) == c["text"]);
+            CHECK(Json(parts.reasons.at(c["index"])) == c["finish_reason"]);
+        }
+        body.erase("prompt");
+        body["messages"]     = user("Tell me about the sea.");
+        const Json   message = s.ask("/v1/chat/completions", body);
+        const Stream pieces  = stream(s, "/v1/chat/completions", body);
+        for (const Json& c : message["choices"]) CHECK(Json(pieces.texts.at(c["index"])) == c["message"]["content"]);
+    }
+}
+
+TEST_CASE("chunks of a stream", "[server]") {
+    const Server& s    = common();
+    const Stream  chat = stream(
+        s, "/v1/chat/completions",
+        {{"messages", user("Hello")}, {"n", 2}, {"max_tokens", 5}, {"stream_options", {{"include_usage", true}}}});
+    std::map<int, int> firsts;
+    for (const Json& chunk : chat.chunks) {
+        CHECK(chunk["object"] == "chat.completion.chunk");
+        CHECK(chunk["id"] == chat.chunks[0]["id"]);
+        for (const Json& c : chunk["choices"])
+            if (c["delta"].contains("role")) {
+                CHECK(c["delta"] == Json{{"role", "assistant"}, {"content", ""}});
+                firsts[c["index"]]++;
+            }
+    }
+    CHECK(firsts == std::map<int, int>{{0, 1}, {1, 1}});
+    CHECK(chat.chunks.back()["choices"].empty());
+    CHECK(chat.chunks.back()["usage"]["completion_tokens"].get<int>() <= 10);
+    CHECK(chat.chunks[0]["usage"].is_null());
+    CHECK(!stream(s, "/v1/chat/completions", {{"messages", user("Hello")}, {"max_tokens", 2}})
+               .chunks.back()
+               .contains("usage"));
+    const Stream running =
+        stream(s, "/v1/completions",
+               {{"prompt", "Hello"}, {"max_tokens", 3}, {"stream_options", {{"continuous_usage_stats", true}}}});
+    for (const Json& chunk : running.chunks) CHECK(chunk["usage"]["prompt_tokens"] == 1);
+    // Many bytes, few of which are a character: each chunk is JSON, so none was cut.
+    Json bias = Json::object();
+    for (int id = 3; id < 259; id++) bias[std::to_string(id)] = 100;
+    const Json wild{{"prompt", "x"}, {"max_tokens", 60}, {"temperature", 5}, {"seed", 3}, {"logit_bias", bias}};
+    const auto whole = s.ask("/v1/completions", wild)["choices"][0]["text"];
+    CHECK(Json(stream(s, "/v1/completions", wild).texts.at(0)) == whole);
+}
+
+TEST_CASE("stop strings and tokens", "[server]") {
+    const Server& s        = common();
+    Json          body     = long_one;
+    body["max_tokens"]     = 40;
+    body["prompt"]         = "Hello there";
+    const std::string text = s.ask("/v1/completions", body)["choices"][0]["text"];
+    REQUIRE(text.size() > 12);
+    const std::string stop = text.substr(6, 5);
+    body["stop"]           = stop;
+    const Json cut         = s.ask("/v1/completions", body)["choices"][0];
+    CHECK(cut["text"] == text.substr(0, text.find(stop)));
+    CHECK(cut["finish_reason"] == "stop");
+    CHECK(cut["stop_reason"] == stop);
+    const Stream parts = stream(s, "/v1/completions", body);
+    CHECK(Json(parts.texts.at(0)) == cut["text"]);
+    body["include_stop_str_in_output"] = true;
+    CHECK(s.ask("/v1/completions", body)["choices"][0]["text"] == text.substr(0, text.find(stop) + stop.size()));
+    body.erase("stop");
+    body["return_token_ids"]           = true;
+    const Json ids                     = s.ask("/v1/completions", body)["choices"][0]["token_ids"];
+    body["stop_token_ids"]             = Json::array({ids[3]});
+    body["include_stop_str_in_output"] = false;
+    const Json token                   = s.ask("/v1/completions", body)["choices"][0];
+    CHECK(token["finish_reason"] == "stop");
+    CHECK(token["stop_reason"] == ids[3]);
+    CHECK(token["token_ids"].size() <= 4);
+    body["min_tokens"] = 10;
+    CHECK(s.ask("/v1/completions", body)["usage"]["completion_tokens"].get<int>() >= 10);
+    // A stop string that one answer meets does not end the others, and their blocks come back.
+    const Json several =
+        s.ask("/v1/completions",
+              {{"prompt", "Hello"}, {"n", 4}, {"seed", 1}, {"max_tokens", 60}, {"ignore_eos", true}, {"stop", "e"}});
+    for (const Json& c : several["choices"]) CHECK(!has(c["text"], "e"));
+    s.until_idle();
+}
+
+TEST_CASE("log-probabilities in both shapes", "[server]") {
+    const Server&     s = common();
+    const Json        c = s.ask("/v1/completions", {{"prompt", "Hello there"},
+                                                    {"max_tokens", 3},
+                                                    {"logprobs", 2},
+                                                    {"echo", true},
+                                                    {"temperature", 0},
+                                                    {"ignore_eos", true}})["choices"][0];
+    const Json        l = c["logprobs"];
+    const std::size_t n = l["tokens"].size();
+    CHECK(l["token_logprobs"].size() == n);
+    CHECK(l["top_logprobs"].size() == n);
+    CHECK(l["text_offset"].size() == n);
+    CHECK(l["token_logprobs"][0].is_null());
+    CHECK(l["top_logprobs"][0].is_null());
+    std::string joined;
+    for (std::size_t i = 0; i < n; i++) {
+        CHECK(l["text_offset"][i] == joined.size());
+        joined += l["tokens"][i].get<std::string>();
+        if (i > 0) {
+            CHECK(l["token_logprobs"][i].get<double>() <= 0);
+            CHECK(l["top_logprobs"][i].size() >= 2);
+            CHECK(l["top_logprobs"][i].contains(l["tokens"][i].get<std::string>()));
+        }
+    }
+    CHECK(Json(joined) == c["text"]);
+    CHECK(c["text"].get<std::string>().starts_with("Hello there"));
+    // The prompt alone: what lm_eval asks for.
+    const Json alone =
+        s.ask("/v1/completions", {{"prompt", "Hello there"}, {"max_tokens", 0}, {"logprobs", 1}, {"echo", true}});
+    CHECK(alone["choices"][0]["text"] == "Hello there");
+    CHECK(alone["usage"]["completion_tokens"] == 0);
+    for (std::size_t i = 1; i < alone["choices"][0]["logprobs"]["tokens"].size(); i++)
+        CHECK(alone["choices"][0]["logprobs"]["token_logprobs"][i] == l["token_logprobs"][i]);
+    const Json chat = s.ask(
+        "/v1/chat/completions",
+        {{"messages", user("Hello")}, {"max_tokens", 3}, {"logprobs", true}, {"top_logprobs", 4}, {"temperature", 0}});
+    const Json content = chat["choices"][0]["logprobs"]["content"];
+    CHECK(content.size() == chat["usage"]["completion_tokens"]);
+    CHECK(content[0]["top_logprobs"].size() == 4);
+    CHECK(content[0]["top_logprobs"][0]["token"] == content[0]["token"]); // greedy
+    const Json vllm =
+        s.ask("/v1/completions",
+              {{"prompt", "Hello there"}, {"max_tokens", 1}, {"prompt_logprobs", 1}})["choices"][0]["prompt_logprobs"];
+    CHECK(vllm[0].is_null());
+    CHECK(vllm[1].is_object());
+}
+
+TEST_CASE("sampling: seeds, biases, words", "[server]") {
+    const Server& s = common();
+    Json       body{{"prompt", "Hello"}, {"max_tokens", 20}, {"temperature", 1.5}, {"seed", 42}, {"ignore_eos", true}};
+    const auto text         = [&] { return s.ask("/v1/completions", body)["choices"][0]["text"].get<std::string>(); };
+    const std::string first = text();
+    CHECK(text() == first);
+    body["cache_prompt"] = false;
+    CHECK(text() == first);
+    body["seed"] = 43;
+    CHECK(text() != first);
+    body["n"]                = 2;
+    const std::string second = s.ask("/v1/completions", body)["choices"][1]["text"];
+    body["n"]                = 1;
+    body["seed"]             = 44; // the second of seed 43
+    CHECK(text() == second);
+    const Json ids     = s.ask("/tokenize", {{"content", " sea"}})["tokens"];
+    body["logit_bias"] = {{std::to_string(ids[0].get<int>()), 100}};
+    CHECK(has(text(), "sea sea sea"));
+    body["bad_words"] = {"sea"};
+    CHECK(!has(text(), " sea"));
+    body.erase("logit_bias");
+    body.erase("bad_words");
+    body["allowed_token_ids"] = Json::array({ids[0]});
+    CHECK(has(text(), "sea sea sea"));
+}
+
+TEST_CASE("the prefix cache, salts and pins", "[server]") {
+    const Server server({"--block-size", "4"});
+    std::string  prompt = "A prefix that many requests have in common, long enough for some blocks";
+    const auto   cached = [&](const Json& more = Json::object()) {
+        Json body{{"prompt", prompt}, {"max_tokens", 1}};
+        body.update(more);
+        return server.ask("/v1/completions", body)["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+    };
+    CHECK(cached() == 0);
+    CHECK(cached() >= 8);
+    CHECK(cached({{"cache_salt", "mine"}}) == 0);
+    CHECK(cached({{"cache_salt", "mine"}}) >= 8);
+    CHECK(cached({{"cache_prompt", false}}) == 0);
+    const Json pin = server.ask("/pin", {{"prompt", prompt}});
+    CHECK(pin["tokens"].get<int>() > 10);
+    CHECK(server.metric("quire:kv_blocks_pinned") == pin["blocks"].get<int>());
+    CHECK(Json::parse(server.get("/pins").body)["data"][0]["id"] == pin["id"]);
+    CHECK(server.ask("/unpin", {{"id", pin["id"]}})["deleted"] == true);
+    CHECK(server.post("/unpin", {{"id", pin["id"]}}).status == 404);
+    while (server.metric("quire:kv_blocks_pinned") > 0) nap();
+    CHECK(server.metric("vllm:prefix_cache_hits_total") > 0);
+}
+
+TEST_CASE("the other endpoints", "[server]") {
+    const Server& s = common();
+    CHECK(s.get("/health").body == R"({"status":"ok"})");
+    CHECK(s.get("/v1/health").status == 200);
+    const Json models = Json::parse(s.get("/v1/models").body);
+    CHECK(models["object"] == "list");
+    CHECK(models["data"][0]["id"] == "quire-14m-q8_0");
+    CHECK(models["data"][0]["max_model_len"] == 1024);
+    CHECK(Json::parse(s.get("/v1/models/quire-14m-q8_0").body)["id"] == "quire-14m-q8_0");
+    CHECK(s.get("/v1/models/gpt-4").status == 404);
+    CHECK(Json::parse(s.get("/version").body).contains("version"));
+    const Json props = Json::parse(s.get("/props").body);
+    CHECK(props["total_slots"] == 64);
+    CHECK(props["model_path"] == "quire-14m-q8_0.gguf");
+    const Json blocks = Json::parse(s.get("/blocks").body);
+    CHECK(blocks["block_size"] == 16);
+    CHECK(blocks["blocks"].size() == blocks["totals"]["blocks"]);
+
+    const Json tokens = s.ask("/tokenize", {{"prompt", "Hello world"}});
+    CHECK(tokens["count"] == tokens["tokens"].size());
+    CHECK(tokens["max_model_len"] == 1024);
+    const Json text = s.ask("/detokenize", {{"tokens", tokens["tokens"]}});
+    CHECK(text["prompt"] == "Hello world");
+    CHECK(text["content"] == "Hello world");
+    CHECK(s.ask("/tokenize", {{"content", "Hello"}, {"with_pieces", true}})["tokens"][0]["piece"] == "Hello");
+    CHECK(s.ask("/tokenize", {{"prompt", "Hello"}, {"return_token_strs", true}})["token_strs"].size() == 1);
+    CHECK(s.ask("/tokenize", {{"messages", user("Hello")}})["count"].get<int>() > 3);
+    CHECK(has(s.ask("/apply-template", {{"messages", user("Hello")}})["prompt"], "<|im_start|>user\nHello<|im_end|>"));
+
+    const Json e = s.ask("/v1/embeddings", {{"input", {"Hello", "Hello", "The sea"}}});
+    CHECK(e["data"].size() == 3);
+    CHECK(e["data"][0]["embedding"] == e["data"][1]["embedding"]);
+    CHECK(e["data"][0]["embedding"] != e["data"][2]["embedding"]);
+    double squares = 0;
+    for (const Json& v : e["data"][2]["embedding"]) squares += v.get<double>() * v.get<double>();
+    CHECK(std::abs(squares - 1) < 1e-4);
+    CHECK(e["usage"]["prompt_tokens"] == e["usage"]["total_tokens"]);
+    CHECK(s.ask("/v1/embeddings", {{"input", "Hello"}, {"encoding_format", "base64"}})["data"][0]["embedding"]
+              .is_string());
+    CHECK(Json::parse(s.post("/v1/embeddings", {{"input", "a"}, {"dimensions", 5}}).body)["error"]["param"] ==
+          "dimensions");
+}
+
+TEST_CASE("faults have OpenAI's shape", "[server]") {
+    const Server& s     = common();
+    const auto    fault = [&](const Reply& r, int status, const Json& param) {
+        INFO(r.body);
+        CHECK(r.status == status);
+        const Json e = Json::parse(r.body)["error"];
+        CHECK(e["message"].is_string());
+        CHECK(e["type"].is_string());
+        CHECK(e.contains("code"));
+        CHECK(e["param"] == param);
+        CHECK(r.headers.contains("x-request-id"));
+    };
+    fault(s.get("/v1/nothing"), 404, nullptr);
+    fault(s.get("/v1/completions"), 405, nullptr);
+    for (const char* body : {"", "{", "[]", "nonsense", "{\"prompt\":1e999}"})
+        fault(s.client().post("/v1/completions", body), 400, nullptr);
+    fault(s.client().post("/v1/completions", std::string(50000, '[')), 400, nullptr);
+    fault(s.post("/v1/completions", {{"prompt", "a"}, {"n", 0}}), 400, "n");
+    fault(s.post("/v1/completions", {{"prompt", "a"}, {"n", 100}}), 400, "n"); // more than run at once
+    fault(s.post("/v1/completions", {{"prompt", "a"}, {"n", 1}, {"best_of", 100}}), 400, "best_of");
+    fault(s.post("/v1/completions", {{"prompt", ""}}), 400, "prompt");
+    fault(s.post("/v1/completions", {{"prompt", {8192}}}), 400, "prompt");
+    fault(s.post("/v1/completions", {{"prompt", "a"}, {"model", "gpt-4"}}), 404, "model");
+    fault(s.post("/v1/chat/completions", {{"messages", Json::array()}}), 400, "messages");
+    std::string large;
+    for (int i = 0; i < 2000; i++) large += "word ";
+    fault(s.post("/v1/completions", {{"prompt", large}}), 400, "prompt");
+    fault(s.post("/v1/completions", {{"prompt", large}, {"stream", true}}), 400, "prompt");
+    fault(s.post("/v1/chat/completions", {{"messages", user(large)}}), 400, "messages");
+    fault(s.post("/v1/completions", {{"prompt", std::string(8 << 20, 'a')}}), 400, "prompt");
+    fault(s.post("/v1/chat/completions", {{"messages", user(std::string(8 << 20, 'a'))}}), 400, "messages");
+    fault(s.client().post("/v1/completions", std::string(17 << 20, ' ')), 413, nullptr);
+    CHECK(s.ask("/v1/completions", {{"prompt", large}, {"truncate_prompt_tokens", 10}})["usage"]["prompt_tokens"] ==
+          10);
+    fault(s.post("/v1/completions", {{"prompt", "a"}, {"response_format", {{"type", "json_object"}}}}), 400,
+          "response_format");
+    CHECK(s.post("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}, {"no_such_field", 1}}).status == 200);
+    CHECK(has(s.log(), "no_such_field"));
+    CHECK(s.get("/health").status == 200);
+}
+
+TEST_CASE("texts under load are those got alone", "[server]") {
+    // A pool for a few of them: the others wait, are swapped or computed again.
+    const Server server({"--kv-blocks", "24", "--block-size", "8", "-c", "128", "--parallel", "16", "-t", "2"});
+    std::vector<std::string> alone;
+    const auto               body = [](int i) {
+        return Json{{"prompt", "Number " + std::to_string(i) + ":"},
+                                  {"max_tokens", 40},
+                                  {"temperature", 0},
+                                  {"ignore_eos", true},
+                                  {"n", i % 3 == 0 ? 2 : 1}};
+    };
+    constexpr int n = 24;
+    for (int i = 0; i < n; i++) alone.push_back(server.ask("/v1/completions", body(i))["choices"].dump());
+    std::vector<std::string> together(n);
+    std::vector<std::thread> clients;
+    for (int i = 0; i < n; i++)
+        clients.emplace_back([&, i] {
+            Json b = body(i);
+            if (i % 2 == 0) {
+                together[std::size_t(i)] = Json::parse(server.post("/v1/completions", b).body)["choices"].dump();
+                return;
+            }
+            b["stream"]              = true;
+            std::string text         = server.post("/v1/completions", b).body;
+            together[std::size_t(i)] = std::move(text);
+        });
+    for (std::thread& c : clients) c.join();
+    for (int i = 0; i < n; i++) {
+        if (i % 2 == 0) {
+            CHECK(together[std::size_t(i)] == alone[std::size_t(i)]);
+            continue;
+        }
+        const Stream parts = parse_stream(together[std::size_t(i)]);
+        for (const Json& c : Json::parse(alone[std::size_t(i)])) CHECK(Json(parts.texts.at(c["index"])) == c["text"]);
+    }
+    CHECK(server.metric("vllm:num_preemptions_total") > 0);
+    server.until_idle();
+}
+
+TEST_CASE("whoever leaves is cancelled, and the blocks come back", "[server]") {
+    const Server server({"--parallel", "2", "-c", "1024"});
+    SECTION("while streaming") {
+        Client c    = server.client();
+        Json   b    = long_one;
+        b["stream"] = true;
+        c.send(Client::request("/v1/completions", b.dump()));
+        CHECK(c.head().status == 200);
+        CHECK(!c.chunk().empty());
+    }
+    SECTION("before anything has come, some of them queued") {
+        std::vector<Client> clients;
+        for (int i = 0; i < 6; i++) {
+            clients.push_back(server.client());
+            clients.back().send(Client::request("/v1/completions", long_one.dump()));
+        }
+        while (server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") < 6) nap();
+    }
+    SECTION("in the middle of its request") {
+        Client c = server.client();
+        c.send(Client::request("/v1/completions", long_one.dump()).substr(0, 150));
+    }
+    SECTION("without reading") {
+        Client c    = server.client();
+        Json   b    = long_one;
+        b["stream"] = true;
+        b["n"]      = 2;
+        c.send(Client::request("/v1/completions", b.dump()));
+    }
+    server.until_idle();
+    CHECK(server.metric("vllm:generation_tokens_total") < 1800); // nobody ran to the end for nobody
+    CHECK(server.ask("/v1/completions", {{"prompt", "Hello"}})["choices"].size() == 1);
+}
+
+TEST_CASE("whoever does not read is cut off and holds up nobody", "[server]") {
+    const Server server({"--write-timeout", "0.5", "--parallel", "16"});
+    Client       deaf = server.client();
+    Json         body = long_one;
+    body["stream"]    = true;
+    body["n"]         = 8;
+    body["logprobs"]  = 20; // more than all buffers on the way hold
+    deaf.send(Client::request("/v1/completions", body.dump()));
+    for (int i = 0; i < 5; i++)
+        CHECK(server.ask(
+                  "/v1/completions",
+                  {{"prompt", "Hello"}, {"max_tokens", 5}, {"ignore_eos", true}})["usage"]["completion_tokens"] == 5);
+    server.until_idle();
+    while (server.metric("quire:http_threads") > 4) nap(); // its own has gone on
+    const std::string rest = deaf.rest();
+    CHECK(!has(rest, "[DONE]"));
+}
+
+TEST_CASE("a full queue says so", "[server]") {
+    const Server        server({"--parallel", "1", "--max-queue", "2"});
+    std::vector<Client> clients;
+    for (int i = 0; i < 3; i++) {
+        clients.push_back(server.client());
+        clients.back().send(Client::request("/v1/completions", long_one.dump()));
+        while (server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") < i + 1) nap();
+    }
+    const Reply r = server.post("/v1/completions", long_one);
+    CHECK(r.status == 429);
+    CHECK(std::stoi(r.headers.at("retry-after")) >= 1);
+    CHECK(Json::parse(r.body)["error"]["code"] == "queue_full");
+    CHECK(server.metric("quire:requests_refused_total") == 1);
+    CHECK(server.get("/health").status == 200);
+    clients.clear();
+    server.until_idle();
+    CHECK(server.post("/v1/completions", {{"prompt", "Hello"}}).status == 200);
+}
+
+TEST_CASE("keys", "[server]") {
+    const std::string file = temporary();
+    std::ofstream(file) << "key-from-file\n\nanother%20key\n";
+    const Server s({"--api-key", "secret-one,secret-two", "--api-key-file", file});
+    unlink(file.c_str());
+    const auto status = [&](const std::string& headers, const std::string& path = "/v1/models") {
+        return s.get(path, headers).status;
+    };
+    CHECK(status("") == 401);
+    for (const char* wrong :
+         {"Authorization: Bearer wrong\r\n", "Authorization: Bearer \r\n", "Authorization: secret-one\r\n",
+          "Authorization: Bearer secret-on\r\n", "Authorization: Bearer secret-onee\r\n", "X-Api-Key: \r\n",
+          "Authorization: Bearer another key\r\n", "Authorization: Basic secret-one\r\n"})
+        CHECK(status(wrong) == 401);
+    for (const char* right : {"Authorization: Bearer secret-one\r\n", "Authorization: Bearer secret-two\r\n",
+                              "X-Api-Key: key-from-file\r\n", "Authorization: Bearer another%20key\r\n"})
+        CHECK(status(right) == 200);
+    for (const char* path : {"/metrics", "/props", "/blocks", "/blocks/events", "/pins"})
+        CHECK(status("", path) == 401);
+    CHECK(status("", "/health") == 200);
+    const Json e = Json::parse(s.post("/v1/completions", {{"prompt", "a"}}).body)["error"];
+    CHECK(e["code"] == "invalid_api_key");
+    for (const char* key : {"secret-one", "secret-two", "key-from-file", "secret-onee", "wrong"})
+        CHECK(!has(s.log() + s.errors(), key));
+    const Finished f = run_program("server", {"--api-key", ""});
+    CHECK(f.code == 1); // an empty key is no key, not an open door
+}
+
+TEST_CASE("CORS is off unless asked for", "[server]") {
+    CHECK(!common().get("/health", "Origin: http://evil\r\n").headers.contains("access-control-allow-origin"));
+    CHECK(common().client().call("OPTIONS /v1/completions HTTP/1.1\r\nOrigin: http://evil\r\n\r\n").status == 405);
+    const Server s({"--cors-origins", "http://good,http://better", "--api-key", "k"});
+    CHECK(s.get("/health", "Origin: http://good\r\n").headers.at("access-control-allow-origin") == "http://good");
+    CHECK(!s.get("/health", "Origin: http://evil\r\n").headers.contains("access-control-allow-origin"));
+    const Reply r = s.client().call("OPTIONS /v1/chat/completions HTTP/1.1\r\nOrigin: http://better\r\n\r\n");
+    CHECK(r.status == 204);
+    CHECK(has(r.headers.at("access-control-allow-headers"), "Authorization"));
+}
+
+TEST_CASE("the log, the ids and the metrics", "[server]") {
+    const Server s({"--log-json"});
+    const Reply  r = s.post("/v1/completions", {{"prompt", "Hello"}, {"max_tokens", 5}, {"ignore_eos", true}},
+                            "X-Request-Id: abc-1\r\n");
+    CHECK(r.headers.at("x-request-id") == "abc-1");
+    CHECK(Json::parse(r.body)["id"] == "cmpl-abc-1");
+    while (!has(s.log(), "\n")) nap();
+    const Json line = Json::parse(s.log().substr(0, s.log().find('\n')));
+    CHECK(line["id"] == "abc-1");
+    CHECK(line["status"] == 200);
+    CHECK(line["tokens"] == 5);
+    CHECK(line["prompt_tokens"] == 1);
+    CHECK(line["finish"] == "length");
+    for (const char* key : {"ttft", "rate", "cached_tokens", "seconds", "method", "path", "remote"})
+        CHECK(line.contains(key));
+
+    const Reply m = s.get("/metrics");
+    CHECK(m.headers.at("content-type") == "text/plain; version=0.0.4; charset=utf-8");
+    CHECK(s.metric("vllm:generation_tokens_total") == 5);
+    CHECK(s.metric("vllm:time_to_first_token_seconds_count") == 1);
+    CHECK(s.metric("vllm:inter_token_latency_seconds_count") == 4);
+    std::set<std::string> typed;
+    for (std::size_t at = 0; at < m.body.size();) {
+        const std::string row = m.body.substr(at, m.body.find('\n', at) - at);
+        at += row.size() + 1;
+        if (row.starts_with("# TYPE ")) {
+            CHECK(typed.insert(row.substr(7, row.rfind(' ') - 7)).second); // each family once
+        } else if (!row.starts_with("#")) {
+            CHECK(row.find('{') != std::string::npos);
+            char* end = nullptr;
+            (void)std::strtod(row.c_str() + row.rfind(' ') + 1, &end);
+            CHECK(*end == '\0');
+            CHECK(!has(row, "nan"));
+        }
+    }
+}
+
+TEST_CASE("the KV memory can be watched", "[server]") {
+    const Server s({"--parallel", "2"});
+    Client       watcher = s.client();
+    watcher.send("GET /blocks/events HTTP/1.1\r\n\r\n");
+    CHECK(watcher.head().headers.at("content-type") == "text/event-stream");
+    const Json first = Json::parse(watcher.chunk().substr(6));
+    CHECK(first["totals"]["used"] == 0);
+    Client busy = s.client();
+    busy.send(Client::request("/v1/completions", long_one.dump()));
+    for (Json at = first; at["totals"]["used"] == 0;) at = Json::parse(watcher.chunk().substr(6));
+    busy.hang_up();
+    for (Json at = Json::parse(watcher.chunk().substr(6)); at["totals"]["used"] != 0;)
+        at = Json::parse(watcher.chunk().substr(6));
+}
+
+TEST_CASE("silence in a stream is broken by comments", "[server]") {
+    const Server server({"--parallel", "1", "--sse-ping-interval", "0.05"});
+    Client       first = server.client(), second = server.client();
+    first.send(Client::request("/v1/completions", long_one.dump()));
+    while (server.metric("vllm:num_requests_running") < 1) nap();
+    Json body      = long_one;
+    body["stream"] = true;
+    second.send(Client::request("/v1/completions", body.dump()));
+    CHECK(second.head().status == 200);
+    CHECK(second.chunk() == ":\n\n");
+}
+
+TEST_CASE("a signal ends it: what runs goes on, nothing new comes in", "[server]") {
+    Server server({"--parallel", "2"});
+    Client running = server.client();
+    running.send(Client::request("/v1/completions", long_one.dump()));
+    while (server.metric("vllm:num_requests_running") < 1) nap();
+    server.signal(SIGTERM);
+    while (server.get("/health").status == 200) nap();
+    const Reply refused = server.post("/v1/completions", {{"prompt", "Hello"}});
+    if (refused.status != 0) CHECK(refused.status == 503); // unless it has ended meanwhile
+    const Reply r = running.reply();
+    CHECK(r.status == 200);
+    CHECK(Json::parse(r.body)["usage"]["completion_tokens"] == 900);
+    CHECK(server.wait() == 0);
+}
+
+TEST_CASE("a drain does not wait for ever, a second signal not at all", "[server]") {
+    Server server({"--drain-timeout", "0"});
+    Client running = server.client();
+    Json   body    = long_one;
+    body["stream"] = true;
+    running.send(Client::request("/v1/completions", body.dump()));
+    CHECK(running.head().status == 200);
+    CHECK(!running.chunk().empty());
+    SECTION("in time") {
+        server.signal(SIGINT);
+        CHECK(has(running.rest(), "shutting down")); // an event of its own, behind the tokens
+        CHECK(server.wait() == 0);
+    }
+    SECTION("at once") {
+        Server patient({"--drain-timeout", "600"});
+        Client long_running = patient.client();
+        Json   many         = long_one;
+        many["n"]           = 32;
+        long_running.send(Client::request("/v1/completions", many.dump()));
+        while (patient.metric("vllm:num_requests_running") < 1) nap();
+        patient.signal(SIGTERM);
+        while (patient.get("/health").status == 200) nap();
+        patient.signal(SIGTERM);
+        CHECK(patient.wait() == 1);
+    }
+}
+
+TEST_CASE("a Unix socket, and names of the model", "[server]") {
+    const std::string path = temporary() + ".sock";
+    {
+        Server server({"--unix", path, "--alias", "one,two", "--port", "8080"});
+        Client c(path);
+        REQUIRE(c.connected());
+        CHECK(Json::parse(c.get("/v1/models").body)["data"].size() == 2);
+        CHECK(c.post("/v1/completions", R"({"prompt":"a","model":"two","max_tokens":1})").status == 200);
+        server.signal(SIGTERM);
+        CHECK(server.wait() == 0);
+    }
+    CHECK(access(path.c_str(), F_OK) != 0); // gone with it
+}
+
+TEST_CASE("wrong usage is one line", "[server]") {
+    for (const auto& [arguments, code] :
+         std::vector<std::pair<std::vector<std::string>, int>>{{{"--nonsense"}, 2},
+                                                               {{"--port", "99999"}, 2},
+                                                               {{"--parallel", "0"}, 2},
+                                                               {{"--chat-template", "none"}, 2},
+                                                               {{"-m", "/nonexistent.gguf"}, 1},
+                                                               {{"-m", shipped, "--host", "256.1.1.1"}, 1},
+                                                               {{"-m", shipped, "--api-key-file", "/nonexistent"}, 1},
+                                                               {{"-m", shipped, "--tls-cert", "/nonexistent"}, 1},
+                                                               {{"-m", shipped, "--unix", "/nonexistent/x"}, 1}}) {
+        const Finished f = run_program("server", arguments);
+        INFO(f.err);
+        CHECK(f.code == code);
+        CHECK(has(f.err, "server: "));
+    }
+}
