@@ -112,6 +112,8 @@ public:
     virtual Result<Buffer> allocate_host(std::size_t bytes) = 0;
     // Bytes that KV blocks may take when nobody says how much; asked when the weights are there.
     virtual std::size_t memory_for_cache() const = 0;
+    // Bytes taken so far: weights that are not read from the file as it is, buffers, workspaces.
+    virtual std::size_t memory_taken() const = 0;
     // What is handed from one operation to the next; the residual and the logits are always float32.
     virtual DType activation_type() const = 0;
     // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.

@@ -38,11 +38,17 @@ public:
     }
 
     Result<Buffer> allocate(std::size_t bytes) override;
-    Result<Buffer> allocate_host(std::size_t bytes) override { return allocate(bytes); }
+    Result<Buffer> allocate_host(std::size_t bytes) override {
+        const std::size_t before = taken_; // the swap pool is not the device's
+        Result<Buffer>    buffer = allocate(bytes);
+        taken_                   = before;
+        return buffer;
+    }
     // A quarter of the machine's memory.
     std::size_t memory_for_cache() const override {
         return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4;
     }
+    std::size_t            memory_taken() const override { return taken_; }
     DType                  activation_type() const override { return DType::F32; }
     Result<void>           prepare_steps(const StepLimits&) override { return {}; }
     Result<TensorView>     prepare(const TensorView& weight) override { return weight; }
@@ -83,6 +89,7 @@ private:
 
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
+    std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
     const StepPlan*                 plan_ = nullptr;
     std::vector<QueryTile>          tiles_;
@@ -102,6 +109,7 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
     bytes      = std::max<std::size_t>(bytes, 64);
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) return fail_with(ErrorKind::system, "cannot take ", bytes >> 20, " MiB of memory");
+    taken_ += bytes;
     return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
 }
 

@@ -67,6 +67,7 @@ public:
     Result<Buffer>         allocate(std::size_t bytes) override;
     Result<Buffer>         allocate_host(std::size_t bytes) override;
     std::size_t            memory_for_cache() const override;
+    std::size_t            memory_taken() const override { return taken_; }
     DType                  activation_type() const override { return DType::F16; }
     Result<TensorView>     prepare(const TensorView& weight) override;
     Result<void>           prepare_steps(const StepLimits& limits) override;
@@ -112,8 +113,9 @@ private:
     bool                           has_blas_;
     cuda::Stream                   stream_;
     std::vector<void*>             owned_, owned_host_;
-    std::deque<cuda::Weight>       weights_;                 // what prepared views point to
-    std::map<const float*, float*> frequencies_;             // of RoPE, on the device
+    std::deque<cuda::Weight>       weights_;     // what prepared views point to
+    std::map<const float*, float*> frequencies_; // of RoPE, on the device
+    std::size_t                    taken_         = 0;
     void*                          staging_       = nullptr; // raw blocks on their way into another form
     std::size_t                    staging_bytes_ = 0;
 
@@ -160,6 +162,7 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
 Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
     void* data = cuda::allocate(bytes);
     if (data == nullptr) return fail_with(ErrorKind::system, "the GPU has no ", bytes >> 20, " MiB of memory left");
+    taken_ += bytes;
     return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release(p); });
 }
 
@@ -171,7 +174,10 @@ Result<Buffer> CudaBackend::allocate_host(std::size_t bytes) {
 
 void* CudaBackend::take(std::size_t bytes) {
     void* memory = cuda::allocate(bytes);
-    if (memory != nullptr) owned_.push_back(memory);
+    if (memory != nullptr) {
+        owned_.push_back(memory);
+        taken_ += bytes;
+    }
     return memory;
 }
 

@@ -81,7 +81,8 @@ public:
     const Tokenizer&   tokenizer() const;
     EngineOptions      options() const;       // with the defaults filled in
     std::string        chat_template() const; // tokenizer.chat_template, or ""
-    std::string        describe() const;      // one line: device, instruction set, threads, blocks
+    std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
+    std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
     std::size_t        block_bytes() const;   // of one KV block
     EngineStats        stats() const;
 
@@ -133,6 +134,7 @@ struct Engine::Impl {
     Decoding                 decoding; // the caller's, if any
     StepPlan                 plan;
     EngineStats              stats;
+    std::size_t              weight_bytes = 0, workspace_bytes = 0; // taken from the device
 
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
@@ -196,6 +198,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
     if (!model) return std::unexpected(model.error());
 
+    const std::size_t weight_bytes = (*backend)->memory_taken() - model->activation_bytes();
+
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
     const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
     const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
@@ -251,8 +255,10 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.free_order       = o.free_order;
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
-    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                       std::move(*backend), std::move(*model), std::move(*cache), scheduling);
+    auto impl             = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                                   std::move(*backend), std::move(*model), std::move(*cache), scheduling);
+    impl->weight_bytes    = weight_bytes;
+    impl->workspace_bytes = impl->backend->memory_taken() - weight_bytes - impl->cache.bytes();
     impl->measure_moves();
     return Engine(std::move(impl));
 }
@@ -290,9 +296,18 @@ std::string Engine::chat_template() const {
 }
 
 std::string Engine::describe() const {
-    const EngineOptions& o = impl_->options;
-    return cat(impl_->backend->describe(), "; KV ", o.kv_blocks, " blocks of ", o.block_size, " tokens, ",
-               impl_->cache.bytes() >> 20, " MiB; context ", o.context);
+    return cat(impl_->backend->describe(), "; ", memory_use(), "; context ", impl_->options.context);
+}
+
+std::string Engine::memory_use() const {
+    const Impl&          e    = *impl_;
+    const EngineOptions& o    = e.options;
+    const auto           size = [](std::size_t bytes) {
+        return bytes >= std::size_t(10) << 30 ? cat(bytes >> 30, " GiB") : cat(bytes >> 20, " MiB");
+    };
+    return cat(e.weight_bytes > 0 ? cat("weights ", size(e.weight_bytes), ", ") : std::string(), "workspaces ",
+               size(e.workspace_bytes), ", KV ", size(e.cache.bytes()), ": ", o.kv_blocks, " blocks of ", o.block_size,
+               o.block_size == 1 ? " token = " : " tokens = ", std::int64_t(o.kv_blocks) * o.block_size, " tokens");
 }
 
 Result<RequestId> Engine::submit(Request request) {

@@ -25,6 +25,9 @@ public:
     // step.
     StepLogits forward(const StepPlan& plan, const KvCache& cache);
 
+    // Bytes of the activations.
+    std::size_t activation_bytes() const { return memory_.bytes(); }
+
 private:
     Model() = default;
 

@@ -152,6 +152,7 @@ int blocks(int repetitions, bool json) {
 // -- whole models
 
 struct Arguments {
+    double           gpu_memory_utilization = 0.92;
     std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int    repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, layers = 0, n_requests = 1000, max_sequences = 256;
@@ -228,14 +229,16 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
 
 EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     EngineOptions o;
-    o.device           = a.device;
-    o.threads          = a.threads;
-    o.prefix_cache     = false;
-    o.max_sequences    = n_sequences;
-    o.context          = n_tokens;
-    o.max_batch_tokens = std::max(2048, n_sequences);
-    o.kv_blocks        = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
-    o.swap_blocks      = 0;
+    o.device                 = a.device;
+    o.gpu_memory_utilization = a.gpu_memory_utilization;
+    o.gpu_memory_utilization = a.gpu_memory_utilization;
+    o.threads                = a.threads;
+    o.prefix_cache           = false;
+    o.max_sequences          = n_sequences;
+    o.context                = n_tokens;
+    o.max_batch_tokens       = std::max(2048, n_sequences);
+    o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
+    o.swap_blocks            = 0;
     return o;
 }
 
@@ -640,6 +643,10 @@ int main(int argc, char** argv) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
         c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
         c->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+        c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
+                      "of the GPU's memory, weights and KV together")
+            ->check(CLI::Range(0.01, 1.0))
+            ->capture_default_str();
         c->add_option("--kv-blocks", a.kv_blocks, "0: what is needed")->check(CLI::Range(0, 1 << 24));
         c->add_option("--bandwidth", a.bandwidth, "GB/s of this machine, for the fraction of the limit");
         c->add_option("--tflops", a.tflops, "TFLOP/s of this machine, for the fraction of the limit");

@@ -18,7 +18,9 @@ namespace {
 struct Arguments {
     std::string model, prompt, prompt_file, system, form_name, form_file, kv_type = "f16", color = "auto",
                                                                           device = "auto";
-    int n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
+    double gpu_memory_utilization                                                = 0.92;
+    bool   deterministic                                                         = false;
+    int    n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
     std::optional<float> temperature; // 0.8; the model that ships is best without chance: 0
     float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t         seed = -1;
@@ -436,15 +438,17 @@ int run(Arguments& a) {
     }
 
     EngineOptions options;
-    options.device         = a.device;
-    options.threads        = a.threads;
-    options.block_size     = a.block_size;
-    options.context        = a.context;
-    options.kv_blocks      = a.kv_blocks;
-    options.kv_type        = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    options.max_sequences  = 1;
-    options.prefix_cache   = !a.no_prefix_cache;
-    const std::string name = std::filesystem::path(a.model).filename().string();
+    options.device                 = a.device;
+    options.gpu_memory_utilization = a.gpu_memory_utilization;
+    options.deterministic          = a.deterministic;
+    options.threads                = a.threads;
+    options.block_size             = a.block_size;
+    options.context                = a.context;
+    options.kv_blocks              = a.kv_blocks;
+    options.kv_type                = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    options.max_sequences          = 1;
+    options.prefix_cache           = !a.no_prefix_cache;
+    const std::string name         = std::filesystem::path(a.model).filename().string();
     ProgressBar       bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
     bar.show(0);
     Result<Engine> engine = Engine::load(a.model, options, [&](double fraction) { bar.show(fraction); });
@@ -513,6 +517,10 @@ int main(int argc, char** argv) {
     app.add_option("--device", a.device, "where it runs: the GPU if there is one, or the CPU")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
+    app.add_option("--gpu-memory-utilization", a.gpu_memory_utilization, "of the GPU's memory, weights and KV together")
+        ->check(within(0.01, 1.0))
+        ->capture_default_str();
+    app.add_flag("--deterministic", a.deterministic, "on a GPU: the same bits in any batch");
     app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
         ->check(within(0, 1024))
         ->capture_default_str();
