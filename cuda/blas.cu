@@ -3,8 +3,9 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+
+#include <array>
 #include <map>
-#include <tuple>
 
 #include "kernels.h"
 
@@ -20,6 +21,7 @@ struct Library {
     decltype(&cublasLtMatmulDescCreate)             describe;
     decltype(&cublasLtMatmulDescSetAttribute)       set;
     decltype(&cublasLtMatrixLayoutCreate)           layout;
+    decltype(&cublasLtMatrixLayoutSetAttribute)     set_layout;
     decltype(&cublasLtMatmulPreferenceCreate)       prefer;
     decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
     decltype(&cublasLtMatmulAlgoGetHeuristic)       heuristic;
@@ -44,6 +46,7 @@ struct Library {
         find(describe, "cublasLtMatmulDescCreate");
         find(set, "cublasLtMatmulDescSetAttribute");
         find(layout, "cublasLtMatrixLayoutCreate");
+        find(set_layout, "cublasLtMatrixLayoutSetAttribute");
         find(prefer, "cublasLtMatmulPreferenceCreate");
         find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
         find(heuristic, "cublasLtMatmulAlgoGetHeuristic");
@@ -72,10 +75,11 @@ const char* open_blas() { return library().error; }
 
 // Row-major out [n × rows] = x [n × cols] · weightᵀ is, column by column, outᵀ = weight · xᵀ.
 void matmul_blas(const Half* x, std::int64_t n, const Half* weight, std::int64_t rows, std::int64_t cols, void* out,
-                 bool out_is_float, Stream stream) {
-    static std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>, Shape> shapes;
-    Library&                                                                           lib = library();
-    auto [found, is_new] = shapes.try_emplace({n, rows, cols, out_is_float});
+                 bool out_is_float, Stream stream, int n_matrices, std::int64_t weight_stride,
+                 std::int64_t out_stride) {
+    static std::map<std::array<std::int64_t, 7>, Shape> shapes;
+    Library&                                            lib = library();
+    auto [found, is_new] = shapes.try_emplace({n, rows, cols, out_is_float, n_matrices, weight_stride, out_stride});
     Shape& s             = found->second;
     if (is_new) {
         const cublasOperation_t transpose = CUBLAS_OP_T;
@@ -84,6 +88,16 @@ void matmul_blas(const Half* x, std::int64_t n, const Half* weight, std::int64_t
         lib.layout(&s.weight, CUDA_R_16F, std::uint64_t(cols), std::uint64_t(rows), cols);
         lib.layout(&s.x, CUDA_R_16F, std::uint64_t(cols), std::uint64_t(n), cols);
         lib.layout(&s.out, out_is_float ? CUDA_R_32F : CUDA_R_16F, std::uint64_t(rows), std::uint64_t(n), rows);
+        if (n_matrices > 1) {
+            const std::int64_t no_stride = 0;
+            const auto         several   = [&](cublasLtMatrixLayout_t layout, const std::int64_t& stride) {
+                lib.set_layout(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n_matrices, sizeof n_matrices);
+                lib.set_layout(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
+            };
+            several(s.weight, weight_stride);
+            several(s.x, no_stride);
+            several(s.out, out_stride);
+        }
         cublasLtMatmulPreference_t preference{};
         lib.prefer(&preference);
         lib.set_preference(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,

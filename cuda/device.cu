@@ -64,6 +64,7 @@ void* allocate(std::size_t bytes) {
         return nullptr;
     }
     note(cudaMemset(memory, 0, std::max<std::size_t>(bytes, 256)));
+    note(cudaDeviceSynchronize()); // the zeros come before what other streams write
     return memory;
 }
 

@@ -186,7 +186,7 @@ __global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
             __half* from = source(head);
             __half* to   = head < a.n_heads ? from : place(a.cache_k, head - a.n_heads);
             // The words hold x x' | y y' of two pairs where they are half a head apart, x y | x' y' where they are neighbours.
-            __half     v[2 * W] = {};
+            __half     v[2 * W]    = {};
             const auto swap_middle = [&] {
                 const __half h = v[1];
                 v[1] = v[W], v[W] = h;

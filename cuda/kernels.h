@@ -189,20 +189,22 @@ struct Product {
     void*        out          = nullptr;
     bool         out_is_float = false;
 };
-// Few rows of x (1 .. most_vector_rows): reads each weight once, all products in one launch.
+// Few rows of x (1 .. most_vector_rows): reads each weight once, all products in one launch. invariant: a row's bits do not
+// depend on how many there are.
 constexpr int most_vector_rows = 8;
 constexpr int most_products    = 3;
 void          matmul_vector(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                            Stream stream);
+                            bool invariant, Stream stream);
 // matmul_batch.cu: some rows of x (up to most_batch_rows) on tensor cores, weights in any form read once. x has room for
 // n_rows rounded up to 8, 16, 32, 64.
 constexpr int most_batch_rows = 64;
 bool          can_batch(const Weight& weight);
-void          matmul_batch(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                           Stream stream);
+void matmul_batch(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products, Stream stream);
 // Many rows of x: tensor cores by cuBLASLt, weights as halves. Null, or why there is no cuBLASLt.
 const char* open_blas();
-void        matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, std::int64_t rows, std::int64_t cols,
-                        void* out, bool out_is_float, Stream stream);
+// n_matrices of one shape, `weight_stride` and `out_stride` elements apart, are multiplied with the same x.
+void matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, std::int64_t rows, std::int64_t cols,
+                 void* out, bool out_is_float, Stream stream, int n_matrices = 1, std::int64_t weight_stride = 0,
+                 std::int64_t out_stride = 0);
 
 } // namespace quire::cuda

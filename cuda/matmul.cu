@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <set>
 
 #include "kernels.h"
 #include "warp.cuh"
@@ -13,8 +14,9 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps          = 8; // of a block
-constexpr int integer_blocks = 2; // at once on a processor
+constexpr int warps             = 8; // of a block
+constexpr int integer_i8_blocks = 3;
+constexpr int integer_blocks    = 2; // at once on a processor
 
 struct Products {
     Product product[most_products];
@@ -284,8 +286,129 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
 // -- one row of x and Q4_K weights, in whole numbers
 
 // x as 16-bit integers with a scale for each 32 of them, split into a signed high and an unsigned low byte: dp4a then
-// multiplies four weights at once, exactly, and what is lost of x is less than of a half. Blocks stay and take one pair of
-// rows after another, so x is made ready once a block.
+// multiplies four weights at once, exactly, and what is lost of x is less than of a half. high and low: [cols / 4] four bytes
+// each; scale: [cols / 32]; total: [cols / 16] Σ x. By all threads of a block.
+__device__ void prepare_integers(const __half* x, int cols, std::uint32_t* high, std::uint32_t* low, float* scale,
+                                 float* total) {
+    const int lane = threadIdx.x % 32;
+    for (int g = threadIdx.x; g < cols / 8; g += warps * 32) { // 8 values a thread, four threads a group of 32
+        const uint4         v        = *reinterpret_cast<const uint4*>(x + g * 8);
+        const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+        float               f[8], most = 0, sum = 0;
+        for (int k = 0; k < 4; k++) {
+            const float2 pair = as_float2(words[k]);
+            f[2 * k] = pair.x, f[2 * k + 1] = pair.y;
+            most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+            sum += pair.x + pair.y;
+        }
+        const unsigned four = 0xfu << (lane & 28);
+        most                = fmaxf(most, __shfl_xor_sync(four, most, 1));
+        most                = fmaxf(most, __shfl_xor_sync(four, most, 2));
+        sum += __shfl_xor_sync(four, sum, 1);
+        const float   inverse = most > 0 ? 32512.0f / most : 0.0f; // so that the high byte stays below 128
+        std::uint32_t h[2] = {}, l[2] = {};
+        for (int k = 0; k < 8; k++) {
+            const int n = __float2int_rn(f[k] * inverse);
+            h[k / 4] |= std::uint32_t(n >> 8 & 255) << (8 * (k % 4));
+            l[k / 4] |= std::uint32_t(n & 255) << (8 * (k % 4));
+        }
+        high[2 * g] = h[0], high[2 * g + 1] = h[1];
+        low[2 * g] = l[0], low[2 * g + 1] = l[1];
+        if (g % 4 == 0) scale[g / 4] = most / 32512.0f;
+        if (g % 2 == 0) total[g / 2] = sum;
+    }
+    __syncthreads();
+}
+
+constexpr std::size_t integer_bytes(int cols) { return std::size_t(cols) * 2 + std::size_t(cols / 32) * 12; }
+
+__device__ int dot4(std::uint32_t weights, std::uint32_t x, int sum) { return __dp4a(int(weights), int(x), sum); }
+__device__ int dot4_unsigned(std::uint32_t weights, std::uint32_t x, int sum) { // signed weights, unsigned x
+    int out;
+    asm("dp4a.s32.u32 %0, %1, %2, %3;" : "=r"(out) : "r"(weights), "r"(x), "r"(sum));
+    return out;
+}
+
+// int8 weights: pairs of rows, 1,024 columns of both at a time; the next ones are on their way while these are worked on, the
+// first ones while the kernel before is still busy.
+template <int Group, bool FloatScales, bool Mins>
+__global__ void __launch_bounds__(warps * 32, integer_i8_blocks)
+    integer_i8_kernel(const __half* x, int cols, Products all) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    auto*                                         high  = reinterpret_cast<std::uint32_t*>(memory);
+    auto*                                         low   = high + cols / 4;
+    auto*                                         scale = reinterpret_cast<float*>(low + cols / 4);
+    auto*                                         total = scale + cols / 32;
+    const int lane = threadIdx.x % 32, n_rows = all.first_row[all.n], stride = int(gridDim.x) * warps * 2;
+    struct Pair {
+        uint4 v[2][2];
+        float scale[2][2], min[2][2];
+    };
+    Pair       next;
+    const auto product_of = [&](int row) -> const Product& {
+        return all.product[row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2];
+    };
+    const auto load = [&](int row, int base) {
+        if (row >= n_rows) return;
+        const Product& p  = product_of(row);
+        const Weight&  w  = p.weight;
+        const auto     r0 = std::int64_t(row - all.first_row[&p - all.product]);
+#pragma unroll
+        for (int u = 0; u < 2; u++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int c = base + u * 512 + lane * 16;
+                if (c >= cols) break;
+                const std::int64_t at = (r0 + r) * cols + c;
+                next.v[u][r]          = load_once(static_cast<const std::int8_t*>(w.data) + at);
+                next.scale[u][r]      = FloatScales ? static_cast<const float*>(w.scales)[at / Group]
+                                                    : __half2float(static_cast<const __half*>(w.scales)[at / Group]);
+                if (Mins) next.min[u][r] = static_cast<const float*>(w.mins)[at / Group];
+            }
+    };
+    int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2, base = 0;
+    load(row, 0);
+    wait_for_inputs();
+    prepare_integers(x, cols, high, low, scale, total);
+    float sum[2] = {};
+    while (row < n_rows) {
+        const Pair now      = next;
+        const int  this_row = row, here = base;
+        base += 1024;
+        if (base >= cols) base = 0, row += stride;
+        load(row, base);
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+            const int c = here + u * 512 + lane * 16;
+            if (c >= cols) break;
+            const uint4 h  = *reinterpret_cast<const uint4*>(high + c / 4),
+                        l  = *reinterpret_cast<const uint4*>(low + c / 4);
+            const float by = scale[c / 32];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const uint4 w = now.v[u][r];
+                const int   i = dot4(w.w, h.w, dot4(w.z, h.z, dot4(w.y, h.y, dot4(w.x, h.x, 0))));
+                const int   j = dot4_unsigned(
+                    w.w, l.w, dot4_unsigned(w.z, l.z, dot4_unsigned(w.y, l.y, dot4_unsigned(w.x, l.x, 0))));
+                sum[r] += now.scale[u][r] * (by * float(i * 256 + j));
+                if (Mins) sum[r] -= now.min[u][r] * total[c / 16];
+            }
+        }
+        if (base != 0) continue;
+        const Product&     p  = product_of(this_row);
+        const std::int64_t r0 = this_row - all.first_row[&p - all.product];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float value = warp_sum(sum[r]) + (p.bias ? p.bias[r0 + r] : 0.0f);
+            sum[r]            = 0;
+            if (lane != 0) continue;
+            if (p.out_is_float) static_cast<float*>(p.out)[r0 + r] = value;
+            else static_cast<__half*>(p.out)[r0 + r] = __float2half(value);
+        }
+    }
+}
+
+// Q4_K, the same with nibbles.
 __global__ void __launch_bounds__(warps * 32, integer_blocks) integer_kernel(const __half* x, int cols, Products all) {
     extern __shared__ __align__(16) unsigned char memory[];
     auto*     high  = reinterpret_cast<std::uint32_t*>(memory); // [cols / 4] four bytes each
@@ -320,33 +443,7 @@ __global__ void __launch_bounds__(warps * 32, integer_blocks) integer_kernel(con
     int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2, base = 0;
     load(row, 0);
     wait_for_inputs();
-    for (int g = threadIdx.x; g < cols / 8; g += warps * 32) { // 8 values a thread, four threads a group of 32
-        const uint4         v        = *reinterpret_cast<const uint4*>(x + g * 8);
-        const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        float               f[8], most = 0, sum = 0;
-        for (int k = 0; k < 4; k++) {
-            const float2 pair = as_float2(words[k]);
-            f[2 * k] = pair.x, f[2 * k + 1] = pair.y;
-            most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-            sum += pair.x + pair.y;
-        }
-        const unsigned four = 0xfu << (lane & 28);
-        most                = fmaxf(most, __shfl_xor_sync(four, most, 1));
-        most                = fmaxf(most, __shfl_xor_sync(four, most, 2));
-        sum += __shfl_xor_sync(four, sum, 1);
-        const float   inverse = most > 0 ? 32512.0f / most : 0.0f; // so that the high byte stays below 128
-        std::uint32_t h[2] = {}, l[2] = {};
-        for (int k = 0; k < 8; k++) {
-            const int n = __float2int_rn(f[k] * inverse);
-            h[k / 4] |= std::uint32_t(n >> 8 & 255) << (8 * (k % 4));
-            l[k / 4] |= std::uint32_t(n & 255) << (8 * (k % 4));
-        }
-        high[2 * g] = h[0], high[2 * g + 1] = h[1];
-        low[2 * g] = l[0], low[2 * g + 1] = l[1];
-        if (g % 4 == 0) scale[g / 4] = most / 32512.0f;
-        if (g % 2 == 0) total[g / 2] = sum;
-    }
-    __syncthreads();
+    prepare_integers(x, cols, high, low, scale, total);
     float sum[2] = {};
     while (row < n_rows) {
         const Pair now      = next;
@@ -415,14 +512,23 @@ int processors() {
     return n;
 }
 
-void launch_integer(const __half* x, int cols, const Products& all, cudaStream_t stream) {
-    static const cudaError_t once =
-        cudaFuncSetAttribute(integer_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
-    (void)once;
-    const std::size_t shared = std::size_t(cols) * 2 + std::size_t(cols / 32) * 12;
-    const int         wanted = (all.first_row[all.n] / 2 + warps - 1) / warps;
-    run_kernel(integer_kernel, dim3(unsigned(std::min(wanted, processors() * integer_blocks))), warps * 32, shared,
-               stream, x, cols, all);
+bool launch_integer(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream) {
+    const auto run = [&](auto kernel, int blocks) {
+        static std::set<const void*> ready; // kernels that may have so much shared memory
+        if (ready.insert(reinterpret_cast<const void*>(kernel)).second)
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
+        const int wanted = (all.first_row[all.n] / 2 + warps - 1) / warps;
+        run_kernel(kernel, dim3(unsigned(std::min(wanted, processors() * blocks))), warps * 32, integer_bytes(cols),
+                   stream, x, cols, all);
+        return true;
+    };
+    switch (kind) {
+        case kind_i8: return run(integer_i8_kernel<32, false, false>, integer_i8_blocks);
+        case kind_i8_float: return run(integer_i8_kernel<16, true, false>, integer_i8_blocks);
+        case kind_i8_float_min: return run(integer_i8_kernel<32, true, true>, integer_i8_blocks);
+        case kind_q4_k: return run(integer_kernel, integer_blocks);
+        default: return false;
+    }
 }
 
 Kind kind_of(const Weight& w) {
@@ -455,7 +561,7 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& al
 
 // x has room for n_rows rounded up to 1, 2, 4 or 8 rows; what is in those beyond n_rows does not matter.
 void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                   Stream stream) {
+                   bool invariant, Stream stream) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0; i < n_products;) {
         // Neighbours of one form go together.
@@ -471,9 +577,8 @@ void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product*
         bool      even = kind != kind_f16; // two rows a warp share the conversions of x
         for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
         for (int k = all.n + 1; k <= most_products; k++) all.first_row[k] = all.first_row[all.n];
-        if (n_rows <= 1 && even && c <= 32768 && kind == kind_q4_k) launch_integer(x, c, all, s);
-        else if (n_rows <= 1)
-            even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
+        if (n_rows <= 1 && !invariant && even && c <= 32768 && launch_integer(kind, x, c, all, s)) continue;
+        if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 2)
             even ? launch<2, 2>(kind, x, n_rows, c, all, s) : launch<2, 1>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 4)

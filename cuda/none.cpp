@@ -51,7 +51,8 @@ int  prefill_tile_hopper(int) { return 0; }
 void attention_prefill_hopper(const Attention&, const Plan&, const PrefillTile*, int, Stream) {}
 void attention_prefill(const Attention&, const Plan&, const PrefillTile*, int, Stream) {}
 
-void matmul_vector(const Half*, int, std::int64_t, const Product*, int, Stream) {}
-void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int64_t, void*, bool, Stream) {}
+void matmul_vector(const Half*, int, std::int64_t, const Product*, int, bool, Stream) {}
+void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int64_t, void*, bool, Stream, int,
+                 std::int64_t, std::int64_t) {}
 
 } // namespace quire::cuda

@@ -104,6 +104,7 @@ private:
         return view ? static_cast<const float*>(weight_of(view).data) : nullptr;
     }
     void* take(std::size_t bytes); // device memory that lives as long as the backend, or null
+    void* take_weight(std::size_t bytes);
     void  check_device(std::string_view what) {
         if (const char* error = cuda::last_error()) check(false, cat("CUDA, ", what, ": ", error));
     }
@@ -116,6 +117,8 @@ private:
     std::deque<cuda::Weight>       weights_;     // what prepared views point to
     std::map<const float*, float*> frequencies_; // of RoPE, on the device
     std::size_t                    taken_         = 0;
+    std::byte*                     arena_         = nullptr; // for weights to come
+    std::size_t                    arena_left_    = 0;
     void*                          staging_       = nullptr; // raw blocks on their way into another form
     std::size_t                    staging_bytes_ = 0;
 
@@ -172,6 +175,20 @@ Result<Buffer> CudaBackend::allocate_host(std::size_t bytes) {
     return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release_host(p); });
 }
 
+// Weights stand one after another, so that those of one input can be multiplied at once.
+void* CudaBackend::take_weight(std::size_t bytes) {
+    const std::size_t chunk = info_.total / 256; // half a GiB on a large device
+    bytes                   = (bytes + 255) / 256 * 256;
+    if (bytes > chunk / 2) return take(bytes);
+    if (arena_left_ < bytes) {
+        arena_      = static_cast<std::byte*>(take(chunk));
+        arena_left_ = arena_ != nullptr ? chunk : 0;
+        if (arena_ == nullptr) return nullptr;
+    }
+    arena_left_ -= bytes;
+    return std::exchange(arena_, arena_ + bytes);
+}
+
 void* CudaBackend::take(std::size_t bytes) {
     void* memory = cuda::allocate(bytes);
     if (memory != nullptr) {
@@ -207,19 +224,19 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
     const auto type = std::uint32_t(view.type);
     if (view.rows == 1 && view.type == DType::F32) {
         w.form     = cuda::WeightForm::f32;
-        void* data = take(bytes);
+        void* data = take_weight(bytes);
         if (!data) return no_memory();
         cuda::upload(data, view.data, bytes);
         w.data = data;
     } else if (view.type == DType::F16 || view.type == DType::Q4_K) {
         w.form     = view.type == DType::F16 ? cuda::WeightForm::f16 : cuda::WeightForm::q4_k;
-        void* data = take(bytes);
+        void* data = take_weight(bytes);
         if (!data) return no_memory();
         cuda::upload(data, view.data, bytes);
         w.data = data;
     } else if (view.type == DType::F32 || view.type == DType::BF16) {
         w.form     = cuda::WeightForm::f16;
-        void* data = take(std::size_t(n) * 2);
+        void* data = take_weight(std::size_t(n) * 2);
         if (!data || !staged(bytes)) return no_memory();
         cuda::upload(staging_, view.data, bytes);
         cuda::to_f16(type, staging_, static_cast<Half*>(data), n, stream_);
@@ -248,7 +265,7 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
             for (std::int64_t c = 0; c < view.cols; c++)
                 all[std::size_t(r * view.cols + c)] = f32_to_f16(row[std::size_t(c)]);
         }
-        void* data = take(std::size_t(n) * 2);
+        void* data = take_weight(std::size_t(n) * 2);
         if (!data) return no_memory();
         cuda::upload(data, all.data(), std::size_t(n) * 2);
         w.data = data;
@@ -465,11 +482,12 @@ void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
     const bool    batch  = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
         return cuda::can_batch(weight_of(*p.weight));
     });
+    const bool    blas   = has_blas_ && !options_.deterministic && f16(); // of few rows, too
     const int     vector = options_.deterministic ? cuda::most_vector_rows
                            : batch                ? (f16() ? 4 : 2)
-                           : has_blas_ && f16()   ? 4
+                           : blas                 ? 4
                                                   : cuda::most_vector_rows;
-    if (batch && x.rows > vector && x.rows <= cuda::most_batch_rows) {
+    if (batch && !blas && x.rows > vector && x.rows <= cuda::most_batch_rows) {
         for (const Projection& p : projections)
             products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
                              p.out.type == DType::F32};
@@ -485,19 +503,36 @@ void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
                                           static_cast<std::byte*>(p.out.data) + skip, p.out.type == DType::F32};
             }
             cuda::matmul_vector(halves(x) + row * x.cols, int(std::min<std::int64_t>(vector, x.rows - row)), x.cols,
-                                products, n, stream_);
+                                products, n, options_.deterministic, stream_);
         }
         return;
     }
-    for (const Projection& p : projections) {
-        const cuda::Weight& w      = weight_of(*p.weight);
-        const Half*         values = static_cast<const Half*>(w.data);
+    for (std::size_t i = 0, count = 1; i < projections.size(); i += count) {
+        const Projection&   p = projections[i];
+        const cuda::Weight& w = weight_of(*p.weight);
+        // Neighbours of one shape, weights and results as far from one another, are one product.
+        std::int64_t weight_stride = 0, out_stride = 0;
+        for (count = 1; w.form == cuda::WeightForm::f16 && i + count < projections.size(); count++) {
+            const Projection &  before = projections[i + count - 1], &next = projections[i + count];
+            const cuda::Weight &a = weight_of(*before.weight), &b = weight_of(*next.weight);
+            const std::int64_t  apart    = static_cast<const Half*>(b.data) - static_cast<const Half*>(a.data),
+                               out_apart = halves(next.out) - halves(before.out);
+            if (b.form != w.form || b.rows != w.rows || next.out.type != DType::F16 || p.out.type != DType::F16 ||
+                apart <= 0 || out_apart <= 0 || (count > 1 && (apart != weight_stride || out_apart != out_stride)))
+                break;
+            weight_stride = apart;
+            out_stride    = out_apart;
+        }
+        const Half* values = static_cast<const Half*>(w.data);
         if (w.form != cuda::WeightForm::f16) {
             cuda::dequantize(w, dequantized_, stream_);
             values = dequantized_;
         }
-        cuda::matmul_blas(halves(x), x.rows, values, w.rows, w.cols, p.out.data, p.out.type == DType::F32, stream_);
-        if (p.bias && *p.bias) cuda::add_bias(halves(p.out), vector_of(*p.bias), p.out.rows, p.out.cols, stream_);
+        cuda::matmul_blas(halves(x), x.rows, values, w.rows, w.cols, p.out.data, p.out.type == DType::F32, stream_,
+                          int(count), weight_stride, out_stride);
+        for (const Projection& each : projections.subspan(i, count))
+            if (each.bias && *each.bias)
+                cuda::add_bias(halves(each.out), vector_of(*each.bias), each.out.rows, each.out.cols, stream_);
     }
 }
 

@@ -147,7 +147,9 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 product.out          = out.data;
                 product.out_is_float = true;
                 if (n <= cuda::most_vector_rows) {
-                    cuda::matmul_vector(there.data, n, cols, &product, 1, stream);
+                    cuda::matmul_vector(there.data, n, cols, &product, 1, false, stream);
+                    CHECK(relative_error(out.back(stream), want) < 4e-3);
+                    cuda::matmul_vector(there.data, n, cols, &product, 1, true, stream);
                     CHECK(relative_error(out.back(stream), want) < 4e-3); // a single sum may cancel
                 }
                 REQUIRE(cuda::can_batch(product.weight));

@@ -367,12 +367,25 @@ int throughput(const Arguments& a) {
         }
         if (lengths.empty()) return complain({ErrorKind::input, cat(a.lengths, " holds no lengths")});
     } else {
-        // Logarithms of the lengths are about normal; cut at 1024, as the paper's are at 2048 in all.
-        std::mt19937                     random(20261121);
-        std::normal_distribution<double> in(4.3, 1.25), out(5.4, 1.05);
-        for (int i = 0; i < a.n_requests; i++)
-            lengths.emplace_back(std::clamp(int(std::exp(in(random))), 4, 1024),
-                                 std::clamp(int(std::exp(out(random))), 4, 1024));
+        // Logarithms of the lengths are about normal; cut at 1024, as the paper's are at 2048 in all, and shifted until the
+        // mean is the wanted one.
+        std::mt19937 random(20261121);
+        const auto   draw = [&](double mean, double deviation) {
+            std::normal_distribution<double> normal(0, deviation);
+            std::vector<double>              logs(static_cast<std::size_t>(a.n_requests));
+            for (double& x : logs) x = normal(random);
+            std::vector<int> drawn(logs.size());
+            for (double low = 0, high = 10; high - low > 1e-6;) {
+                const double shift = (low + high) / 2;
+                double       sum   = 0;
+                for (std::size_t i = 0; i < logs.size(); i++)
+                    sum += drawn[i] = std::clamp(int(std::exp(logs[i] + shift)), 4, 1024);
+                (sum < mean * double(logs.size()) ? low : high) = shift;
+            }
+            return drawn;
+        };
+        const std::vector<int> in = draw(162, 1.25), out = draw(340, 1.05);
+        for (std::size_t i = 0; i < in.size(); i++) lengths.emplace_back(in[i], out[i]);
     }
     EngineOptions o;
     o.device              = a.device;
@@ -518,11 +531,19 @@ int kernels(const Arguments& a) {
                 };
                 const auto products = [&](const cuda::Weight& weight, auto multiply) {
                     const cuda::Product p{weight, nullptr, out, false};
-                    multiply(x, n, cols, &p, 1, gpu.stream());
+                    multiply(&p);
                 };
                 if (n <= cuda::most_vector_rows)
-                    line("vector", [&](const cuda::Weight& weight) { products(weight, cuda::matmul_vector); });
-                if (n > 1) line("batch", [&](const cuda::Weight& weight) { products(weight, cuda::matmul_batch); });
+                    line("vector", [&](const cuda::Weight& weight) {
+                        products(weight, [&](const cuda::Product* p) {
+                            cuda::matmul_vector(x, n, cols, p, 1, false, gpu.stream());
+                        });
+                    });
+                if (n > 1)
+                    line("batch", [&](const cuda::Weight& weight) {
+                        products(weight,
+                                 [&](const cuda::Product* p) { cuda::matmul_batch(x, n, cols, p, 1, gpu.stream()); });
+                    });
                 if (n > 4 && form == cuda::WeightForm::f16)
                     line("cuBLASLt", [&](const cuda::Weight& weight) {
                         cuda::matmul_blas(x, n, static_cast<const cuda::Half*>(weight.data), rows, cols, out, false,
