@@ -69,6 +69,10 @@ public:
             kill(child_, SIGKILL);
             waitpid(child_, nullptr, 0);
         }
+        if (const std::string said = errors(); has(said, "Sanitizer") || has(said, "runtime error")) {
+            std::fprintf(stderr, "%s\n", said.c_str());
+            std::abort();
+        }
         unlink(log_.c_str());
         unlink(err_.c_str());
     }
@@ -187,7 +191,7 @@ TEST_CASE("a chat and a completion", "[server]") {
     CHECK(chat["choices"][0]["message"]["role"] == "assistant");
     CHECK(!chat["choices"][0]["message"]["content"].get<std::string>().empty());
     CHECK(chat["choices"][0]["finish_reason"] == "stop");
-    const Json usage = chat["usage"];
+    const Json& usage = chat["usage"];
     CHECK(usage["total_tokens"] == usage["prompt_tokens"].get<int>() + usage["completion_tokens"].get<int>());
     const Json c = s.ask("/v1/completions", {{"prompt", "Hello"}, {"ignore_eos", true}});
     CHECK(c["object"] == "text_completion");
@@ -308,7 +312,7 @@ TEST_CASE("log-probabilities in both shapes", "[server]") {
                                                     {"echo", true},
                                                     {"temperature", 0},
                                                     {"ignore_eos", true}})["choices"][0];
-    const Json        l = c["logprobs"];
+    const Json&       l = c["logprobs"];
     const std::size_t n = l["tokens"].size();
     CHECK(l["token_logprobs"].size() == n);
     CHECK(l["top_logprobs"].size() == n);
@@ -695,7 +699,7 @@ TEST_CASE("silence in a stream is broken by comments", "[server]") {
 }
 
 TEST_CASE("a signal ends it: what runs goes on, nothing new comes in", "[server]") {
-    Server server({"--parallel", "2"});
+    Server server({"--parallel", "2", "--drain-timeout", "600"});
     Client running = server.client();
     running.send(Client::request("/v1/completions", long_one.dump()));
     while (server.metric("vllm:num_requests_running") < 1) nap();
