@@ -62,8 +62,7 @@ public:
                           std::span<const KvLayer> to) override;
 
 private:
-    static constexpr int query_tile    = 16; // tokens of one sequence that share a pass over their K and V
-    static constexpr int rows_per_item = 16;
+    static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
     // Multiply-adds below which waking the other threads costs more than they save.
     static constexpr std::int64_t worth_threads = 200'000;
 
@@ -72,7 +71,10 @@ private:
     };
 
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
-    float*        scratch(int thread, std::size_t n);
+    static float* grown(std::vector<float>& memory, std::size_t n);
+    float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
+
+    RowsOfX pack(const Tensor& x, bool integers);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -84,6 +86,7 @@ private:
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
+    std::vector<float>              packed_floats_, packed_integers_; // the input of the product at hand
     const StepPlan*                 plan_ = nullptr;
     std::vector<QueryTile>          tiles_;
     std::vector<float>              turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
@@ -105,10 +108,11 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
     return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
 }
 
-float* CpuBackend::scratch(int thread, std::size_t n) {
-    std::vector<float>& memory = scratch_[std::size_t(thread)];
-    if (memory.size() < n) memory.resize(n);
-    return memory.data();
+// At least n floats, on a line of 64 bytes.
+float* CpuBackend::grown(std::vector<float>& memory, std::size_t n) {
+    if (memory.size() < n + 16) memory.resize(n + 16);
+    const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+    return reinterpret_cast<float*>((at + 63) / 64 * 64);
 }
 
 StepShape CpuBackend::begin_step(const StepPlan& plan) {
@@ -168,22 +172,55 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
     });
 }
 
-void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    for (const Projection& p : projections) {
-        const TensorView& weight = *p.weight;
-        check(x.cols == weight.cols && p.out.cols == weight.rows && p.out.rows == x.rows, "matmul: shapes");
-        const auto* bias  = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
-        MatmulTask  task  = {&weight, bias, floats(x), floats(p.out), x.rows, 0, 0, nullptr};
-        const bool  alone = x.rows * weight.rows * weight.cols < worth_threads;
-        const auto  rows  = alone ? std::max<std::int64_t>(weight.rows, 1) : rows_per_item; // of one item
-        pool_.run(int((weight.rows + rows - 1) / rows), [&](int item, int thread) {
-            MatmulTask mine = task;
-            mine.first      = item * rows;
-            mine.last       = std::min(weight.rows, mine.first + rows);
-            mine.scratch    = scratch(thread, std::size_t(4 * weight.cols));
-            kernels_.matmul(mine);
-        });
+// x in tiles, as floats or as integers.
+RowsOfX CpuBackend::pack(const Tensor& x, bool integers) {
+    const auto n = std::size_t(x.rows), cols = std::size_t(x.cols);
+    RowsOfX    to;
+    to.n = x.rows, to.cols = x.cols;
+    if (integers) {
+        const std::size_t tiles = cols / 32;
+        to.integers             = reinterpret_cast<std::int16_t*>(grown(packed_integers_, n * (cols / 2 + 2 * tiles)));
+        to.scales               = reinterpret_cast<float*>(to.integers + n * cols);
+        to.sums                 = to.scales + n * tiles;
+    } else if (n == 1 && cols % 16 == 0) {
+        to.floats = floats(x); // is a row of tiles
+        return to;
+    } else {
+        to.floats = grown(packed_floats_, n * ((cols + 15) / 16 * 16));
     }
+    split(x.rows, std::max<std::int64_t>(1, 16384 / x.cols), [&](std::int64_t first, std::int64_t last) {
+        (integers ? kernels_.pack_integers : kernels_.pack_floats)(floats(x), to, first, last);
+    });
+    return to;
+}
+
+void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
+    std::array<RowsOfX, 2>    packed; // as floats, as integers
+    std::vector<std::int64_t> begin{0};
+    for (const Projection& p : projections) {
+        const TensorView& w = *p.weight;
+        check(x.cols == w.cols && p.out.cols == w.rows && p.out.rows == x.rows, "matmul: shapes");
+        RowsOfX& rows = packed[std::size_t(integer_products(w.type))];
+        if (rows.n == 0) rows = pack(x, integer_products(w.type));
+        begin.push_back(begin.back() + (w.rows + 15) / 16);
+    }
+    // All the projections are one list of groups of 16 rows, cut into some pieces for each thread.
+    const std::int64_t all = begin.back(), threads = pool_.n_threads();
+    const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
+    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, 64);
+    pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
+        const std::int64_t first = item * piece, last = std::min(all, first + piece);
+        for (std::size_t i = 0; i < projections.size(); i++) {
+            const Projection& p    = projections[i];
+            const auto*       bias = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
+            MatmulTask task{p.weight, bias, &packed[std::size_t(integer_products(p.weight->type))], floats(p.out)};
+            task.first_group = std::max(first, begin[i]) - begin[i];
+            task.last_group  = std::min(last, begin[i + 1]) - begin[i];
+            if (task.first_group >= task.last_group) continue;
+            task.scratch = scratch(thread, matmul_scratch(x.cols));
+            kernels_.matmul(task);
+        }
+    });
 }
 
 void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {

@@ -5,8 +5,8 @@
 // path is the reference of the wide ones, and the program starts on any x86-64.
 //
 // Determinism: an output element is computed in one order that depends on nothing but its own row: products are
-// accumulated in 16 lanes, k ascending, then the lanes are added pairwise; attention walks positions in absolute chunks
-// of 64. Tiles over rows and tokens only choose which elements are computed together.
+// added tile by tile (matmul_tiles.h), k ascending; attention walks positions in absolute chunks of 64. Tiles over rows
+// and tokens only choose which elements are computed together.
 export module quire.cpu_kernels;
 
 import quire.base;
@@ -16,16 +16,29 @@ import quire.tensor;
 
 export namespace quire {
 
-// Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
-struct MatmulTask {
-    const TensorView* weight = nullptr;
-    const float*      bias   = nullptr;
-    const float*      x      = nullptr;
-    float*            out    = nullptr;
-    std::int64_t      n      = 0;
-    std::int64_t      first = 0, last = 0;
-    float*            scratch = nullptr; // [4 × cols]
+// The n rows of x of a matrix product in tiles: 16 places (32 of integers) of all tokens, then the next.
+// Floats for weights of floats. For blocks of small integers x is rounded to 16 bits, with a scale for each 32 places: 256
+// times finer than the 8 bits that are usual, so that the products are those of floats for all that matters.
+struct RowsOfX {
+    std::int64_t  n = 0, cols = 0;
+    float*        floats   = nullptr; // [cols / 16][n][16], the last tile filled up with zeros
+    std::int16_t* integers = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
+    float*        scales   = nullptr; // [cols / 32][n]
+    float*        sums     = nullptr; // likewise, of the integers, times the scale
 };
+bool integer_products(DType type); // which of the two this type of weight needs
+
+// Groups of 16 rows first_group .. last_group-1 of out = x · weightᵀ + bias. out [n × weight.rows], bias [weight.rows] or
+// null.
+struct MatmulTask {
+    const TensorView* weight      = nullptr;
+    const float*      bias        = nullptr;
+    const RowsOfX*    x           = nullptr;
+    float*            out         = nullptr;
+    std::int64_t      first_group = 0, last_group = 0;
+    float*            scratch = nullptr; // matmul_scratch() floats, on a line of 64 bytes
+};
+std::size_t matmul_scratch(std::int64_t cols);
 
 // Queries of one sequence that share a kv head, over the paged cache.
 struct AttentionTask {
@@ -49,6 +62,9 @@ std::size_t          attention_scratch(int n_queries, int head_dim);
 
 struct CpuKernels {
     const char* name;
+    // Tokens first .. last-1 of x [n × cols] into tiles.
+    void (*pack_floats)(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last);
+    void (*pack_integers)(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last);
     void (*matmul)(const MatmulTask&);
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
@@ -68,14 +84,42 @@ module :private;
 
 namespace quire {
 
-typedef float        f32x16 __attribute__((vector_size(64)));
-typedef std::int32_t i32x16 __attribute__((vector_size(64)));
-typedef _Float16     f16x16 __attribute__((vector_size(32)));
+typedef float         f32x16 __attribute__((vector_size(64)));
+typedef std::int32_t  i32x4 __attribute__((vector_size(16)));
+typedef std::int32_t  i32x8 __attribute__((vector_size(32)));
+typedef std::int32_t  i32x16 __attribute__((vector_size(64)));
+typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
+typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
+typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
+typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
+typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
 // Vectors never cross a call: their ABI depends on the target. So helpers are macros or take pointers.
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
 #define INLINE [[gnu::always_inline]] inline
+
+bool integer_products(DType type) {
+    switch (type) {
+        case DType::Q4_0:
+        case DType::Q4_1:
+        case DType::Q5_0:
+        case DType::Q5_1:
+        case DType::Q8_0:
+        case DType::Q4_K:
+        case DType::Q5_K:
+        case DType::Q6_K: return true;
+        default: return false;
+    }
+}
+
+// Tokens that pass over 16 rows in one go: their x stays in the second-level cache while the rows of the task change.
+constexpr std::int64_t tokens_at_once = 128;
+
+std::size_t matmul_scratch(std::int64_t cols) {
+    return std::size_t(16 * tokens_at_once + 16 * cols); // sums, and rows of up to 4 bytes an element
+}
 
 std::size_t attention_scratch(int n_queries, int head_dim) {
     // K and V of a chunk, an accumulator per query, its maximum and sum, the chunk's scores
@@ -121,49 +165,6 @@ INLINE void exp16(const float* in, float* out) {
     STORE16(out, p);
 }
 
-// -- matmul
-
-// R rows of weights times N rows of x. Every (row, token) pair has its own accumulator.
-template <bool Fma, int R, int N>
-INLINE void matmul_tile(const float* const* w, const float* x, std::int64_t cols, const float* bias, float* out,
-                        std::int64_t out_stride) {
-    f32x16 sum[R][N];
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sum[r][t] = f32x16{};
-    std::int64_t k = 0;
-    for (; k + 16 <= cols; k += 16) {
-        f32x16 b[N];
-        for (int t = 0; t < N; t++) LOAD16(b[t], x + t * cols + k);
-        for (int r = 0; r < R; r++) {
-            f32x16 a;
-            LOAD16(a, w[r] + k);
-            for (int t = 0; t < N; t++) {
-                if constexpr (Fma) sum[r][t] = __builtin_elementwise_fma(a, b[t], sum[r][t]);
-                else sum[r][t] += a * b[t];
-            }
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) {
-            float lane[16];
-            STORE16(lane, sum[r][t]);
-            float total = sum_lanes(lane);
-            for (std::int64_t i = k; i < cols; i++) total = multiply_add<Fma>(w[r][i], x[t * cols + i], total);
-            out[t * out_stride + r] = bias ? total + bias[r] : total;
-        }
-}
-
-template <bool Fma, int R, int N>
-INLINE void matmul_rows(const float* const* w, const MatmulTask& task, std::int64_t row) {
-    const std::int64_t cols = task.weight->cols, stride = task.weight->rows;
-    const float*       bias = task.bias ? task.bias + row : nullptr;
-    std::int64_t       t    = 0;
-    for (; t + N <= task.n; t += N)
-        matmul_tile<Fma, R, N>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
-    for (; t < task.n; t++)
-        matmul_tile<Fma, R, 1>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
-}
-
 // out[0 .. cols) = one row of any type as floats
 template <bool Wide>
 INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t cols) {
@@ -178,32 +179,6 @@ INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t
         row += 2 * k;
     }
     dequantize_inline(type, row, out + k, cols - k);
-}
-
-template <bool Fma, int R, int N>
-INLINE void matmul_body(const MatmulTask& task) {
-    const TensorView& weight = *task.weight;
-    const auto*       base   = static_cast<const std::byte*>(weight.data);
-    const std::size_t stride = row_bytes(weight.type, weight.cols);
-    const float*      w[R];
-    auto              row_at = [&](std::int64_t row, int i) __attribute__((always_inline)) {
-        const std::byte* bytes = base + std::size_t(row) * stride;
-        if (weight.type == DType::F32 && reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0) {
-            w[i] = reinterpret_cast<const float*>(bytes);
-        } else {
-            widen_row<Fma>(weight.type, bytes, task.scratch + i * weight.cols, weight.cols);
-            w[i] = task.scratch + i * weight.cols;
-        }
-    };
-    std::int64_t row = task.first;
-    for (; row + R <= task.last; row += R) {
-        for (int i = 0; i < R; i++) row_at(row + i, i);
-        matmul_rows<Fma, R, N>(w, task, row);
-    }
-    for (; row < task.last; row++) {
-        row_at(row, 0);
-        matmul_rows<Fma, 1, N>(w, task, row);
-    }
 }
 
 // -- attention: online softmax (running maximum, sum and weighted V; rescaled when the maximum grows)
@@ -355,36 +330,100 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     for (; i < n; i++) out[i] = f32_to_f16(x[i]);
 }
 
-// -- one set of functions per target; R × N: as many accumulators as its registers hold
+// -- one set of functions per target; the includes see different DOTs
 
-#define KERNELS(NAME, FMA, R, N)                                                                                    \
-    void matmul_##NAME(const MatmulTask& task) { matmul_body<FMA, R, N>(task); }                                    \
-    void attention_##NAME(const AttentionTask& task) { attention_body<FMA>(task); }                                 \
-    void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
-        norm_body<FMA>(x, residual, weight, eps, out, n);                                                           \
+#define SET(NAME, FMA_)                                                                                             \
+    void matmul_##NAME(const MatmulTask& task) { NAME::matmul_body(task); }                                         \
+    void pack_floats_##NAME(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last) {             \
+        NAME::pack_floats_body(x, to, first, last);                                                                 \
     }                                                                                                               \
-    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA>(gate, up, n); }         \
+    void pack_integers_##NAME(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last) {           \
+        NAME::pack_integers_body(x, to, first, last);                                                               \
+    }                                                                                                               \
+    void attention_##NAME(const AttentionTask& task) { attention_body<FMA_>(task); }                                \
+    void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
+        norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
+    }                                                                                                               \
+    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA_>(gate, up, n); }        \
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
-    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA>(x, out, n); }   \
-    const CpuKernels NAME##_kernels{#NAME,           matmul_##NAME, attention_##NAME, norm_##NAME,                  \
-                                    silu_mul_##NAME, add_##NAME,    store_f16_##NAME};
+    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-KERNELS(plain, false, 2, 1)
+#define TABLE(NAME, SPOKEN)                                                                    \
+    const CpuKernels NAME##_kernels{SPOKEN,          pack_floats_##NAME, pack_integers_##NAME, \
+                                    matmul_##NAME,   attention_##NAME,   norm_##NAME,          \
+                                    silu_mul_##NAME, add_##NAME,         store_f16_##NAME};
+
+#define FMA(a, b, c) ((a) * (b) + (c))
+#define FROM_HALVES(out, h)                                                                                   \
+    do {                                                                                                      \
+        const u16x16 halves_ = (h);                                                                           \
+        for (int r_ = 0; r_ < 16; r_++) {                                                                     \
+            const std::uint8_t bytes_[2] = {std::uint8_t(halves_[r_] & 255), std::uint8_t(halves_[r_] >> 8)}; \
+            (out)[r_]                    = half_at(bytes_);                                                   \
+        }                                                                                                     \
+    } while (0)
+#define DOT(sum, w, x) \
+    for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += (w)[2 * r_] * (x)[0] + (w)[2 * r_ + 1] * (x)[1]
+namespace plain {
+#include "matmul_tiles.h"
+}
+SET(plain, false)
+TABLE(plain, "plain")
+#undef FMA
+#undef FROM_HALVES
+#undef DOT
+
+#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
+#define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
+// Two int16 of x in every 32 bits of a vector.
+#define BOTH(x) ((i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
 
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-KERNELS(avx2, true, 2, 2)
+#define DOT(sum, w, x) dot_by_halves(sum, w, BOTH(x))
+INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i32x16& x) {
+    typedef short i16x16_ __attribute__((vector_size(32)));
+    i16x16_       a[2], b[2];
+    i32x8         s[2];
+    __builtin_memcpy(a, &w, 64);
+    __builtin_memcpy(b, &x, 64);
+    for (int i = 0; i < 2; i++) s[i] = (i32x8)__builtin_ia32_pmaddwd256(a[i], b[i]);
+    sum += __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+namespace avx2 {
+#include "matmul_tiles.h"
+}
+SET(avx2, true)
 #pragma clang attribute pop
+TABLE(avx2, "avx2")
+#undef DOT
 
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
-                             apply_to = function)
-KERNELS(avx512, true, 4, 4)
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
+#define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, (i16x32)BOTH(x))
+namespace avx512 {
+#include "matmul_tiles.h"
+}
+SET(avx512, true)
 #pragma clang attribute pop
+TABLE(avx512, "avx512")
+#undef DOT
+
+#pragma clang attribute push(__attribute__((target(AVX512 ",avx512vnni"))), apply_to = function)
+#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), BOTH(x))
+namespace avx512vnni {
+#include "matmul_tiles.h"
+}
+SET(avx512vnni, true)
+#pragma clang attribute pop
+TABLE(avx512vnni, "avx512, vnni")
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     // cpuid and xgetbv: the processor has it, and the operating system saves its registers.
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    if (vnni && (name.empty() || name == "avx512vnni")) return &avx512vnni_kernels;
     if (avx512 && (name.empty() || name == "avx512")) return &avx512_kernels;
     if (avx2 && (name.empty() || name == "avx2")) return &avx2_kernels;
     if (name.empty() || name == "plain") return &plain_kernels;
