@@ -2,6 +2,8 @@
 // Threads split rows, heads and tokens, never a sum: the result does not depend on their number.
 module;
 
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -45,7 +47,8 @@ public:
     }
     DType                  activation_type() const override { return DType::F32; }
     Result<void>           prepare_steps(const StepLimits&) override { return {}; }
-    Result<TensorView>     prepare(const TensorView& weight) override { return weight; }
+    Result<TensorView>     prepare(const TensorView& weight) override;
+    Result<TensorView>     prepare_lookup(const TensorView& weight) override { return weight; }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     StepShape begin_step(const StepPlan& plan) override;
@@ -74,7 +77,7 @@ private:
     static float* grown(std::vector<float>& memory, std::size_t n);
     float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
 
-    RowsOfX pack(const Tensor& x, bool integers);
+    RoundedRows round(const Tensor& x);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -86,7 +89,9 @@ private:
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
-    std::vector<float>              packed_floats_, packed_integers_; // the input of the product at hand
+    std::vector<float>              rounded_; // the input of the product at hand
+    // Weights by their place in the file, where the backend reads a copy in another order.
+    std::unordered_map<const void*, Buffer> interleaved_;
     const StepPlan*                 plan_ = nullptr;
     std::vector<QueryTile>          tiles_;
     std::vector<float>              turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
@@ -172,52 +177,89 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
     });
 }
 
-// x in tiles, as floats or as integers.
-RowsOfX CpuBackend::pack(const Tensor& x, bool integers) {
-    const auto n = std::size_t(x.rows), cols = std::size_t(x.cols);
-    RowsOfX    to;
-    to.n = x.rows, to.cols = x.cols;
-    if (integers) {
-        const std::size_t tiles = cols / 32;
-        to.integers             = reinterpret_cast<std::int16_t*>(grown(packed_integers_, n * (cols / 2 + 2 * tiles)));
-        to.scales               = reinterpret_cast<float*>(to.integers + n * cols);
-        to.sums                 = to.scales + n * tiles;
-    } else if (n == 1 && cols % 16 == 0) {
-        to.floats = floats(x); // is a row of tiles
-        return to;
-    } else {
-        to.floats = grown(packed_floats_, n * ((cols + 15) / 16 * 16));
+// True for what can be read from its file again: the pages of a read-only mapping.
+static bool is_mapped_file(const void* data) {
+    std::ifstream maps("/proc/self/maps");
+    const auto    at = reinterpret_cast<std::uintptr_t>(data);
+    for (std::string line; std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
+        char*      rest  = nullptr;
+        const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
+        if (at < begin || at >= end) continue;
+        const std::string access(rest + 1, 4);
+        strtoull(rest + 6, &rest, 16);                                // the offset
+        const char* inode = strchr(rest + 1, ' ');               // beyond the device
+        return access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0;
     }
-    split(x.rows, std::max<std::int64_t>(1, 16384 / x.cols), [&](std::int64_t first, std::int64_t last) {
-        (integers ? kernels_.pack_integers : kernels_.pack_floats)(floats(x), to, first, last);
-    });
+    return false;
+}
+
+// Quantised matrices are copied into the order that the products want, and the pages of the file given back: embed() may
+// ask for a row of them again. All else stays where it is.
+Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
+    if (!integer_products(weight.type) || interleaved_.contains(weight.data)) return weight;
+    const std::size_t  stride = row_bytes(weight.type, weight.cols);
+    const std::int64_t groups = (weight.rows + 15) / 16;
+    Result<Buffer>     buffer = allocate(std::size_t(groups) * 16 * stride);
+    if (!buffer) return std::unexpected(buffer.error());
+    auto* to = static_cast<std::byte*>(buffer->data());
+    madvise(to, buffer->bytes(), MADV_HUGEPAGE); // or not: a matter of speed alone
+    const bool mapped = is_mapped_file(weight.data);
+    const auto page   = std::uintptr_t(sysconf(_SC_PAGE_SIZE));
+    split(groups, std::max<std::int64_t>(1, std::int64_t((std::size_t(4) << 20) / (16 * stride))),
+          [&](std::int64_t first, std::int64_t last) {
+              kernels_.interleave(weight, to, first, last);
+              if (!mapped) return;
+              const auto base  = reinterpret_cast<std::uintptr_t>(weight.data);
+              const auto begin = (base + std::size_t(first) * 16 * stride) / page * page,
+                         end   = (base + std::size_t(std::min(last * 16, weight.rows)) * stride) / page * page;
+              if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+          });
+    interleaved_.emplace(weight.data, std::move(*buffer));
+    return weight;
+}
+
+RoundedRows CpuBackend::round(const Tensor& x) {
+    const auto        n = std::size_t(x.rows), cols = std::size_t(x.cols);
+    const std::size_t tiles = cols / 32;
+    RoundedRows       to;
+    to.n = x.rows, to.cols = x.cols;
+    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 2 * tiles)));
+    to.scales   = reinterpret_cast<float*>(to.integers + n * cols);
+    to.sums     = to.scales + n * tiles;
+    split(x.rows, std::max<std::int64_t>(1, 16384 / x.cols),
+          [&](std::int64_t first, std::int64_t last) { kernels_.round_rows(floats(x), to, first, last); });
     return to;
 }
 
 void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    std::array<RowsOfX, 2>    packed; // as floats, as integers
-    std::vector<std::int64_t> begin{0};
-    for (const Projection& p : projections) {
-        const TensorView& w = *p.weight;
-        check(x.cols == w.cols && p.out.cols == w.rows && p.out.rows == x.rows, "matmul: shapes");
-        RowsOfX& rows = packed[std::size_t(integer_products(w.type))];
-        if (rows.n == 0) rows = pack(x, integer_products(w.type));
-        begin.push_back(begin.back() + (w.rows + 15) / 16);
+    check(projections.size() <= 4, "matmul: more projections than any model has");
+    RoundedRows                 rounded;
+    std::array<TensorView, 4>   weight;
+    std::array<std::int64_t, 5> begin{}; // of the groups of 16 rows of each, in one list of them all
+    for (std::size_t i = 0; i < projections.size(); i++) {
+        const Projection& p = projections[i];
+        weight[i]           = *p.weight;
+        check(x.cols == p.weight->cols && p.out.cols == p.weight->rows && p.out.rows == x.rows, "matmul: shapes");
+        begin[i + 1] = begin[i] + (p.weight->rows + 15) / 16;
+        if (!integer_products(p.weight->type)) continue;
+        const auto copy = interleaved_.find(p.weight->data);
+        check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
+        weight[i].data = copy->second.data();
+        if (rounded.n == 0) rounded = round(x);
     }
-    // All the projections are one list of groups of 16 rows, cut into some pieces for each thread.
-    const std::int64_t all = begin.back(), threads = pool_.n_threads();
+    const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, 64);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
         for (std::size_t i = 0; i < projections.size(); i++) {
+            if (first >= begin[i + 1] || last <= begin[i]) continue;
             const Projection& p    = projections[i];
             const auto*       bias = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
-            MatmulTask task{p.weight, bias, &packed[std::size_t(integer_products(p.weight->type))], floats(p.out)};
-            task.first_group = std::max(first, begin[i]) - begin[i];
-            task.last_group  = std::min(last, begin[i + 1]) - begin[i];
-            if (task.first_group >= task.last_group) continue;
-            task.scratch = scratch(thread, matmul_scratch(x.cols));
+            MatmulTask        task{&weight[i], bias, floats(x), &rounded, floats(p.out), x.rows};
+            task.first   = (std::max(first, begin[i]) - begin[i]) * 16;
+            task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, p.weight->rows);
+            task.scratch = scratch(thread, matmul_scratch);
             kernels_.matmul(task);
         }
     });

@@ -5,7 +5,7 @@
 // path is the reference of the wide ones, and the program starts on any x86-64.
 //
 // Determinism: an output element is computed in one order that depends on nothing but its own row: products are
-// added tile by tile (matmul_tiles.h), k ascending; attention walks positions in absolute chunks of 64. Tiles over rows
+// added in the order that matmul_tiles.h says, k ascending; attention walks positions in absolute chunks of 64. Tiles over rows
 // and tokens only choose which elements are computed together.
 export module quire.cpu_kernels;
 
@@ -16,29 +16,33 @@ import quire.tensor;
 
 export namespace quire {
 
-// The n rows of x of a matrix product in tiles: 16 places (32 of integers) of all tokens, then the next.
-// Floats for weights of floats. For blocks of small integers x is rounded to 16 bits, with a scale for each 32 places: 256
-// times finer than the 8 bits that are usual, so that the products are those of floats for all that matters.
-struct RowsOfX {
+// Types whose products are sums of integers. They are interleaved at load (matmul_tiles.h).
+bool integer_products(DType type);
+
+// The input of such a product: n rows rounded to 16 bits, with a scale for each 32 places: 256 times finer than the 8 bits
+// that are usual, so that the products are those of floats for all that matters.
+struct RoundedRows {
     std::int64_t  n = 0, cols = 0;
-    float*        floats   = nullptr; // [cols / 16][n][16], the last tile filled up with zeros
     std::int16_t* integers = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
     float*        scales   = nullptr; // [cols / 32][n]
     float*        sums     = nullptr; // likewise, of the integers, times the scale
 };
-bool integer_products(DType type); // which of the two this type of weight needs
 
-// Groups of 16 rows first_group .. last_group-1 of out = x · weightᵀ + bias. out [n × weight.rows], bias [weight.rows] or
-// null.
+// Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
 struct MatmulTask {
-    const TensorView* weight      = nullptr;
-    const float*      bias        = nullptr;
-    const RowsOfX*    x           = nullptr;
-    float*            out         = nullptr;
-    std::int64_t      first_group = 0, last_group = 0;
-    float*            scratch = nullptr; // matmul_scratch() floats, on a line of 64 bytes
+    const TensorView*  weight  = nullptr; // interleaved, if the products are of integers
+    const float*       bias    = nullptr;
+    const float*       x       = nullptr;
+    const RoundedRows* rounded = nullptr; // x, for products of integers
+    float*             out     = nullptr;
+    std::int64_t       n       = 0;
+    std::int64_t       first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
+    float*             scratch = nullptr;   // matmul_scratch floats
 };
-std::size_t matmul_scratch(std::int64_t cols);
+inline constexpr std::int64_t panel_width    = 512; // places of a row that are floats at one time
+inline constexpr std::int64_t most_rows      = 6;
+inline constexpr std::int64_t tokens_at_once = 128;
+inline constexpr std::size_t  matmul_scratch = std::size_t(most_rows * (panel_width + 16 * tokens_at_once));
 
 // Queries of one sequence that share a kv head, over the paged cache.
 struct AttentionTask {
@@ -62,9 +66,10 @@ std::size_t          attention_scratch(int n_queries, int head_dim);
 
 struct CpuKernels {
     const char* name;
-    // Tokens first .. last-1 of x [n × cols] into tiles.
-    void (*pack_floats)(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last);
-    void (*pack_integers)(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last);
+    // Groups of 16 rows first .. last-1 of a weight of integer products; out takes whole groups, 16 · row_bytes each.
+    void (*interleave)(const TensorView& weight, std::byte* out, std::int64_t first, std::int64_t last);
+    // Tokens first .. last-1 of x [n × cols].
+    void (*round_rows)(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last);
     void (*matmul)(const MatmulTask&);
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
@@ -114,11 +119,26 @@ bool integer_products(DType type) {
     }
 }
 
-// Tokens that pass over 16 rows in one go: their x stays in the second-level cache while the rows of the task change.
-constexpr std::int64_t tokens_at_once = 128;
-
-std::size_t matmul_scratch(std::int64_t cols) {
-    return std::size_t(16 * tokens_at_once + 16 * cols); // sums, and rows of up to 4 bytes an element
+// What a block of such a type is made of.
+struct Piece {
+    std::size_t offset, bytes;
+};
+std::vector<Piece> pieces_of(DType type) {
+    const auto sixteens = [](std::vector<Piece> pieces, std::size_t from, std::size_t n) {
+        for (std::size_t i = 0; i < n; i++) pieces.push_back({from + 16 * i, 16});
+        return pieces;
+    };
+    switch (type) {
+        case DType::Q4_0: return sixteens({{0, 2}}, 2, 1);
+        case DType::Q4_1: return sixteens({{0, 2}, {2, 2}}, 4, 1);
+        case DType::Q5_0: return sixteens({{0, 2}, {2, 4}}, 6, 1);
+        case DType::Q5_1: return sixteens({{0, 2}, {2, 2}, {4, 4}}, 8, 1);
+        case DType::Q8_0: return sixteens({{0, 2}}, 2, 2);
+        case DType::Q4_K: return sixteens({}, 0, 9);
+        case DType::Q5_K: return sixteens({}, 0, 11);
+        case DType::Q6_K: return sixteens({{208, 2}}, 0, 13);
+        default: return {};
+    }
 }
 
 std::size_t attention_scratch(int n_queries, int head_dim) {
@@ -334,11 +354,11 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
 
 #define SET(NAME, FMA_)                                                                                             \
     void matmul_##NAME(const MatmulTask& task) { NAME::matmul_body(task); }                                         \
-    void pack_floats_##NAME(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last) {             \
-        NAME::pack_floats_body(x, to, first, last);                                                                 \
+    void interleave_##NAME(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {            \
+        NAME::interleave_body(w, out, first, last);                                                                 \
     }                                                                                                               \
-    void pack_integers_##NAME(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last) {           \
-        NAME::pack_integers_body(x, to, first, last);                                                               \
+    void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {          \
+        NAME::round_rows_body(x, to, first, last);                                                                  \
     }                                                                                                               \
     void attention_##NAME(const AttentionTask& task) { attention_body<FMA_>(task); }                                \
     void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
@@ -349,11 +369,12 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
 #define TABLE(NAME, SPOKEN)                                                                    \
-    const CpuKernels NAME##_kernels{SPOKEN,          pack_floats_##NAME, pack_integers_##NAME, \
-                                    matmul_##NAME,   attention_##NAME,   norm_##NAME,          \
-                                    silu_mul_##NAME, add_##NAME,         store_f16_##NAME};
+    const CpuKernels NAME##_kernels{SPOKEN, interleave_##NAME, round_rows_##NAME, matmul_##NAME, attention_##NAME, norm_##NAME, silu_mul_##NAME, add_##NAME, store_f16_##NAME};
 
 #define FMA(a, b, c) ((a) * (b) + (c))
+#define FUSED false
+#define FLOAT_ROWS 2
+#define FLOAT_TOKENS 1
 #define FROM_HALVES(out, h)                                                                                   \
     do {                                                                                                      \
         const u16x16 halves_ = (h);                                                                           \
@@ -370,10 +391,16 @@ namespace plain {
 SET(plain, false)
 TABLE(plain, "plain")
 #undef FMA
+#undef FUSED
+#undef FLOAT_ROWS
+#undef FLOAT_TOKENS
 #undef FROM_HALVES
 #undef DOT
 
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
+#define FUSED true
+#define FLOAT_ROWS 2
+#define FLOAT_TOKENS 2
 #define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
 // Two int16 of x in every 32 bits of a vector.
 #define BOTH(x) ((i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
@@ -396,6 +423,10 @@ SET(avx2, true)
 #pragma clang attribute pop
 TABLE(avx2, "avx2")
 #undef DOT
+#undef FLOAT_ROWS
+#undef FLOAT_TOKENS
+#define FLOAT_ROWS 6
+#define FLOAT_TOKENS 4
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)

@@ -2,16 +2,21 @@
 // The includer defines
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[0] + w[2·lane + 1] · x[1], x: two int16
 //   FMA(a, b, c)    a · b + c, fused where the target can
+//   FUSED           whether it can
+//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
-// Weights are read as they stand in the file. 16 neighbouring rows are turned so that a vector holds one place (or two) of
-// all 16: a tile is 16 rows × 32 places of int16, or 16 rows × 16 places of floats, in 16 registers. Every token then
-// passes over the tile; the cost of unpacking is shared by all of them, and sums never cross lanes.
+// Quantised weights are interleaved when a model is loaded: 16 neighbouring rows, and of each piece of their blocks (a scale,
+// 16 bytes of elements) all 16 rows together, so that a vector holds one place of 16 rows and sums never cross lanes. The
+// bytes are those of the file in another order. A tile is 16 rows × 32 places, unpacked to int16 in 16 registers; every
+// token passes over it, and shares the cost of unpacking.
+//
+// Weights of floats stay as they are in the file: a vector holds 16 places of one row.
 
-// -- turning
-
-#define LOW_HALF(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
+#define LOW_HALF(v) __builtin_convertvector((u32x16)(v)&0xffff, u16x16)
 #define HIGH_HALF(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
+
+// -- interleaving
 
 // d[j], lane r: the j-th 4 bytes at p + r · stride
 INLINE void turn(const std::byte* p, std::size_t stride, i32x16* d) {
@@ -42,20 +47,36 @@ INLINE void turn(const std::byte* p, std::size_t stride, i32x16* d) {
 #undef HIGH2
 }
 
-INLINE void turn32(const std::byte* p, std::size_t stride, i32x16* d) {
-    turn(p, stride, d);
-    turn(p + 16, stride, d + 4);
-}
-
-// Half floats of 16 rows, as they come in blocks: out[i][r] at p + r · stride + i · step
-template <int Most>
-INLINE void halves(const std::byte* p, std::size_t stride, std::size_t step, int n, u16x16* out) {
-    for (std::size_t r = 0; r < 16; r++, p += stride)
-        if (n == Most)
-            for (std::size_t i = 0; i < Most; i++) __builtin_memcpy((std::uint16_t*)&out[i] + r, p + i * step, 2);
-        else
-            for (std::size_t i = 0; i < std::size_t(n); i++)
-                __builtin_memcpy((std::uint16_t*)&out[i] + r, p + i * step, 2);
+// Groups of 16 rows first .. last-1. A piece at byte o of a block stands at 16 · o of the group's block. Rows that are not
+// there are zeros.
+INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
+    const DTypeInfo&       info   = dtype_info(w.type);
+    const std::size_t      stride = row_bytes(w.type, w.cols), bytes = std::size_t(info.bytes);
+    const auto             pieces = pieces_of(w.type);
+    std::vector<std::byte> padded;
+    for (std::int64_t group = first; group < last; group++) {
+        const auto*        from = static_cast<const std::byte*>(w.data) + std::size_t(group) * 16 * stride;
+        std::byte*         to   = out + std::size_t(group) * 16 * stride;
+        const std::int64_t here = std::min<std::int64_t>(16, w.rows - group * 16);
+        if (here < 16) {
+            padded.assign(16 * stride, std::byte(0));
+            std::memcpy(padded.data(), from, std::size_t(here) * stride);
+            from = padded.data();
+        }
+        for (std::size_t block = 0; block < stride; block += bytes)
+            for (const Piece piece : pieces) {
+                const std::byte* p  = from + block + piece.offset;
+                std::byte*       at = to + 16 * (block + piece.offset);
+                if (piece.bytes == 16) {
+                    i32x16 d[4];
+                    turn(p, stride, d);
+                    std::memcpy(at, d, sizeof d);
+                } else {
+                    for (std::size_t r = 0; r < 16; r++)
+                        std::memcpy(at + r * piece.bytes, p + r * stride, piece.bytes);
+                }
+            }
+    }
 }
 
 // -- unpacking: w[2j] and w[2j + 1] become places 4j, 4j + 2 and 4j + 1, 4j + 3 of a tile, which is how bytes fall apart
@@ -92,35 +113,43 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
     }
 }
 
-// Each format: `items` and `bytes` of a block; header() for up to 8 tiles whose first block is at p; then tile() for each.
-// x = scale · w - min. Blocks of 32 are tiles, 8 of them share a header; blocks of 256 hold 8.
+// Each format: `items` and `bytes` of a block; header() for the block at p, then tile() for each of its tiles, in order. The
+// value of a place is scale · w, or scale · w - second; with two scales `second` is that of the last 16 places.
+
+// n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
+INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
+    __builtin_memcpy(q, p + 16 * offset, std::size_t(n) * sizeof(i32x16));
+}
+INLINE void load_halves(const std::byte* p, int offset, f32x16& out) {
+    u16x16 h;
+    LOAD16(h, p + 16 * offset);
+    FROM_HALVES(out, h);
+}
 
 struct OfQ8_0 {
     static constexpr int  items = 32, bytes = 34;
     static constexpr bool has_min = false, two_scales = false;
-    u16x16                d[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int n) { halves<8>(p, stride, bytes, n, d); }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16&) {
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
         i32x16 q[8];
-        turn32(p + j * bytes + 2, stride, q);
+        load(p, 2, 8, q);
         for (int i = 0; i < 8; i++) {
             w[2 * i]     = (i16x32)q[i] << 8 >> 8;
             w[2 * i + 1] = (i16x32)q[i] >> 8;
         }
-        FROM_HALVES(scale, d[j]);
+        load_halves(p, 0, scale);
     }
 };
 
 struct OfQ4_0 {
     static constexpr int  items = 32, bytes = 18;
     static constexpr bool has_min = false, two_scales = false;
-    u16x16                d[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int n) { halves<8>(p, stride, bytes, n, d); }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16&) {
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
         i32x16 q[4];
-        turn(p + j * bytes + 2, stride, q);
+        load(p, 2, 4, q);
         for (int i = 0; i < 4; i++) { // q - 8, as a nibble with a sign
             const auto v = (i16x32)(q[i] ^ int(0x88888888));
             w[2 * i]     = v << 12 >> 12;
@@ -128,66 +157,55 @@ struct OfQ4_0 {
             w[2 * i + 8] = v << 8 >> 12;
             w[2 * i + 9] = v >> 12;
         }
-        FROM_HALVES(scale, d[j]);
+        load_halves(p, 0, scale);
     }
 };
 
 struct OfQ4_1 {
     static constexpr int  items = 32, bytes = 20;
     static constexpr bool has_min = true, two_scales = false;
-    u16x16                d[8], m[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int n) {
-        halves<8>(p, stride, bytes, n, d);
-        halves<8>(p + 2, stride, bytes, n, m);
-    }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16& min) {
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
         i32x16 q[4];
-        turn(p + j * bytes + 4, stride, q);
+        load(p, 4, 4, q);
         nibbles(q, w);
-        FROM_HALVES(scale, d[j]);
-        FROM_HALVES(min, m[j]);
-        min = -min;
+        load_halves(p, 0, scale);
+        load_halves(p, 2, second);
+        second = -second;
     }
 };
 
 struct OfQ5_0 {
     static constexpr int  items = 32, bytes = 22;
     static constexpr bool has_min = false, two_scales = false;
-    u16x16                d[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int n) { halves<8>(p, stride, bytes, n, d); }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16&) {
-        i32x16 q[4], first[4]; // d, fifth bits, nibbles
-        p += j * bytes;
-        turn(p + 6, stride, q);
-        turn(p + 2, stride, first);
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+        i32x16 q[4], fifth;
+        load(p, 2, 1, &fifth);
+        load(p, 6, 4, q);
         nibbles(q, w);
-        fifth_bits(first[0], w);
+        fifth_bits(fifth, w);
         for (int i = 0; i < 16; i++) w[i] -= 16;
-        FROM_HALVES(scale, d[j]);
+        load_halves(p, 0, scale);
     }
 };
 
 struct OfQ5_1 {
     static constexpr int  items = 32, bytes = 24;
     static constexpr bool has_min = true, two_scales = false;
-    u16x16                d[8], m[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int n) {
-        halves<8>(p, stride, bytes, n, d);
-        halves<8>(p + 2, stride, bytes, n, m);
-    }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16& min) {
-        i32x16 q[4], first[4]; // d and m, fifth bits, nibbles
-        p += j * bytes;
-        turn(p + 8, stride, q);
-        turn(p + 4, stride, first);
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[4], fifth;
+        load(p, 4, 1, &fifth);
+        load(p, 8, 4, q);
         nibbles(q, w);
-        fifth_bits(first[0], w);
-        FROM_HALVES(scale, d[j]);
-        FROM_HALVES(min, m[j]);
-        min = -min;
+        fifth_bits(fifth, w);
+        load_halves(p, 0, scale);
+        load_halves(p, 2, second);
+        second = -second;
     }
 };
 
@@ -196,12 +214,12 @@ struct ScalesK {
     i32x16 s[3];
     f32x16 d, dmin;
 
-    INLINE void read(const std::byte* p, std::size_t stride) {
-        i32x16 h[4];
-        turn(p, stride, h);
-        FROM_HALVES(d, LOW_HALF(h[0]));
-        FROM_HALVES(dmin, HIGH_HALF(h[0]));
-        for (int i = 0; i < 3; i++) s[i] = h[i + 1];
+    INLINE void read(const std::byte* p) {
+        i32x16 both;
+        load(p, 0, 1, &both);
+        FROM_HALVES(d, LOW_HALF(both));
+        FROM_HALVES(dmin, HIGH_HALF(both));
+        load(p, 4, 3, s);
     }
     INLINE void at(int j, f32x16& scale, f32x16& min) const {
         const int i = 8 * (j & 3);
@@ -223,13 +241,13 @@ struct OfQ4_K {
     static constexpr int  items = 256, bytes = 144;
     static constexpr bool has_min = true, two_scales = false;
     ScalesK               scales;
-    i32x16                q[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int) { scales.read(p, stride); }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16& min) {
-        if (j % 2 == 0) turn32(p + 16 + j / 2 * 32, stride, q); // two tiles share their bytes
+    INLINE void header(const std::byte* p) { scales.read(p); }
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[8];
+        load(p, 16 + j / 2 * 32, 8, q); // two tiles share their bytes
         half_bytes(q, j % 2 * 4, w);
-        scales.at(j, scale, min);
+        scales.at(j, scale, second);
     }
 };
 
@@ -237,49 +255,44 @@ struct OfQ5_K {
     static constexpr int  items = 256, bytes = 176;
     static constexpr bool has_min = true, two_scales = false;
     ScalesK               scales;
-    i32x16                q[8], high[8];
 
-    INLINE void header(const std::byte* p, std::size_t stride, int) {
-        scales.read(p, stride);
-        turn32(p + 16, stride, high);
-    }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16& min) {
-        if (j % 2 == 0) turn32(p + 48 + j / 2 * 32, stride, q);
+    INLINE void header(const std::byte* p) { scales.read(p); }
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[8], high[8];
+        load(p, 48 + j / 2 * 32, 8, q);
+        load(p, 16, 8, high);
         half_bytes(q, j % 2 * 4, w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> j;
             w[2 * i] |= (i16x32)(h << 4 & 16);
             w[2 * i + 1] |= (i16x32)(h >> 4 & 16);
         }
-        scales.at(j, scale, min);
+        scales.at(j, scale, second);
     }
 };
 
 struct OfQ6_K { // a scale for each 16 places
     static constexpr int  items = 256, bytes = 210;
     static constexpr bool has_min = false, two_scales = true;
-    u16x16                d[1];
-    i32x16                s[4], low[2][8], high[8];
+    f32x16                d;
 
-    INLINE void header(const std::byte* p, std::size_t stride, int) {
-        halves<1>(p + 208, stride, 0, 1, d);
-        turn(p + 192, stride, s);
-    }
-    INLINE void tile(const std::byte* p, std::size_t stride, int j, Tile w, f32x16& scale, f32x16& second) {
+    INLINE void header(const std::byte* p) { load_halves(p, 208, d); }
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
         const int half = j / 4, quarter = j % 4;
-        if (quarter == 0) turn32(p + 128 + half * 32, stride, high);
-        if (quarter < 2) turn32(p + half * 64 + quarter * 32, stride, low[quarter]);
-        half_bytes(low[quarter % 2], quarter / 2 * 4, w);
+        i32x16    low[8], high[8], s;
+        load(p, half * 64 + quarter % 2 * 32, 8, low);
+        load(p, 128 + half * 32, 8, high);
+        load(p, 192 + j / 2 * 4, 1, &s);
+        half_bytes(low, quarter / 2 * 4, w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> (2 * quarter);
             w[2 * i] |= (i16x32)(h << 4 & 0x30);
             w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
         }
         for (int i = 0; i < 16; i++) w[i] -= 32;
-        FROM_HALVES(scale, d[0]);
-        const i32x16 two = s[j / 2] << (j % 2 ? 0 : 16); // the two bytes on top
-        second           = scale * __builtin_convertvector(two >> 24, f32x16);
-        scale *= __builtin_convertvector(two << 8 >> 24, f32x16);
+        const i32x16 two = s << (j % 2 ? 0 : 16); // the two bytes on top
+        scale            = d * __builtin_convertvector(two << 8 >> 24, f32x16);
+        second           = d * __builtin_convertvector(two >> 24, f32x16);
     }
 };
 
@@ -298,147 +311,69 @@ INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
     sum[1] = c + d;
 }
 
-// 16 rows that begin at p, times tokens first .. first + n - 1. Integer sums are exact, and the floats made of them are
-// added tile by tile: nothing depends on n. total [n].
+// One tile's part of every token's sums. The integer sums are exact; the floats made of them are added tile by tile, so
+// that nothing depends on n.
+template <class Format>
+INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
+                     std::int64_t tile, std::int64_t first, std::int64_t n, f32x16* total) {
+    tile                        = tile * x.n + first;
+    const std::int16_t* at      = x.integers + tile * 32;
+    const float *       scales  = x.scales + tile, *sums = x.sums + tile;
+    for (std::int64_t t = 0; t < n; t++, at += 32) {
+        i32x16 dot[2];
+        dot_tile(w, at, dot);
+        f32x16 sum = total[t];
+        if constexpr (Format::two_scales) {
+            const f32x16 both = FMA(__builtin_convertvector(dot[1], f32x16), second,
+                                    __builtin_convertvector(dot[0], f32x16) * scale);
+            sum               = FMA(both, f32x16{} + scales[t], sum);
+        } else {
+            sum = FMA(__builtin_convertvector(dot[0] + dot[1], f32x16), scale * scales[t], sum);
+        }
+        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
+        total[t] = sum;
+    }
+}
+
+// The 16 rows at p times tokens first .. first + n - 1; N: n where it is known. total [n].
 template <class Format, int N>
-INLINE void integer_rows(const std::byte* p, std::size_t stride, const RowsOfX& x, std::int64_t first, std::int64_t n,
-                         f32x16* total, const std::byte* next) {
+INLINE void integer_rows(const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n, f32x16* total) {
     if constexpr (N > 0) n = N;
-    const std::int64_t tiles = x.cols / 32;
-    const std::size_t  ahead = stride * 16 / std::size_t(tiles); // bytes of the next rows to ask for at each tile
+    constexpr int tiles = Format::items / 32; // of a block
     for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
     Format format;
-    for (std::int64_t group = 0; group * 8 < tiles; group++) {
-        const int here = int(std::min<std::int64_t>(8, tiles - group * 8));
-        format.header(p, stride, here);
-        for (int j = 0; j < here; j++) {
+    for (std::int64_t block = 0; block * Format::items < x.cols; block++, p += 16 * Format::bytes) {
+        format.header(p);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < tiles; j++) {
             i16x32 w[16];
             f32x16 scale, second;
-            format.tile(p, stride, j, w, scale, second);
-            if (next)
-                for (std::size_t i = 0; i < ahead; i += 64, next += 64) __builtin_prefetch(next, 0, 2);
-            const std::int64_t  tile   = (group * 8 + j) * x.n + first;
-            const std::int16_t* at     = x.integers + tile * 32;
-            const float *       scales = x.scales + tile, *sums = x.sums + tile;
-            for (std::int64_t t = 0; t < n; t++, at += 32) {
-                i32x16 dot[2];
-                dot_tile(w, at, dot);
-                f32x16 sum = total[t];
-                if constexpr (Format::two_scales) {
-                    const f32x16 both = FMA(__builtin_convertvector(dot[1], f32x16), second,
-                                            __builtin_convertvector(dot[0], f32x16) * scale);
-                    sum               = FMA(both, f32x16{} + scales[t], sum);
-                } else {
-                    sum = FMA(__builtin_convertvector(dot[0] + dot[1], f32x16), scale * scales[t], sum);
-                }
-                if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
-                total[t] = sum;
-            }
-        }
-        p += Format::items == 32 ? 8 * Format::bytes : Format::bytes;
-    }
-}
-
-// -- products of floats: tiles of 16 places
-
-// w[k] = place k of 16 rows, from 16 places at p; the type's elements stand alone
-template <DType T>
-INLINE void float_tile(const std::byte* p, std::size_t stride, f32x16* w) {
-    i32x16 d[16];
-    if constexpr (T == DType::F32) {
-        turn32(p, stride, d);
-        turn32(p + 32, stride, d + 8);
-        for (int i = 0; i < 16; i++) w[i] = (f32x16)d[i];
-    } else {
-        turn32(p, stride, d);
-        for (int i = 0; i < 8; i++) {
-            if constexpr (T == DType::BF16) {
-                w[2 * i]     = (f32x16)(d[i] << 16);
-                w[2 * i + 1] = (f32x16)(d[i] & int(0xffff0000));
-            } else {
-                FROM_HALVES(w[2 * i], LOW_HALF(d[i]));
-                FROM_HALVES(w[2 * i + 1], HIGH_HALF(d[i]));
-            }
+            format.tile(p, j, w, scale, second);
+            for (int i = 0; N == 1 && i < 16 * Format::bytes / tiles; i += 64)
+                __builtin_prefetch(p + 16 * Format::bytes / tiles * j + i + 4096);
+            add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
         }
     }
 }
 
-// One tile's part of every token's sums: four chains of four places, then the sum of chains is added.
-INLINE void add_float_tile(const f32x16* w, const float* x, std::int64_t n, f32x16* total) {
-    for (std::int64_t t = 0; t < n; t++, x += 16) {
-        f32x16 a = w[0] * x[0], b = w[1] * x[1], c = w[2] * x[2], d = w[3] * x[3];
-        for (int i = 4; i < 16; i += 4) {
-            a = FMA(w[i], f32x16{} + x[i], a);
-            b = FMA(w[i + 1], f32x16{} + x[i + 1], b);
-            c = FMA(w[i + 2], f32x16{} + x[i + 2], c);
-            d = FMA(w[i + 3], f32x16{} + x[i + 3], d);
-        }
-        total[t] += (a + b) + (c + d);
-    }
-}
-
-template <DType T, int N>
-INLINE void float_rows(const std::byte* p, std::size_t stride, const RowsOfX& x, std::int64_t first, std::int64_t n,
-                       f32x16* total, const std::byte* next) {
-    if constexpr (N > 0) n = N;
-    constexpr std::size_t size  = T == DType::F32 ? 4 : 2;
-    const std::int64_t    whole = x.cols / 16, rest = x.cols % 16;
-    for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
-    f32x16 w[16];
-    for (std::int64_t tile = 0; tile < whole; tile++, p += 16 * size) {
-        float_tile<T>(p, stride, w);
-        if (next)
-            for (std::size_t i = 0; i < 256 * size; i += 64, next += 64) __builtin_prefetch(next, 0, 2);
-        add_float_tile(w, x.floats + (tile * x.n + first) * 16, n, total);
-    }
-    if (rest == 0) return;
-    std::byte last[16][16 * size] = {};
-    for (std::size_t r = 0; r < 16; r++) std::memcpy(last[r], p + r * stride, std::size_t(rest) * size);
-    float_tile<T>(last[0], 16 * size, w);
-    add_float_tile(w, x.floats + (whole * x.n + first) * 16, n, total);
-}
-
-// Types that have no tile of their own, 256 places at a time as floats.
+// Tokens that pass over 16 rows in one go: their x stays in the second-level cache while the rows of the task change.
 template <int N>
-INLINE void other_rows(DType type, const std::byte* p, std::size_t stride, const RowsOfX& x, std::int64_t first,
-                       std::int64_t n, f32x16* total) {
-    if constexpr (N > 0) n = N;
-    for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
-    float             rows[16][256];
-    f32x16            w[16];
-    const std::size_t step = 256 / std::size_t(dtype_info(type).items) * std::size_t(dtype_info(type).bytes);
-    for (std::int64_t k = 0; k < x.cols; k += 256, p += step) {
-        const std::int64_t here = std::min<std::int64_t>(256, x.cols - k);
-        for (std::size_t r = 0; r < 16; r++) dequantize_inline(type, p + r * stride, rows[r], here);
-        for (std::int64_t i = 0; i < here; i += 16) {
-            float_tile<DType::F32>(reinterpret_cast<const std::byte*>(rows[0] + i), sizeof rows[0], w);
-            add_float_tile(w, x.floats + ((k + i) / 16 * x.n + first) * 16, n, total);
-        }
-    }
-}
-
-// -- the task
-
-template <int N>
-INLINE void rows_16(DType type, const std::byte* p, std::size_t stride, const RowsOfX& x, std::int64_t first,
-                    std::int64_t n, f32x16* total, const std::byte* next) {
+INLINE void sixteen_rows(DType type, const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                         f32x16* total) {
     switch (type) {
-        case DType::F32: return float_rows<DType::F32, N>(p, stride, x, first, n, total, next);
-        case DType::F16: return float_rows<DType::F16, N>(p, stride, x, first, n, total, next);
-        case DType::BF16: return float_rows<DType::BF16, N>(p, stride, x, first, n, total, next);
-        case DType::Q4_0: return integer_rows<OfQ4_0, N>(p, stride, x, first, n, total, next);
-        case DType::Q4_1: return integer_rows<OfQ4_1, N>(p, stride, x, first, n, total, next);
-        case DType::Q5_0: return integer_rows<OfQ5_0, N>(p, stride, x, first, n, total, next);
-        case DType::Q5_1: return integer_rows<OfQ5_1, N>(p, stride, x, first, n, total, next);
-        case DType::Q8_0: return integer_rows<OfQ8_0, N>(p, stride, x, first, n, total, next);
-        case DType::Q4_K: return integer_rows<OfQ4_K, N>(p, stride, x, first, n, total, next);
-        case DType::Q5_K: return integer_rows<OfQ5_K, N>(p, stride, x, first, n, total, next);
-        case DType::Q6_K: return integer_rows<OfQ6_K, N>(p, stride, x, first, n, total, next);
-        default: return other_rows<N>(type, p, stride, x, first, n, total);
+        case DType::Q4_0: return integer_rows<OfQ4_0, N>(p, x, first, n, total);
+        case DType::Q4_1: return integer_rows<OfQ4_1, N>(p, x, first, n, total);
+        case DType::Q5_0: return integer_rows<OfQ5_0, N>(p, x, first, n, total);
+        case DType::Q5_1: return integer_rows<OfQ5_1, N>(p, x, first, n, total);
+        case DType::Q8_0: return integer_rows<OfQ8_0, N>(p, x, first, n, total);
+        case DType::Q4_K: return integer_rows<OfQ4_K, N>(p, x, first, n, total);
+        case DType::Q5_K: return integer_rows<OfQ5_K, N>(p, x, first, n, total);
+        case DType::Q6_K: return integer_rows<OfQ6_K, N>(p, x, first, n, total);
+        default: return;
     }
 }
 
-INLINE void store_rows(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
+INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
                        const f32x16* total) {
     const std::int64_t rows = task.weight->rows, here = std::min<std::int64_t>(16, rows - row);
     f32x16             bias{};
@@ -451,47 +386,32 @@ INLINE void store_rows(const MatmulTask& task, std::int64_t row, std::int64_t fi
     }
 }
 
-INLINE void matmul_body(const MatmulTask& task) {
-    const TensorView& w      = *task.weight;
-    const RowsOfX&    x      = *task.x;
-    const std::size_t stride = row_bytes(w.type, w.cols);
-    auto*             total  = reinterpret_cast<f32x16*>(task.scratch); // [tokens_at_once]
-    auto*             padded = reinterpret_cast<std::byte*>(total + tokens_at_once);
+INLINE void integer_matmul(const MatmulTask& task) {
+    const TensorView&  w    = *task.weight;
+    const RoundedRows& x    = *task.rounded;
+    const std::size_t  size = 16 * row_bytes(w.type, w.cols);
     for (std::int64_t first = 0; first < x.n; first += tokens_at_once) {
         const std::int64_t n = std::min(tokens_at_once, x.n - first);
-        for (std::int64_t row = task.first_group * 16, last = std::min(task.last_group * 16, w.rows); row < last;
-             row += 16) {
-            const auto*      p    = static_cast<const std::byte*>(w.data) + std::size_t(row) * stride;
-            const std::byte* next = row + 32 <= last ? p + 16 * stride : nullptr;
-            if (row + 16 > w.rows) { // the last rows, filled up to 16
-                std::memset(padded, 0, 16 * stride);
-                std::memcpy(padded, p, std::size_t(w.rows - row) * stride);
-                p = padded;
-            }
-            if (n == 1) {
-                f32x16 one;
-                rows_16<1>(w.type, p, stride, x, first, n, &one, next);
-                store_rows(task, row, first, n, &one);
-            } else {
-                rows_16<0>(w.type, p, stride, x, first, n, total, next);
-                store_rows(task, row, first, n, total);
-            }
+        for (std::int64_t row = task.first; row < task.last; row += 16) {
+            const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(row / 16) * size;
+            f32x16           total[tokens_at_once];
+            if (n == 1) sixteen_rows<1>(w.type, p, x, first, 1, total);
+            else sixteen_rows<0>(w.type, p, x, first, n, total);
+            store_sums(task, row, first, n, total);
         }
     }
 }
 
-// -- x: tokens first .. last-1, from [n × cols] into tiles
-
 // 16 bits for the largest of 32 places. NaN and infinity come back through the scale.
-INLINE void pack_integers_body(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last) {
+INLINE void round_rows_body(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {
     for (std::int64_t t = first; t < last; t++)
         for (std::int64_t k = 0; k < to.cols; k += 32) {
             f32x16 v[2];
             LOAD16(v[0], x + t * to.cols + k);
             LOAD16(v[1], x + t * to.cols + k + 16);
             // of floats without a sign the bits compare as the values do
-            const float largest = std::bit_cast<float>(
-                __builtin_reduce_max(__builtin_elementwise_max((i32x16)v[0] & 0x7fffffff, (i32x16)v[1] & 0x7fffffff)));
+            const float        largest = std::bit_cast<float>(__builtin_reduce_max(
+                __builtin_elementwise_max((i32x16)v[0] & 0x7fffffff, (i32x16)v[1] & 0x7fffffff)));
             const float        inverse = largest > 0 ? 32767 / largest : 0;
             const std::int64_t tile    = k / 32 * to.n + t;
             i32x16             sum{};
@@ -509,12 +429,131 @@ INLINE void pack_integers_body(const float* x, const RowsOfX& to, std::int64_t f
         }
 }
 
-INLINE void pack_floats_body(const float* x, const RowsOfX& to, std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; t++)
-        for (std::int64_t k = 0; k < to.cols; k += 16) {
-            float*             tile = to.floats + (k / 16 * to.n + t) * 16;
-            const std::int64_t here = std::min<std::int64_t>(16, to.cols - k);
-            std::memcpy(tile, x + t * to.cols + k, std::size_t(here) * sizeof(float));
-            std::fill(tile + here, tile + 16, 0.0f);
+// -- products of floats: 16 lanes of places, k ascending, then the lanes pairwise, then what is left of the row
+
+// 16 places of a row of floats, wherever they come from
+template <DType T>
+INLINE void load_places(const std::byte* p, f32x16& out) {
+    if constexpr (T == DType::F32) {
+        LOAD16(out, p);
+    } else {
+        u16x16 h;
+        LOAD16(h, p);
+        if constexpr (T == DType::F16) FROM_HALVES(out, h);
+        else out = (f32x16)(__builtin_convertvector(h, u32x16) << 16);
+    }
+}
+
+INLINE float finish(const f32x16& sum, const float* w, const float* x, std::int64_t rest) {
+    float lane[16];
+    STORE16(lane, sum);
+    float total = sum_lanes(lane);
+    for (std::int64_t i = 0; i < rest; i++) {
+        if constexpr (FUSED) total = __builtin_fmaf(w[i], x[i], total);
+        else total += w[i] * x[i];
+    }
+    return total;
+}
+
+// One token: R rows as they stream by.
+template <DType T, int R>
+INLINE void float_vector(const MatmulTask& task, std::int64_t row) {
+    constexpr std::size_t size   = T == DType::F32 ? 4 : 2;
+    const std::int64_t    cols   = task.weight->cols, whole = cols / 16 * 16;
+    const std::size_t     stride = std::size_t(cols) * size;
+    const auto*           p      = static_cast<const std::byte*>(task.weight->data) + std::size_t(row) * stride;
+    f32x16                sum[R];
+    for (int r = 0; r < R; r++) sum[r] = f32x16{};
+    for (std::int64_t k = 0; k < whole; k += 16) {
+        f32x16 x, w;
+        LOAD16(x, task.x + k);
+        for (int r = 0; r < R; r++) {
+            load_places<T>(p + std::size_t(r) * stride + std::size_t(k) * size, w);
+            sum[r] = FMA(w, x, sum[r]);
         }
+    }
+    float rest[16];
+    for (int r = 0; r < R; r++) {
+        dequantize_inline(T, p + std::size_t(r) * stride + std::size_t(whole) * size, rest, cols - whole);
+        const float total  = finish(sum[r], rest, task.x + whole, cols - whole);
+        task.out[row + r] = task.bias ? total + task.bias[row + r] : total;
+    }
+}
+
+template <DType T>
+INLINE void float_vectors(const MatmulTask& task) {
+    std::int64_t row = task.first;
+    for (; row + 4 <= task.last; row += 4) float_vector<T, 4>(task, row);
+    for (; row < task.last; row++) float_vector<T, 1>(task, row);
+}
+
+// R rows of a panel times N tokens, over `length` places, onto sums [R × N] that begin at zero with the row.
+template <int R, int N>
+INLINE void float_tile(const float* panel, const float* x, std::int64_t cols, std::int64_t length, bool begin,
+                       f32x16* sums) {
+    f32x16 sum[R][N];
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[r * N + t];
+    for (std::int64_t k = 0; k < length; k += 16) {
+        f32x16 b[N];
+        for (int t = 0; t < N; t++) LOAD16(b[t], x + t * cols + k);
+        for (int r = 0; r < R; r++) {
+            f32x16 a;
+            LOAD16(a, panel + r * panel_width + k);
+            for (int t = 0; t < N; t++) sum[r][t] = FMA(a, b[t], sum[r][t]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) sums[r * N + t] = sum[r][t];
+}
+
+// R rows times tokens first .. first + n - 1: the rows become floats a panel at a time.
+template <int R, int N>
+INLINE void float_rows(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n) {
+    const TensorView&  w      = *task.weight;
+    const std::size_t  stride = row_bytes(w.type, w.cols);
+    const auto*        p      = static_cast<const std::byte*>(w.data) + std::size_t(row) * stride;
+    float*             panel  = task.scratch; // [R × panel_width]
+    auto*              sums   = reinterpret_cast<f32x16*>(panel + most_rows * panel_width); // [n × R]
+    const std::int64_t whole = w.cols / 16 * 16, fours = n / N * N;
+    const float*       x      = task.x + first * w.cols;
+    std::int64_t       k      = 0;
+    do { // a row shorter than 16 has its rest only
+        const std::int64_t here = std::min(panel_width, w.cols - k), length = std::min(here, whole - k);
+        for (int r = 0; r < R; r++)
+            widen_row<FUSED>(w.type, p + std::size_t(r) * stride + row_bytes(w.type, k), panel + r * panel_width, here);
+        for (std::int64_t t = 0; t < fours; t += N)
+            float_tile<R, N>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
+        for (std::int64_t t = fours; t < n; t++)
+            float_tile<R, 1>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
+        k += here;
+    } while (k < w.cols);
+    const float* rest = panel + (whole - (k - 1) / panel_width * panel_width);
+    for (std::int64_t t = 0; t < n; t++)
+        for (int r = 0; r < R; r++) {
+            const f32x16& sum   = t < fours ? sums[t / N * N * R + r * N + t % N] : sums[t * R + r];
+            const float   total = finish(sum, rest + r * panel_width, x + t * w.cols + whole, w.cols - whole);
+            task.out[(first + t) * w.rows + row + r] = task.bias ? total + task.bias[row + r] : total;
+        }
+}
+
+INLINE void float_matmul(const MatmulTask& task) {
+    const TensorView& w = *task.weight;
+    if (task.n == 1 && w.type == DType::F16) return float_vectors<DType::F16>(task);
+    if (task.n == 1 && w.type == DType::BF16) return float_vectors<DType::BF16>(task);
+    if (task.n == 1 && w.type == DType::F32) return float_vectors<DType::F32>(task);
+    // half of the second-level cache for x
+    const std::int64_t at_once = std::clamp<std::int64_t>((128 << 10) / w.cols, 16, tokens_at_once) / 4 * 4;
+    for (std::int64_t first = 0; first < task.n; first += at_once) {
+        const std::int64_t n   = std::min(at_once, task.n - first);
+        std::int64_t       row = task.first;
+        for (; row + FLOAT_ROWS <= task.last; row += FLOAT_ROWS)
+            float_rows<FLOAT_ROWS, FLOAT_TOKENS>(task, row, first, n);
+        for (; row < task.last; row++) float_rows<1, FLOAT_TOKENS>(task, row, first, n);
+    }
+}
+
+INLINE void matmul_body(const MatmulTask& task) {
+    if (integer_products(task.weight->type)) integer_matmul(task);
+    else float_matmul(task);
 }

@@ -37,17 +37,22 @@ double error(std::span<const float> got, std::span<const double> want) {
     return std::sqrt(difference / std::max(size, 1e-30));
 }
 
-// out = x · wᵀ + bias by this kernel, groups of 16 rows first .. last-1 (0: all).
-void product(const CpuKernels* k, const TensorView& w, const float* bias, const float* x, float* out, std::int64_t n,
+// out = x · wᵀ + bias by this kernel, rows first .. last-1 (0: all).
+void product(const CpuKernels* k, TensorView w, const float* bias, const float* x, float* out, std::int64_t n,
              std::int64_t first = 0, std::int64_t last = 0) {
-    const bool                integers = integer_products(w.type);
-    const auto                padded   = std::size_t(n * ((w.cols + 255) / 256 * 256));
-    std::vector<float>        floats(padded), scales(padded), sums(padded), scratch(matmul_scratch(w.cols) + 16);
-    std::vector<std::int16_t> values(padded);
-    RowsOfX                   rows{n, w.cols, floats.data(), values.data(), scales.data(), sums.data()};
-    (integers ? k->pack_integers : k->pack_floats)(x, rows, 0, n);
+    const auto                size   = std::size_t(n * w.cols);
+    const std::int64_t        groups = (w.rows + 15) / 16;
+    std::vector<std::byte>    turned(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
+    std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
+    std::vector<std::int16_t> values(size);
+    RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data()};
+    if (integer_products(w.type)) {
+        k->interleave(w, turned.data(), 0, groups);
+        k->round_rows(x, rounded, 0, n);
+        w.data = turned.data();
+    }
     const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
-    k->matmul({&w, bias, &rows, out, first, last > 0 ? last : (w.rows + 15) / 16, reinterpret_cast<float*>(at)});
+    k->matmul({&w, bias, x, &rounded, out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
 }
 
 } // namespace
@@ -144,8 +149,9 @@ TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
             std::vector<float> together(n * rows), alone(n * rows);
             product(k, weight, nullptr, x.data(), together.data(), n);
             for (int t = 0; t < n; t++)
-                for (int group = 0; group < 3; group++)
-                    product(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, group, group + 1);
+                for (int row = 0; row < rows; row += 16)
+                    product(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, row,
+                            std::min(row + 16, rows));
             CAPTURE(k->name, dtype_info(type).name);
             CHECK(together == alone);
         }
