@@ -92,10 +92,10 @@ private:
     std::vector<float>              rounded_; // the input of the product at hand
     // Weights by their place in the file, where the backend reads a copy in another order.
     std::unordered_map<const void*, Buffer> interleaved_;
-    const StepPlan*                 plan_ = nullptr;
-    std::vector<QueryTile>          tiles_;
-    std::vector<float>              turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
-    bool                            turned_ = false;
+    const StepPlan*                         plan_ = nullptr;
+    std::vector<QueryTile>                  tiles_;
+    std::vector<float>                      turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    bool                                    turned_ = false;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
@@ -181,13 +181,14 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
 static bool is_mapped_file(const void* data) {
     std::ifstream maps("/proc/self/maps");
     const auto    at = reinterpret_cast<std::uintptr_t>(data);
-    for (std::string line; std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
+    for (std::string line;
+         std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
         char*      rest  = nullptr;
         const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
         if (at < begin || at >= end) continue;
         const std::string access(rest + 1, 4);
-        strtoull(rest + 6, &rest, 16);                                // the offset
-        const char* inode = strchr(rest + 1, ' ');               // beyond the device
+        strtoull(rest + 6, &rest, 16);             // the offset
+        const char* inode = strchr(rest + 1, ' '); // beyond the device
         return access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0;
     }
     return false;

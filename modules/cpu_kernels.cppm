@@ -368,8 +368,10 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-#define TABLE(NAME, SPOKEN)                                                                    \
-    const CpuKernels NAME##_kernels{SPOKEN, interleave_##NAME, round_rows_##NAME, matmul_##NAME, attention_##NAME, norm_##NAME, silu_mul_##NAME, add_##NAME, store_f16_##NAME};
+#define TABLE(NAME, SPOKEN)                                                                \
+    const CpuKernels NAME##_kernels{SPOKEN,          interleave_##NAME, round_rows_##NAME, \
+                                    matmul_##NAME,   attention_##NAME,  norm_##NAME,       \
+                                    silu_mul_##NAME, add_##NAME,        store_f16_##NAME};
 
 #define FMA(a, b, c) ((a) * (b) + (c))
 #define FUSED false

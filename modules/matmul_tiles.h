@@ -13,7 +13,7 @@
 //
 // Weights of floats stay as they are in the file: a vector holds 16 places of one row.
 
-#define LOW_HALF(v) __builtin_convertvector((u32x16)(v)&0xffff, u16x16)
+#define LOW_HALF(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
 #define HIGH_HALF(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
 
 // -- interleaving
@@ -72,8 +72,7 @@ INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t fi
                     turn(p, stride, d);
                     std::memcpy(at, d, sizeof d);
                 } else {
-                    for (std::size_t r = 0; r < 16; r++)
-                        std::memcpy(at + r * piece.bytes, p + r * stride, piece.bytes);
+                    for (std::size_t r = 0; r < 16; r++) std::memcpy(at + r * piece.bytes, p + r * stride, piece.bytes);
                 }
             }
     }
@@ -316,17 +315,17 @@ INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
 template <class Format>
 INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
                      std::int64_t tile, std::int64_t first, std::int64_t n, f32x16* total) {
-    tile                        = tile * x.n + first;
-    const std::int16_t* at      = x.integers + tile * 32;
-    const float *       scales  = x.scales + tile, *sums = x.sums + tile;
+    tile                       = tile * x.n + first;
+    const std::int16_t* at     = x.integers + tile * 32;
+    const float *       scales = x.scales + tile, *sums = x.sums + tile;
     for (std::int64_t t = 0; t < n; t++, at += 32) {
         i32x16 dot[2];
         dot_tile(w, at, dot);
         f32x16 sum = total[t];
         if constexpr (Format::two_scales) {
-            const f32x16 both = FMA(__builtin_convertvector(dot[1], f32x16), second,
-                                    __builtin_convertvector(dot[0], f32x16) * scale);
-            sum               = FMA(both, f32x16{} + scales[t], sum);
+            const f32x16 both =
+                FMA(__builtin_convertvector(dot[1], f32x16), second, __builtin_convertvector(dot[0], f32x16) * scale);
+            sum = FMA(both, f32x16{} + scales[t], sum);
         } else {
             sum = FMA(__builtin_convertvector(dot[0] + dot[1], f32x16), scale * scales[t], sum);
         }
@@ -410,8 +409,8 @@ INLINE void round_rows_body(const float* x, const RoundedRows& to, std::int64_t 
             LOAD16(v[0], x + t * to.cols + k);
             LOAD16(v[1], x + t * to.cols + k + 16);
             // of floats without a sign the bits compare as the values do
-            const float        largest = std::bit_cast<float>(__builtin_reduce_max(
-                __builtin_elementwise_max((i32x16)v[0] & 0x7fffffff, (i32x16)v[1] & 0x7fffffff)));
+            const float largest = std::bit_cast<float>(
+                __builtin_reduce_max(__builtin_elementwise_max((i32x16)v[0] & 0x7fffffff, (i32x16)v[1] & 0x7fffffff)));
             const float        inverse = largest > 0 ? 32767 / largest : 0;
             const std::int64_t tile    = k / 32 * to.n + t;
             i32x16             sum{};
@@ -458,8 +457,8 @@ INLINE float finish(const f32x16& sum, const float* w, const float* x, std::int6
 // One token: R rows as they stream by.
 template <DType T, int R>
 INLINE void float_vector(const MatmulTask& task, std::int64_t row) {
-    constexpr std::size_t size   = T == DType::F32 ? 4 : 2;
-    const std::int64_t    cols   = task.weight->cols, whole = cols / 16 * 16;
+    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
+    const std::int64_t    cols = task.weight->cols, whole = cols / 16 * 16;
     const std::size_t     stride = std::size_t(cols) * size;
     const auto*           p      = static_cast<const std::byte*>(task.weight->data) + std::size_t(row) * stride;
     f32x16                sum[R];
@@ -475,7 +474,7 @@ INLINE void float_vector(const MatmulTask& task, std::int64_t row) {
     float rest[16];
     for (int r = 0; r < R; r++) {
         dequantize_inline(T, p + std::size_t(r) * stride + std::size_t(whole) * size, rest, cols - whole);
-        const float total  = finish(sum[r], rest, task.x + whole, cols - whole);
+        const float total = finish(sum[r], rest, task.x + whole, cols - whole);
         task.out[row + r] = task.bias ? total + task.bias[row + r] : total;
     }
 }
@@ -513,11 +512,11 @@ INLINE void float_rows(const MatmulTask& task, std::int64_t row, std::int64_t fi
     const TensorView&  w      = *task.weight;
     const std::size_t  stride = row_bytes(w.type, w.cols);
     const auto*        p      = static_cast<const std::byte*>(w.data) + std::size_t(row) * stride;
-    float*             panel  = task.scratch; // [R × panel_width]
+    float*             panel  = task.scratch;                                               // [R × panel_width]
     auto*              sums   = reinterpret_cast<f32x16*>(panel + most_rows * panel_width); // [n × R]
     const std::int64_t whole = w.cols / 16 * 16, fours = n / N * N;
-    const float*       x      = task.x + first * w.cols;
-    std::int64_t       k      = 0;
+    const float*       x = task.x + first * w.cols;
+    std::int64_t       k = 0;
     do { // a row shorter than 16 has its rest only
         const std::int64_t here = std::min(panel_width, w.cols - k), length = std::min(here, whole - k);
         for (int r = 0; r < R; r++)
