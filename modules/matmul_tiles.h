@@ -18,35 +18,6 @@
 
 // -- interleaving
 
-// d[j], lane r: the j-th 4 bytes at p + r · stride
-INLINE void turn(const std::byte* p, std::size_t stride, i32x16* d) {
-    i32x16 v[4];
-    for (std::size_t i = 0; i < 4; i++) { // 128-bit lane l holds row 4l + i
-        i32x4 a, b, c, e;
-        LOAD16(a, p + i * stride);
-        LOAD16(b, p + (i + 4) * stride);
-        LOAD16(c, p + (i + 8) * stride);
-        LOAD16(e, p + (i + 12) * stride);
-        const i32x8 low  = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7),
-                    high = __builtin_shufflevector(c, e, 0, 1, 2, 3, 4, 5, 6, 7);
-        v[i]             = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    }
-#define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
-#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
-#define LOW2(x, y) __builtin_shufflevector(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-#define HIGH2(x, y) __builtin_shufflevector(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-    const i32x16 ab_low = LOW(v[0], v[1]), ce_low = LOW(v[2], v[3]), ab_high = HIGH(v[0], v[1]),
-                 ce_high = HIGH(v[2], v[3]);
-    d[0]                 = LOW2(ab_low, ce_low);
-    d[1]                 = HIGH2(ab_low, ce_low);
-    d[2]                 = LOW2(ab_high, ce_high);
-    d[3]                 = HIGH2(ab_high, ce_high);
-#undef LOW
-#undef HIGH
-#undef LOW2
-#undef HIGH2
-}
-
 // Groups of 16 rows first .. last-1. A piece at byte o of a block stands at 16 · o of the group's block. Rows that are not
 // there are zeros.
 INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
@@ -447,10 +418,7 @@ INLINE float finish(const f32x16& sum, const float* w, const float* x, std::int6
     float lane[16];
     STORE16(lane, sum);
     float total = sum_lanes(lane);
-    for (std::int64_t i = 0; i < rest; i++) {
-        if constexpr (FUSED) total = __builtin_fmaf(w[i], x[i], total);
-        else total += w[i] * x[i];
-    }
+    for (std::int64_t i = 0; i < rest; i++) total = multiply_add<FUSED>(w[i], x[i], total);
     return total;
 }
 
