@@ -305,40 +305,37 @@ INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second,
     }
 }
 
-// The 16 rows at p times tokens first .. first + n - 1; N: n where it is known. total [n].
-template <class Format, int N>
+// The 16 rows at p times tokens first .. first + n - 1; total [n]. What comes 8 KB later is asked for early: the
+// processor's own prefetching reaches half of this machine's bandwidth.
+template <class Format>
 INLINE void integer_rows(const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n, f32x16* total) {
-    if constexpr (N > 0) n = N;
-    constexpr int tiles = Format::items / 32; // of a block
+    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
     for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
     Format format;
-    for (std::int64_t block = 0; block * Format::items < x.cols; block++, p += 16 * Format::bytes) {
+    for (std::int64_t block = 0; block * Format::items < x.cols; block++, p += bytes) {
         format.header(p);
 #pragma clang loop unroll(full)
         for (int j = 0; j < tiles; j++) {
             i16x32 w[16];
             f32x16 scale, second;
             format.tile(p, j, w, scale, second);
-            for (int i = 0; N == 1 && i < 16 * Format::bytes / tiles; i += 64)
-                __builtin_prefetch(p + 16 * Format::bytes / tiles * j + i + 4096);
+            for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
             add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
         }
     }
 }
 
-// Tokens that pass over 16 rows in one go: their x stays in the second-level cache while the rows of the task change.
-template <int N>
 INLINE void sixteen_rows(DType type, const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n,
                          f32x16* total) {
     switch (type) {
-        case DType::Q4_0: return integer_rows<OfQ4_0, N>(p, x, first, n, total);
-        case DType::Q4_1: return integer_rows<OfQ4_1, N>(p, x, first, n, total);
-        case DType::Q5_0: return integer_rows<OfQ5_0, N>(p, x, first, n, total);
-        case DType::Q5_1: return integer_rows<OfQ5_1, N>(p, x, first, n, total);
-        case DType::Q8_0: return integer_rows<OfQ8_0, N>(p, x, first, n, total);
-        case DType::Q4_K: return integer_rows<OfQ4_K, N>(p, x, first, n, total);
-        case DType::Q5_K: return integer_rows<OfQ5_K, N>(p, x, first, n, total);
-        case DType::Q6_K: return integer_rows<OfQ6_K, N>(p, x, first, n, total);
+        case DType::Q4_0: return integer_rows<OfQ4_0>(p, x, first, n, total);
+        case DType::Q4_1: return integer_rows<OfQ4_1>(p, x, first, n, total);
+        case DType::Q5_0: return integer_rows<OfQ5_0>(p, x, first, n, total);
+        case DType::Q5_1: return integer_rows<OfQ5_1>(p, x, first, n, total);
+        case DType::Q8_0: return integer_rows<OfQ8_0>(p, x, first, n, total);
+        case DType::Q4_K: return integer_rows<OfQ4_K>(p, x, first, n, total);
+        case DType::Q5_K: return integer_rows<OfQ5_K>(p, x, first, n, total);
+        case DType::Q6_K: return integer_rows<OfQ6_K>(p, x, first, n, total);
         default: return;
     }
 }
@@ -356,6 +353,7 @@ INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t fi
     }
 }
 
+// Tokens pass over 16 rows in numbers whose x stays in the second-level cache while the rows of the task change.
 INLINE void integer_matmul(const MatmulTask& task) {
     const TensorView&  w    = *task.weight;
     const RoundedRows& x    = *task.rounded;
@@ -365,8 +363,7 @@ INLINE void integer_matmul(const MatmulTask& task) {
         for (std::int64_t row = task.first; row < task.last; row += 16) {
             const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(row / 16) * size;
             f32x16           total[tokens_at_once];
-            if (n == 1) sixteen_rows<1>(w.type, p, x, first, 1, total);
-            else sixteen_rows<0>(w.type, p, x, first, n, total);
+            sixteen_rows(w.type, p, x, first, n, total);
             store_sums(task, row, first, n, total);
         }
     }
@@ -422,36 +419,26 @@ INLINE float finish(const f32x16& sum, const float* w, const float* x, std::int6
     return total;
 }
 
-// One token: R rows as they stream by.
-template <DType T, int R>
-INLINE void float_vector(const MatmulTask& task, std::int64_t row) {
-    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
-    const std::int64_t    cols = task.weight->cols, whole = cols / 16 * 16;
-    const std::size_t     stride = std::size_t(cols) * size;
-    const auto*           p      = static_cast<const std::byte*>(task.weight->data) + std::size_t(row) * stride;
-    f32x16                sum[R];
-    for (int r = 0; r < R; r++) sum[r] = f32x16{};
-    for (std::int64_t k = 0; k < whole; k += 16) {
-        f32x16 x, w;
-        LOAD16(x, task.x + k);
-        for (int r = 0; r < R; r++) {
-            load_places<T>(p + std::size_t(r) * stride + std::size_t(k) * size, w);
-            sum[r] = FMA(w, x, sum[r]);
-        }
-    }
-    float rest[16];
-    for (int r = 0; r < R; r++) {
-        dequantize_inline(T, p + std::size_t(r) * stride + std::size_t(whole) * size, rest, cols - whole);
-        const float total = finish(sum[r], rest, task.x + whole, cols - whole);
-        task.out[row + r] = task.bias ? total + task.bias[row + r] : total;
-    }
-}
-
+// One token: a row as it streams by. (Several at once collide in the first-level cache where a row is 4 KB.)
 template <DType T>
 INLINE void float_vectors(const MatmulTask& task) {
-    std::int64_t row = task.first;
-    for (; row + 4 <= task.last; row += 4) float_vector<T, 4>(task, row);
-    for (; row < task.last; row++) float_vector<T, 1>(task, row);
+    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
+    const std::int64_t    cols = task.weight->cols, whole = cols / 16 * 16;
+    const auto*           p = static_cast<const std::byte*>(task.weight->data) + std::size_t(task.first * cols) * size;
+    for (std::int64_t row = task.first; row < task.last; row++, p += std::size_t(cols) * size) {
+        f32x16 sum{};
+        for (std::int64_t k = 0; k < whole; k += 16) {
+            f32x16 x, w;
+            LOAD16(x, task.x + k);
+            load_places<T>(p + std::size_t(k) * size, w);
+            __builtin_prefetch(p + std::size_t(k) * size + 4096);
+            sum = FMA(w, x, sum);
+        }
+        float rest[16];
+        dequantize_inline(T, p + std::size_t(whole) * size, rest, cols - whole);
+        const float total = finish(sum, rest, task.x + whole, cols - whole);
+        task.out[row]     = task.bias ? total + task.bias[row] : total;
+    }
 }
 
 // R rows of a panel times N tokens, over `length` places, onto sums [R × N] that begin at zero with the row.
@@ -487,8 +474,14 @@ INLINE void float_rows(const MatmulTask& task, std::int64_t row, std::int64_t fi
     std::int64_t       k = 0;
     do { // a row shorter than 16 has its rest only
         const std::int64_t here = std::min(panel_width, w.cols - k), length = std::min(here, whole - k);
+        // while these are multiplied, the next panel comes: of the same rows or, at their end, of the next
+        const std::size_t bytes = row_bytes(w.type, here), at = row_bytes(w.type, k);
+        const std::size_t next = k + here < w.cols ? at + bytes : R * stride;
         for (int r = 0; r < R; r++)
-            widen_row<FUSED>(w.type, p + std::size_t(r) * stride + row_bytes(w.type, k), panel + r * panel_width, here);
+            for (std::size_t i = 0; i < bytes; i += 64)
+                __builtin_prefetch(p + std::size_t(r) * stride + next + i, 0, 2);
+        for (int r = 0; r < R; r++)
+            widen_row<FUSED>(w.type, p + std::size_t(r) * stride + at, panel + r * panel_width, here);
         for (std::int64_t t = 0; t < fours; t += N)
             float_tile<R, N>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
         for (std::int64_t t = fours; t < n; t++)
