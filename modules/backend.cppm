@@ -118,6 +118,8 @@ public:
     virtual DType activation_type() const = 0;
     // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
+    // The same for one that embed() alone reads, a row at a time.
+    virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
     // Rows of float32 in memory that the host can read, valid until the next operation.

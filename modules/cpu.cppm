@@ -2,6 +2,8 @@
 // Threads split rows, heads and tokens, never a sum: the result does not depend on their number.
 module;
 
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -51,7 +53,8 @@ public:
     std::size_t            memory_taken() const override { return taken_; }
     DType                  activation_type() const override { return DType::F32; }
     Result<void>           prepare_steps(const StepLimits&) override { return {}; }
-    Result<TensorView>     prepare(const TensorView& weight) override { return weight; }
+    Result<TensorView>     prepare(const TensorView& weight) override;
+    Result<TensorView>     prepare_lookup(const TensorView& weight) override { return weight; }
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     StepShape begin_step(const StepPlan& plan) override;
@@ -68,8 +71,7 @@ public:
                           std::span<const KvLayer> to) override;
 
 private:
-    static constexpr int query_tile    = 16; // tokens of one sequence that share a pass over their K and V
-    static constexpr int rows_per_item = 16;
+    static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
     // Multiply-adds below which waking the other threads costs more than they save.
     static constexpr std::int64_t worth_threads = 200'000;
 
@@ -78,7 +80,10 @@ private:
     };
 
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
-    float*        scratch(int thread, std::size_t n);
+    static float* grown(std::vector<float>& memory, std::size_t n);
+    float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
+
+    RoundedRows round(const Tensor& x);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -91,10 +96,13 @@ private:
     ThreadPool                      pool_;
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
-    const StepPlan*                 plan_ = nullptr;
-    std::vector<QueryTile>          tiles_;
-    std::vector<float>              turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
-    bool                            turned_ = false;
+    std::vector<float>              rounded_; // the input of the product at hand
+    // Weights by their place in the file, where the backend reads a copy in another order.
+    std::unordered_map<const void*, Buffer> interleaved_;
+    const StepPlan*                         plan_ = nullptr;
+    std::vector<QueryTile>                  tiles_;
+    std::vector<float>                      turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    bool                                    turned_ = false;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
@@ -113,10 +121,11 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
     return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
 }
 
-float* CpuBackend::scratch(int thread, std::size_t n) {
-    std::vector<float>& memory = scratch_[std::size_t(thread)];
-    if (memory.size() < n) memory.resize(n);
-    return memory.data();
+// At least n floats, on a line of 64 bytes.
+float* CpuBackend::grown(std::vector<float>& memory, std::size_t n) {
+    if (memory.size() < n + 16) memory.resize(n + 16);
+    const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
+    return reinterpret_cast<float*>((at + 63) / 64 * 64);
 }
 
 StepShape CpuBackend::begin_step(const StepPlan& plan) {
@@ -176,22 +185,93 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
     });
 }
 
-void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    for (const Projection& p : projections) {
-        const TensorView& weight = *p.weight;
-        check(x.cols == weight.cols && p.out.cols == weight.rows && p.out.rows == x.rows, "matmul: shapes");
-        const auto* bias  = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
-        MatmulTask  task  = {&weight, bias, floats(x), floats(p.out), x.rows, 0, 0, nullptr};
-        const bool  alone = x.rows * weight.rows * weight.cols < worth_threads;
-        const auto  rows  = alone ? std::max<std::int64_t>(weight.rows, 1) : rows_per_item; // of one item
-        pool_.run(int((weight.rows + rows - 1) / rows), [&](int item, int thread) {
-            MatmulTask mine = task;
-            mine.first      = item * rows;
-            mine.last       = std::min(weight.rows, mine.first + rows);
-            mine.scratch    = scratch(thread, std::size_t(4 * weight.cols));
-            kernels_.matmul(mine);
-        });
+// True for what can be read from its file again: the pages of a read-only mapping.
+static bool is_mapped_file(const void* data) {
+    std::ifstream maps("/proc/self/maps");
+    const auto    at = reinterpret_cast<std::uintptr_t>(data);
+    for (std::string line;
+         std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
+        char*      rest  = nullptr;
+        const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
+        if (at < begin || at >= end) continue;
+        const std::string access(rest + 1, 4);
+        strtoull(rest + 6, &rest, 16);             // the offset
+        const char* inode = strchr(rest + 1, ' '); // beyond the device
+        return access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0;
     }
+    return false;
+}
+
+// Quantised matrices are copied into the order that the products want, and the pages of the file given back: embed() may
+// ask for a row of them again. All else stays where it is.
+Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
+    if (!integer_products(weight.type) || interleaved_.contains(weight.data)) return weight;
+    const std::size_t  stride = row_bytes(weight.type, weight.cols);
+    const std::int64_t groups = (weight.rows + 15) / 16;
+    Result<Buffer>     buffer = allocate(std::size_t(groups) * 16 * stride);
+    if (!buffer) return std::unexpected(buffer.error());
+    auto* to = static_cast<std::byte*>(buffer->data());
+    madvise(to, buffer->bytes(), MADV_HUGEPAGE); // or not: a matter of speed alone
+    const bool mapped = is_mapped_file(weight.data);
+    const auto page   = std::uintptr_t(sysconf(_SC_PAGE_SIZE));
+    split(groups, std::max<std::int64_t>(1, std::int64_t((std::size_t(4) << 20) / (16 * stride))),
+          [&](std::int64_t first, std::int64_t last) {
+              kernels_.interleave(weight, to, first, last);
+              if (!mapped) return;
+              const auto base  = reinterpret_cast<std::uintptr_t>(weight.data);
+              const auto begin = (base + std::size_t(first) * 16 * stride) / page * page,
+                         end   = (base + std::size_t(std::min(last * 16, weight.rows)) * stride) / page * page;
+              if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+          });
+    interleaved_.emplace(weight.data, std::move(*buffer));
+    return weight;
+}
+
+RoundedRows CpuBackend::round(const Tensor& x) {
+    const auto        n = std::size_t(x.rows), cols = std::size_t(x.cols);
+    const std::size_t tiles = cols / 32;
+    RoundedRows       to;
+    to.n = x.rows, to.cols = x.cols;
+    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 2 * tiles)));
+    to.scales   = reinterpret_cast<float*>(to.integers + n * cols);
+    to.sums     = to.scales + n * tiles;
+    split(x.rows, std::max<std::int64_t>(1, 16384 / x.cols),
+          [&](std::int64_t first, std::int64_t last) { kernels_.round_rows(floats(x), to, first, last); });
+    return to;
+}
+
+void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
+    check(projections.size() <= 4, "matmul: more projections than any model has");
+    RoundedRows                 rounded;
+    std::array<TensorView, 4>   weight;
+    std::array<std::int64_t, 5> begin{}; // of the groups of 16 rows of each, in one list of them all
+    for (std::size_t i = 0; i < projections.size(); i++) {
+        const Projection& p = projections[i];
+        weight[i]           = *p.weight;
+        check(x.cols == p.weight->cols && p.out.cols == p.weight->rows && p.out.rows == x.rows, "matmul: shapes");
+        begin[i + 1] = begin[i] + (p.weight->rows + 15) / 16;
+        if (!integer_products(p.weight->type)) continue;
+        const auto copy = interleaved_.find(p.weight->data);
+        check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
+        weight[i].data = copy->second.data();
+        if (rounded.n == 0) rounded = round(x);
+    }
+    const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
+    const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
+    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, 64);
+    pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
+        const std::int64_t first = item * piece, last = std::min(all, first + piece);
+        for (std::size_t i = 0; i < projections.size(); i++) {
+            if (first >= begin[i + 1] || last <= begin[i]) continue;
+            const Projection& p    = projections[i];
+            const auto*       bias = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
+            MatmulTask        task{&weight[i], bias, floats(x), &rounded, floats(p.out), x.rows};
+            task.first   = (std::max(first, begin[i]) - begin[i]) * 16;
+            task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, p.weight->rows);
+            task.scratch = scratch(thread, matmul_scratch);
+            kernels_.matmul(task);
+        }
+    });
 }
 
 void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {

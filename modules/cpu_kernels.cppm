@@ -5,8 +5,8 @@
 // path is the reference of the wide ones, and the program starts on any x86-64.
 //
 // Determinism: an output element is computed in one order that depends on nothing but its own row: products are
-// accumulated in 16 lanes, k ascending, then the lanes are added pairwise; attention walks positions in absolute chunks
-// of 64. Tiles over rows and tokens only choose which elements are computed together.
+// added in the order that matmul_tiles.h says, k ascending; attention walks positions in absolute chunks of 64. Tiles over rows
+// and tokens only choose which elements are computed together.
 export module quire.cpu_kernels;
 
 import quire.base;
@@ -16,16 +16,33 @@ import quire.tensor;
 
 export namespace quire {
 
+// Types whose products are sums of integers. They are interleaved at load (matmul_tiles.h).
+bool integer_products(DType type);
+
+// The input of such a product: n rows rounded to 16 bits, with a scale for each 32 places: 256 times finer than the 8 bits
+// that are usual, so that the products are those of floats for all that matters.
+struct RoundedRows {
+    std::int64_t  n = 0, cols = 0;
+    std::int16_t* integers = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
+    float*        scales   = nullptr; // [cols / 32][n]
+    float*        sums     = nullptr; // likewise, of the integers, times the scale
+};
+
 // Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
 struct MatmulTask {
-    const TensorView* weight = nullptr;
-    const float*      bias   = nullptr;
-    const float*      x      = nullptr;
-    float*            out    = nullptr;
-    std::int64_t      n      = 0;
-    std::int64_t      first = 0, last = 0;
-    float*            scratch = nullptr; // [4 × cols]
+    const TensorView*  weight  = nullptr; // interleaved, if the products are of integers
+    const float*       bias    = nullptr;
+    const float*       x       = nullptr;
+    const RoundedRows* rounded = nullptr; // x, for products of integers
+    float*             out     = nullptr;
+    std::int64_t       n       = 0;
+    std::int64_t       first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
+    float*             scratch = nullptr;   // matmul_scratch floats
 };
+inline constexpr std::int64_t panel_width    = 512; // places of a row that are floats at one time
+inline constexpr std::int64_t most_rows      = 6;
+inline constexpr std::int64_t tokens_at_once = 128;
+inline constexpr std::size_t  matmul_scratch = std::size_t(most_rows * (panel_width + 16 * tokens_at_once));
 
 // Queries of one sequence that share a kv head, over the paged cache.
 struct AttentionTask {
@@ -49,6 +66,10 @@ std::size_t          attention_scratch(int n_queries, int head_dim);
 
 struct CpuKernels {
     const char* name;
+    // Groups of 16 rows first .. last-1 of a weight of integer products; out takes whole groups, 16 · row_bytes each.
+    void (*interleave)(const TensorView& weight, std::byte* out, std::int64_t first, std::int64_t last);
+    // Tokens first .. last-1 of x [n × cols].
+    void (*round_rows)(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last);
     void (*matmul)(const MatmulTask&);
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
@@ -68,19 +89,73 @@ module :private;
 
 namespace quire {
 
-typedef float        f32x16 __attribute__((vector_size(64)));
-typedef std::int32_t i32x16 __attribute__((vector_size(64)));
-typedef _Float16     f16x16 __attribute__((vector_size(32)));
+typedef float         f32x16 __attribute__((vector_size(64)));
+typedef double        f64x16 __attribute__((vector_size(128)));
+typedef std::int32_t  i32x4 __attribute__((vector_size(16)));
+typedef std::int32_t  i32x8 __attribute__((vector_size(32)));
+typedef std::int32_t  i32x16 __attribute__((vector_size(64)));
+typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
+typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
+typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
+typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
+typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
 // Vectors never cross a call: their ABI depends on the target. So helpers are macros or take pointers.
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
 #define INLINE [[gnu::always_inline]] inline
 
+// a · b + c of vectors, rounded once. Without an instruction for it in double, which gives the same bits but where the
+// result is rounded twice in a row to the other side: the plain path is the reference of the others.
+#define AS_DOUBLE(v) __builtin_convertvector(v, f64x16)
+#define PLAIN_FMA(a, b, c) __builtin_convertvector(AS_DOUBLE(a) * AS_DOUBLE(b) + AS_DOUBLE(c), f32x16)
+#define EITHER_FMA(out, a, b, c)                                       \
+    do {                                                               \
+        if constexpr (Fma) (out) = __builtin_elementwise_fma(a, b, c); \
+        else (out) = PLAIN_FMA(a, b, c);                               \
+    } while (0)
+
+bool integer_products(DType type) {
+    switch (type) {
+        case DType::Q4_0:
+        case DType::Q4_1:
+        case DType::Q5_0:
+        case DType::Q5_1:
+        case DType::Q8_0:
+        case DType::Q4_K:
+        case DType::Q5_K:
+        case DType::Q6_K: return true;
+        default: return false;
+    }
+}
+
+// What a block of such a type is made of.
+struct Piece {
+    std::size_t offset, bytes;
+};
+std::vector<Piece> pieces_of(DType type) {
+    const auto sixteens = [](std::vector<Piece> pieces, std::size_t from, std::size_t n) {
+        for (std::size_t i = 0; i < n; i++) pieces.push_back({from + 16 * i, 16});
+        return pieces;
+    };
+    switch (type) {
+        case DType::Q4_0: return sixteens({{0, 2}}, 2, 1);
+        case DType::Q4_1: return sixteens({{0, 2}, {2, 2}}, 4, 1);
+        case DType::Q5_0: return sixteens({{0, 2}, {2, 4}}, 6, 1);
+        case DType::Q5_1: return sixteens({{0, 2}, {2, 2}, {4, 4}}, 8, 1);
+        case DType::Q8_0: return sixteens({{0, 2}}, 2, 2);
+        case DType::Q4_K: return sixteens({}, 0, 9);
+        case DType::Q5_K: return sixteens({}, 0, 11);
+        case DType::Q6_K: return sixteens({{208, 2}}, 0, 13);
+        default: return {};
+    }
+}
+
 std::size_t attention_scratch(int n_queries, int head_dim) {
-    // K and V of a chunk, an accumulator per query, its maximum and sum, the chunk's scores
+    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum
     const auto d = std::size_t(head_dim + 15) / 16 * 16;
-    return 2 * attention_chunk * d + std::size_t(n_queries) * (d + 2) + attention_chunk;
+    return (2 * attention_chunk + 16) * d + 8 * attention_chunk + std::size_t(n_queries) * (d + 2);
 }
 
 // The 16 lanes added pairwise, always in this order.
@@ -94,7 +169,7 @@ INLINE float sum_lanes(const float* lane) {
 template <bool Fma>
 INLINE float multiply_add(float a, float b, float c) {
     if constexpr (Fma) return __builtin_fmaf(a, b, c);
-    else return a * b + c;
+    else return float(double(a) * double(b) + double(c));
 }
 
 // out[i] = exp(in[i]) for 16 values; relative error below 2e-7. in may be out.
@@ -111,8 +186,7 @@ INLINE void exp16(const float* in, float* out) {
     f32x16 p = f32x16{} + 1.0f / 5040;
     for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
         f32x16 term = f32x16{} + c;
-        if constexpr (Fma) p = __builtin_elementwise_fma(p, r, term);
-        else p = p * r + term;
+        EITHER_FMA(p, p, r, term);
     }
     i32x16 power = (__builtin_convertvector(n, i32x16) + 127) << 23;
     f32x16 scale;
@@ -121,47 +195,33 @@ INLINE void exp16(const float* in, float* out) {
     STORE16(out, p);
 }
 
-// -- matmul
-
-// R rows of weights times N rows of x. Every (row, token) pair has its own accumulator.
-template <bool Fma, int R, int N>
-INLINE void matmul_tile(const float* const* w, const float* x, std::int64_t cols, const float* bias, float* out,
-                        std::int64_t out_stride) {
-    f32x16 sum[R][N];
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sum[r][t] = f32x16{};
-    std::int64_t k = 0;
-    for (; k + 16 <= cols; k += 16) {
-        f32x16 b[N];
-        for (int t = 0; t < N; t++) LOAD16(b[t], x + t * cols + k);
-        for (int r = 0; r < R; r++) {
-            f32x16 a;
-            LOAD16(a, w[r] + k);
-            for (int t = 0; t < N; t++) {
-                if constexpr (Fma) sum[r][t] = __builtin_elementwise_fma(a, b[t], sum[r][t]);
-                else sum[r][t] += a * b[t];
-            }
-        }
+// d[j], lane r: the j-th 4 bytes at p + r · stride
+INLINE void turn(const std::byte* p, std::size_t stride, i32x16* d) {
+    i32x16 v[4];
+    for (std::size_t i = 0; i < 4; i++) { // 128-bit lane l holds row 4l + i
+        i32x4 a, b, c, e;
+        LOAD16(a, p + i * stride);
+        LOAD16(b, p + (i + 4) * stride);
+        LOAD16(c, p + (i + 8) * stride);
+        LOAD16(e, p + (i + 12) * stride);
+        const i32x8 low  = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7),
+                    high = __builtin_shufflevector(c, e, 0, 1, 2, 3, 4, 5, 6, 7);
+        v[i]             = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     }
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) {
-            float lane[16];
-            STORE16(lane, sum[r][t]);
-            float total = sum_lanes(lane);
-            for (std::int64_t i = k; i < cols; i++) total = multiply_add<Fma>(w[r][i], x[t * cols + i], total);
-            out[t * out_stride + r] = bias ? total + bias[r] : total;
-        }
-}
-
-template <bool Fma, int R, int N>
-INLINE void matmul_rows(const float* const* w, const MatmulTask& task, std::int64_t row) {
-    const std::int64_t cols = task.weight->cols, stride = task.weight->rows;
-    const float*       bias = task.bias ? task.bias + row : nullptr;
-    std::int64_t       t    = 0;
-    for (; t + N <= task.n; t += N)
-        matmul_tile<Fma, R, N>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
-    for (; t < task.n; t++)
-        matmul_tile<Fma, R, 1>(w, task.x + t * cols, cols, bias, task.out + t * stride + row, stride);
+#define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+#define LOW2(x, y) __builtin_shufflevector(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
+#define HIGH2(x, y) __builtin_shufflevector(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
+    const i32x16 ab_low = LOW(v[0], v[1]), ce_low = LOW(v[2], v[3]), ab_high = HIGH(v[0], v[1]),
+                 ce_high = HIGH(v[2], v[3]);
+    d[0]                 = LOW2(ab_low, ce_low);
+    d[1]                 = HIGH2(ab_low, ce_low);
+    d[2]                 = LOW2(ab_high, ce_high);
+    d[3]                 = HIGH2(ab_high, ce_high);
+#undef LOW
+#undef HIGH
+#undef LOW2
+#undef HIGH2
 }
 
 // out[0 .. cols) = one row of any type as floats
@@ -180,127 +240,169 @@ INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t
     dequantize_inline(type, row, out + k, cols - k);
 }
 
-template <bool Fma, int R, int N>
-INLINE void matmul_body(const MatmulTask& task) {
-    const TensorView& weight = *task.weight;
-    const auto*       base   = static_cast<const std::byte*>(weight.data);
-    const std::size_t stride = row_bytes(weight.type, weight.cols);
-    const float*      w[R];
-    auto              row_at = [&](std::int64_t row, int i) __attribute__((always_inline)) {
-        const std::byte* bytes = base + std::size_t(row) * stride;
-        if (weight.type == DType::F32 && reinterpret_cast<std::uintptr_t>(bytes) % alignof(float) == 0) {
-            w[i] = reinterpret_cast<const float*>(bytes);
-        } else {
-            widen_row<Fma>(weight.type, bytes, task.scratch + i * weight.cols, weight.cols);
-            w[i] = task.scratch + i * weight.cols;
-        }
+// -- attention: online softmax (running maximum, sum and weighted V; rescaled when the maximum grows), over chunks of 64
+// positions. Places beyond a query's own positions weigh exactly nothing, so that they may be computed beside the others.
+
+// One chunk as floats: K by dimension, so that a vector holds 16 positions, and V by position.
+struct Chunk {
+    float* k;    // [head_dim × 64]
+    float* v;    // [64 × padded]
+    float* rows; // [16 × padded], on the way to k
+    int    padded;
+};
+
+template <bool Fma>
+INLINE void load_chunk(const AttentionTask& task, int chunk, int from, int to, const Chunk& c) {
+    const int         D        = task.head_dim;
+    const auto        width    = std::size_t(c.padded);
+    const std::size_t row_size = row_bytes(task.kv_type, D);
+    const auto        place    = [&](int p) __attribute__((always_inline)) {
+        return std::size_t(task.table[p / task.block_size]) * task.block_stride +
+               std::size_t(p % task.block_size) * row_size;
     };
-    std::int64_t row = task.first;
-    for (; row + R <= task.last; row += R) {
-        for (int i = 0; i < R; i++) row_at(row + i, i);
-        matmul_rows<Fma, R, N>(w, task, row);
-    }
-    for (; row < task.last; row++) {
-        row_at(row, 0);
-        matmul_rows<Fma, 1, N>(w, task, row);
+    for (int p = from; p < to; p++)
+        widen_row<Fma>(task.kv_type, task.v + place(p), c.v + std::size_t(p - chunk) * width, D);
+    for (int first = from / 16 * 16; first < to; first += 16) {
+        for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
+            widen_row<Fma>(task.kv_type, task.k + place(p), c.rows + std::size_t(p - first) * width, D);
+        for (int d = 0; d < c.padded; d += 4) {
+            i32x16 turned[4];
+            turn(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), turned);
+            for (int i = 0; i < 4; i++) STORE16(c.k + (d + i) * attention_chunk + (first - chunk), turned[i]);
+        }
     }
 }
 
-// -- attention: online softmax (running maximum, sum and weighted V; rescaled when the maximum grows)
-
-template <bool Fma>
-INLINE float dot(const float* a, const float* b, int n) { // n is a multiple of 16
-    f32x16 sum{};
-    for (int i = 0; i < n; i += 16) {
-        f32x16 x, y;
-        LOAD16(x, a + i);
-        LOAD16(y, b + i);
-        if constexpr (Fma) sum = __builtin_elementwise_fma(x, y, sum);
-        else sum += x * y;
+// out[i][16 · V] = out[i][16 · V] · grow[i] (0 without grow) + Σ over steps first .. last-1 of a[i][step] · b[step][16 · V], for Q rows:
+// scores of 16 · V positions (steps are dimensions), and sums of 16 · V dimensions (steps are positions).
+template <bool Fma, int Q, int V>
+INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_width, int first, int last,
+                          const float* grow, float* const* out) {
+    f32x16 sum[Q][V];
+    for (int i = 0; i < Q; i++)
+        for (int j = 0; j < V; j++) sum[i][j] = f32x16{};
+    for (int step = first; step < last; step++) {
+        f32x16 v[V];
+        for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
+        for (int i = 0; i < Q; i++) {
+            const f32x16 w = f32x16{} + a[i][step];
+            for (int j = 0; j < V; j++) EITHER_FMA(sum[i][j], w, v[j], sum[i][j]);
+        }
     }
-    float lane[16];
-    STORE16(lane, sum);
-    return sum_lanes(lane);
+    for (int i = 0; i < Q; i++)
+        for (int j = 0; j < V; j++) {
+            f32x16 old{};
+            if (grow) LOAD16(old, out[i] + 16 * j);
+            if (grow) sum[i][j] += old * grow[i];
+            STORE16(out[i] + 16 * j, sum[i][j]);
+        }
 }
 
+// One query's scores of a chunk, of which it sees places a .. b-1, become weights. Returns what its earlier sums shrink by.
 template <bool Fma>
+INLINE float soften(float* score, int a, int b, float scale, float* top, float* sum) {
+    i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best, total{};
+    for (int j = 0; j < attention_chunk; j += 16) {
+        f32x16       s;
+        const i32x16 seen = (lane + j >= a) & (lane + j < b);
+        LOAD16(s, score + j);
+        s    = (f32x16)(((i32x16)(s * scale) & seen) | ((i32x16)hidden & ~seen));
+        best = __builtin_elementwise_max(best, s);
+        STORE16(score + j, s);
+    }
+    const float highest = std::max(*top, __builtin_reduce_max(best));
+    for (int j = 0; j < attention_chunk; j += 16) {
+        f32x16       s;
+        const i32x16 seen = (lane + j >= a) & (lane + j < b);
+        LOAD16(s, score + j);
+        s -= highest;
+        STORE16(score + j, s);
+        exp16<Fma>(score + j, score + j);
+        LOAD16(s, score + j);
+        s = (f32x16)((i32x16)s & seen);
+        total += s;
+        STORE16(score + j, s);
+    }
+    float lanes[16];
+    STORE16(lanes, total);
+    const float shrink = *top == highest ? 1.0f : std::exp(*top - highest);
+    *top               = highest;
+    *sum               = *sum * shrink + sum_lanes(lanes);
+    return shrink;
+}
+
+// Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
+template <bool Fma, int Q, int V>
+INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, int from, int to, int first, float* acc,
+                          float* top, float* sum, float* scores) {
+    const float* q[Q];
+    float *      row[Q], *out[Q], grow[Q], ones[Q];
+    int          low = attention_chunk, high = 0; // what any of them sees
+    for (int i = 0; i < Q; i++) {
+        q[i]    = task.q + (first + i) / task.n_heads * task.row_stride + (first + i) % task.n_heads * task.head_dim;
+        row[i]  = scores + i * attention_chunk;
+        ones[i] = 1;
+    }
+    for (int j = 0; j < attention_chunk; j += 16 * V) {
+        for (int i = 0; i < Q; i++) out[i] = row[i] + j;
+        for (int d = 0; d < task.head_dim; d += 32) // sums of sums: shorter chains round less
+            weighted_sums<Fma, Q, V>(q, c.k + j, attention_chunk, d, std::min(d + 32, task.head_dim),
+                                     d > 0 ? ones : nullptr, out);
+    }
+    for (int i = 0; i < Q; i++) {
+        const int position = task.first_position + (first + i) / task.n_heads;
+        const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
+        const int b        = std::min(to, position + 1) - chunk;
+        grow[i]            = 1;
+        if (a < b) {
+            grow[i] = soften<Fma>(row[i], a, b, task.scale, top + first + i, sum + first + i);
+            low = std::min(low, a), high = std::max(high, b);
+        } else {
+            std::fill(row[i], row[i] + attention_chunk, 0.0f);
+        }
+    }
+    int d = 0;
+    for (; d + 16 * V <= c.padded; d += 16 * V) {
+        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
+        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded, low, high, grow, out);
+    }
+    for (; d < c.padded; d += 16) {
+        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
+        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded, low, high, grow, out);
+    }
+}
+
+template <bool Fma, int Q, int V>
 INLINE void attention_body(const AttentionTask& task) {
-    const int         D = task.head_dim, padded = (D + 15) / 16 * 16;
-    const int         n_queries = task.n_tokens * task.n_heads;
-    const auto        width     = std::size_t(padded);
-    const std::size_t row_size  = row_bytes(task.kv_type, D);
-    float*            k_rows    = task.scratch;                         // [chunk × padded]
-    float*            v_rows    = k_rows + attention_chunk * width;     // [chunk × padded]
-    float*            acc       = v_rows + attention_chunk * width;     // [n_queries × padded]
-    float*            top       = acc + std::size_t(n_queries) * width; // [n_queries]
-    float*            sum       = top + n_queries;                      // [n_queries]
-    float*            score     = sum + n_queries;                      // [chunk]
-    const float       never     = -std::numeric_limits<float>::infinity();
+    const int D = task.head_dim, padded = (D + 15) / 16 * 16, n_queries = task.n_tokens * task.n_heads;
+    float*    at   = task.scratch;
+    auto      take = [&](int n) __attribute__((always_inline)) {
+        float* begin = at;
+        at += n;
+        return begin;
+    };
+    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
+    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded), *top = take(n_queries),
+          *sum = take(n_queries);
     std::fill(acc, top, 0.0f);
-    std::fill(top, sum, never);
-    std::fill(sum, score, 0.0f);
-    if (padded != D) std::fill(k_rows, acc, 0.0f); // the padding of every row stays zero
+    std::fill(top, sum, -std::numeric_limits<float>::infinity());
+    std::fill(sum, sum + n_queries, 0.0f);
+    std::fill(c.v, scores, 0.0f); // the padding of V's rows stays zero
 
     const int last  = task.first_position + task.n_tokens; // one past the last visible position of the last query
     const int begin = task.window > 0 ? std::max(task.first_position - task.window + 1, 0) : 0;
     for (int chunk = begin / attention_chunk * attention_chunk; chunk < last; chunk += attention_chunk) {
         const int from = std::max(chunk, begin), to = std::min(chunk + attention_chunk, last);
-        for (int p = from; p < to; p++) {
-            const std::size_t at = std::size_t(task.table[p / task.block_size]) * task.block_stride +
-                                   std::size_t(p % task.block_size) * row_size;
-            widen_row<Fma>(task.kv_type, task.k + at, k_rows + std::size_t(p - chunk) * width, D);
-            widen_row<Fma>(task.kv_type, task.v + at, v_rows + std::size_t(p - chunk) * width, D);
-        }
-        for (int t = 0; t < task.n_tokens; t++) {
-            const int position = task.first_position + t;
-            const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
-            const int b        = std::min(to, position + 1) - chunk;
-            if (a >= b) continue;
-            for (int h = 0; h < task.n_heads; h++) {
-                const int    i = t * task.n_heads + h;
-                const float* q = task.q + t * task.row_stride + h * D;
-                float        q_padded[512];
-                if (padded != D) {
-                    std::fill(q_padded, q_padded + padded, 0.0f);
-                    std::copy(q, q + D, q_padded);
-                    q = q_padded;
-                }
-                float best = top[i];
-                for (int j = a; j < b; j++) {
-                    score[j] = dot<Fma>(q, k_rows + std::size_t(j) * width, padded) * task.scale;
-                    best     = score[j] > best ? score[j] : best;
-                }
-                // Lanes outside [a, b) are computed too, on whatever is there, and not used.
-                for (int j = a; j < b; j++) score[j] -= best;
-                for (int j = a / 16 * 16; j < b; j += 16) exp16<Fma>(score + j, score + j);
-                float*      o     = acc + std::size_t(i) * width;
-                const float shift = top[i] == best ? 1.0f : std::exp(top[i] - best);
-                float       total = sum[i] * shift;
-                for (int j = a; j < b; j++) total += score[j];
-                top[i] = best;
-                sum[i] = total;
-                for (int d = 0; d < padded; d += 16) {
-                    f32x16 x;
-                    LOAD16(x, o + d);
-                    x *= shift;
-                    for (int j = a; j < b; j++) {
-                        f32x16 v;
-                        LOAD16(v, v_rows + std::size_t(j) * width + d);
-                        const f32x16 w = f32x16{} + score[j];
-                        if constexpr (Fma) x = __builtin_elementwise_fma(w, v, x);
-                        else x += w * v;
-                    }
-                    STORE16(o + d, x);
-                }
-            }
-        }
+        load_chunk<Fma>(task, chunk, from, to, c);
+        int i = 0;
+        for (; i + Q <= n_queries; i += Q) chunk_queries<Fma, Q, V>(task, c, chunk, from, to, i, acc, top, sum, scores);
+        for (; i < n_queries; i++) chunk_queries<Fma, 1, V>(task, c, chunk, from, to, i, acc, top, sum, scores);
     }
-    for (int t = 0; t < task.n_tokens; t++)
-        for (int h = 0; h < task.n_heads; h++) {
-            const int i = t * task.n_heads + h;
-            for (int d = 0; d < D; d++)
-                task.out[t * task.row_stride + h * D + d] = acc[std::size_t(i) * width + std::size_t(d)] / sum[i];
-        }
+    for (int i = 0; i < n_queries; i++) {
+        float* out = task.out + i / task.n_heads * task.row_stride + i % task.n_heads * D;
+        for (int d = 0; d < D; d++) out[d] = acc[i * padded + d] / sum[i];
+    }
 }
 
 // -- the small ones
@@ -316,8 +418,7 @@ INLINE void norm_body(const float* x, float* residual, const float* weight, floa
     for (; i + 16 <= n; i += 16) {
         f32x16 v;
         LOAD16(v, x + i);
-        if constexpr (Fma) sum = __builtin_elementwise_fma(v, v, sum);
-        else sum += v * v;
+        EITHER_FMA(sum, v, v, sum);
     }
     float lane[16];
     STORE16(lane, sum);
@@ -355,36 +456,118 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     for (; i < n; i++) out[i] = f32_to_f16(x[i]);
 }
 
-// -- one set of functions per target; R × N: as many accumulators as its registers hold
+// -- one set of functions per target; the includes see different DOTs
 
-#define KERNELS(NAME, FMA, R, N)                                                                                    \
-    void matmul_##NAME(const MatmulTask& task) { matmul_body<FMA, R, N>(task); }                                    \
-    void attention_##NAME(const AttentionTask& task) { attention_body<FMA>(task); }                                 \
-    void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
-        norm_body<FMA>(x, residual, weight, eps, out, n);                                                           \
+#define SET(NAME, FMA_)                                                                                             \
+    void matmul_##NAME(const MatmulTask& task) { NAME::matmul_body(task); }                                         \
+    void interleave_##NAME(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {            \
+        NAME::interleave_body(w, out, first, last);                                                                 \
     }                                                                                                               \
-    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA>(gate, up, n); }         \
+    void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {          \
+        NAME::round_rows_body(x, to, first, last);                                                                  \
+    }                                                                                                               \
+    void attention_##NAME(const AttentionTask& task) { attention_body<FMA_, ATTENTION_TILE>(task); }                \
+    void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
+        norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
+    }                                                                                                               \
+    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA_>(gate, up, n); }        \
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
-    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA>(x, out, n); }   \
-    const CpuKernels NAME##_kernels{#NAME,           matmul_##NAME, attention_##NAME, norm_##NAME,                  \
-                                    silu_mul_##NAME, add_##NAME,    store_f16_##NAME};
+    void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-KERNELS(plain, false, 2, 1)
+#define TABLE(NAME, SPOKEN)                                                                \
+    const CpuKernels NAME##_kernels{SPOKEN,          interleave_##NAME, round_rows_##NAME, \
+                                    matmul_##NAME,   attention_##NAME,  norm_##NAME,       \
+                                    silu_mul_##NAME, add_##NAME,        store_f16_##NAME};
+
+#define FMA(a, b, c) PLAIN_FMA(a, b, c)
+#define FUSED false
+#define FLOAT_ROWS 2
+#define FLOAT_TOKENS 1
+#define ATTENTION_TILE 1, 2
+#define FROM_HALVES(out, h)                                                                                   \
+    do {                                                                                                      \
+        const u16x16 halves_ = (h);                                                                           \
+        for (int r_ = 0; r_ < 16; r_++) {                                                                     \
+            const std::uint8_t bytes_[2] = {std::uint8_t(halves_[r_] & 255), std::uint8_t(halves_[r_] >> 8)}; \
+            (out)[r_]                    = half_at(bytes_);                                                   \
+        }                                                                                                     \
+    } while (0)
+#define DOT(sum, w, x) \
+    for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += (w)[2 * r_] * (x)[0] + (w)[2 * r_ + 1] * (x)[1]
+namespace plain {
+#include "matmul_tiles.h"
+}
+SET(plain, false)
+TABLE(plain, "plain")
+#undef FMA
+#undef FUSED
+#undef FLOAT_ROWS
+#undef FLOAT_TOKENS
+#undef ATTENTION_TILE
+#undef FROM_HALVES
+#undef DOT
+
+#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
+#define FUSED true
+#define FLOAT_ROWS 2
+#define FLOAT_TOKENS 2
+#define ATTENTION_TILE 2, 2
+#define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
+// Two int16 of x in every 32 bits of a vector.
+#define BOTH(x) ((i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
 
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-KERNELS(avx2, true, 2, 2)
+#define DOT(sum, w, x) dot_by_halves(sum, w, BOTH(x))
+INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i32x16& x) {
+    typedef short i16x16_ __attribute__((vector_size(32)));
+    i16x16_       a[2], b[2];
+    i32x8         s[2];
+    __builtin_memcpy(a, &w, 64);
+    __builtin_memcpy(b, &x, 64);
+    for (int i = 0; i < 2; i++) s[i] = (i32x8)__builtin_ia32_pmaddwd256(a[i], b[i]);
+    sum += __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+namespace avx2 {
+#include "matmul_tiles.h"
+}
+SET(avx2, true)
 #pragma clang attribute pop
+TABLE(avx2, "avx2")
+#undef DOT
+#undef FLOAT_ROWS
+#undef FLOAT_TOKENS
+#undef ATTENTION_TILE
+#define FLOAT_ROWS 6
+#define FLOAT_TOKENS 4
+#define ATTENTION_TILE 6, 4
 
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"))), \
-                             apply_to = function)
-KERNELS(avx512, true, 4, 4)
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
+#define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, (i16x32)BOTH(x))
+namespace avx512 {
+#include "matmul_tiles.h"
+}
+SET(avx512, true)
 #pragma clang attribute pop
+TABLE(avx512, "avx512")
+#undef DOT
+
+#pragma clang attribute push(__attribute__((target(AVX512 ",avx512vnni"))), apply_to = function)
+#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), BOTH(x))
+namespace avx512vnni {
+#include "matmul_tiles.h"
+}
+SET(avx512vnni, true)
+#pragma clang attribute pop
+TABLE(avx512vnni, "avx512, vnni")
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     // cpuid and xgetbv: the processor has it, and the operating system saves its registers.
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    if (vnni && (name.empty() || name == "avx512vnni")) return &avx512vnni_kernels;
     if (avx512 && (name.empty() || name == "avx512")) return &avx512_kernels;
     if (avx2 && (name.empty() || name == "avx2")) return &avx2_kernels;
     if (name.empty() || name == "plain") return &plain_kernels;

@@ -106,8 +106,14 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     max_logit_rows     = std::max(max_logit_rows, 8);
     ModelTensors& m    = model.weights_;
     const bool    tied = m.output.data == m.token_embd.data;
-    if (auto r = prepare({&m.token_embd, &m.position_embd, &m.output_norm, &m.output_norm_bias}); !r)
-        return std::unexpected(r.error());
+    for (TensorView* w : {&m.token_embd, &m.position_embd}) {
+        if (!*w) continue;
+        const bool         lookup = w == &m.position_embd || !tied;
+        Result<TensorView> ready  = lookup ? backend.prepare_lookup(*w) : backend.prepare(*w);
+        if (!ready) return std::unexpected(ready.error());
+        *w = *ready;
+    }
+    if (auto r = prepare({&m.output_norm, &m.output_norm_bias}); !r) return std::unexpected(r.error());
     if (tied) m.output = m.token_embd;
     else if (auto r = prepare({&m.output}); !r) return std::unexpected(r.error());
     for (std::size_t i = 0; i < m.layers.size(); i++) {

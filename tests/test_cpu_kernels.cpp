@@ -13,7 +13,7 @@ namespace {
 
 std::vector<const CpuKernels*> all_kernels() {
     std::vector<const CpuKernels*> found;
-    for (const char* name : {"plain", "avx2", "avx512"})
+    for (const char* name : {"plain", "avx2", "avx512", "avx512vnni"})
         if (const CpuKernels* k = cpu_kernels(name)) found.push_back(k);
     return found;
 }
@@ -37,6 +37,24 @@ double error(std::span<const float> got, std::span<const double> want) {
     return std::sqrt(difference / std::max(size, 1e-30));
 }
 
+// out = x · wᵀ + bias by this kernel, rows first .. last-1 (0: all).
+void product(const CpuKernels* k, TensorView w, const float* bias, const float* x, float* out, std::int64_t n,
+             std::int64_t first = 0, std::int64_t last = 0) {
+    const auto                size   = std::size_t(n * w.cols);
+    const std::int64_t        groups = (w.rows + 15) / 16;
+    std::vector<std::byte>    turned(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
+    std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
+    std::vector<std::int16_t> values(size);
+    RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data()};
+    if (integer_products(w.type)) {
+        k->interleave(w, turned.data(), 0, groups);
+        k->round_rows(x, rounded, 0, n);
+        w.data = turned.data();
+    }
+    const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
+    k->matmul({&w, bias, x, &rounded, out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
+}
+
 } // namespace
 
 TEST_CASE("the plain kernels exist everywhere and an unknown name has none") {
@@ -48,12 +66,12 @@ TEST_CASE("the plain kernels exist everywhere and an unknown name has none") {
 TEST_CASE("matmul over odd shapes") {
     for (const CpuKernels* k : all_kernels())
         for (int cols : {8, 16, 33, 96, 256})
-            for (int rows : {1, 3, 4, 7, 32})
+            for (int rows : {1, 3, 4, 7, 16, 32, 45})
                 for (int n : {1, 2, 3, 5, 9}) {
                     CAPTURE(k->name, cols, rows, n);
                     const auto w = noise(std::size_t(rows * cols), 1), x = noise(std::size_t(n * cols), 2),
                                bias = noise(std::size_t(rows), 3);
-                    std::vector<float>  out(std::size_t(n * rows), 1e9f), scratch(std::size_t(4 * cols));
+                    std::vector<float>  out(std::size_t(n * rows), 1e9f);
                     std::vector<double> want;
                     for (int t = 0; t < n; t++)
                         for (int r = 0; r < rows; r++) {
@@ -62,27 +80,93 @@ TEST_CASE("matmul over odd shapes") {
                                 sum += double(w[std::size_t(r * cols + i)]) * double(x[std::size_t(t * cols + i)]);
                             want.push_back(sum);
                         }
-                    TensorView weight{DType::F32, rows, cols, w.data()};
-                    k->matmul({&weight, bias.data(), x.data(), out.data(), n, 0, rows, scratch.data()});
+                    product(k, {DType::F32, rows, cols, w.data()}, bias.data(), x.data(), out.data(), n);
                     CHECK(error(out, want) < 1e-5);
                 }
 }
 
+TEST_CASE("matmul of every type equals the product with its dequantised rows") {
+    std::mt19937 random(20);
+    for (const DTypeInfo& info : dtype_table)
+        for (int cols : {256, 768, 96})
+            for (int n : {1, 7, 130}) {
+                if (cols % info.items != 0) continue;
+                constexpr int     rows   = 37;
+                const std::size_t stride = row_bytes(info.type, cols);
+                // Random blocks; a half float can be huge or no number, and such rows are drawn again.
+                std::vector<std::byte> blocks(stride * rows);
+                std::vector<float>     wide(std::size_t(rows * cols));
+                for (std::size_t r = 0; r < rows; r++)
+                    for (bool sane = false; !sane;) {
+                        for (std::size_t i = 0; i < stride; i++) blocks[r * stride + i] = std::byte(random() >> 9);
+                        for (std::size_t b = 0; b < stride;
+                             b += std::size_t(info.bytes)) // both halves of a scale small
+                            for (int at : {0, 2, 80, 82, 108, 208})
+                                if (at + 1 < info.bytes && info.items > 1)
+                                    blocks[r * stride + b + std::size_t(at) + 1] &= std::byte(0xbf);
+                        dequantize(info.type, blocks.data() + r * stride, wide.data() + r * cols, cols);
+                        sane = std::all_of(wide.begin() + std::ptrdiff_t(r * cols),
+                                           wide.begin() + std::ptrdiff_t((r + 1) * cols),
+                                           [](float v) { return std::abs(v) < 1e4f; });
+                        if (info.items == 1 && !sane)
+                            for (std::size_t i = 0; i < std::size_t(cols); i++) { // floats: any of them may be wild
+                                const float         v = float(int(random() % 2001) - 1000) / 1000;
+                                const std::uint16_t h = info.type == DType::BF16 ? f32_to_bf16(v) : f32_to_f16(v);
+                                if (info.bytes == 4) std::memcpy(blocks.data() + r * stride + 4 * i, &v, 4);
+                                else std::memcpy(blocks.data() + r * stride + 2 * i, &h, 2);
+                                dequantize(info.type, blocks.data() + r * stride, wide.data() + r * cols, cols);
+                                sane = true;
+                            }
+                    }
+                const auto          x = noise(std::size_t(n * cols), 21);
+                std::vector<double> want;
+                for (int t = 0; t < n; t++)
+                    for (int r = 0; r < rows; r++) {
+                        double sum = 0;
+                        for (int i = 0; i < cols; i++)
+                            sum += double(wide[std::size_t(r * cols + i)]) * double(x[std::size_t(t * cols + i)]);
+                        want.push_back(sum);
+                    }
+                for (const CpuKernels* k : all_kernels()) {
+                    CAPTURE(k->name, info.name, cols, n);
+                    std::vector<float> out(want.size(), 1e9f);
+                    product(k, {info.type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
+                    CHECK(error(out, want) < (integer_products(info.type) ? 2e-4 : 1e-5));
+                }
+            }
+}
+
 TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
-    for (const CpuKernels* k : all_kernels()) {
-        const int                  cols = 100, rows = 11, n = 13;
-        const auto                 w = noise(rows * cols, 4), x = noise(n * cols, 5);
-        std::vector<std::uint16_t> half(w.size());
-        for (std::size_t i = 0; i < w.size(); i++) half[i] = f32_to_f16(w[i]);
-        TensorView         weight{DType::F16, rows, cols, half.data()};
-        std::vector<float> together(n * rows), alone(n * rows), scratch(4 * cols);
-        k->matmul({&weight, nullptr, x.data(), together.data(), n, 0, rows, scratch.data()});
-        for (int t = 0; t < n; t++)
-            for (int r = 0; r < rows; r++) // one element at a time
-                k->matmul(
-                    {&weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, r, r + 1, scratch.data()});
-        CHECK(together == alone);
-    }
+    std::mt19937 random(22);
+    for (const CpuKernels* k : all_kernels())
+        for (DType type : {DType::F16, DType::F32, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_1, DType::Q6_K}) {
+            const int              cols = 256 * 3, rows = 43, n = 133;
+            const auto             x      = noise(n * cols, 5);
+            const std::size_t      stride = row_bytes(type, cols);
+            std::vector<std::byte> blocks(stride * rows);
+            for (std::byte& b : blocks) b = std::byte(random() >> 9) & std::byte(0x3b); // no infinities
+            TensorView         weight{type, rows, cols, blocks.data()};
+            std::vector<float> together(n * rows), alone(n * rows);
+            product(k, weight, nullptr, x.data(), together.data(), n);
+            for (int t = 0; t < n; t++)
+                for (int row = 0; row < rows; row += 16)
+                    product(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, row,
+                            std::min(row + 16, rows));
+            CAPTURE(k->name, dtype_info(type).name);
+            CHECK(together == alone);
+        }
+}
+
+TEST_CASE("what is not a number stays so") {
+    for (const CpuKernels* k : all_kernels())
+        for (float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+            std::vector<std::byte> blocks(34 * 16, std::byte(1));
+            std::vector<float>     x(64, 1.0f), out(32);
+            x[5] = bad;
+            product(k, {DType::Q8_0, 16, 32, blocks.data()}, nullptr, x.data(), out.data(), 2);
+            CHECK_FALSE(std::isfinite(out[0]));
+            CHECK(std::isfinite(out[16]));
+        }
 }
 
 TEST_CASE("attention over paged blocks equals the plain formula") {

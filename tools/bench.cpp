@@ -1,6 +1,10 @@
 // bench: how fast the parts of quire are on this machine.
 // Exit codes: 0, 1 (something cannot be measured: one line on stderr), 2 (wrong usage).
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
+
 #include "../cuda/kernels.h"
 
 import quire.base;
@@ -16,6 +20,7 @@ import quire.request;
 import quire.scheduler;
 import quire.std;
 import quire.tensor;
+import quire.thread_pool;
 
 using namespace quire;
 
@@ -158,7 +163,10 @@ struct Arguments {
     int    repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, layers = 0, n_requests = 1000, max_sequences = 256;
     int    npp = 512, ntg = 128;
     double bandwidth = 0, tflops = 0;
-    bool   json = false;
+    bool   json = false, no_warmup = false;
+    // compare
+    std::string llama_bench, llama_batched_bench;
+    int         rounds = 3;
 };
 
 int complain(const Error& error) {
@@ -242,6 +250,36 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     return o;
 }
 
+// GB/s at which `threads` cores read the mapped file, the best of some passes: what decoding can reach at most.
+double read_bandwidth(const std::string& path, int threads) {
+    Result<Gguf> file = Gguf::open(path);
+    if (!file || file->tensors().empty()) return 0;
+    std::span<const std::byte> bytes;
+    for (const GgufTensor& t : file->tensors()) // a part in one piece
+        if (t.bytes > bytes.size()) bytes = {static_cast<const std::byte*>(t.view().data), t.bytes};
+    if (bytes.size() < (std::size_t(32) << 20)) return 0; // would measure a cache
+    double            best = 0;
+    std::atomic<long> sink = 0; // or nothing is read
+    for (int pass = 0; pass < 6; pass++) {
+        Stopwatch                watch;
+        std::vector<std::thread> workers;
+        const std::size_t        part = bytes.size() / std::size_t(threads) / 64 * 64;
+        for (int i = 0; i < threads; i++)
+            workers.emplace_back([&, i] {
+                const std::byte* at      = bytes.data() + std::size_t(i) * part;
+                long             sum[32] = {}, words[32];
+                for (std::size_t k = 0; k + sizeof words <= part; k += sizeof words) {
+                    std::memcpy(words, at + k, sizeof words);
+                    for (int j = 0; j < 32; j++) sum[j] ^= words[j];
+                }
+                for (long v : sum) sink += v;
+            });
+        for (std::thread& w : workers) w.join();
+        best = std::max(best, double(part) * threads / watch.seconds() / 1e9);
+    }
+    return best;
+}
+
 std::string limit_of(const Arguments& a, double seconds, double bytes, double flop) {
     if (a.bandwidth <= 0 && a.tflops <= 0) return "";
     const double least =
@@ -252,7 +290,7 @@ std::string limit_of(const Arguments& a, double seconds, double bytes, double fl
 }
 
 // llama-bench's columns, and the fraction of the limit: bytes of weights and KV over the bandwidth, or operations.
-int model(const Arguments& a) {
+int model(Arguments a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());
     const int longest =
@@ -262,13 +300,18 @@ int model(const Arguments& a) {
     Result<Engine> engine = Engine::load(a.model, options_of(a, 1, longest));
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s; loaded in %.2f s\n", engine->describe().c_str(), start.seconds());
+    if (a.bandwidth <= 0 && !a.json && engine->describe().starts_with("cpu")) {
+        a.bandwidth = read_bandwidth(a.model, a.threads > 0 ? a.threads : physical_cores());
+        if (a.bandwidth > 0) std::fprintf(stderr, "reads %.1f GB/s\n", a.bandwidth);
+    }
     Json out = Json::array();
     if (!a.json)
         std::printf(
-            "| model | size | params | test | t/s | of the limit |\n| --- | ---: | ---: | ---: | ---: | ---: |\n");
+            "| model | size | params | test | t/s | GB/s | GFLOP/s | of the limit |\n"
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
     const auto measure = [&](bool prompt, int n) -> Result<void> {
         std::vector<double> rates, seconds;
-        for (int i = -1; i < a.repetitions; i++) { // the first one warms up
+        for (int i = a.no_warmup ? 0 : -1; i < a.repetitions; i++) { // the first one warms up
             Result<Timed> timed = prompt ? run_batch(*engine, 1, n, 0, unsigned(i + 2))
                                          : run_batch(*engine, 1, std::max(1, a.depth), n, unsigned(i + 2));
             if (!timed) return std::unexpected(timed.error());
@@ -281,10 +324,11 @@ int model(const Arguments& a) {
         const double      deviation = rates.size() > 1 ? std::sqrt(squares / double(rates.size() - 1)) : 0;
         const std::string test      = cat(prompt ? "pp" : "tg", n, a.depth > 0 && !prompt ? cat(" @ d", a.depth) : "");
         const double      context   = a.depth + n / 2.0;
-        const std::string limit =
-            prompt ? limit_of(a, n / mean, work->weight_bytes, 2 * work->parameters * n)
-                   : limit_of(a, 1 / mean, work->weight_bytes + context * work->kv_bytes_per_token, 0);
-        const std::string name = std::filesystem::path(a.model).filename().string();
+        const double      moved     = prompt ? work->weight_bytes / n // bytes of a token
+                                             : work->weight_bytes + context * work->kv_bytes_per_token;
+        const std::string limit     = prompt ? limit_of(a, n / mean, work->weight_bytes, 2 * work->parameters * n)
+                                             : limit_of(a, 1 / mean, moved, 0);
+        const std::string name      = std::filesystem::path(a.model).filename().string();
         if (a.json)
             out.push_back(Json{{"model_filename", a.model},
                                {"model_size", work->weight_bytes},
@@ -293,9 +337,9 @@ int model(const Arguments& a) {
                                {"avg_ts", mean},
                                {"stddev_ts", deviation}});
         else
-            std::printf("| %s | %.2f GiB | %.2f B | %s | %.2f ± %.2f | %s |\n", name.c_str(),
+            std::printf("| %s | %.2f GiB | %.2f B | %s | %.2f ± %.2f | %.1f | %.0f | %s |\n", name.c_str(),
                         work->weight_bytes / double(1 << 30), work->parameters / 1e9, test.c_str(), mean, deviation,
-                        limit.c_str());
+                        moved * mean / 1e9, 2 * work->parameters * mean / 1e9, limit.c_str());
         std::fflush(stdout);
         return {};
     };
@@ -346,6 +390,140 @@ int batched(const Arguments& a) {
                         n * double(a.npp + a.ntg) / all,
                         limit_of(a, n / s_tg, bytes, 2 * work->parameters * n).c_str());
         std::fflush(stdout);
+    }
+    return 0;
+}
+
+// -- beside llama.cpp: both programs by turns, each in a process of its own
+
+struct Ran {
+    std::string out;
+    double      seconds = 0;
+    double      peak_mb = 0; // of resident memory
+};
+
+// A program's standard output; its standard error is dropped.
+Result<Ran> run_program(std::vector<std::string> words) {
+    int pipe_ends[2];
+    if (pipe(pipe_ends) != 0) return fail("no pipe to be had");
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    Stopwatch   watch;
+    const pid_t child = fork();
+    if (child < 0) return fail("cannot start ", words[0]);
+    if (child == 0) {
+        dup2(pipe_ends[1], 1);
+        close(pipe_ends[0]);
+        if (!std::freopen("/dev/null", "w", stderr)) _exit(127);
+        execv(argv[0], argv.data());
+        _exit(127);
+    }
+    close(pipe_ends[1]);
+    Ran  ran;
+    char buffer[4096];
+    for (ssize_t n; (n = read(pipe_ends[0], buffer, sizeof buffer)) > 0;) ran.out.append(buffer, std::size_t(n));
+    close(pipe_ends[0]);
+    int    status = 0;
+    rusage usage{};
+    wait4(child, &status, 0, &usage);
+    ran.seconds = watch.seconds();
+    ran.peak_mb = double(usage.ru_maxrss) / 1024;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return fail(words[0], " ended without a result");
+    return ran;
+}
+
+// What both were measured at: name → the values of the rounds.
+struct Sides {
+    std::vector<double> ours, theirs;
+};
+
+int compare(const Arguments& a) {
+    const std::string self    = std::filesystem::read_symlink("/proc/self/exe").string();
+    const std::string threads = cat(a.threads > 0 ? a.threads : physical_cores());
+    const auto        list    = [](const std::vector<int>& values) {
+        std::string text;
+        for (int v : values) text += cat(text.empty() ? "" : ",", v);
+        return text;
+    };
+    const int   most          = *std::max_element(a.npl.begin(), a.npl.end());
+    std::string batched_bench = a.llama_batched_bench;
+    if (batched_bench.empty())
+        batched_bench = (std::filesystem::path(a.llama_bench).parent_path() / "llama-batched-bench").string();
+    const bool batches = most > 0 && std::filesystem::exists(batched_bench);
+    if (most > 0 && !batches) std::fprintf(stderr, "bench: without %s no batches\n", batched_bench.c_str());
+
+    std::vector<std::string>     order;
+    std::map<std::string, Sides> table;
+    const auto                   note = [&](const std::string& name, bool ours, double value) {
+        if (!table.contains(name)) order.push_back(name);
+        (ours ? table[name].ours : table[name].theirs).push_back(value);
+    };
+    // One object a line (of an array or not), by name of the test.
+    const auto read = [&](const std::string& text, bool ours) {
+        std::istringstream lines(text);
+        for (std::string line; std::getline(lines, line);) {
+            Result<Json> json = json_parse(line);
+            if (!json) continue;
+            for (const Json& j : json->is_array() ? *json : Json::array({*json})) {
+                if (!j.is_object()) continue;
+                if (j.contains("pl")) note(cat("tg, batch ", j["pl"].get<int>()), ours, j["speed_tg"].get<double>());
+                else if (j.contains("test")) note(j["test"].get<std::string>(), ours, j["avg_ts"].get<double>());
+                else if (j.contains("n_gen"))
+                    note(j["n_gen"].get<int>() > 0 ? cat("tg", j["n_gen"].get<int>())
+                                                   : cat("pp", j["n_prompt"].get<int>()),
+                         ours, j["avg_ts"].get<double>());
+            }
+        }
+    };
+    const std::vector<std::string> common{"-m", a.model, "-t", threads, "-r", cat(a.repetitions)},
+        rates{"-p", list(a.pp), "-n", list(a.tg)}, start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},
+        batch{"-npp", cat(a.npp), "-ntg", cat(a.ntg), "-npl", list(a.npl)};
+    const auto words = [](std::initializer_list<std::vector<std::string>> parts) {
+        std::vector<std::string> all;
+        for (const auto& part : parts) all.insert(all.end(), part.begin(), part.end());
+        return all;
+    };
+    for (int round = 0; round < a.rounds; round++)
+        for (bool ours : {false, true}) {
+            const auto go = [&](std::vector<std::string> command) {
+                std::fprintf(stderr, "\rround %d, %s   ", round + 1, ours ? "quire" : "llama.cpp");
+                return run_program(std::move(command));
+            };
+            auto cold = go(ours ? words({{self, "model", "--device", "cpu"}, common, start, {"--json"}})
+                                : words({{a.llama_bench}, common, start, {"-o", "jsonl"}}));
+            if (!cold) return complain(cold.error());
+            note("process start to 16 tokens read, s", ours, cold->seconds);
+            auto speed = go(ours ? words({{self, "model", "--device", "cpu"}, common, rates, {"--json"}})
+                                 : words({{a.llama_bench}, common, rates, {"-o", "jsonl"}}));
+            if (!speed) return complain(speed.error());
+            read(speed->out, ours);
+            note("peak memory, MB", ours, speed->peak_mb);
+            if (!batches) continue;
+            auto many = go(ours ? std::vector<std::string>{self, "batched", "--device", "cpu", "-m", a.model, "-t",
+                                                           threads, "--npp", cat(a.npp), "--ntg", cat(a.ntg), "--npl",
+                                                           list(a.npl), "--json"}
+                                : words({{batched_bench, "-m", a.model, "-t", threads, "-c",
+                                          cat(most * (a.npp + a.ntg + 8)), "--output-format", "jsonl"},
+                                         batch}));
+            if (!many) return complain(many.error());
+            read(many->out, ours);
+        }
+    std::fprintf(stderr, "\n");
+    const auto middle = [](std::vector<double> v) {
+        std::sort(v.begin(), v.end());
+        return v.empty() ? 0.0 : v[v.size() / 2];
+    };
+    std::printf("| %s, %s threads | quire | llama.cpp | ratio | of the rounds |\n| --- | ---: | ---: | ---: | ---: |\n",
+                std::filesystem::path(a.model).filename().c_str(), threads.c_str());
+    for (const std::string& name : order) {
+        const Sides& s = table[name];
+        if (s.ours.size() != s.theirs.size()) continue;
+        std::vector<double> ratios;
+        for (std::size_t i = 0; i < s.ours.size(); i++) ratios.push_back(s.ours[i] / s.theirs[i]);
+        std::printf("| %s | %.4g | %.4g | %.2f | %.2f to %.2f |\n", name.c_str(), middle(s.ours), middle(s.theirs),
+                    middle(ratios), *std::min_element(ratios.begin(), ratios.end()),
+                    *std::max_element(ratios.begin(), ratios.end()));
     }
     return 0;
 }
@@ -681,6 +859,7 @@ int main(int argc, char** argv) {
     model_command->add_option("-d,--n-depth", a.depth, "context before the generated tokens")
         ->check(CLI::Range(0, 1 << 20));
     model_command->add_option("-r,--repetitions", a.repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+    model_command->add_flag("--no-warmup", a.no_warmup);
     CLI::App* batched_command =
         model_options(app.add_subcommand("batched", "many sequences at once, as llama-batched-bench"));
     batched_command->add_option("--npp", a.npp, "prompt tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
@@ -688,6 +867,23 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     batched_command->add_option("--npl", a.npl, "sequences")->delimiter(',')->check(CLI::Range(1, 4096));
+    CLI::App* compare_command =
+        app.add_subcommand("compare", "the CPU beside llama.cpp's, both programs by turns, with the ratios' spread");
+    compare_command->add_option("-m,--model", a.model, "GGUF file")->required()->check(CLI::ExistingFile);
+    compare_command->add_option("--llama-bench", a.llama_bench, "the program")->required()->check(CLI::ExistingFile);
+    compare_command->add_option("--llama-batched-bench", a.llama_batched_bench, "by default beside llama-bench")
+        ->check(CLI::ExistingFile);
+    compare_command->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+    compare_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("-r,--repetitions", a.repetitions, "of each test in a round")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    compare_command->add_option("--npp", a.npp, "prompt tokens of each sequence of a batch")
+        ->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("--ntg", a.ntg, "generated tokens of each")->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("--npl", a.npl, "sequences; 0: no batches")->delimiter(',')->check(CLI::Range(0, 4096));
+    compare_command->add_option("--rounds", a.rounds)->check(CLI::Range(1, 100))->capture_default_str();
     CLI::App* throughput_command =
         model_options(app.add_subcommand("throughput", "many requests of different lengths, offline"));
     throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
@@ -711,6 +907,7 @@ int main(int argc, char** argv) {
     }
     if (model_command->parsed()) return model(a);
     if (batched_command->parsed()) return batched(a);
+    if (compare_command->parsed()) return compare(a);
     if (throughput_command->parsed()) return throughput(a);
     if (kernel_command->parsed()) return kernels(a);
     if (make_command->parsed()) return make_model(a);

@@ -1,0 +1,519 @@
+// The products of quire.cpu_kernels, included once for each instruction set, in a namespace and under a target of its own.
+// The includer defines
+//   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[0] + w[2·lane + 1] · x[1], x: two int16
+//   FMA(a, b, c)    a · b + c, fused where the target can
+//   FUSED           whether it can
+//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold
+//   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
+//
+// Quantised weights are interleaved when a model is loaded: 16 neighbouring rows, and of each piece of their blocks (a scale,
+// 16 bytes of elements) all 16 rows together, so that a vector holds one place of 16 rows and sums never cross lanes. The
+// bytes are those of the file in another order. A tile is 16 rows × 32 places, unpacked to int16 in 16 registers; every
+// token passes over it, and shares the cost of unpacking.
+//
+// Weights of floats stay as they are in the file: a vector holds 16 places of one row.
+
+#define LOW_HALF(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
+#define HIGH_HALF(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
+
+// -- interleaving
+
+// Groups of 16 rows first .. last-1. A piece at byte o of a block stands at 16 · o of the group's block. Rows that are not
+// there are zeros.
+INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
+    const DTypeInfo&       info   = dtype_info(w.type);
+    const std::size_t      stride = row_bytes(w.type, w.cols), bytes = std::size_t(info.bytes);
+    const auto             pieces = pieces_of(w.type);
+    std::vector<std::byte> padded;
+    for (std::int64_t group = first; group < last; group++) {
+        const auto*        from = static_cast<const std::byte*>(w.data) + std::size_t(group) * 16 * stride;
+        std::byte*         to   = out + std::size_t(group) * 16 * stride;
+        const std::int64_t here = std::min<std::int64_t>(16, w.rows - group * 16);
+        if (here < 16) {
+            padded.assign(16 * stride, std::byte(0));
+            std::memcpy(padded.data(), from, std::size_t(here) * stride);
+            from = padded.data();
+        }
+        for (std::size_t block = 0; block < stride; block += bytes)
+            for (const Piece piece : pieces) {
+                const std::byte* p  = from + block + piece.offset;
+                std::byte*       at = to + 16 * (block + piece.offset);
+                if (piece.bytes == 16) {
+                    i32x16 d[4];
+                    turn(p, stride, d);
+                    std::memcpy(at, d, sizeof d);
+                } else {
+                    for (std::size_t r = 0; r < 16; r++) std::memcpy(at + r * piece.bytes, p + r * stride, piece.bytes);
+                }
+            }
+    }
+}
+
+// -- unpacking: w[2j] and w[2j + 1] become places 4j, 4j + 2 and 4j + 1, 4j + 3 of a tile, which is how bytes fall apart
+// into int16. Vectors of nibbles are shifted as int16, 32 lanes: 16 rows × 2.
+
+using Tile = i16x32*;
+
+// q: 16 bytes of each row, a nibble for each of 32 places
+INLINE void nibbles(const i32x16* q, Tile w) {
+    for (int j = 0; j < 4; j++) {
+        const auto v = (u16x32)q[j];
+        w[2 * j]     = (i16x32)(v & 15);
+        w[2 * j + 1] = (i16x32)(v >> 8 & 15);
+        w[2 * j + 8] = (i16x32)(v >> 4 & 15);
+        w[2 * j + 9] = (i16x32)(v >> 12);
+    }
+}
+
+// q: 32 bytes of each row; of each byte the nibble at `shift`
+INLINE void half_bytes(const i32x16* q, int shift, Tile w) {
+    for (int j = 0; j < 8; j++) {
+        const auto v = (u16x32)q[j];
+        w[2 * j]     = (i16x32)(v >> shift & 15);
+        w[2 * j + 1] = (i16x32)(v >> (8 + shift) & 15);
+    }
+}
+
+// The fifth bits of Q5_0 and Q5_1: bit k of h is place k's
+INLINE void fifth_bits(const i32x16& h, Tile w) {
+    for (int j = 0; j < 8; j++) {
+        const auto t = (u32x16)h >> (4 * j);
+        w[2 * j] |= (i16x32)((t << 4 & 0x10) | (t << 18 & 0x100000));
+        w[2 * j + 1] |= (i16x32)((t << 3 & 0x10) | (t << 17 & 0x100000));
+    }
+}
+
+// Each format: `items` and `bytes` of a block; header() for the block at p, then tile() for each of its tiles, in order. The
+// value of a place is scale · w, or scale · w - second; with two scales `second` is that of the last 16 places.
+
+// n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
+INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
+    __builtin_memcpy(q, p + 16 * offset, std::size_t(n) * sizeof(i32x16));
+}
+INLINE void load_halves(const std::byte* p, int offset, f32x16& out) {
+    u16x16 h;
+    LOAD16(h, p + 16 * offset);
+    FROM_HALVES(out, h);
+}
+
+struct OfQ8_0 {
+    static constexpr int  items = 32, bytes = 34;
+    static constexpr bool has_min = false, two_scales = false;
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+        i32x16 q[8];
+        load(p, 2, 8, q);
+        for (int i = 0; i < 8; i++) {
+            w[2 * i]     = (i16x32)q[i] << 8 >> 8;
+            w[2 * i + 1] = (i16x32)q[i] >> 8;
+        }
+        load_halves(p, 0, scale);
+    }
+};
+
+struct OfQ4_0 {
+    static constexpr int  items = 32, bytes = 18;
+    static constexpr bool has_min = false, two_scales = false;
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+        i32x16 q[4];
+        load(p, 2, 4, q);
+        for (int i = 0; i < 4; i++) { // q - 8, as a nibble with a sign
+            const auto v = (i16x32)(q[i] ^ int(0x88888888));
+            w[2 * i]     = v << 12 >> 12;
+            w[2 * i + 1] = v << 4 >> 12;
+            w[2 * i + 8] = v << 8 >> 12;
+            w[2 * i + 9] = v >> 12;
+        }
+        load_halves(p, 0, scale);
+    }
+};
+
+struct OfQ4_1 {
+    static constexpr int  items = 32, bytes = 20;
+    static constexpr bool has_min = true, two_scales = false;
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[4];
+        load(p, 4, 4, q);
+        nibbles(q, w);
+        load_halves(p, 0, scale);
+        load_halves(p, 2, second);
+        second = -second;
+    }
+};
+
+struct OfQ5_0 {
+    static constexpr int  items = 32, bytes = 22;
+    static constexpr bool has_min = false, two_scales = false;
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+        i32x16 q[4], fifth;
+        load(p, 2, 1, &fifth);
+        load(p, 6, 4, q);
+        nibbles(q, w);
+        fifth_bits(fifth, w);
+        for (int i = 0; i < 16; i++) w[i] -= 16;
+        load_halves(p, 0, scale);
+    }
+};
+
+struct OfQ5_1 {
+    static constexpr int  items = 32, bytes = 24;
+    static constexpr bool has_min = true, two_scales = false;
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[4], fifth;
+        load(p, 4, 1, &fifth);
+        load(p, 8, 4, q);
+        nibbles(q, w);
+        fifth_bits(fifth, w);
+        load_halves(p, 0, scale);
+        load_halves(p, 2, second);
+        second = -second;
+    }
+};
+
+// What Q4_K and Q5_K have in common: d, dmin and 12 bytes with 8 scales and 8 minima of 6 bits.
+struct ScalesK {
+    i32x16 s[3];
+    f32x16 d, dmin;
+
+    INLINE void read(const std::byte* p) {
+        i32x16 both;
+        load(p, 0, 1, &both);
+        FROM_HALVES(d, LOW_HALF(both));
+        FROM_HALVES(dmin, HIGH_HALF(both));
+        load(p, 4, 3, s);
+    }
+    INLINE void at(int j, f32x16& scale, f32x16& min) const {
+        const int i = 8 * (j & 3);
+        i32x16    sc, m;
+        if (j < 4) {
+            sc = s[0] >> i & 63;
+            m  = s[1] >> i & 63;
+        } else {
+            const auto low = (u32x16)s[2] >> i;
+            sc             = (i32x16)((low & 15) | ((u32x16)s[0] >> (i + 6) & 3) << 4);
+            m              = (i32x16)((low >> 4 & 15) | ((u32x16)s[1] >> (i + 6) & 3) << 4);
+        }
+        scale = d * __builtin_convertvector(sc, f32x16);
+        min   = dmin * __builtin_convertvector(m, f32x16);
+    }
+};
+
+struct OfQ4_K {
+    static constexpr int  items = 256, bytes = 144;
+    static constexpr bool has_min = true, two_scales = false;
+    ScalesK               scales;
+
+    INLINE void header(const std::byte* p) { scales.read(p); }
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[8];
+        load(p, 16 + j / 2 * 32, 8, q); // two tiles share their bytes
+        half_bytes(q, j % 2 * 4, w);
+        scales.at(j, scale, second);
+    }
+};
+
+struct OfQ5_K {
+    static constexpr int  items = 256, bytes = 176;
+    static constexpr bool has_min = true, two_scales = false;
+    ScalesK               scales;
+
+    INLINE void header(const std::byte* p) { scales.read(p); }
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+        i32x16 q[8], high[8];
+        load(p, 48 + j / 2 * 32, 8, q);
+        load(p, 16, 8, high);
+        half_bytes(q, j % 2 * 4, w);
+        for (int i = 0; i < 8; i++) {
+            const auto h = (u16x32)high[i] >> j;
+            w[2 * i] |= (i16x32)(h << 4 & 16);
+            w[2 * i + 1] |= (i16x32)(h >> 4 & 16);
+        }
+        scales.at(j, scale, second);
+    }
+};
+
+struct OfQ6_K { // a scale for each 16 places
+    static constexpr int  items = 256, bytes = 210;
+    static constexpr bool has_min = false, two_scales = true;
+    f32x16                d;
+
+    INLINE void header(const std::byte* p) { load_halves(p, 208, d); }
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+        const int half = j / 4, quarter = j % 4;
+        i32x16    low[8], high[8], s;
+        load(p, half * 64 + quarter % 2 * 32, 8, low);
+        load(p, 128 + half * 32, 8, high);
+        load(p, 192 + j / 2 * 4, 1, &s);
+        half_bytes(low, quarter / 2 * 4, w);
+        for (int i = 0; i < 8; i++) {
+            const auto h = (u16x32)high[i] >> (2 * quarter);
+            w[2 * i] |= (i16x32)(h << 4 & 0x30);
+            w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
+        }
+        for (int i = 0; i < 16; i++) w[i] -= 32;
+        const i32x16 two = s << (j % 2 ? 0 : 16); // the two bytes on top
+        scale            = d * __builtin_convertvector(two << 8 >> 24, f32x16);
+        second           = d * __builtin_convertvector(two >> 24, f32x16);
+    }
+};
+
+// -- products of integers
+
+// sum[lane] = w · x over the first 16 places of a tile, and over the others
+INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
+    i32x16 a{}, b{}, c{}, d{};
+    for (int i = 0; i < 8; i += 2) {
+        DOT(a, w[i], x + 2 * i);
+        DOT(b, w[i + 1], x + 2 * i + 2);
+        DOT(c, w[i + 8], x + 2 * i + 16);
+        DOT(d, w[i + 9], x + 2 * i + 18);
+    }
+    sum[0] = a + b;
+    sum[1] = c + d;
+}
+
+// One tile's part of every token's sums. The integer sums are exact; the floats made of them are added tile by tile, so
+// that nothing depends on n.
+template <class Format>
+INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
+                     std::int64_t tile, std::int64_t first, std::int64_t n, f32x16* total) {
+    tile                       = tile * x.n + first;
+    const std::int16_t* at     = x.integers + tile * 32;
+    const float *       scales = x.scales + tile, *sums = x.sums + tile;
+    for (std::int64_t t = 0; t < n; t++, at += 32) {
+        i32x16 dot[2];
+        dot_tile(w, at, dot);
+        f32x16 sum = total[t];
+        if constexpr (Format::two_scales) {
+            const f32x16 both =
+                FMA(__builtin_convertvector(dot[1], f32x16), second, __builtin_convertvector(dot[0], f32x16) * scale);
+            sum = FMA(both, f32x16{} + scales[t], sum);
+        } else {
+            sum = FMA(__builtin_convertvector(dot[0] + dot[1], f32x16), scale * scales[t], sum);
+        }
+        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
+        total[t] = sum;
+    }
+}
+
+// The 16 rows at p times tokens first .. first + n - 1; total [n]. What comes 8 KB later is asked for early: the
+// processor's own prefetching reaches half of this machine's bandwidth.
+template <class Format>
+INLINE void integer_rows(const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n, f32x16* total) {
+    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
+    for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
+    Format format;
+    for (std::int64_t block = 0; block * Format::items < x.cols; block++, p += bytes) {
+        format.header(p);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < tiles; j++) {
+            i16x32 w[16];
+            f32x16 scale, second;
+            format.tile(p, j, w, scale, second);
+            for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
+            add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+        }
+    }
+}
+
+INLINE void sixteen_rows(DType type, const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                         f32x16* total) {
+    switch (type) {
+        case DType::Q4_0: return integer_rows<OfQ4_0>(p, x, first, n, total);
+        case DType::Q4_1: return integer_rows<OfQ4_1>(p, x, first, n, total);
+        case DType::Q5_0: return integer_rows<OfQ5_0>(p, x, first, n, total);
+        case DType::Q5_1: return integer_rows<OfQ5_1>(p, x, first, n, total);
+        case DType::Q8_0: return integer_rows<OfQ8_0>(p, x, first, n, total);
+        case DType::Q4_K: return integer_rows<OfQ4_K>(p, x, first, n, total);
+        case DType::Q5_K: return integer_rows<OfQ5_K>(p, x, first, n, total);
+        case DType::Q6_K: return integer_rows<OfQ6_K>(p, x, first, n, total);
+        default: return;
+    }
+}
+
+INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
+                       const f32x16* total) {
+    const std::int64_t rows = task.weight->rows, here = std::min<std::int64_t>(16, rows - row);
+    f32x16             bias{};
+    if (task.bias) std::memcpy(&bias, task.bias + row, std::size_t(here) * sizeof(float));
+    for (std::int64_t t = 0; t < n; t++) {
+        const f32x16 sum = task.bias ? total[t] + bias : total[t];
+        float*       out = task.out + (first + t) * rows + row;
+        if (here == 16) STORE16(out, sum);
+        else std::memcpy(out, &sum, std::size_t(here) * sizeof(float));
+    }
+}
+
+// Tokens pass over 16 rows in numbers whose x stays in the second-level cache while the rows of the task change.
+INLINE void integer_matmul(const MatmulTask& task) {
+    const TensorView&  w    = *task.weight;
+    const RoundedRows& x    = *task.rounded;
+    const std::size_t  size = 16 * row_bytes(w.type, w.cols);
+    for (std::int64_t first = 0; first < x.n; first += tokens_at_once) {
+        const std::int64_t n = std::min(tokens_at_once, x.n - first);
+        for (std::int64_t row = task.first; row < task.last; row += 16) {
+            const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(row / 16) * size;
+            f32x16           total[tokens_at_once];
+            sixteen_rows(w.type, p, x, first, n, total);
+            store_sums(task, row, first, n, total);
+        }
+    }
+}
+
+// 16 bits for the largest of 32 places. NaN and infinity come back through the scale.
+INLINE void round_rows_body(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; t++)
+        for (std::int64_t k = 0; k < to.cols; k += 32) {
+            f32x16 v[2];
+            LOAD16(v[0], x + t * to.cols + k);
+            LOAD16(v[1], x + t * to.cols + k + 16);
+            // of floats without a sign the bits compare as the values do
+            const float largest = std::bit_cast<float>(
+                __builtin_reduce_max(__builtin_elementwise_max((i32x16)v[0] & 0x7fffffff, (i32x16)v[1] & 0x7fffffff)));
+            const float        inverse = largest > 0 ? 32767 / largest : 0;
+            const std::int64_t tile    = k / 32 * to.n + t;
+            i32x16             sum{};
+            for (int half = 0; half < 2; half++) {
+                // adding 1.5 · 2^23 rounds to an integer, the low bits of the sum
+                const i32x16 q = (i32x16)(v[half] * inverse + 12582912.0f) - 0x4b400000;
+                sum += q;
+                const i16x16 narrow = __builtin_convertvector(q, i16x16);
+                const i16x16 turned =
+                    __builtin_shufflevector(narrow, narrow, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+                STORE16(to.integers + tile * 32 + 16 * half, turned);
+            }
+            to.scales[tile] = largest / 32767;
+            to.sums[tile]   = float(__builtin_reduce_add(sum)) * to.scales[tile];
+        }
+}
+
+// -- products of floats: 16 lanes of places, k ascending, then the lanes pairwise, then what is left of the row
+
+// 16 places of a row of floats, wherever they come from
+template <DType T>
+INLINE void load_places(const std::byte* p, f32x16& out) {
+    if constexpr (T == DType::F32) {
+        LOAD16(out, p);
+    } else {
+        u16x16 h;
+        LOAD16(h, p);
+        if constexpr (T == DType::F16) FROM_HALVES(out, h);
+        else out = (f32x16)(__builtin_convertvector(h, u32x16) << 16);
+    }
+}
+
+INLINE float finish(const f32x16& sum, const float* w, const float* x, std::int64_t rest) {
+    float lane[16];
+    STORE16(lane, sum);
+    float total = sum_lanes(lane);
+    for (std::int64_t i = 0; i < rest; i++) total = multiply_add<FUSED>(w[i], x[i], total);
+    return total;
+}
+
+// One token: a row as it streams by. (Several at once collide in the first-level cache where a row is 4 KB.)
+template <DType T>
+INLINE void float_vectors(const MatmulTask& task) {
+    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
+    const std::int64_t    cols = task.weight->cols, whole = cols / 16 * 16;
+    const auto*           p = static_cast<const std::byte*>(task.weight->data) + std::size_t(task.first * cols) * size;
+    for (std::int64_t row = task.first; row < task.last; row++, p += std::size_t(cols) * size) {
+        f32x16 sum{};
+        for (std::int64_t k = 0; k < whole; k += 16) {
+            f32x16 x, w;
+            LOAD16(x, task.x + k);
+            load_places<T>(p + std::size_t(k) * size, w);
+            __builtin_prefetch(p + std::size_t(k) * size + 4096);
+            sum = FMA(w, x, sum);
+        }
+        float rest[16];
+        dequantize_inline(T, p + std::size_t(whole) * size, rest, cols - whole);
+        const float total = finish(sum, rest, task.x + whole, cols - whole);
+        task.out[row]     = task.bias ? total + task.bias[row] : total;
+    }
+}
+
+// R rows of a panel times N tokens, over `length` places, onto sums [R × N] that begin at zero with the row.
+template <int R, int N>
+INLINE void float_tile(const float* panel, const float* x, std::int64_t cols, std::int64_t length, bool begin,
+                       f32x16* sums) {
+    f32x16 sum[R][N];
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[r * N + t];
+    for (std::int64_t k = 0; k < length; k += 16) {
+        f32x16 b[N];
+        for (int t = 0; t < N; t++) LOAD16(b[t], x + t * cols + k);
+        for (int r = 0; r < R; r++) {
+            f32x16 a;
+            LOAD16(a, panel + r * panel_width + k);
+            for (int t = 0; t < N; t++) sum[r][t] = FMA(a, b[t], sum[r][t]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int t = 0; t < N; t++) sums[r * N + t] = sum[r][t];
+}
+
+// R rows times tokens first .. first + n - 1: the rows become floats a panel at a time.
+template <int R, int N>
+INLINE void float_rows(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n) {
+    const TensorView&  w      = *task.weight;
+    const std::size_t  stride = row_bytes(w.type, w.cols);
+    const auto*        p      = static_cast<const std::byte*>(w.data) + std::size_t(row) * stride;
+    float*             panel  = task.scratch;                                               // [R × panel_width]
+    auto*              sums   = reinterpret_cast<f32x16*>(panel + most_rows * panel_width); // [n × R]
+    const std::int64_t whole = w.cols / 16 * 16, fours = n / N * N;
+    const float*       x = task.x + first * w.cols;
+    std::int64_t       k = 0;
+    do { // a row shorter than 16 has its rest only
+        const std::int64_t here = std::min(panel_width, w.cols - k), length = std::min(here, whole - k);
+        // while these are multiplied, the next panel comes: of the same rows or, at their end, of the next
+        const std::size_t bytes = row_bytes(w.type, here), at = row_bytes(w.type, k);
+        const std::size_t next = k + here < w.cols ? at + bytes : R * stride;
+        for (int r = 0; r < R; r++)
+            for (std::size_t i = 0; i < bytes; i += 64)
+                __builtin_prefetch(p + std::size_t(r) * stride + next + i, 0, 2);
+        for (int r = 0; r < R; r++)
+            widen_row<FUSED>(w.type, p + std::size_t(r) * stride + at, panel + r * panel_width, here);
+        for (std::int64_t t = 0; t < fours; t += N)
+            float_tile<R, N>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
+        for (std::int64_t t = fours; t < n; t++)
+            float_tile<R, 1>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
+        k += here;
+    } while (k < w.cols);
+    const float* rest = panel + (whole - (k - 1) / panel_width * panel_width);
+    for (std::int64_t t = 0; t < n; t++)
+        for (int r = 0; r < R; r++) {
+            const f32x16& sum   = t < fours ? sums[t / N * N * R + r * N + t % N] : sums[t * R + r];
+            const float   total = finish(sum, rest + r * panel_width, x + t * w.cols + whole, w.cols - whole);
+            task.out[(first + t) * w.rows + row + r] = task.bias ? total + task.bias[row + r] : total;
+        }
+}
+
+INLINE void float_matmul(const MatmulTask& task) {
+    const TensorView& w = *task.weight;
+    if (task.n == 1 && w.type == DType::F16) return float_vectors<DType::F16>(task);
+    if (task.n == 1 && w.type == DType::BF16) return float_vectors<DType::BF16>(task);
+    if (task.n == 1 && w.type == DType::F32) return float_vectors<DType::F32>(task);
+    // half of the second-level cache for x
+    const std::int64_t at_once = std::clamp<std::int64_t>((128 << 10) / w.cols, 16, tokens_at_once) / 4 * 4;
+    for (std::int64_t first = 0; first < task.n; first += at_once) {
+        const std::int64_t n   = std::min(at_once, task.n - first);
+        std::int64_t       row = task.first;
+        for (; row + FLOAT_ROWS <= task.last; row += FLOAT_ROWS)
+            float_rows<FLOAT_ROWS, FLOAT_TOKENS>(task, row, first, n);
+        for (; row < task.last; row++) float_rows<1, FLOAT_TOKENS>(task, row, first, n);
+    }
+}
+
+INLINE void matmul_body(const MatmulTask& task) {
+    if (integer_products(task.weight->type)) integer_matmul(task);
+    else float_matmul(task);
+}
