@@ -246,7 +246,7 @@ class BlockDrawing {
   constructor(root, options = {}) {
     this.options = {live: false, chips: 64, sequences: 256, ...options};
     this.boxes = new Map(); // of the block tables: key → [what it shows, element]
-    const stage = this.stage = element("div", "stage");
+    const stage = this.stage = element("div", this.options.live ? "stage live" : "stage");
     this.left = element("div");
     this.right = element("div");
     stage.append(this.left, this.right);
@@ -271,7 +271,7 @@ class BlockDrawing {
     this.details = element("div", "details");
     card.append(title, this.pool.box, legend, this.details);
     this.sums = element("section", "card");
-    this.right.append(card, this.sums);
+    this.right.append(...(this.options.live ? [this.sums, card] : [card, this.sums]));
     if (!this.options.live) root.append(this.events);
     root.append(stage);
 
