@@ -17,6 +17,8 @@ export namespace quire {
 // The JSON of docs/block-viz.md.
 Json             to_json(const Snapshot& snapshot);
 Result<Snapshot> snapshot_from_json(const Json& json);
+// The same without `blocks`, but with `changed`: those that are not as they were in `before`, each with its `id`.
+Json changes_to_json(const Snapshot& before, const Snapshot& snapshot);
 
 // A recorded run as a file: JSON lines, a header and one snapshot each.
 std::string to_jsonl(const Trace& trace);
@@ -51,15 +53,19 @@ std::string hex(std::uint64_t value) {
 
 // -- JSON
 
-Json to_json(const Snapshot& s) {
-    const MemoryTotals t      = totals(s);
-    Json               blocks = Json::array(), sequences = Json::array(), events = Json::array();
-    for (const BlockView& b : s.blocks) {
-        Json block{{"refs", b.ref_count}, {"filled", b.filled}};
-        if (b.pinned) block["pinned"] = true;
-        if (b.findable) block["hash"] = hex(b.hash);
-        blocks.push_back(std::move(block));
-    }
+namespace {
+
+Json to_json(const BlockView& b) {
+    Json block{{"refs", b.ref_count}, {"filled", b.filled}};
+    if (b.pinned) block["pinned"] = true;
+    if (b.findable) block["hash"] = hex(b.hash);
+    return block;
+}
+
+// All but the blocks.
+Json without_blocks(const Snapshot& s) {
+    const MemoryTotals t         = totals(s);
+    Json               sequences = Json::array(), events = Json::array();
     for (const SequenceView& q : s.sequences) {
         Json sequence{{"request", q.request}, {"index", q.index},     {"status", status_names[std::size_t(q.status)]},
                       {"prompt", q.n_prompt}, {"tokens", q.n_tokens}, {"computed", q.n_computed},
@@ -89,9 +95,31 @@ Json to_json(const Snapshot& s) {
                   {"shared", t.shared},
                   {"internal_waste", t.waste},
                   {"saved_by_sharing", t.saved}}},
-                {"blocks", std::move(blocks)},
                 {"sequences", std::move(sequences)},
                 {"events", std::move(events)}};
+}
+
+} // namespace
+
+Json to_json(const Snapshot& s) {
+    Json blocks = Json::array();
+    for (const BlockView& b : s.blocks) blocks.push_back(to_json(b));
+    Json json      = without_blocks(s);
+    json["blocks"] = std::move(blocks);
+    return json;
+}
+
+Json changes_to_json(const Snapshot& before, const Snapshot& s) {
+    Json changed = Json::array();
+    for (std::size_t i = 0; i < s.blocks.size(); i++) {
+        if (i < before.blocks.size() && before.blocks[i] == s.blocks[i]) continue;
+        Json block  = to_json(s.blocks[i]);
+        block["id"] = i;
+        changed.push_back(std::move(block));
+    }
+    Json json       = without_blocks(s);
+    json["changed"] = std::move(changed);
+    return json;
 }
 
 namespace {

@@ -11,6 +11,7 @@ import quire.http;
 import quire.json;
 import quire.metrics;
 import quire.openai;
+import quire.pages;
 import quire.request;
 import quire.service;
 import quire.snapshot;
@@ -27,6 +28,7 @@ struct EndpointOptions {
     std::vector<std::string> api_keys;          // any of them opens; none: everybody may
     std::vector<std::string> cors_origins;      // "*": all; none: no such headers
     double                   ping_seconds = 15; // of silence in a stream, until a comment says that it goes on
+    bool                     pages        = true; // the chat and the block pool for a browser
 };
 
 class Endpoints {
@@ -40,6 +42,7 @@ private:
     using Method = void (Endpoints::*)(HttpExchange&);
 
     void add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open = false);
+    static void add_pages(HttpServer& server);
     bool may_enter(HttpExchange& e) const;
     void allow_origin(HttpExchange& e) const;
     void refuse(HttpExchange& e, const ApiFault& fault) const;
@@ -475,6 +478,7 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "POST", "/pin", &E::pin);
     add(server, "POST", "/unpin", &E::unpin);
     add(server, "GET", "/pins", &E::pins);
+    if (options_.pages) add_pages(server);
     if (options_.cors_origins.empty()) return;
     for (const char* path :
          {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/completions",
@@ -487,6 +491,19 @@ void Endpoints::add_to(HttpServer& server) {
             e.response.headers.emplace_back("Access-Control-Allow-Headers",
                                             "Authorization, Content-Type, X-Request-Id");
             e.response.headers.emplace_back("Access-Control-Max-Age", "600");
+        });
+}
+
+// The pages are open to all: what they show they ask the server for, with the user's key.
+void Endpoints::add_pages(HttpServer& server) {
+    for (const Page& page : pages())
+        server.route("GET", std::string(page.path), [page](HttpExchange& e) {
+            e.response.type = "text/html; charset=utf-8";
+            e.response.body = page.html;
+            e.response.headers.emplace_back("Content-Security-Policy", page.policy);
+            e.response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+            e.response.headers.emplace_back("Referrer-Policy", "no-referrer");
+            e.response.headers.emplace_back("Cache-Control", "no-cache");
         });
 }
 
@@ -877,19 +894,24 @@ void Endpoints::blocks(HttpExchange& e) {
     answer_json(e, to_json(*s));
 }
 
+// With ?changes=1 an event after the first holds only the blocks that changed: of a large pool they are few.
 void Endpoints::block_events(HttpExchange& e) {
+    const bool changes = std::ranges::find(e.request.query, std::pair<std::string, std::string>("changes", "1")) !=
+                         e.request.query.end();
     if (!service_.listen()) return refuse(e, ApiFault{503, "too many listen to the block events", "", ""});
     const std::shared_ptr<void> listening(nullptr, [this](void*) { service_.unlisten(); });
     e.response.type = "text/event-stream";
     e.response.headers.emplace_back("Cache-Control", "no-cache");
-    e.response.stream = [this, &e, listening](const HttpWrite& write) {
-        std::uint64_t serial = 0;
-        double        silent = 0;
+    e.response.stream = [this, &e, listening, changes](const HttpWrite& write) {
+        std::shared_ptr<const Snapshot> before;
+        std::uint64_t                   serial = 0;
+        double                          silent = 0;
         for (bool open = true; open && !e.peer->gone() && !service_.draining();) {
             const std::shared_ptr<const Snapshot> s = service_.next_snapshot(serial, 0.5);
             silent                                  = s ? 0 : silent + 0.5;
-            if (s) open = write(event(json_dump(to_json(*s))));
+            if (s) open = write(event(json_dump(before ? changes_to_json(*before, *s) : to_json(*s))));
             else if (silent >= options_.ping_seconds) open = write(":\n\n"), silent = 0;
+            if (s && changes) before = s;
         }
     };
 }

@@ -15,6 +15,8 @@ struct BlockView {
     bool          pinned    = false; // belongs to a pinned prefix: never evicted
     bool          findable  = false; // has its hash in the prefix cache; with ref_count 0: cached and free
     std::uint64_t hash      = 0;     // when findable
+
+    bool operator==(const BlockView&) const = default;
 };
 
 enum class ViewStatus : std::uint8_t { waiting, running, swapped, preempted, pinned };

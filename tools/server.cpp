@@ -358,6 +358,7 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--cors-origins", a.cors, "origins of pages that may read answers, with commas; *: all");
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM): speak TLS");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "its key (PEM)");
+    app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
     app.add_flag("--log-json", a.log_json, "the access log as JSON lines");
     app.add_flag("--no-log", a.no_log, "no access log");
     app.add_option("--max-queue", a.max_queue, "requests that may wait beside those that run: 429 beyond")

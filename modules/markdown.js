@@ -1,0 +1,244 @@
+// Markdown as elements. What a model wrote becomes text nodes and never markup: there is no innerHTML, no image, no address
+// but http and https. Depth is bounded, and no text takes more than about its length in time.
+
+const DEEPEST = 6; // lists in lists, quotes in quotes, bold in italic
+
+function link(address) {
+  let url;
+  try { url = new URL(address); } catch { return null; }
+  if (url.protocol !== "http:" && url.protocol !== "https:") return null;
+  const a = element("a");
+  a.href = url.href;
+  a.rel = "noopener noreferrer nofollow";
+  a.target = "_blank";
+  a.title = url.href;
+  return a;
+}
+
+function inline(parent, text, depth = 0) {
+  let plain = "", at = 0;
+  const never = new Set(); // marks that do not come again
+  const next = (mark, from) => {
+    const found = never.has(mark) ? -1 : text.indexOf(mark, from);
+    if (found < 0) never.add(mark);
+    return found;
+  };
+  const add = node => { if (plain) parent.append(plain); plain = ""; if (node) parent.append(node); };
+  const isWord = c => c !== undefined && /[\p{L}\p{N}_]/u.test(c), isSpace = c => c === undefined || /\s/.test(c);
+
+  const code = () => {
+    let n = 1;
+    while (text[at + n] === "`") n++;
+    const mark = "`".repeat(n);
+    let end = next(mark, at + n);
+    while (end >= 0 && text[end + n] === "`") { // a longer run is another mark
+      let over = end + n;
+      while (text[over] === "`") over++;
+      end = next(mark, over);
+    }
+    if (end < 0) { plain += mark; at += n; return; }
+    let inside = text.slice(at + n, end).replace(/\n/g, " ");
+    if (inside.length > 2 && inside.startsWith(" ") && inside.endsWith(" ")) inside = inside.slice(1, -1);
+    add(element("code", "", inside));
+    at = end + n;
+  };
+  const emphasis = c => {
+    const mark = text[at + 1] === c ? c + c : c, from = at + mark.length;
+    let end = -1;
+    if (depth < DEEPEST && !isSpace(text[from]) && !(c === "_" && isWord(text[at - 1]))) {
+      end = next(mark, from + 1);
+      for (let tries = 0; end >= 0; end = next(mark, end + 1)) {
+        if (++tries > 16) { end = -1; break; }
+        if (mark.length === 1 && text[end + 1] === c) { end++; continue; } // a double mark inside
+        while (mark.length === 2 && text[end + 2] === c) end++;
+        if (!isSpace(text[end - 1]) && !(c === "_" && isWord(text[end + mark.length]))) break;
+      }
+    }
+    if (end < 0) { plain += mark; at = from; return; }
+    const e = element(mark.length === 2 ? "strong" : "em");
+    inline(e, text.slice(from, end), depth + 1);
+    add(e);
+    at = end + mark.length;
+  };
+  const bracket = () => {
+    const found = /^\[([^[\]]{1,500})\]\(\s{0,9}([^\s)]{1,2000})[^)\n]{0,200}\)/.exec(text.slice(at, at + 2800));
+    const a = found && depth < DEEPEST && link(found[2]);
+    if (a) {
+      inline(a, found[1], DEEPEST);
+      add(a);
+      at += found[0].length;
+      return;
+    }
+    plain += text[at++];
+  };
+
+  while (at < text.length) {
+    const c = text[at];
+    if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) { plain += text[at + 1]; at += 2; }
+    else if (c === "`") code();
+    else if (c === "*" || c === "_") emphasis(c);
+    else if (c === "[") bracket();
+    else if (c === "h" && depth < DEEPEST && (text.startsWith("http://", at) || text.startsWith("https://", at)) && !isWord(text[at - 1])) {
+      const address = /^[^\s<>"'`\]]{1,2000}/.exec(text.slice(at, at + 2000))[0].replace(/[.,;:!?*_)]+$/, "");
+      const a = link(address);
+      if (a && address.length > 8) { a.append(address); add(a); } else plain += address;
+      at += address.length;
+    } else { plain += c; at++; }
+  }
+  add();
+}
+
+function codeBlock(language, text) {
+  const box = element("div", "code"), head = element("div", "head"), copy = element("button", "", "Copy"), pre = element("pre");
+  copy.type = "button";
+  copy.onclick = () => copyText(text, copy);
+  head.append(element("span", "", language), copy);
+  pre.tabIndex = 0; // it may scroll
+  pre.append(element("code", "", text));
+  box.append(head, pre);
+  return box;
+}
+
+async function copyText(text, button) {
+  try {
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else { // without TLS and not on this machine
+      const area = element("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    const before = button.textContent;
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = before === "Copied" ? "Copy" : before; }, 1200);
+  } catch { /* the browser does not allow it */ }
+}
+
+// The blocks of a text: [kind, first line, line behind the last].
+const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/, HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/, RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
+const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:\s+(.*)|$)/, QUOTE = /^ {0,3}> ?(.*)$/, DASHES = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const indentOf = line => line.length - line.trimStart().length;
+
+function split(lines) {
+  const blocks = [], n = lines.length;
+  for (let i = 0; i < n;) {
+    const line = lines[i], from = i++;
+    if (!line.trim()) continue;
+    const fence = FENCE.exec(line);
+    if (fence) {
+      while (i < n && !(lines[i].trim().startsWith(fence[1]) && !lines[i].trim().replaceAll(fence[1][0], ""))) i++;
+      blocks.push(["fence", from, i = Math.min(n, i + 1)]);
+    } else if (HEADING.test(line)) blocks.push(["heading", from, i]);
+    else if (RULE.test(line)) blocks.push(["rule", from, i]);
+    else if (QUOTE.test(line)) {
+      while (i < n && QUOTE.test(lines[i])) i++;
+      blocks.push(["quote", from, i]);
+    } else if (ITEM.test(line)) {
+      const base = indentOf(line);
+      // As long as items follow, or what belongs to them: indented, or going on without a blank line.
+      while (i < n) {
+        if (!lines[i].trim()) {
+          let j = i + 1;
+          while (j < n && !lines[j].trim()) j++;
+          if (j >= n || !(indentOf(lines[j]) > base || ITEM.test(lines[j]))) break;
+          i = j;
+        } else if (indentOf(lines[i]) <= base && !ITEM.test(lines[i]) && (!lines[i - 1].trim() || starts(lines[i]))) break;
+        i++;
+      }
+      blocks.push(["list", from, i]);
+    } else if (line.includes("|") && i < n && lines[i].includes("-") && lines[i].length < 2000 && DASHES.test(lines[i])) {
+      while (i < n && lines[i].includes("|")) i++;
+      blocks.push(["table", from, i]);
+    } else {
+      while (i < n && lines[i].trim() && !starts(lines[i])) i++;
+      blocks.push(["text", from, i]);
+    }
+  }
+  return blocks;
+}
+function starts(line) { return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line); }
+
+function draw(kind, lines, depth) {
+  if (kind === "fence") {
+    const [, mark, language] = FENCE.exec(lines[0]), last = lines.at(-1).trim();
+    const closed = lines.length > 1 && last.startsWith(mark) && !last.replaceAll(mark[0], "");
+    const cut = indentOf(lines[0]);
+    return codeBlock(language, lines.slice(1, closed ? -1 : undefined).map(l => l.slice(Math.min(cut, indentOf(l)))).join("\n"));
+  }
+  if (kind === "heading") {
+    const [, marks, text] = HEADING.exec(lines[0]), h = element("h" + Math.min(6, marks.length + 2));
+    inline(h, text.trimEnd().replace(/(?<=\s)#{1,6}$/, "").trimEnd());
+    return h;
+  }
+  if (kind === "rule") return element("hr");
+  if (kind === "quote") {
+    const quote = element("blockquote");
+    drawAll(quote, lines.map(l => QUOTE.exec(l)[1]), depth + 1);
+    return quote;
+  }
+  if (kind === "list") return drawList(lines, depth);
+  if (kind === "table") return drawTable(lines);
+  const p = element("p");
+  inline(p, lines.map(l => l.trim()).join("\n"));
+  return p;
+}
+
+function drawList(lines, depth) {
+  const [, , first] = ITEM.exec(lines[0]), base = indentOf(lines[0]), ordered = /\d/.test(first);
+  const list = element(ordered ? "ol" : "ul");
+  if (ordered) list.start = parseInt(first, 10);
+  let item = [];
+  const finish = () => {
+    if (!item.length) return;
+    const li = element("li"), [head, ...rest] = item;
+    const cut = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 8);
+    drawAll(li, [head, ...rest.map(l => l.slice(Math.min(cut, indentOf(l))))], depth + 1);
+    list.append(li);
+  };
+  for (const line of lines) {
+    const found = ITEM.exec(line);
+    if (found && found[1].length <= base + 1) { finish(); item = [found[3] ?? ""]; }
+    else item.push(line);
+  }
+  finish();
+  return list;
+}
+
+function drawTable(lines) {
+  const cells = line => line.trim().replace(/^\||\|$/g, "").split("|").slice(0, 64).map(c => c.trim());
+  const table = element("table"), box = element("div", "wide");
+  lines.forEach((line, i) => {
+    if (i === 1) return;
+    const row = table.insertRow();
+    for (const text of cells(line)) {
+      const cell = element(i ? "td" : "th");
+      inline(cell, text);
+      row.append(cell);
+    }
+  });
+  box.tabIndex = 0;
+  box.append(table);
+  return box;
+}
+
+function drawAll(root, lines, depth) {
+  if (depth > DEEPEST) { root.append(lines.join("\n")); return; }
+  const blocks = split(lines);
+  for (const [kind, from, to] of blocks) {
+    if (kind === "text" && blocks.length <= 2 && depth > 0 && root.tagName === "LI") inline(root, lines.slice(from, to).map(l => l.trim()).join("\n"));
+    else root.append(draw(kind, lines.slice(from, to), depth));
+  }
+}
+
+// Draws a text that grows: blocks that are as they were keep their elements.
+function drawMarkdown(root, text) {
+  const lines = text.replace(/\r\n?/g, "\n").split("\n"), blocks = split(lines), before = root.blocks || [];
+  const now = blocks.map(([kind, from, to]) => kind + "\n" + lines.slice(from, to).join("\n"));
+  let same = 0;
+  while (same < now.length && same < before.length && now[same] === before[same]) same++;
+  while (root.childNodes.length > same) root.lastChild.remove();
+  for (let i = same; i < now.length; i++) root.append(draw(blocks[i][0], lines.slice(blocks[i][1], blocks[i][2]), 0));
+  root.blocks = now;
+}
