@@ -1121,7 +1121,15 @@ Result<void> HttpServer::listen_unix(const std::string& path) {
 
 void HttpServer::start() {
     std::signal(SIGPIPE, SIG_IGN); // OpenSSL writes without MSG_NOSIGNAL
-    impl_->waiter = std::thread([this] { impl_->run(); });
+    // The library makes its tables at the first request: a request to nobody, while there is one thread.
+    Connection   nobody;
+    HttpExchange exchange;
+    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0);
+    bool         closed = false;
+    current_exchange    = &exchange;
+    process(impl_->router, pipe, true, closed);
+    current_exchange = nullptr;
+    impl_->waiter    = std::thread([this] { impl_->run(); });
 }
 
 void HttpServer::stop() {

@@ -69,6 +69,10 @@ public:
             kill(child_, SIGKILL);
             waitpid(child_, nullptr, 0);
         }
+        if (const std::string said = errors(); has(said, "Sanitizer") || has(said, "runtime error")) {
+            std::fprintf(stderr, "%s\n", said.c_str());
+            std::abort();
+        }
         unlink(log_.c_str());
         unlink(err_.c_str());
     }
@@ -695,7 +699,7 @@ TEST_CASE("silence in a stream is broken by comments", "[server]") {
 }
 
 TEST_CASE("a signal ends it: what runs goes on, nothing new comes in", "[server]") {
-    Server server({"--parallel", "2"});
+    Server server({"--parallel", "2", "--drain-timeout", "600"});
     Client running = server.client();
     running.send(Client::request("/v1/completions", long_one.dump()));
     while (server.metric("vllm:num_requests_running") < 1) nap();
