@@ -76,8 +76,8 @@ class Answer:
         return piece
 
     def texts(self):
-        """Of a whole answer or of a stream."""
-        if not self.body.startswith(b"data: "):
+        """Of a whole answer or of a stream, with comments in it where it was silent."""
+        if self.body.startswith(b"{"):
             return [c["text"] for c in json.loads(self.body)["choices"]]
         events = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
         assert events[-1] == b"[DONE]", events[-1]

@@ -25,6 +25,7 @@ is completion '"finish_reason":"length"' "$(json /v1/completions '{"prompt":"Onc
 is chat '"role":"assistant"' "$(json /v1/chat/completions '{"messages":[{"role":"user","content":"Hello"}],"max_tokens":8}')"
 is stream 'data: [DONE]' "$(json /v1/completions '{"prompt":"Once","max_tokens":4,"stream":true}')"
 is tokenize '"count":' "$(json /tokenize '{"prompt":"Hello"}')"
+is 'the tokenizer' '"eos_token":"<' "$(ask /tokenizer_info)"
 is embedding '"embedding":' "$(json /v1/embeddings '{"input":"Hello"}')"
 is metrics 'vllm:num_requests_running' "$(ask /metrics)"
 is 'a wrong field' '"param":"temperature"' "$(json /v1/completions '{"prompt":"a","temperature":-1}')"

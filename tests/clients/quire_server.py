@@ -59,7 +59,7 @@ class Server:
         self.errors.seek(0)
         return self.errors.read()
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=300):
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
     def get(self, path):

@@ -5,6 +5,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 venv=build/clients
 stamp=$venv/installed
+mkdir -p build
 if ! cmp -s tests/clients/requirements.txt "$stamp"; then
     rm -rf "$venv"
     if python3 -m venv "$venv" >build/clients.log 2>&1 &&
