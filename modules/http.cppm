@@ -153,11 +153,12 @@ struct HttpFault {
 };
 
 struct HttpHead {
-    std::string                method, target;
-    int                        minor = 1; // of HTTP/1.x
-    HttpFields                 headers;
-    std::optional<std::size_t> length;
-    bool                       chunked = false, keep_alive = true, expects_continue = false;
+    std::string method, target;
+    int         minor = 1; // of HTTP/1.x
+    HttpFields  headers;
+    std::size_t length     = 0; // of the body, where it is said
+    bool        has_length = false;
+    bool        chunked = false, keep_alive = true, expects_continue = false;
 };
 
 // A request's head, up to and with the empty line. Refuses what two readers could read in two ways.
@@ -277,10 +278,11 @@ std::expected<void, HttpFault> judge(HttpHead& head, const HttpLimits& limits) {
             return fault(400, "the content-length is not a number");
         if (value > limits.body_bytes)
             return fault(413, cat("the body has ", value, " bytes; ", limits.body_bytes, " are allowed"));
-        head.length = value;
+        head.length     = value;
+        head.has_length = true;
     }
     if (count_fields(head.headers, "transfer-encoding") > 0) {
-        if (head.length) return fault(400, "both a content-length and a transfer-encoding");
+        if (head.has_length) return fault(400, "both a content-length and a transfer-encoding");
         if (head.minor == 0) return fault(400, "a transfer-encoding in HTTP/1.0");
         if (encoding != "chunked") return fault(501, "the only transfer-encoding known here is chunked");
         head.chunked = true;
@@ -508,12 +510,11 @@ private:
     bool wait(short events) const {
         pollfd                  p{connection_.fd, events, 0};
         const Clock::time_point start = Clock::now();
-        for (double left = write_seconds_; left > 0; left = write_seconds_ - seconds_since(start)) {
-            const int n = poll(&p, 1, int(left * 1000) + 1);
-            if (n > 0) return true;
-            if (n < 0 && errno != EINTR) return false;
+        while (true) {
+            const double left = write_seconds_ - seconds_since(start);
+            const int    n    = left > 0 ? poll(&p, 1, int(left * 1000) + 1) : 0;
+            if (n >= 0 || errno != EINTR) return n > 0;
         }
-        return false;
     }
 
     Connection& connection_;
@@ -755,9 +756,9 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
 // As far as the bytes that are there allow.
 void HttpServer::Impl::advance(const ConnectionPtr& c) {
     if (c->phase == Phase::head) look_for_head(c);
-    if (c->phase == Phase::body && c->in.size() >= *c->head.length) {
-        c->body = c->in.substr(*c->head.length); // of the next request
-        c->in.resize(*c->head.length);
+    if (c->phase == Phase::body && c->in.size() >= c->head.length) {
+        c->body = c->in.substr(c->head.length); // of the next request
+        c->in.resize(c->head.length);
         c->body.swap(c->in);
         return hand_over(c);
     }
@@ -790,11 +791,8 @@ void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
             c->body.clear();
             c->chunks = {};
             if (c->head.chunked) c->phase = Phase::chunks;
-            else {
-                c->phase = Phase::body;
-                if (!c->head.length) c->head.length = 0;
-            }
-            if (c->head.expects_continue && in.empty() && (c->head.chunked || *c->head.length > 0)) say_continue(*c);
+            else c->phase = Phase::body;
+            if (c->head.expects_continue && in.empty() && (c->head.chunked || c->head.length > 0)) say_continue(*c);
             return;
         }
     c->searched = in.size();

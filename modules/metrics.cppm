@@ -67,6 +67,7 @@ void Histogram::observe(double value, std::uint64_t times) {
 
 std::vector<std::uint64_t> Histogram::counts() const {
     std::vector<std::uint64_t> out;
+    out.reserve(counts_.size());
     for (const auto& c : counts_) out.push_back(c.load(std::memory_order_relaxed));
     return out;
 }
@@ -82,9 +83,9 @@ std::vector<double> request_buckets() {
 }
 std::vector<double> size_buckets(double most) {
     std::vector<double> out;
-    for (double power = 1; power <= most; power *= 10)
-        for (double factor : {1.0, 2.0, 5.0})
-            if (factor * power <= most) out.push_back(factor * power);
+    for (std::int64_t power = 1; double(power) <= most; power *= 10)
+        for (int factor : {1, 2, 5})
+            if (double(factor * power) <= most) out.push_back(double(factor * power));
     return out;
 }
 

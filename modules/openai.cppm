@@ -300,7 +300,8 @@ public:
             if (!seen_.contains(at.key()) && names.size() < 16) names.push_back(at.key().substr(0, 64));
         return names;
     }
-    const std::optional<ApiFault>& fault() const { return fault_; }
+    bool                      fault() const { return fault_.has_value(); }
+    std::unexpected<ApiFault> refusal() const { return std::unexpected(fault_.value_or(ApiFault{})); }
 
 private:
     const Json&             object_;
@@ -556,7 +557,7 @@ void parse_stream(Fields& f, GenerationRequest& out) {
     out.include_usage    = o.boolean("include_usage", false);
     out.continuous_usage = o.boolean("continuous_usage_stats", false);
     if (o.boolean("include_obfuscation", false)) o.fail("include_obfuscation", "include_obfuscation is not supported");
-    if (o.fault()) f.fail("stream_options", o.fault()->message);
+    if (o.fault()) f.fail("stream_options", o.refusal().error().message);
     for (const std::string& name : o.unknown()) out.unknown.push_back("stream_options." + name);
 }
 
@@ -763,7 +764,7 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
     for (const char* other : {"top_logprobs", "messages"})
         if (f.has(other)) f.fail(other, cat(other, " belongs to /v1/chat/completions"));
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
-    if (f.fault()) return std::unexpected(*f.fault());
+    if (f.fault()) return f.refusal();
     return out;
 }
 
@@ -783,7 +784,7 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
     if (top > 0 && !out.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs");
     if (out.logprobs) out.request.sampling.logprobs = top;
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
-    if (f.fault()) return std::unexpected(*f.fault());
+    if (f.fault()) return f.refusal();
     return out;
 }
 
@@ -803,7 +804,7 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
     if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
     (void)f.find("user");
     out.unknown = f.unknown();
-    if (f.fault()) return std::unexpected(*f.fault());
+    if (f.fault()) return f.refusal();
     return out;
 }
 
@@ -827,7 +828,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     out.cache_salt    = f.text("cache_salt", 1024);
     for (const char* name : {"chat_template", "tools"})
         if (f.has(name)) f.fail(name, cat(name, " is not supported"));
-    if (f.fault()) return std::unexpected(*f.fault());
+    if (f.fault()) return f.refusal();
     return out;
 }
 
@@ -848,17 +849,17 @@ Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const
             }
             ids.push_back(*id);
         }
-    if (f.fault()) return std::unexpected(*f.fault());
+    if (f.fault()) return f.refusal();
     return ids;
 }
 
 Parsed<std::string> parse_id_request(std::string_view text, const ApiLimits& limits) {
     Parsed<Json> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields            f(*json);
-    const std::string id = f.text("id", 128);
+    Fields      f(*json);
+    std::string id = f.text("id", 128);
     if (id.empty()) f.fail("id", "id is missing");
-    if (f.fault()) return std::unexpected(*f.fault());
+    if (f.fault()) return f.refusal();
     return id;
 }
 

@@ -495,6 +495,7 @@ bool Service::unpin(const std::string& id) {
 std::vector<Pin> Service::pins() const {
     std::scoped_lock lock(mutex_);
     std::vector<Pin> out;
+    out.reserve(pins_.size());
     for (const auto& [id, pin] : pins_) out.push_back(pin);
     return out;
 }

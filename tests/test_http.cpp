@@ -160,7 +160,7 @@ TEST_CASE("heads that can be read in one way only", "[http]") {
     const auto head = parse_http_head("POST /p HTTP/1.1\r\nX-One:  two \t\r\nCONTENT-length: 12\r\n\r\n", {});
     REQUIRE(head.has_value());
     CHECK(head->headers == HttpFields{{"x-one", "two"}, {"content-length", "12"}});
-    CHECK(head->length.value_or(0) == 12);
+    CHECK(head->length == 12);
     CHECK(head->keep_alive);
     CHECK(!parse_http_head("GET / HTTP/1.1\r\nConnection: Close\r\n\r\n", {})->keep_alive);
     CHECK(!parse_http_head("GET / HTTP/1.0\r\n\r\n", {})->keep_alive);
