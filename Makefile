@@ -11,7 +11,7 @@ packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
 sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
 units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
 
-.PHONY: all chat test dist cuda-check lint format asan tsan fuzz clean help setup configure
+.PHONY: all chat test test-clients dist cuda-check lint format asan tsan fuzz clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -22,6 +22,12 @@ chat: configure
 
 test: all
 	@ctest --test-dir $(build) --no-tests=error --output-on-failure -j $(JOBS)
+
+# Clients that were not written for quire; the openai package comes from the package index, into build/clients.
+test-clients:
+	@$(SETUP) clients
+	@$(MAKE) --no-print-directory all
+	@tests/clients/run.sh
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test
@@ -80,6 +86,7 @@ help:
 	@echo "make            every tool, in this directory"
 	@echo "make chat       build and open ./chat on the model that ships"
 	@echo "make test       build and run every test"
+	@echo "make test-clients  the openai package, curl, many and rude clients against ./server"
 	@echo "make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan       the tests under ThreadSanitizer"
 	@echo "make fuzz       each fuzz target for FUZZ_SECONDS (60)"

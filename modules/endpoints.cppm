@@ -63,6 +63,7 @@ private:
     void embeddings(HttpExchange& e);
     void tokenize(HttpExchange& e);
     void detokenize(HttpExchange& e);
+    void tokenizer_info(HttpExchange& e);
     void apply_template(HttpExchange& e);
     void health(HttpExchange& e);
     void metrics(HttpExchange& e);
@@ -468,6 +469,7 @@ void Endpoints::add_to(HttpServer& server) {
     for (const char* prefix : {"", "/v1"}) {
         add(server, "POST", cat(prefix, "/tokenize"), &E::tokenize);
         add(server, "POST", cat(prefix, "/detokenize"), &E::detokenize);
+        add(server, "GET", cat(prefix, "/tokenizer_info"), &E::tokenizer_info);
     }
     add(server, "POST", "/apply-template", &E::apply_template);
     add(server, "GET", "/metrics", &E::metrics);
@@ -482,8 +484,8 @@ void Endpoints::add_to(HttpServer& server) {
     if (options_.cors_origins.empty()) return;
     for (const char* path :
          {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/completions",
-          "/chat/completions", "/embeddings", "/models", "/tokenize", "/detokenize", "/apply-template", "/metrics",
-          "/props", "/blocks", "/blocks/events", "/version", "/health"})
+          "/chat/completions", "/embeddings", "/models", "/tokenize", "/detokenize", "/tokenizer_info",
+          "/apply-template", "/metrics", "/props", "/blocks", "/blocks/events", "/version", "/health"})
         server.route("OPTIONS", path, [this](HttpExchange& e) {
             allow_origin(e);
             e.response.status = 204;
@@ -884,6 +886,18 @@ void Endpoints::props(HttpExchange& e) {
                           {"kv_blocks", o.kv_blocks},
                           {"swap_blocks", o.swap_blocks},
                           {"prefix_cache", o.prefix_cache}}}});
+}
+
+// What a client needs to tokenise by /tokenize, as vLLM has it.
+void Endpoints::tokenizer_info(HttpExchange& e) {
+    const Tokenizer& t     = service_.tokenizer();
+    const auto       piece = [&](Token id) { return id >= 0 ? Json(std::string(t.piece(id))) : Json(); };
+    answer_json(e, Json{{"tokenizer_class", "quire"},
+                        {"bos_token", piece(t.bos())},
+                        {"eos_token", piece(t.eos())},
+                        {"chat_template", service_.engine().chat_template()},
+                        {"model_max_length", service_.engine_options().context},
+                        {"vocab_size", t.vocab_size()}});
 }
 
 void Endpoints::version(HttpExchange& e) { answer_json(e, Json{{"version", quire_version}}); }

@@ -115,7 +115,7 @@ using std::abs, std::sqrt, std::exp, std::exp2, std::log, std::log2, std::pow, s
     std::log1p, std::erf, std::fma, std::ldexp, std::frexp, std::isnormal, std::signbit, std::copysign, std::gcd,
     std::isnan, std::isinf, std::isfinite;
 using std::random_device, std::mt19937, std::mt19937_64, std::uniform_real_distribution, std::uniform_int_distribution,
-    std::normal_distribution;
+    std::normal_distribution, std::gamma_distribution;
 
 // threads
 using std::atomic, std::atomic_flag, std::memory_order, std::memory_order_relaxed, std::memory_order_acquire,

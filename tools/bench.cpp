@@ -14,6 +14,8 @@ import quire.engine;
 import quire.gguf;
 import quire.json;
 import quire.kv_cache;
+import quire.load_client;
+import quire.load_report;
 import quire.prefix_cache;
 import quire.random_model;
 import quire.request;
@@ -824,6 +826,164 @@ int make_model(const Arguments& a) {
     return ok ? 0 : complain(ok.error());
 }
 
+// -- a server under load, in the words of `vllm bench serve`
+
+struct ServeArguments {
+    std::string              base_url = "http://127.0.0.1:8080", endpoint = "/v1/completions", api_key, model, dataset;
+    std::string              extra_body;
+    std::vector<std::string> goodput;
+    int           n_prompts = 1000, n_input = 1024, n_output = 128, prefix = 0, vocabulary = 1000, n_warmups = 0;
+    double        range_ratio = 0, burstiness = 1, temperature = 0, timeout = 3600, duration = 0;
+    std::uint64_t seed       = 0;
+    bool          ignore_eos = false, check = false, json = false;
+    ReportOptions report;
+};
+
+// The first model that the server offers.
+Result<std::string> first_model(const ServeArguments& a) {
+    Result<LoadTarget> target = load_target(a.base_url, "/v1/models", a.api_key);
+    if (!target) return std::unexpected(target.error());
+    Result<std::string> text = fetch(*target);
+    if (!text) return fail_with(ErrorKind::system, a.base_url, "/v1/models: ", text.error().message);
+    const Result<Json> json = json_parse(*text);
+    if (json && json->is_object() && json->contains("data") && (*json)["data"].is_array() && !(*json)["data"].empty() &&
+        (*json)["data"][0].is_object() && (*json)["data"][0].contains("id") && (*json)["data"][0]["id"].is_string())
+        return (*json)["data"][0]["id"].get<std::string>();
+    return fail_with(ErrorKind::system, a.base_url, "/v1/models names no model");
+}
+
+Result<std::vector<std::string>> workload(const ServeArguments& a, bool chat) {
+    WorkloadOptions o;
+    o.model       = a.model;
+    o.chat        = chat;
+    o.ignore_eos  = a.ignore_eos;
+    o.temperature = a.temperature;
+    o.end_id      = a.vocabulary;
+    o.first_id    = std::min(o.first_id, a.vocabulary - 1);
+    o.prefix      = a.prefix;
+    o.seed        = a.seed;
+    if (!a.extra_body.empty()) {
+        Result<Json> extra = json_parse(a.extra_body);
+        if (!extra || !extra->is_object()) return fail("--extra-body is no JSON object");
+        o.extra = std::move(*extra);
+    }
+    if (a.dataset.empty())
+        return request_bodies(random_prompts(a.n_prompts, a.n_input, a.n_output, a.range_ratio, a.seed), o);
+    std::ifstream file(a.dataset);
+    if (!file) return fail_with(ErrorKind::system, "cannot open ", quote(a.dataset));
+    Result<std::vector<LoadPrompt>> prompts = read_prompts(file, a.dataset, a.n_prompts, a.n_output);
+    if (!prompts) return std::unexpected(prompts.error());
+    return request_bodies(*prompts, o);
+}
+
+// The text of each different request when nobody else is there.
+Result<std::map<std::string_view, std::string>> texts_alone(const LoadTarget&               target,
+                                                            const std::vector<std::string>& bodies, double timeout) {
+    std::map<std::string_view, std::string> texts;
+    for (const std::string& body : bodies) texts.emplace(body, "");
+    std::vector<LoadRequest> requests;
+    for (const auto& [body, text] : texts) requests.push_back({body, 0});
+    LoadOptions options;
+    options.max_concurrency                 = 1;
+    options.request_seconds                 = timeout;
+    Result<std::vector<LoadResult>> answers = run_load(target, requests, options);
+    if (!answers) return std::unexpected(answers.error());
+    for (std::size_t i = 0; i < requests.size(); i++) {
+        if (!(*answers)[i].error.empty()) return fail_with(ErrorKind::system, (*answers)[i].error);
+        texts[requests[i].body] = (*answers)[i].text;
+    }
+    return texts;
+}
+
+int serve(ServeArguments a) {
+    Result<LoadTarget> target = load_target(a.base_url, a.endpoint, a.api_key);
+    if (!target) return complain(target.error());
+    Result<Goodput> goodput = parse_goodput(a.goodput);
+    if (!goodput) return complain(goodput.error());
+    a.report.goodput = *goodput;
+    if (a.model.empty()) {
+        Result<std::string> model = first_model(a);
+        if (!model) return complain(model.error());
+        a.model = *model;
+    }
+    Result<std::vector<std::string>> bodies = workload(a, a.endpoint.find("chat") != std::string::npos);
+    if (!bodies) return complain(bodies.error());
+
+    // One alone shows whether the server takes such requests at all.
+    std::vector<LoadRequest>        warm(std::size_t(std::max(a.n_warmups, 1)), LoadRequest{(*bodies)[0], 0});
+    LoadOptions                     options{a.report.max_concurrency, a.timeout, 0, {}};
+    Result<std::vector<LoadResult>> first = run_load(*target, warm, options);
+    if (!first) return complain(first.error());
+    if (const std::string& why = (*first)[0].error; !why.empty())
+        return complain({ErrorKind::system, cat(a.base_url, a.endpoint, ": ", why)});
+    std::map<std::string_view, std::string> alone;
+    if (a.check) {
+        Result<std::map<std::string_view, std::string>> texts = texts_alone(*target, *bodies, a.timeout);
+        if (!texts) return complain(texts.error());
+        alone = std::move(*texts);
+    }
+
+    const std::vector<double> times = arrival_times(int(bodies->size()), a.report.request_rate, a.burstiness, a.seed);
+    std::vector<LoadRequest>  requests;
+    for (std::size_t i = 0; i < bodies->size(); i++) requests.push_back({(*bodies)[i], times[i]});
+    options.stop_after                      = a.duration;
+    Result<std::vector<LoadResult>> results = run_load(*target, requests, options);
+    if (!results) return complain(results.error());
+    int n_different = 0;
+    for (std::size_t i = 0; a.check && i < results->size(); i++)
+        n_different += (*results)[i].error.empty() && (*results)[i].text != alone[requests[i].body];
+    std::erase_if(*results, [](const LoadResult& r) { return r.end == 0; }); // not sent before the time was over
+
+    const LoadReport report = load_report(*results, a.report);
+    if (a.json) {
+        Json out = render_json(report, a.report, *results);
+        if (a.check) out["different_texts"] = n_different;
+        std::printf("%s\n", json_dump(out).c_str());
+    } else {
+        std::printf("%s", render_table(report, a.report).c_str());
+        if (a.check) std::printf("Texts other than those got alone: %d of %d\n", n_different, report.completed);
+    }
+    for (const std::string& error : report.errors) std::fprintf(stderr, "bench: %s\n", error.c_str());
+    return report.completed == 0 || (a.check && (report.failed > 0 || n_different > 0)) ? 1 : 0;
+}
+
+void add_serve_flags(CLI::App* c, ServeArguments& a) {
+    const CLI::Range positive(1, 1 << 24);
+    c->add_option("--base-url", a.base_url)->capture_default_str();
+    c->add_option("--endpoint", a.endpoint, "/v1/completions or /v1/chat/completions")->capture_default_str();
+    c->add_option("--api-key", a.api_key)->envname("OPENAI_API_KEY");
+    c->add_option("--model", a.model, "the server's first by default");
+    c->add_option("--num-prompts", a.n_prompts)->check(positive)->capture_default_str();
+    c->add_option("--request-rate", a.report.request_rate, "requests a second; inf: all at once")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    c->add_option("--burstiness", a.burstiness, "1: a Poisson process; else gamma; small: in bursts")
+        ->check(CLI::Range(1e-3, 1e6))
+        ->capture_default_str();
+    c->add_option("--max-concurrency", a.report.max_concurrency, "requests at once")->check(positive);
+    c->add_option("--dataset-path", a.dataset,
+                  "JSON lines {\"prompt\": text, ids or a length} or {\"messages\": […]}, with \"output_tokens\"");
+    c->add_option("--random-input-len,--input-len", a.n_input)->check(positive)->capture_default_str();
+    c->add_option("--random-output-len,--output-len", a.n_output)->check(positive)->capture_default_str();
+    c->add_option("--random-range-ratio", a.range_ratio, "lengths vary by this part of them")
+        ->check(CLI::Range(0.0, 1.0))
+        ->capture_default_str();
+    c->add_option("--random-prefix-len", a.prefix, "tokens before them, shared by all")->check(CLI::Range(0, 1 << 24));
+    c->add_option("--random-vocab", a.vocabulary, "random ids are below this")->check(positive)->capture_default_str();
+    c->add_option("--temperature", a.temperature)->check(CLI::Range(0.0, 2.0))->capture_default_str();
+    c->add_flag("--ignore-eos", a.ignore_eos);
+    c->add_option("--extra-body", a.extra_body, "a JSON object whose members go into every request");
+    c->add_option("--num-warmups", a.n_warmups, "requests before the measured ones; one is always sent")
+        ->check(CLI::Range(0, 1 << 20));
+    c->add_option("--seed", a.seed);
+    c->add_option("--goodput", a.goodput, "ttft:MS tpot:MS e2el:MS: what a good answer keeps within")->delimiter(' ');
+    c->add_option("--metric-percentiles", a.report.percentiles)->delimiter(',')->check(CLI::Range(0.0, 100.0));
+    c->add_option("--timeout", a.timeout, "seconds until an answer has to be there")->capture_default_str();
+    c->add_option("--duration", a.duration, "seconds after which nothing more is sent; 0: all prompts are");
+    c->add_flag("--check", a.check, "every request is first sent alone; all its answers have to have that text");
+    c->add_flag("--json", a.json, "JSON with vLLM's keys instead of the table");
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -900,6 +1060,9 @@ int main(int argc, char** argv) {
     make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k")->capture_default_str();
     make_command->add_option("--layers", a.layers, "other than the shape's")->check(CLI::Range(1, 1000));
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();
+    ServeArguments serving;
+    CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, as `vllm bench serve`");
+    add_serve_flags(serve_command, serving);
     try {
         app.parse(argc, argv);
     } catch (const CLI::ParseError& e) {
@@ -910,6 +1073,7 @@ int main(int argc, char** argv) {
     if (compare_command->parsed()) return compare(a);
     if (throughput_command->parsed()) return throughput(a);
     if (kernel_command->parsed()) return kernels(a);
+    if (serve_command->parsed()) return serve(std::move(serving));
     if (make_command->parsed()) return make_model(a);
     return blocks(repetitions, json);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [build|sanitize|lint]
+# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [build|sanitize|lint|clients]
 # Looks first, offline and without starting more than one program; with nothing missing it says nothing and ends.
 set -eu
 
@@ -39,6 +39,8 @@ has_sanitizers() {
     return 1
 }
 
+has_venv() { has_command python3 && python3 -c 'import ensurepip, venv' 2>/dev/null; }
+
 look() {
     missing=
     has_command make || need make
@@ -59,6 +61,10 @@ look() {
     if [ "$set" = sanitize ]; then
         has_sanitizers || need libclang-rt-19-dev
     fi
+    if [ "$set" = clients ]; then
+        has_command curl || need curl
+        has_venv || need python3-venv
+    fi
     if [ "$set" = lint ]; then
         has_command clang-tidy-19 || need clang-tidy-19
         has_command clang-format-19 || need clang-format-19
@@ -74,8 +80,8 @@ give_up() { # WHY...
 
 set=${1:-build}
 case $set in
-    build | sanitize | lint) ;;
-    *) echo "usage: tools/setup.sh [build|sanitize|lint]" >&2; exit 2 ;;
+    build | sanitize | lint | clients) ;;
+    *) echo "usage: tools/setup.sh [build|sanitize|lint|clients]" >&2; exit 2 ;;
 esac
 look
 [ -z "$missing" ] && exit 0
