@@ -15,10 +15,10 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int M = 128, N = 128;  // queries and positions of a tile
-constexpr int stages        = 2; // of the ring, each of one K and one V tile
-constexpr int heads_at_once = 8;
-constexpr int slab_bytes    = N * 128; // 64 dimensions of a tile
+constexpr int                  M = 128, N = 128;  // queries and positions of a tile
+[[maybe_unused]] constexpr int stages        = 2; // of the ring, each of one K and one V tile
+[[maybe_unused]] constexpr int heads_at_once = 8;
+[[maybe_unused]] constexpr int slab_bytes    = N * 128; // 64 dimensions of a tile
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
