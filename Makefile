@@ -11,7 +11,7 @@ packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
 sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
 units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
 
-.PHONY: all chat test dist cuda-check lint format asan tsan fuzz clean help setup configure
+.PHONY: all chat test test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -22,6 +22,11 @@ chat: configure
 
 test: all
 	@ctest --test-dir $(build) --no-tests=error --output-on-failure -j $(JOBS)
+
+# The server's pages in a headless Chromium; screenshots in build/pages.
+test-pages: all
+	@$(SETUP) pages
+	@python3 tests/clients/pages.py $(bin)/server
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test
@@ -80,6 +85,7 @@ help:
 	@echo "make            every tool, in this directory"
 	@echo "make chat       build and open ./chat on the model that ships"
 	@echo "make test       build and run every test"
+	@echo "make test-pages the server's pages in a headless Chromium; screenshots in build/pages"
 	@echo "make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan       the tests under ThreadSanitizer"
 	@echo "make fuzz       each fuzz target for FUZZ_SECONDS (60)"
