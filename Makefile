@@ -11,7 +11,7 @@ packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
 sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
 units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
 
-.PHONY: all chat test test-clients dist cuda-check lint format asan tsan fuzz clean help setup configure
+.PHONY: all chat test test-clients test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -28,6 +28,11 @@ test-clients:
 	@$(SETUP) clients
 	@$(MAKE) --no-print-directory all
 	@tests/clients/run.sh
+
+# The server's pages in a headless Chromium; screenshots in build/pages.
+test-pages: all
+	@$(SETUP) pages
+	@python3 tests/clients/pages.py $(bin)/server
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test
@@ -87,6 +92,7 @@ help:
 	@echo "make chat       build and open ./chat on the model that ships"
 	@echo "make test       build and run every test"
 	@echo "make test-clients  the openai package, curl, many and rude clients against ./server"
+	@echo "make test-pages the server's pages in a headless Chromium; screenshots in build/pages"
 	@echo "make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan       the tests under ThreadSanitizer"
 	@echo "make fuzz       each fuzz target for FUZZ_SECONDS (60)"

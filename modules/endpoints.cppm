@@ -24,10 +24,10 @@ struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
     std::vector<std::string> aliases;
     ChatForm                 form = ChatForm::plain;
-    std::string              model_file;        // its name, without the folder
-    std::vector<std::string> api_keys;          // any of them opens; none: everybody may
-    std::vector<std::string> cors_origins;      // "*": all; none: no such headers
-    double                   ping_seconds = 15; // of silence in a stream, until a comment says that it goes on
+    std::string              model_file;          // its name, without the folder
+    std::vector<std::string> api_keys;            // any of them opens; none: everybody may
+    std::vector<std::string> cors_origins;        // "*": all; none: no such headers
+    double                   ping_seconds = 15;   // of silence in a stream, until a comment says that it goes on
     bool                     pages        = true; // the chat and the block pool for a browser
 };
 
@@ -42,7 +42,6 @@ private:
     using Method = void (Endpoints::*)(HttpExchange&);
 
     void add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open = false);
-    static void add_pages(HttpServer& server);
     bool may_enter(HttpExchange& e) const;
     void allow_origin(HttpExchange& e) const;
     void refuse(HttpExchange& e, const ApiFault& fault) const;
@@ -452,6 +451,23 @@ void Endpoints::add(HttpServer& server, const char* method, const std::string& p
     });
 }
 
+namespace {
+
+// The pages are open to all: what they show they ask the server for, with the user's key.
+void add_pages(HttpServer& server) {
+    for (const Page& page : pages())
+        server.route("GET", std::string(page.path), [page](HttpExchange& e) {
+            e.response.type = "text/html; charset=utf-8";
+            e.response.body = page.html;
+            e.response.headers.emplace_back("Content-Security-Policy", page.policy);
+            e.response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+            e.response.headers.emplace_back("Referrer-Policy", "no-referrer");
+            e.response.headers.emplace_back("Cache-Control", "no-cache");
+        });
+}
+
+} // namespace
+
 void Endpoints::add_to(HttpServer& server) {
     server_           = &server;
     using E           = Endpoints;
@@ -493,19 +509,6 @@ void Endpoints::add_to(HttpServer& server) {
             e.response.headers.emplace_back("Access-Control-Allow-Headers",
                                             "Authorization, Content-Type, X-Request-Id");
             e.response.headers.emplace_back("Access-Control-Max-Age", "600");
-        });
-}
-
-// The pages are open to all: what they show they ask the server for, with the user's key.
-void Endpoints::add_pages(HttpServer& server) {
-    for (const Page& page : pages())
-        server.route("GET", std::string(page.path), [page](HttpExchange& e) {
-            e.response.type = "text/html; charset=utf-8";
-            e.response.body = page.html;
-            e.response.headers.emplace_back("Content-Security-Policy", page.policy);
-            e.response.headers.emplace_back("X-Content-Type-Options", "nosniff");
-            e.response.headers.emplace_back("Referrer-Policy", "no-referrer");
-            e.response.headers.emplace_back("Cache-Control", "no-cache");
         });
 }
 

@@ -17,7 +17,7 @@ export namespace quire {
 
 struct Page {
     std::string_view path, html;
-    std::string      policy; // Content-Security-Policy: its own script and style by their hashes, this server, nothing else
+    std::string policy; // Content-Security-Policy: its own script and style by their hashes, this server, nothing else
 };
 
 // "/" (chat) and "/blocks.html" (the block pool, live).
@@ -33,9 +33,9 @@ namespace {
 
 // What stands between the first <tag> and its end, as a source of a policy: 'sha256-…'.
 std::string hash_of(std::string_view html, std::string_view tag) {
-    const std::string      open = cat("<", tag, ">"), close = cat("</", tag, ">");
-    const std::size_t      begin = html.find(open) + open.size();
-    const std::string_view text  = html.substr(begin, html.find(close, begin) - begin);
+    const std::string                               open = cat("<", tag, ">"), close = cat("</", tag, ">");
+    const std::size_t                               begin = html.find(open) + open.size();
+    const std::string_view                          text  = html.substr(begin, html.find(close, begin) - begin);
     std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
     SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest.data());
     std::array<unsigned char, 64> base64{};

@@ -67,6 +67,22 @@ TEST_CASE("JSON there and back") {
     CHECK(json["sequences"][3]["status"] == "swapped");
 }
 
+TEST_CASE("changes are the blocks that are not as they were") {
+    Snapshot after         = sample();
+    after.blocks[1].filled = 3;
+    after.blocks[5]        = {};
+    after.blocks[2].pinned = true;
+    const Json json        = changes_to_json(sample(), after);
+    CHECK(!json.contains("blocks"));
+    CHECK(json["sequences"] == to_json(after)["sequences"]);
+    REQUIRE(json["changed"].size() == 3);
+    CHECK(json["changed"][0] == Json{{"refs", 1}, {"filled", 3}, {"id", 1}});
+    CHECK(json["changed"][1] == Json{{"refs", 1}, {"filled", 3}, {"pinned", true}, {"id", 2}});
+    CHECK(json["changed"][2] == Json{{"refs", 0}, {"filled", 0}, {"id", 5}});
+    CHECK(changes_to_json(after, after)["changed"].empty());
+    CHECK(changes_to_json({}, after)["changed"].size() == 8);
+}
+
 TEST_CASE("a trace there and back, and a snapshot alone is one") {
     Trace trace{"m.gguf", "a run", {sample(), sample()}};
     trace.steps[1].step = 10;
@@ -136,7 +152,7 @@ TEST_CASE("the page holds the run, and no text of it can leave its place") {
     const std::string page = to_html({"m.gguf", "</script><script>alert(1)</script>", {sample()}});
     CHECK(says(page, "\\u003c/script>\\u003cscript>alert(1)"));
     CHECK_FALSE(says(page, "<script>alert(1)"));
-    CHECK_FALSE(says(page, "@TRACE@"));
+    for (const char* place : {"@TRACE@", ".css@", ".js@"}) CHECK_FALSE(says(page, place));
     CHECK_FALSE(says(page, "http://www.w3.org/1999")); // nothing is fetched: the one address is SVG's name
     CHECK(page.ends_with("</html>\n"));
 }

@@ -740,6 +740,77 @@ TEST_CASE("a drain does not wait for ever, a second signal not at all", "[server
     }
 }
 
+TEST_CASE("the pages are whole, open to all, and fetch from nobody else", "[server]") {
+    const Server s({"--api-key", "secret"});
+    for (const char* path : {"/", "/blocks.html", "/?utm=1"}) {
+        const Reply page = s.get(path);
+        INFO(path);
+        CHECK(page.status == 200); // without the key
+        CHECK(page.headers.at("content-type") == "text/html; charset=utf-8");
+        CHECK(page.headers.at("content-length") == std::to_string(page.body.size()));
+        CHECK(page.headers.at("x-content-type-options") == "nosniff");
+        CHECK(page.body.starts_with("<!doctype html>"));
+        CHECK(page.body.ends_with("</html>\n"));
+        const std::string& policy = page.headers.at("content-security-policy");
+        CHECK(has(policy, "default-src 'none'; script-src 'sha256-"));
+        CHECK(has(policy, "; connect-src 'self';"));
+        CHECK(!has(policy, "unsafe"));
+        // One script and one style, named in the policy by their hashes; no handler or style that it would refuse.
+        for (const char* tag : {"<script", "<style"})
+            CHECK(page.body.find(tag) == page.body.rfind(std::string(tag) + ">"));
+        for (const char* part :
+             {" style=\"", " onclick=\"", " onload=\"", "innerHTML =", ".js@", ".css@", "@ICON@", "@import"})
+            CHECK(!has(page.body, part));
+        // The one address is SVG's name; what begins one is compared with, not fetched.
+        for (std::size_t at = 0; (at = page.body.find("://", at)) != std::string::npos; at++) {
+            const std::string address = page.body.substr(at - 5, 32);
+            INFO(address);
+            CHECK((has(address, "://www.w3.org/2000/svg") || has(address, "http://\"") || has(address, "https://\"")));
+        }
+        const std::string head = s.client().call("HEAD " + std::string(path) + " HTTP/1.0\r\n\r\n").body;
+        CHECK(head.empty());
+    }
+    CHECK(s.get("/props").status == 401);
+    CHECK(s.get("/blocks/events?changes=1").status == 401);
+    CHECK(s.client().post("/v1/chat/completions", "{}").status == 401);
+    const Server bare({"--no-pages"});
+    CHECK(bare.get("/").status == 404);
+    CHECK(bare.get("/blocks.html").status == 404);
+    CHECK(bare.get("/blocks").status == 200);
+}
+
+TEST_CASE("the changes of the blocks add up to the blocks", "[server]") {
+    const Server s({"--kv-blocks", "80", "--swap-blocks", "40"});
+    Client       watcher = s.client();
+    watcher.send("GET /blocks/events?changes=1 HTTP/1.1\r\nHost: x\r\n\r\n");
+    REQUIRE(watcher.head().status == 200);
+    const auto next   = [&] { return Json::parse(watcher.chunk().substr(6)); };
+    Json       blocks = next().at("blocks");
+    CHECK(blocks.size() == 80);
+    Json many          = long_one;
+    many["n"]          = 3;
+    many["max_tokens"] = 300;
+    std::thread asks([&] { s.ask("/v1/completions", many); });
+    bool        used = false;
+    for (bool over = false; !over;) {
+        const Json e = next();
+        CHECK(!e.contains("blocks"));
+        for (Json b : e.at("changed")) {
+            const std::size_t id = b.at("id");
+            b.erase("id");
+            CHECK(blocks.at(id) != b); // only what did change
+            blocks[id] = b;
+        }
+        int n = 0;
+        for (const Json& b : blocks) n += b["refs"] > 0;
+        CHECK(n == e["totals"]["used"]);
+        over = used && n == 0;
+        used |= n > 0;
+    }
+    asks.join();
+    CHECK(blocks == Json::parse(s.get("/blocks").body)["blocks"]);
+}
+
 TEST_CASE("a Unix socket, and names of the model", "[server]") {
     const std::string path = temporary() + ".sock";
     {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [build|sanitize|lint|clients]
+# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [build|sanitize|lint|clients|pages]
 # Looks first, offline and without starting more than one program; with nothing missing it says nothing and ends.
 set -eu
 
@@ -65,6 +65,10 @@ look() {
         has_command curl || need curl
         has_venv || need python3-venv
     fi
+    if [ "$set" = pages ]; then
+        has_command chromium || has_command google-chrome || need chromium
+        has_command python3 || need python3
+    fi
     if [ "$set" = lint ]; then
         has_command clang-tidy-19 || need clang-tidy-19
         has_command clang-format-19 || need clang-format-19
@@ -80,8 +84,8 @@ give_up() { # WHY...
 
 set=${1:-build}
 case $set in
-    build | sanitize | lint | clients) ;;
-    *) echo "usage: tools/setup.sh [build|sanitize|lint|clients]" >&2; exit 2 ;;
+    build | sanitize | lint | clients | pages) ;;
+    *) echo "usage: tools/setup.sh [build|sanitize|lint|clients|pages]" >&2; exit 2 ;;
 esac
 look
 [ -z "$missing" ] && exit 0

@@ -11,7 +11,7 @@ import base64
 
 
 def find_browser():
-    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+    for name in ("chromium", "google-chrome"):
         if path := shutil.which(name):
             return path
     return None
