@@ -580,9 +580,10 @@ void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     if (!f.has(name) && (limits.default_tokens >= 0 || !out.chat))
         out.max_tokens = limits.default_tokens >= 0 ? limits.default_tokens : 16;
     if (limits.max_tokens > 0) {
-        if (out.max_tokens.value_or(0) > limits.max_tokens && f.has(name))
-            f.fail(name, cat(name, " is ", *out.max_tokens, "; this server allows ", limits.max_tokens));
-        out.max_tokens = std::min(out.max_tokens.value_or(limits.max_tokens), limits.max_tokens);
+        const int asked = out.max_tokens.value_or(limits.max_tokens);
+        if (asked > limits.max_tokens && f.has(name))
+            f.fail(name, cat(name, " is ", asked, "; this server allows ", limits.max_tokens));
+        out.max_tokens = std::min(asked, limits.max_tokens);
     }
     r.min_tokens = f.integer("min_tokens", 0, huge, 0);
     if (out.max_tokens && r.min_tokens > *out.max_tokens)

@@ -310,8 +310,8 @@ void Service::run() {
             fail_all(e.what());
             return;
         }
+        publish(); // first: whoever has his answer finds it counted
         deliver(events);
-        publish();
     }
 }
 

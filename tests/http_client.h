@@ -30,14 +30,14 @@ public:
         address.sin_family      = AF_INET;
         address.sin_port        = htons(static_cast<unsigned short>(port));
         address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        connected_              = connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+        connected_              = fd_ >= 0 && connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
     }
     explicit Client(const std::string& path) {
         fd_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
         std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
-        connected_ = connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+        connected_ = fd_ >= 0 && connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
     }
     Client(Client&& other) noexcept
         : fd_(std::exchange(other.fd_, -1)), connected_(other.connected_), in_(std::move(other.in_)) {}

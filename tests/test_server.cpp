@@ -191,7 +191,7 @@ TEST_CASE("a chat and a completion", "[server]") {
     CHECK(chat["choices"][0]["message"]["role"] == "assistant");
     CHECK(!chat["choices"][0]["message"]["content"].get<std::string>().empty());
     CHECK(chat["choices"][0]["finish_reason"] == "stop");
-    const Json usage = chat["usage"];
+    const Json& usage = chat["usage"];
     CHECK(usage["total_tokens"] == usage["prompt_tokens"].get<int>() + usage["completion_tokens"].get<int>());
     const Json c = s.ask("/v1/completions", {{"prompt", "Hello"}, {"ignore_eos", true}});
     CHECK(c["object"] == "text_completion");
@@ -312,7 +312,7 @@ TEST_CASE("log-probabilities in both shapes", "[server]") {
                                                     {"echo", true},
                                                     {"temperature", 0},
                                                     {"ignore_eos", true}})["choices"][0];
-    const Json        l = c["logprobs"];
+    const Json&       l = c["logprobs"];
     const std::size_t n = l["tokens"].size();
     CHECK(l["token_logprobs"].size() == n);
     CHECK(l["top_logprobs"].size() == n);
