@@ -463,7 +463,7 @@ private:
             call.wire = std::make_unique<Wire>(target_, address_, tls_);
         }
         const int fd = call.wire->fd();
-        if (!call.wire->usable()) return finish(call, "no connection");
+        if (!call.wire->usable()) return finish(call, cat("cannot connect: ", std::strerror(errno)));
         watch(fd, call.reused ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
         by_age_.emplace_back(fd, index);
         calls_.emplace(fd, std::move(call));
@@ -484,7 +484,7 @@ private:
         Call& call = found->second;
         if (call.written < call.out.size()) {
             const Wire::Io sent = call.wire->send(call.out, call.written);
-            if (sent == Wire::Io::end) return lost(fd);
+            if (sent == Wire::Io::end) return call.written == 0 && !call.reused ? unreachable(fd) : lost(fd);
             if (sent == Wire::Io::done) watch(fd, EPOLL_CTL_MOD, EPOLLIN);
         }
         std::array<char, 65536> buffer;
@@ -496,6 +496,12 @@ private:
             if (!call.reader.feed(std::string_view(buffer.data(), n), now(), results_[call.index])) break;
         }
         complete(fd);
+    }
+    void unreachable(int fd) {
+        const std::string why  = cat("cannot connect: ", std::strerror(errno));
+        Call              call = std::move(calls_.at(fd));
+        calls_.erase(fd);
+        finish(call, why);
     }
     // The server hung up: the end of the answer, a fault, or a connection that had been idle for too long.
     void lost(int fd) {

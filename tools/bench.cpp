@@ -915,7 +915,7 @@ int serve(ServeArguments a) {
     Result<std::vector<LoadResult>> first = run_load(*target, warm, options);
     if (!first) return complain(first.error());
     if (const std::string& why = (*first)[0].error; !why.empty())
-        return complain({ErrorKind::system, cat(a.base_url, a.endpoint, ": ", why)});
+        return complain({ErrorKind::system, cat(target->path, ": ", why)});
     std::map<std::string_view, std::string> alone;
     if (a.check) {
         Result<std::map<std::string_view, std::string>> texts = texts_alone(*target, *bodies, a.timeout);
