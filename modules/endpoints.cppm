@@ -29,6 +29,9 @@ struct EndpointOptions {
     std::vector<std::string> cors_origins;        // "*": all; none: no such headers
     double                   ping_seconds = 15;   // of silence in a stream, until a comment says that it goes on
     bool                     pages        = true; // the chat and the block pool for a browser
+    // Without keys, on this machine alone: browsers that come under another name than the machine's own are refused, so that no web
+    // page can have a browser come here by a name that it made lead to 127.0.0.1 (DNS rebinding).
+    bool local_only = false;
 };
 
 class Endpoints {
@@ -521,8 +524,26 @@ void Endpoints::allow_origin(HttpExchange& e) const {
     e.response.headers.emplace_back("Vary", "Origin");
 }
 
+// A Host header, port and all, that names the machine itself; none, as HTTP/1.0 may have it.
+static bool is_local_name(std::string_view host) {
+    if (host.starts_with('[')) host = host.substr(0, host.find(']') + 1);
+    else host = host.substr(0, host.find(':'));
+    return host.empty() || host == "localhost" || host.ends_with(".localhost") || host == "[::1]" ||
+           (host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string_view::npos);
+}
+
 bool Endpoints::may_enter(HttpExchange& e) const {
-    if (options_.api_keys.empty()) return true;
+    if (options_.api_keys.empty()) {
+        const std::string_view host = e.request.header("host");
+        const bool             browser =
+            !e.request.header("origin").empty() || e.request.header("user-agent").starts_with("Mozilla/");
+        if (!options_.local_only || !browser || is_local_name(host)) return true;
+        refuse(e, ApiFault{403,
+                           cat("this server is for its own machine, not for ", quote(host),
+                               "; --api-key opens it to others"),
+                           "", "forbidden_host"});
+        return false;
+    }
     std::string_view given = e.request.header("x-api-key");
     if (const std::string_view bearer = e.request.header("authorization");
         bearer.size() >= 7 && (bearer.starts_with("Bearer ") || bearer.starts_with("bearer ")))

@@ -623,6 +623,24 @@ TEST_CASE("keys", "[server]") {
     CHECK(f.code == 1); // an empty key is no key, not an open door
 }
 
+TEST_CASE("without a key, a server for its own machine answers browsers under its own names only", "[server]") {
+    const auto status = [](const std::string& host) {
+        return common()
+            .client()
+            .call(cat("GET /v1/models HTTP/1.1\r\nHost: ", host, "\r\nUser-Agent: Mozilla/5.0\r\n\r\n"))
+            .status;
+    };
+    for (const char* own : {"localhost", "localhost:8080", "127.0.0.1:1", "[::1]:8080", "a.localhost", ""})
+        CHECK(status(own) == 200);
+    for (const char* other : {"evil.example", "127.evil.example:8080", "localhost.evil.example", "[::2]"})
+        CHECK(status(other) == 403);
+    CHECK(common().client().call("GET /v1/models HTTP/1.1\r\nHost: a\r\nOrigin: http://evil.example\r\n\r\n").status ==
+          403);
+    CHECK(common().client().call("GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n").status == 200); // no browser
+    const Server keyed({"--api-key", "k"}); // a key is enough
+    CHECK(keyed.client().call("GET /v1/models HTTP/1.1\r\nHost: box.example\r\nX-Api-Key: k\r\n\r\n").status == 200);
+}
+
 TEST_CASE("CORS is off unless asked for", "[server]") {
     CHECK(!common().get("/health", "Origin: http://evil\r\n").headers.contains("access-control-allow-origin"));
     CHECK(common().client().call("OPTIONS /v1/completions HTTP/1.1\r\nOrigin: http://evil\r\n\r\n").status == 405);

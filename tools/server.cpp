@@ -259,6 +259,7 @@ int run(Arguments& a) {
         a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {
             log_exchange(e, seconds, bytes, json);
         };
+    options.local_only = is_loopback(a.host) && a.unix_path.empty() && !a.host.ends_with(".sock");
     Endpoints                           endpoints(service, options);
     Result<std::unique_ptr<HttpServer>> http = HttpServer::create(a.http);
     if (!http) return complain(http.error());
