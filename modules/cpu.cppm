@@ -250,7 +250,9 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
-    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, 64);
+    // Many tokens pass over a piece in several goes: it should still be in a cache then.
+    const std::int64_t most  = x.rows > 32 ? 8 : 64;
+    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
         for (std::size_t i = 0; i < projections.size(); i++) {
