@@ -8,7 +8,7 @@ SETUP        ?= tools/setup.sh
 build    := build/$(PRESET)
 bin      := $(if $(filter release cuda,$(PRESET)),.,$(build))
 packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
-sources   = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
+sources   = $(wildcard modules/*.cppm modules/*.h tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
 units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
 
 .PHONY: all chat test test-clients test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure

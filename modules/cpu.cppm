@@ -124,8 +124,8 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
 // At least n floats, on a line of 64 bytes.
 float* CpuBackend::grown(std::vector<float>& memory, std::size_t n) {
     if (memory.size() < n + 16) memory.resize(n + 16);
-    const auto at = reinterpret_cast<std::uintptr_t>(memory.data());
-    return reinterpret_cast<float*>((at + 63) / 64 * 64);
+    const auto beyond = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+    return memory.data() + (beyond > 0 ? (64 - beyond) / sizeof(float) : 0);
 }
 
 StepShape CpuBackend::begin_step(const StepPlan& plan) {
@@ -218,10 +218,12 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
           [&](std::int64_t first, std::int64_t last) {
               kernels_.interleave(weight, to, first, last);
               if (!mapped) return;
-              const auto base  = reinterpret_cast<std::uintptr_t>(weight.data);
-              const auto begin = (base + std::size_t(first) * 16 * stride) / page * page,
-                         end   = (base + std::size_t(std::min(last * 16, weight.rows)) * stride) / page * page;
-              if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+              // The pages of these rows, from the one in which they begin to before the one in which they end.
+              const auto* rows = static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride;
+              const auto  skip = reinterpret_cast<std::uintptr_t>(rows) % page;
+              const auto  size =
+                  (skip + std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride) / page * page;
+              if (size > 0) madvise(const_cast<std::byte*>(rows) - skip, size, MADV_DONTNEED);
           });
     interleaved_.emplace(weight.data, std::move(*buffer));
     return weight;
@@ -258,7 +260,9 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
-    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, 64);
+    // Many tokens pass over a piece in several goes: it should still be in a cache then.
+    const std::int64_t most  = x.rows > 32 ? 8 : 64;
+    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
         for (std::size_t i = 0; i < projections.size(); i++) {

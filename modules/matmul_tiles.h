@@ -358,8 +358,9 @@ INLINE void integer_matmul(const MatmulTask& task) {
     const TensorView&  w    = *task.weight;
     const RoundedRows& x    = *task.rounded;
     const std::size_t  size = 16 * row_bytes(w.type, w.cols);
-    for (std::int64_t first = 0; first < x.n; first += tokens_at_once) {
-        const std::int64_t n = std::min(tokens_at_once, x.n - first);
+    const std::int64_t goes = (x.n + tokens_at_once - 1) / tokens_at_once, at_once = (x.n + goes - 1) / goes;
+    for (std::int64_t first = 0; first < x.n; first += at_once) {
+        const std::int64_t n = std::min(at_once, x.n - first);
         for (std::int64_t row = task.first; row < task.last; row += 16) {
             const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(row / 16) * size;
             f32x16           total[tokens_at_once];
@@ -502,8 +503,10 @@ INLINE void float_matmul(const MatmulTask& task) {
     if (task.n == 1 && w.type == DType::F16) return float_vectors<DType::F16>(task);
     if (task.n == 1 && w.type == DType::BF16) return float_vectors<DType::BF16>(task);
     if (task.n == 1 && w.type == DType::F32) return float_vectors<DType::F32>(task);
-    // half of the second-level cache for x
-    const std::int64_t at_once = std::clamp<std::int64_t>((128 << 10) / w.cols, 16, tokens_at_once) / 4 * 4;
+    // x of one go is at most the second-level cache, and all goes are of about one size
+    const std::int64_t most    = std::clamp<std::int64_t>((256 << 10) / w.cols, 16, tokens_at_once),
+                       goes    = (task.n + most - 1) / most,
+                       at_once = ((task.n + goes - 1) / goes + FLOAT_TOKENS - 1) / FLOAT_TOKENS * FLOAT_TOKENS;
     for (std::int64_t first = 0; first < task.n; first += at_once) {
         const std::int64_t n   = std::min(at_once, task.n - first);
         std::int64_t       row = task.first;

@@ -14,7 +14,7 @@ struct ModelShape {
     int              n_layers, hidden_size, n_heads, n_kv_heads, ff_size, vocab_size, context_length;
 };
 
-// "llama-1b", "llama-3b", "llama-7b", "llama3-8b", "llama-13b", and "tiny".
+// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", and "tiny".
 std::span<const ModelShape> model_shapes();
 
 // A llama of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K), norms F32; the same bytes each
@@ -34,6 +34,7 @@ namespace {
 constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
                                  {"llama-1b", 22, 2048, 32, 4, 5632, 32000, 4096},
                                  {"llama-3b", 26, 3200, 32, 32, 8640, 32000, 4096},
+                                 {"llama3-3b", 28, 3072, 24, 8, 8192, 128256, 8192},
                                  {"llama-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
                                  {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
                                  {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096}};

@@ -1055,7 +1055,7 @@ int main(int argc, char** argv) {
     kernel_command->add_option("--bandwidth", a.bandwidth, "GB/s; 4300 by default");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; 790 by default");
     CLI::App* make_command = app.add_subcommand("make-model", "writes a model file of random weights");
-    make_command->add_option("--shape", a.shape, "tiny, llama-1b, llama-3b, llama-7b, llama3-8b, llama-13b")
+    make_command->add_option("--shape", a.shape, "tiny, llama-1b, llama-3b, llama3-3b, llama-7b, llama3-8b, llama-13b")
         ->capture_default_str();
     make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k")->capture_default_str();
     make_command->add_option("--layers", a.layers, "other than the shape's")->check(CLI::Range(1, 1000));
