@@ -9,6 +9,7 @@ module;
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <cerrno>
@@ -318,6 +319,14 @@ struct TlsContext {
     ~TlsContext() { SSL_CTX_free(context); }
 };
 
+// As many descriptors as the system lets this process have; shells allow 1024 by default.
+void raise_descriptors() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // A connection that never blocks.
 class Wire {
 public:
@@ -599,6 +608,7 @@ Result<std::vector<LoadResult>> run_load(const LoadTarget& target, std::span<con
                                          const LoadOptions& options) {
     Result<Addresses> addresses = Addresses::of(target);
     if (!addresses) return std::unexpected(addresses.error());
+    raise_descriptors();
     return Load(target, addresses->first(), requests, options).run();
 }
 

@@ -44,18 +44,18 @@ def main():
         blocks = json.loads(server.get("/blocks"))["totals"]
         used = server.metric("quire:kv_blocks_used")
 
-        # What it takes to serve so many is there early; afterwards the median of any part of the run stays.
-        late = [s for s in samples if s[0] > samples[-1][0] * 0.3]
-        third = max(1, len(late) // 3)
+        # What it takes to serve so many is there early: of the rest of the time the last third is held against the first.
         median = lambda part: sorted(s[1] for s in part)[len(part) // 2]
-        early, end = median(late[:third]), median(late[-third:])
+        late = [s for s in samples if s[0] > samples[-1][0] * 0.3]
+        early, end = median(late[:max(1, len(late) // 3)]), median(late[-max(1, len(late) // 3):])
+        tenths = [median(samples[i * len(samples) // 10:][:max(1, len(samples) // 10)]) for i in range(10)]
         print(f"load: {clients} clients for {result['duration']:.0f} s: {result['completed']} answers, "
               f"{result['failed']} failed, {result['different_texts']} other than alone; "
               f"at most {result['max_concurrent_requests']} at once; {result['output_throughput']:.0f} tokens/s; "
               f"TTFT {result['median_ttft_ms']:.0f} ms median, {result['p99_ttft_ms']:.0f} ms p99; "
               f"{preempted:.0f} preemptions; blocks used at the end: {used:.0f} of {blocks['blocks']}; "
-              f"memory {early / MIB:.1f} MiB early, {end / MIB:.1f} MiB late, {max(s[1] for s in samples) / MIB:.1f} "
-              f"at most; {max(s[2] for s in samples)} threads, {max(s[3] for s in samples)} descriptors")
+              f"MiB of memory in each tenth of the time: {' '.join(f'{t / MIB:.1f}' for t in tenths)}; "
+              f"{max(s[2] for s in samples)} threads, {max(s[3] for s in samples)} descriptors")
         assert done.returncode == 0 and result["failed"] == 0 and result["different_texts"] == 0, done.stderr
         assert result["completed"] >= clients and result["max_concurrent_requests"] >= min(clients, result["completed"])
         assert preempted > 0, "the pool held them all: nothing was shown"
