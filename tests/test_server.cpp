@@ -627,7 +627,7 @@ TEST_CASE("without a key, a server for its own machine answers browsers under it
     const auto status = [](const std::string& host) {
         return common()
             .client()
-            .call(cat("GET /v1/models HTTP/1.1\r\nHost: ", host, "\r\nUser-Agent: Mozilla/5.0\r\n\r\n"))
+            .call("GET /v1/models HTTP/1.1\r\nHost: " + host + "\r\nUser-Agent: Mozilla/5.0\r\n\r\n")
             .status;
     };
     for (const char* own : {"localhost", "localhost:8080", "127.0.0.1:1", "[::1]:8080", "a.localhost", ""})
