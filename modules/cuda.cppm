@@ -177,10 +177,12 @@ Result<Buffer> CudaBackend::allocate_host(std::size_t bytes) {
 
 // Weights stand one after another, so that those of one input can be multiplied at once.
 void* CudaBackend::take_weight(std::size_t bytes) {
-    const std::size_t chunk = info_.total / 256; // half a GiB on a large device
-    bytes                   = (bytes + 255) / 256 * 256;
-    if (bytes > chunk / 2) return take(bytes);
+    const std::size_t most = info_.total / 256; // half a GiB on a large device
+    bytes                  = (bytes + 255) / 256 * 256;
+    if (bytes > most / 2) return take(bytes);
     if (arena_left_ < bytes) {
+        const std::size_t chunk =
+            std::min(most, std::max({4 * bytes, taken_, std::size_t(16) << 20})); // more as there are more
         arena_      = static_cast<std::byte*>(take(chunk));
         arena_left_ = arena_ != nullptr ? chunk : 0;
         if (arena_ == nullptr) return nullptr;
