@@ -106,7 +106,7 @@ std::span<const float> Decoder::row(const Scheduled& item, int i) {
 }
 
 std::span<const TokenLogprob> Decoder::answer(const Scheduled& item, int i) const {
-    const auto at = std::size_t(item.first_logit_row + i);
+    const auto at = std::size_t(item.first_logit_row) + std::size_t(i);
     if (step_->answers.empty() || at >= tasks_.size() || tasks_[at].row < 0) return {};
     return step_->answers.subspan(std::size_t(tasks_[at].first_answer), std::size_t(tasks_[at].n_answers()));
 }
@@ -142,12 +142,13 @@ void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits
         if (!group.prompt_done && r.prompt_logprobs >= 0)
             for (int i = 0; i < item.n_logit_rows && item.first + i + 1 < group.n_prompt(); i++) {
                 RowTask task  = task_of(item.first_logit_row + i);
-                task.chosen   = sequence.tokens[std::size_t(item.first + i + 1)];
+                task.chosen   = sequence.tokens[std::size_t(item.first) + std::size_t(i) + 1];
                 task.n_top    = r.prompt_logprobs;
                 task.logprobs = true;
                 add(task);
             }
-        if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits) || !p.allowed_tokens.empty()) continue;
+        if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits) || !p.allowed_tokens.empty())
+            continue;
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty()) continue;
         RowTask task  = task_of(item.first_logit_row + item.n_logit_rows - 1);
@@ -311,9 +312,9 @@ Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int
     Choice                       choice;
     const std::span<const Token> never = banned(group, *item.sequence);
     if (!step_->best.empty() && takes_best(r) && never.empty()) {
-        choice.token = step_->best[std::size_t(item.first_logit_row + last)];
+        choice.token = step_->best[std::size_t(item.first_logit_row) + std::size_t(last)];
     } else if (const auto told = answer(item, last); !told.empty()) {
-        const int n_draws = tasks_[std::size_t(item.first_logit_row + last)].n_draws;
+        const int n_draws = tasks_[std::size_t(item.first_logit_row) + std::size_t(last)].n_draws;
         choice.token      = told[std::size_t(draw)].token;
         choice.logprob    = double(told[std::size_t(draw)].logprob);
         if (r.sampling.logprobs >= 0)

@@ -201,7 +201,7 @@ std::optional<ApiFault> Generation::fault_of(const News& news) {
         failed_ = true;
         return ApiFault{503, news.message, "", "no_room"};
     }
-    const Answer& a = answers_[std::size_t(news.prompt * parsed_.request.n + news.index)];
+    const Answer& a = answers_[std::size_t(news.prompt) * std::size_t(parsed_.request.n) + std::size_t(news.index)];
     if (news.finish == FinishReason::cancelled && !a.finished)
         return ApiFault{503, "the server is shutting down", "", "shutting_down"};
     return std::nullopt;
@@ -361,8 +361,9 @@ void Generation::stream(const HttpWrite& write, double ping_seconds) {
                 write(out + event("[DONE]"));
                 return;
             }
-            const Answer& answer = answers_[std::size_t(n.prompt * parsed_.request.n + n.index)];
-            const bool    first  = !answer.begun;
+            const Answer& answer =
+                answers_[std::size_t(n.prompt) * std::size_t(parsed_.request.n) + std::size_t(n.index)];
+            const bool first = !answer.begun;
             if (answer.finished) continue;
             const Choice c = take(n);
             if (first && head_.chat) out += event(render_first_chunk(head_, c, usage_));
@@ -395,7 +396,7 @@ void Generation::count(HttpFields& notes) {
         if (reason.empty()) reason = a.reason;
         most = std::max(most, a.text.n_tokens());
         m.generation_tokens.observe(a.text.n_tokens());
-        if (!a.first) continue;
+        if (!a.first || !a.last) continue;
         if (i == 0) first = seconds_between(start, *a.first);
         m.first_token.observe(seconds_between(start, *a.first));
         m.whole.observe(seconds_between(start, *a.last));
@@ -651,7 +652,7 @@ Parsed<std::string> Endpoints::render(const Conversation& conversation) const {
 }
 
 Parsed<std::vector<Token>> Endpoints::encode(const TextRequest& request) const {
-    if (!request.conversation) return encode(*request.text, request.add_special, request.parse_special);
+    if (!request.conversation) return encode(request.text.value_or(""), request.add_special, request.parse_special);
     Parsed<std::string> text = render(*request.conversation);
     if (!text) return std::unexpected(text.error());
     return encode_rendered(*text, request.add_special);
@@ -794,10 +795,9 @@ void Endpoints::embeddings(HttpExchange& e) {
     e.request.body                  = {};
     if (!parsed) return refuse(e, parsed.error());
     const int hidden = service_.config().hidden_size;
-    if (parsed->dimensions && *parsed->dimensions != hidden)
-        return refuse(
-            e, ApiFault{400, cat("dimensions is ", *parsed->dimensions, "; the embeddings of this model have ", hidden),
-                        "dimensions", ""});
+    if (const int wanted = parsed->dimensions.value_or(hidden); wanted != hidden)
+        return refuse(e, ApiFault{400, cat("dimensions is ", wanted, "; the embeddings of this model have ", hidden),
+                                  "dimensions", ""});
     std::vector<Request> requests;
     int                  n_tokens = 0;
     for (const Prompt& input : parsed->inputs) {
@@ -866,8 +866,9 @@ void Endpoints::detokenize(HttpExchange& e) {
 void Endpoints::apply_template(HttpExchange& e) {
     Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
     if (!parsed) return refuse(e, parsed.error());
-    if (!parsed->conversation) return refuse(e, ApiFault{400, "messages is missing", "messages", ""});
-    Parsed<std::string> text = render(*parsed->conversation);
+    const auto& conversation = parsed->conversation;
+    if (!conversation) return refuse(e, ApiFault{400, "messages is missing", "messages", ""});
+    Parsed<std::string> text = render(*conversation);
     if (!text) return refuse(e, text.error());
     answer_json(e, Json{{"prompt", *text}});
 }
@@ -957,7 +958,7 @@ void Endpoints::block_events(HttpExchange& e) {
 void Endpoints::pin(HttpExchange& e) {
     Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
     if (!parsed) return refuse(e, parsed.error());
-    if (parsed->conversation) parsed->conversation->add_generation_prompt = false;
+    if (auto& conversation = parsed->conversation) conversation->add_generation_prompt = false;
     Parsed<std::vector<Token>> ids = encode(*parsed);
     if (!ids) return refuse(e, ids.error());
     const auto pin = service_.pin(std::move(*ids), parsed->cache_salt);
