@@ -295,8 +295,7 @@ public:
     ~Addresses() {
         if (list_) freeaddrinfo(list_);
     }
-    // The first that a socket can be had for; a connection that is refused is the caller's news.
-    const addrinfo& first() const { return *list_; }
+    const addrinfo* first() const { return list_; }
 
 private:
     Addresses()     = default;
@@ -352,7 +351,13 @@ public:
         if (fd_ >= 0) close(fd_);
     }
 
-    int  fd() const { return fd_; }
+    int fd() const { return fd_; }
+    // Why it cannot be used, right after it could not.
+    std::string reason() const {
+        const long verified = ssl_ ? SSL_get_verify_result(ssl_) : X509_V_OK;
+        if (verified != X509_V_OK) return X509_verify_cert_error_string(verified);
+        return ssl_ && errno == 0 ? "no TLS there" : std::strerror(errno);
+    }
     bool usable() const { return fd_ >= 0 && connecting_; }
 
     Io send(std::string_view text, std::size_t& at) {
@@ -399,12 +404,13 @@ struct Call {
     std::string           out;
     std::size_t           written = 0, index = 0; // of the request
     StreamReader          reader;
-    bool                  reused = false;
+    const addrinfo*       address = nullptr;
+    bool                  reused  = false;
 };
 
 class Load {
 public:
-    Load(const LoadTarget& target, const addrinfo& address, std::span<const LoadRequest> requests,
+    Load(const LoadTarget& target, const addrinfo* address, std::span<const LoadRequest> requests,
          const LoadOptions& options)
         : target_(target), address_(address), requests_(requests), options_(options), tls_(target.tls),
           epoll_(epoll_create1(EPOLL_CLOEXEC)), results_(requests.size()) {}
@@ -460,6 +466,7 @@ private:
     void begin(std::size_t index, bool may_reuse) {
         Call call;
         call.index                  = index;
+        call.address                = address_;
         const std::string_view body = requests_[index].body;
         call.out           = cat(head_of(target_, body.empty() ? "GET" : "POST", target_.path, body.size()), body);
         call.reused        = may_reuse && !idle_.empty();
@@ -469,10 +476,10 @@ private:
             call.wire = std::move(idle_.back());
             idle_.pop_back();
         } else {
-            call.wire = std::make_unique<Wire>(target_, address_, tls_);
+            call.wire = std::make_unique<Wire>(target_, *address_, tls_);
         }
         const int fd = call.wire->fd();
-        if (!call.wire->usable()) return finish(call, cat("cannot connect: ", std::strerror(errno)));
+        if (!call.wire->usable()) return unreachable(std::move(call));
         watch(fd, call.reused ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, EPOLLIN | EPOLLOUT);
         by_age_.emplace_back(fd, index);
         calls_.emplace(fd, std::move(call));
@@ -493,7 +500,7 @@ private:
         Call& call = found->second;
         if (call.written < call.out.size()) {
             const Wire::Io sent = call.wire->send(call.out, call.written);
-            if (sent == Wire::Io::end) return call.written == 0 && !call.reused ? unreachable(fd) : lost(fd);
+            if (sent == Wire::Io::end) return call.written == 0 && !call.reused ? unreachable(take(fd)) : lost(fd);
             if (sent == Wire::Io::done) watch(fd, EPOLL_CTL_MOD, EPOLLIN);
         }
         std::array<char, 65536> buffer;
@@ -506,11 +513,17 @@ private:
         }
         complete(fd);
     }
-    void unreachable(int fd) {
-        const std::string why  = cat("cannot connect: ", std::strerror(errno));
-        Call              call = std::move(calls_.at(fd));
+    Call take(int fd) {
+        Call call = std::move(calls_.at(fd));
         calls_.erase(fd);
-        finish(call, why);
+        return call;
+    }
+    // A host may have several addresses, of which the server listens on one.
+    void unreachable(Call call) {
+        const std::string why = cat("cannot connect: ", call.wire->reason());
+        if (call.address == address_ && address_->ai_next && !reached_) address_ = address_->ai_next;
+        if (call.address != address_) begin(call.index, false);
+        else finish(call, why);
     }
     // The server hung up: the end of the answer, a fault, or a connection that had been idle for too long.
     void lost(int fd) {
@@ -525,8 +538,8 @@ private:
         complete(fd);
     }
     void complete(int fd) {
-        Call call = std::move(calls_.at(fd));
-        calls_.erase(fd);
+        Call call = take(fd);
+        reached_  = true;
         if (keep_body_) *keep_body_ = call.reader.plain_body();
         if (call.reader.reusable() && call.written == call.out.size()) idle_.push_back(std::move(call.wire));
         finish(call, "");
@@ -552,7 +565,7 @@ private:
     }
 
     const LoadTarget&                       target_;
-    const addrinfo&                         address_;
+    const addrinfo*                         address_; // of those of the host, the one that is in use
     std::span<const LoadRequest>            requests_;
     const LoadOptions&                      options_;
     TlsContext                              tls_;
@@ -561,7 +574,8 @@ private:
     std::unordered_map<int, Call>           calls_; // by descriptor
     std::vector<std::unique_ptr<Wire>>      idle_;
     std::deque<std::pair<int, std::size_t>> by_age_; // descriptor and request, as they were sent
-    std::size_t                             next_ = 0;
+    bool                                    reached_ = false;
+    std::size_t                             next_    = 0;
     Clock::time_point                       start_;
     std::string*                            keep_body_ = nullptr;
 };
