@@ -11,7 +11,9 @@ packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
 sources   = $(wildcard modules/*.cppm modules/*.h tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
 units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
 
-.PHONY: all chat test test-clients test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
+tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
+
+.PHONY: all chat $(tools) test test-clients test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -19,6 +21,9 @@ all: configure
 chat: configure
 	@cmake --build $(build) -j $(JOBS) --target chat
 	@$(bin)/chat
+
+$(tools): configure
+	@cmake --build $(build) -j $(JOBS) --target $@
 
 test: all
 	@ctest --test-dir $(build) --no-tests=error --output-on-failure -j $(JOBS)

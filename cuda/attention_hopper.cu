@@ -377,16 +377,7 @@ void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int 
 
 } // namespace
 
-int prefill_tile_hopper(int head_dim) {
-    static const bool is_hopper = [] {
-        int device = 0, major = 0, minor = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-        return major == 9 && minor == 0;
-    }();
-    return is_hopper && (head_dim == 64 || head_dim == 128) ? M : 0;
-}
+int prefill_tile_hopper(int head_dim) { return is_hopper() && (head_dim == 64 || head_dim == 128) ? M : 0; }
 
 void attention_prefill_hopper(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Stream stream) {
     auto       s   = static_cast<cudaStream_t>(stream);

@@ -22,9 +22,11 @@ cudaStream_t raw(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 } // namespace
 
-static bool can_overlap = false;
+static DeviceInfo open; // the one that is
 
-bool launches_overlap() { return can_overlap; }
+bool launches_overlap() { return open.major >= 9; }
+bool is_hopper() { return open.major == 9 && open.minor == 0; }
+int  n_processors() { return open.n_processors; }
 
 const char* open_device(int index, DeviceInfo& info) {
     int n = 0;
@@ -42,10 +44,10 @@ const char* open_device(int index, DeviceInfo& info) {
     info.n_processors = properties.multiProcessorCount;
     info.major        = properties.major;
     info.minor        = properties.minor;
-    can_overlap       = properties.major >= 9;
     if (properties.major < 8) return "the GPU is older than compute capability 8.0";
     if (const cudaError_t error = cudaMemGetInfo(&info.free, &info.total); error != cudaSuccess)
         return cudaGetErrorString(error);
+    open = info;
     return nullptr;
 }
 

@@ -5,34 +5,16 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <set>
 
 #include "kernels.h"
+#include "matmul.cuh"
 #include "warp.cuh"
 
 namespace quire::cuda {
 
 namespace {
 
-constexpr int warps             = 8; // of a block
-constexpr int integer_i8_blocks = 3;
-constexpr int integer_blocks    = 2; // at once on a processor
-
-struct Products {
-    Product product[most_products];
-    int     first_row[most_products + 1]; // of the outputs, one product after another
-    int     n;
-};
-
-__device__ uint4 load_once(const void* p) { // weights are not read again in this step: keep them out of L1
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
-__device__ float2 as_float2(std::uint32_t h) { return __half22float2(*reinterpret_cast<const __half2*>(&h)); }
+constexpr int warps = 8; // of a block
 
 // Four bytes of int8, offset by 128 → floats: 0x4b000000 | u is 2^23 + u.
 __device__ void as_floats(std::uint32_t q, float* f) {
@@ -214,8 +196,6 @@ struct RowsQ4K {
     }
 };
 
-enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
-
 template <int NT, Kind K, int R>
 struct RowsOf;
 template <int NT, int R>
@@ -283,260 +263,6 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
         }
 }
 
-// -- one row of x and Q4_K weights, in whole numbers
-
-// x as 16-bit integers with a scale for each 32 of them, split into a signed high and an unsigned low byte: dp4a then
-// multiplies four weights at once, exactly, and what is lost of x is less than of a half. high and low: [cols / 4] four bytes
-// each; scale: [cols / 32]; total: [cols / 16] Σ x. By all threads of a block.
-__device__ void prepare_integers(const __half* x, int cols, std::uint32_t* high, std::uint32_t* low, float* scale,
-                                 float* total) {
-    const int lane = threadIdx.x % 32;
-    for (int g = threadIdx.x; g < cols / 8; g += warps * 32) { // 8 values a thread, four threads a group of 32
-        const uint4         v        = *reinterpret_cast<const uint4*>(x + g * 8);
-        const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        float               f[8], most = 0, sum = 0;
-        for (int k = 0; k < 4; k++) {
-            const float2 pair = as_float2(words[k]);
-            f[2 * k] = pair.x, f[2 * k + 1] = pair.y;
-            most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-            sum += pair.x + pair.y;
-        }
-        const unsigned four = 0xfu << (lane & 28);
-        most                = fmaxf(most, __shfl_xor_sync(four, most, 1));
-        most                = fmaxf(most, __shfl_xor_sync(four, most, 2));
-        sum += __shfl_xor_sync(four, sum, 1);
-        const float   inverse = most > 0 ? 32512.0f / most : 0.0f; // so that the high byte stays below 128
-        std::uint32_t h[2] = {}, l[2] = {};
-        for (int k = 0; k < 8; k++) {
-            const int n = __float2int_rn(f[k] * inverse);
-            h[k / 4] |= std::uint32_t(n >> 8 & 255) << (8 * (k % 4));
-            l[k / 4] |= std::uint32_t(n & 255) << (8 * (k % 4));
-        }
-        high[2 * g] = h[0], high[2 * g + 1] = h[1];
-        low[2 * g] = l[0], low[2 * g + 1] = l[1];
-        if (g % 4 == 0) scale[g / 4] = most / 32512.0f;
-        if (g % 2 == 0) total[g / 2] = sum;
-    }
-    __syncthreads();
-}
-
-constexpr std::size_t integer_bytes(int cols) { return std::size_t(cols) * 2 + std::size_t(cols / 32) * 12; }
-
-__device__ int dot4(std::uint32_t weights, std::uint32_t x, int sum) { return __dp4a(int(weights), int(x), sum); }
-__device__ int dot4_unsigned(std::uint32_t weights, std::uint32_t x, int sum) { // signed weights, unsigned x
-    int out;
-    asm("dp4a.s32.u32 %0, %1, %2, %3;" : "=r"(out) : "r"(weights), "r"(x), "r"(sum));
-    return out;
-}
-
-// int8 weights: pairs of rows, 1,024 columns of both at a time; the next ones are on their way while these are worked on, the
-// first ones while the kernel before is still busy.
-template <int Group, bool FloatScales, bool Mins>
-__global__ void __launch_bounds__(warps * 32, integer_i8_blocks)
-    integer_i8_kernel(const __half* x, int cols, Products all) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto*                                         high  = reinterpret_cast<std::uint32_t*>(memory);
-    auto*                                         low   = high + cols / 4;
-    auto*                                         scale = reinterpret_cast<float*>(low + cols / 4);
-    auto*                                         total = scale + cols / 32;
-    const int lane = threadIdx.x % 32, n_rows = all.first_row[all.n], stride = int(gridDim.x) * warps * 2;
-    struct Pair {
-        uint4 v[2][2];
-        float scale[2][2], min[2][2];
-    };
-    Pair       next;
-    const auto product_of = [&](int row) -> const Product& {
-        return all.product[row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2];
-    };
-    const auto load = [&](int row, int base) {
-        if (row >= n_rows) return;
-        const Product& p  = product_of(row);
-        const Weight&  w  = p.weight;
-        const auto     r0 = std::int64_t(row - all.first_row[&p - all.product]);
-#pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const int c = base + u * 512 + lane * 16;
-                if (c >= cols) break;
-                const std::int64_t at = (r0 + r) * cols + c;
-                next.v[u][r]          = load_once(static_cast<const std::int8_t*>(w.data) + at);
-                next.scale[u][r]      = FloatScales ? static_cast<const float*>(w.scales)[at / Group]
-                                                    : __half2float(static_cast<const __half*>(w.scales)[at / Group]);
-                if (Mins) next.min[u][r] = static_cast<const float*>(w.mins)[at / Group];
-            }
-    };
-    int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2, base = 0;
-    load(row, 0);
-    wait_for_inputs();
-    prepare_integers(x, cols, high, low, scale, total);
-    float sum[2] = {};
-    while (row < n_rows) {
-        const Pair now      = next;
-        const int  this_row = row, here = base;
-        base += 1024;
-        if (base >= cols) base = 0, row += stride;
-        load(row, base);
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            const int c = here + u * 512 + lane * 16;
-            if (c >= cols) break;
-            const uint4 h  = *reinterpret_cast<const uint4*>(high + c / 4),
-                        l  = *reinterpret_cast<const uint4*>(low + c / 4);
-            const float by = scale[c / 32];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const uint4 w = now.v[u][r];
-                const int   i = dot4(w.w, h.w, dot4(w.z, h.z, dot4(w.y, h.y, dot4(w.x, h.x, 0))));
-                const int   j = dot4_unsigned(
-                    w.w, l.w, dot4_unsigned(w.z, l.z, dot4_unsigned(w.y, l.y, dot4_unsigned(w.x, l.x, 0))));
-                sum[r] += now.scale[u][r] * (by * float(i * 256 + j));
-                if (Mins) sum[r] -= now.min[u][r] * total[c / 16];
-            }
-        }
-        if (base != 0) continue;
-        const Product&     p  = product_of(this_row);
-        const std::int64_t r0 = this_row - all.first_row[&p - all.product];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float value = warp_sum(sum[r]) + (p.bias ? p.bias[r0 + r] : 0.0f);
-            sum[r]            = 0;
-            if (lane != 0) continue;
-            if (p.out_is_float) static_cast<float*>(p.out)[r0 + r] = value;
-            else static_cast<__half*>(p.out)[r0 + r] = __float2half(value);
-        }
-    }
-}
-
-// Q4_K, the same with nibbles.
-__global__ void __launch_bounds__(warps * 32, integer_blocks) integer_kernel(const __half* x, int cols, Products all) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto*     high  = reinterpret_cast<std::uint32_t*>(memory); // [cols / 4] four bytes each
-    auto*     low   = high + cols / 4;                          // [cols / 4]
-    auto*     scale = reinterpret_cast<float*>(low + cols / 4); // [cols / 32]
-    auto*     total = scale + cols / 32;                        // [cols / 32 · 2]: Σ x of each 16
-    const int lane = threadIdx.x % 32, n_rows = all.first_row[all.n], n_warps = int(gridDim.x) * warps;
-    const int n = cols / 256, part = lane % 8, chunk = part / 2, shift = 8 * (2 * chunk % 4);
-    // Of a pair of rows, eight superblocks from `base` on. The next ones are on their way while these are worked on, the first
-    // ones while the kernel before is still busy: weights depend on nobody.
-    struct Pair {
-        uint4 v[2][2], head[2][2];
-    };
-    Pair       next;
-    const auto product_of = [&](int row) -> const Product& {
-        return all.product[row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2];
-    };
-    const auto load = [&](int row, int base) {
-        if (row >= n_rows) return;
-        const Product& p    = product_of(row);
-        const auto*    from = static_cast<const unsigned char*>(p.weight.data) +
-                           (std::int64_t(row - all.first_row[&p - all.product]) * n + base + lane / 8) * 144;
-#pragma unroll
-        for (int u = 0; u < 2; u++)
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                if (base + lane / 8 + 4 * u < n) {
-                    next.v[u][r]    = load_once(from + (r * n + 4 * u) * 144 + 16 + part * 16);
-                    next.head[u][r] = *reinterpret_cast<const uint4*>(from + (r * n + 4 * u) * 144);
-                }
-    };
-    int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * 2, base = 0;
-    load(row, 0);
-    wait_for_inputs();
-    prepare_integers(x, cols, high, low, scale, total);
-    float sum[2] = {};
-    while (row < n_rows) {
-        const Pair now      = next;
-        const int  this_row = row, here = base;
-        base += 8;
-        if (base >= n) base = 0, row += n_warps * 2;
-        load(row, base);
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            const int s = here + lane / 8 + 4 * u;
-            if (s >= n) break;
-            const int   c  = s * 256 + chunk * 64 + part % 2 * 16; // of the even sub-block; the odd one is 32 on
-            const uint4 h0 = *reinterpret_cast<const uint4*>(high + c / 4),
-                        h1 = *reinterpret_cast<const uint4*>(high + c / 4 + 8);
-            const uint4 l0 = *reinterpret_cast<const uint4*>(low + c / 4),
-                        l1 = *reinterpret_cast<const uint4*>(low + c / 4 + 8);
-            const float x0 = scale[c / 32], x1 = scale[c / 32 + 1], t0 = total[c / 16], t1 = total[c / 16 + 2];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const float2        d = as_float2(now.head[u][r].x);
-                const std::uint32_t a = now.head[u][r].y, b = now.head[u][r].z, e = now.head[u][r].w;
-                // Of a word's two bytes here: scales and minima of the even and the odd sub-block.
-                const std::uint32_t sc =
-                    chunk < 2 ? a >> shift & 0x3f3f : (e >> shift & 0x0f0f) | (a >> (shift + 2) & 0x3030);
-                const std::uint32_t mi =
-                    chunk < 2 ? b >> shift & 0x3f3f : (e >> (shift + 4) & 0x0f0f) | (b >> (shift + 2) & 0x3030);
-                const uint4         w     = now.v[u][r];
-                const std::uint32_t n0[4] = {w.x & 0x0f0f0f0fu, w.y & 0x0f0f0f0fu, w.z & 0x0f0f0f0fu,
-                                             w.w & 0x0f0f0f0fu};
-                const std::uint32_t n1[4] = {w.x >> 4 & 0x0f0f0f0fu, w.y >> 4 & 0x0f0f0f0fu, w.z >> 4 & 0x0f0f0f0fu,
-                                             w.w >> 4 & 0x0f0f0f0fu};
-                const auto          signed_sum = [](const std::uint32_t(&q)[4], const uint4& y) {
-                    return __dp4a(
-                        int(q[3]), int(y.w),
-                        __dp4a(int(q[2]), int(y.z), __dp4a(int(q[1]), int(y.y), __dp4a(int(q[0]), int(y.x), 0))));
-                };
-                const auto plain_sum = [](const std::uint32_t(&q)[4], const uint4& y) {
-                    return __dp4a(q[3], y.w, __dp4a(q[2], y.z, __dp4a(q[1], y.y, __dp4a(q[0], y.x, 0u))));
-                };
-                const float f0 = x0 * float(signed_sum(n0, h0) * 256 + int(plain_sum(n0, l0))) * float(sc & 255),
-                            f1 = x1 * float(signed_sum(n1, h1) * 256 + int(plain_sum(n1, l1))) * float(sc >> 8);
-                sum[r] += d.x * (f0 + f1) - d.y * (t0 * float(mi & 255) + t1 * float(mi >> 8));
-            }
-        }
-        if (base != 0) continue;
-        const Product&     p  = product_of(this_row);
-        const std::int64_t r0 = this_row - all.first_row[&p - all.product];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const float value = warp_sum(sum[r]) + (p.bias ? p.bias[r0 + r] : 0.0f);
-            sum[r]            = 0;
-            if (lane != 0) continue;
-            if (p.out_is_float) static_cast<float*>(p.out)[r0 + r] = value;
-            else static_cast<__half*>(p.out)[r0 + r] = __float2half(value);
-        }
-    }
-}
-
-int processors() {
-    static const int n = [] {
-        int device = 0, count = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-        return count;
-    }();
-    return n;
-}
-
-bool launch_integer(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream) {
-    const auto run = [&](auto kernel, int blocks) {
-        static std::set<const void*> ready; // kernels that may have so much shared memory
-        if (ready.insert(reinterpret_cast<const void*>(kernel)).second)
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024);
-        const int wanted = (all.first_row[all.n] / 2 + warps - 1) / warps;
-        run_kernel(kernel, dim3(unsigned(std::min(wanted, processors() * blocks))), warps * 32, integer_bytes(cols),
-                   stream, x, cols, all);
-        return true;
-    };
-    switch (kind) {
-        case kind_i8: return run(integer_i8_kernel<32, false, false>, integer_i8_blocks);
-        case kind_i8_float: return run(integer_i8_kernel<16, true, false>, integer_i8_blocks);
-        case kind_i8_float_min: return run(integer_i8_kernel<32, true, true>, integer_i8_blocks);
-        case kind_q4_k: return run(integer_kernel, integer_blocks);
-        default: return false;
-    }
-}
-
-Kind kind_of(const Weight& w) {
-    if (w.form == WeightForm::f16) return kind_f16;
-    if (w.form == WeightForm::q4_k) return kind_q4_k;
-    return !w.float_scales ? kind_i8 : w.mins ? kind_i8_float_min : kind_i8_float;
-}
-
 template <int NT, int R>
 void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
     const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
@@ -544,7 +270,7 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& al
         run_kernel(kernel, dim3(blocks), warps * 32, 0, stream, x, n_rows, cols, all);
     };
     const auto choose = [&]<Kind K>() {
-        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * processors())
+        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * n_processors())
             run(vector_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
         else run(vector_kernel<NT, K, R, false>);
     };
@@ -574,10 +300,11 @@ void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product*
         }
         auto      s    = static_cast<cudaStream_t>(stream);
         const int c    = int(cols);
-        bool      even = kind != kind_f16; // two rows a warp share the conversions of x
+        bool      even = true;
         for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
         for (int k = all.n + 1; k <= most_products; k++) all.first_row[k] = all.first_row[all.n];
-        if (n_rows <= 1 && !invariant && even && c <= 32768 && launch_integer(kind, x, c, all, s)) continue;
+        if (n_rows <= 1 && !invariant && even && stream_products(kind, x, c, all, s)) continue;
+        even = even && kind != kind_f16; // two rows a warp share the conversions of x
         if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 2)
             even ? launch<2, 2>(kind, x, n_rows, c, all, s) : launch<2, 1>(kind, x, n_rows, c, all, s);

@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels.h"
+#include "matmul.cuh"
 #include "warp.cuh"
 
 namespace quire::cuda {
@@ -20,23 +21,14 @@ namespace {
 
 constexpr int warps = 8, unit_rows = warps * 16;
 
-struct Products {
+struct Blocks {
     Product product[most_products];
     int     first_block[most_products + 1]; // of 128 rows, one product after another
     int     n;
 };
 
-enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
-
 constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
 
-__device__ uint4 load_once(const void* p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
 __device__ void copy_async(void* to, const void* from) {
     const auto address = unsigned(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
@@ -159,7 +151,7 @@ constexpr __host__ __device__ int row_halves(Kind kind) {
 // NT: groups of 8 rows of x.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(warps * 32, 2)
-    batch_kernel(const __half* x, int n_rows, int cols, Products all, float4* partial, std::int32_t* tickets) {
+    batch_kernel(const __half* x, int n_rows, int cols, Blocks all, float4* partial, std::int32_t* tickets) {
     constexpr int     stride = row_halves(K), width = unit_cols(K);
     extern __shared__ __align__(16) __half tiles[]; // three of [NT · 8][stride]
     __shared__ bool                        is_last;
@@ -291,12 +283,6 @@ __global__ void __launch_bounds__(warps * 32, 2)
     }
 }
 
-Kind kind_of(const Weight& w) {
-    if (w.form == WeightForm::f16) return kind_f16;
-    if (w.form == WeightForm::q4_k) return kind_q4_k;
-    return !w.float_scales ? kind_i8 : w.mins ? kind_i8_float_min : kind_i8_float;
-}
-
 // Room for the partial sums of as many blocks of threads as run at once, and a ticket for each row block.
 constexpr int most_tickets = 1 << 16;
 struct Workspace {
@@ -317,7 +303,7 @@ struct Workspace {
 };
 
 template <Kind K, int NT>
-void launch(const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
+void launch(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
     const Workspace& workspace = Workspace::one();
     constexpr int    shared    = 3 * NT * 8 * row_halves(K) * 2;
     static const int at_once   = [] {
@@ -333,7 +319,7 @@ void launch(const __half* x, int n_rows, int cols, const Products& all, cudaStre
 }
 
 template <int NT>
-void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
+void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
     switch (kind) {
         case kind_f16: launch<kind_f16, NT>(x, n_rows, cols, all, stream); break;
         case kind_i8: launch<kind_i8, NT>(x, n_rows, cols, all, stream); break;
@@ -354,7 +340,7 @@ void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* 
                   Stream stream) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0; i < n_products;) {
-        Products   all{};
+        Blocks     all{};
         const Kind kind = kind_of(products[i].weight);
         for (; i < n_products && all.n < most_products && kind_of(products[i].weight) == kind; i++) {
             all.product[all.n] = products[i];

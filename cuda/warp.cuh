@@ -4,6 +4,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 namespace quire::cuda {
 
 // Launches of a step overlap: a kernel begins while the one before it ends (programmatic dependent launch, Hopper and
@@ -15,7 +17,10 @@ __device__ inline void wait_for_inputs() {
 #endif
 }
 
-bool launches_overlap(); // device.cu: whether the device can
+// device.cu, of the device that is open:
+bool launches_overlap(); // whether it can
+bool is_hopper();        // whether it runs what is compiled for sm_90a
+int  n_processors();
 
 template <class... Parameters, class... Arguments>
 void run_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared, cudaStream_t stream,
@@ -31,6 +36,20 @@ void run_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std:
     config.attrs            = &overlap;
     config.numAttrs         = launches_overlap() ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+__device__ inline float2 as_float2(std::uint32_t h) { return __half22float2(*reinterpret_cast<const __half2*>(&h)); }
+
+__device__ inline float capped(float score, float softcap) {
+    return softcap > 0 ? softcap * tanhf(score / softcap) : score;
+}
+
+// c += a · b by a warp's tensor cores: [16 × 16] · [16 × 8], laid out over the lanes as the PTX ISA shows.
+__device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline float warp_sum(float v) {

@@ -160,7 +160,7 @@ int blocks(int repetitions, bool json) {
 
 struct Arguments {
     double           gpu_memory_utilization = 0.92;
-    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths;
+    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int    repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, layers = 0, n_requests = 1000, max_sequences = 256;
     int    npp = 512, ntg = 128;
@@ -680,7 +680,10 @@ int kernels(const Arguments& a) {
     std::printf(
         "%s\n\n| kernel | shape | µs | TB/s | TFLOP/s | of the limit |\n| --- | --- | ---: | ---: | ---: | ---: |\n",
         info.name);
-    Gpu gpu;
+    Gpu        gpu;
+    const auto wanted = [&](std::initializer_list<std::string_view> names) {
+        return std::ranges::any_of(names, [&](std::string_view name) { return name.starts_with(a.only); });
+    };
     struct Matrix {
         int rows, cols;
     };
@@ -691,6 +694,8 @@ int kernels(const Arguments& a) {
              {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
             for (int n : {1, 2, 4, 8, 16, 32, 64}) {
                 if (n > 1 && rows != 13824 && (rows != 5120 || n == 2 || n == 4)) continue;
+                if (!wanted({"vector", "batch", "cuBLASLt"}) || (a.only == "vector" && n > cuda::most_vector_rows))
+                    continue;
                 const double              bytes  = double(rows) * cols * bits / 8;
                 const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
                 cuda::Weight              w;
@@ -705,6 +710,7 @@ int kernels(const Arguments& a) {
                 auto *x         = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(cols))),
                      *out       = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(rows)));
                 const auto line = [&](const char* kernel, const auto& product) {
+                    if (!std::string_view(kernel).starts_with(a.only)) return;
                     const double s = gpu.seconds([&](int i) { product(all[std::size_t(i % copies)]); });
                     kernel_line(cat(kernel, " ", name), cat(n, " × ", cols, " → ", rows), s, bytes,
                                 2.0 * n * double(rows) * double(cols), a);
@@ -740,6 +746,7 @@ int kernels(const Arguments& a) {
           Shape{64, 512, 40, 40}, Shape{128, 1024, 40, 40}, Shape{8, 4096, 32, 8}, Shape{64, 2048, 32, 8},
           Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
         for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
+            if (!wanted({"decode"})) continue;
             const int                 per = L / size;
             std::vector<std::int32_t> table, starts, positions, items;
             std::mt19937              random(3);
@@ -781,6 +788,7 @@ int kernels(const Arguments& a) {
             gpu.clear();
         }
     for (int L : {2048, 8192}) {
+        if (!wanted({"prefill"})) continue;
         const int                 H = 40;
         std::vector<std::int32_t> table, positions, tiles;
         for (int i = 0; i < L / block; i++) table.push_back(i);
@@ -1052,6 +1060,8 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
     CLI::App* kernel_command = app.add_subcommand("kernel", "single kernels of the GPU");
+    kernel_command->add_option("--only", a.only,
+                               "lines whose kernel begins so: vector, batch, cuBLASLt, decode, prefill");
     kernel_command->add_option("--bandwidth", a.bandwidth, "GB/s; 4300 by default");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; 790 by default");
     CLI::App* make_command = app.add_subcommand("make-model", "writes a model file of random weights");

@@ -1,0 +1,44 @@
+// Hopper's copies from memory into shared memory that need no thread: begun by one, they report to a barrier.
+// (PTX ISA: cp.async.bulk, mbarrier.)
+#pragma once
+
+#include <cstdint>
+
+namespace quire::cuda {
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ inline unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
+
+__device__ inline void barrier_init(std::uint64_t* b, unsigned count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count) : "memory");
+}
+// After the last barrier_init, before the first copy.
+__device__ inline void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ inline void barrier_arrive(std::uint64_t* b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+}
+// Arrives; the phase also waits for so many bytes of copies.
+__device__ inline void barrier_expect(std::uint64_t* b, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
+                 : "memory");
+}
+// Waits until the phase of that parity is complete.
+__device__ inline void barrier_wait(std::uint64_t* b, unsigned parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
+            "r"(shared_address(b)),
+        "r"(parity)
+        : "memory");
+}
+// Addresses and bytes are multiples of 16.
+__device__ inline void copy_bulk(void* to, const void* from, unsigned bytes, std::uint64_t* b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(b))
+                 : "memory");
+}
+
+#endif
+
+} // namespace quire::cuda

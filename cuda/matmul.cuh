@@ -1,0 +1,38 @@
+// What the kernels for few rows of x share: which product a row belongs to, and how its weights lie.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "kernels.h"
+
+namespace quire::cuda {
+
+// Products of one form, with the same x: their rows are numbered through. Beyond n, first_row stays what it was at n.
+struct Products {
+    Product product[most_products];
+    int     first_row[most_products + 1];
+    int     n;
+
+    __device__ int which(int row) const { return row < first_row[1] ? 0 : row < first_row[2] ? 1 : 2; }
+};
+
+enum Kind { kind_f16, kind_i8, kind_i8_float, kind_i8_float_min, kind_q4_k };
+
+inline Kind kind_of(const Weight& w) {
+    if (w.form == WeightForm::f16) return kind_f16;
+    if (w.form == WeightForm::q4_k) return kind_q4_k;
+    return !w.float_scales ? kind_i8 : w.mins ? kind_i8_float_min : kind_i8_float;
+}
+
+__device__ inline uint4 load_once(const void* p) { // weights are not read again in this step: keep them out of L1
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+// matmul_stream.cu: one row of x, on Hopper. False: not these products, or not this GPU.
+bool stream_products(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream);
+
+} // namespace quire::cuda
