@@ -21,6 +21,8 @@ __host__ __device__ constexpr int power_of_two(int n) {
     return p;
 }
 
+__device__ float weight_of(float top, float limit) { return top == -INFINITY ? 0.0f : __expf(top - limit); }
+
 // The running sums of a block's parts become one, in a fixed order; then, by the last block of a sequence to get here, its
 // chunks. tops and sums: [parts][G], values: [parts][G][D], the parts `stride` floats apart, in shared memory.
 template <int D, int G, int Parts>
@@ -33,7 +35,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, int head0, i
         float     limit = -INFINITY, total = 0, value = 0;
         for (int part = 0; part < Parts; part++) limit = fmaxf(limit, tops[part * G + g]);
         for (int part = 0; part < Parts; part++) {
-            const float w = tops[part * G + g] == -INFINITY ? 0.0f : __expf(tops[part * G + g] - limit);
+            const float w = weight_of(tops[part * G + g], limit);
             total += w * sums[part * G + g];
             value += w * values[part * stride + g * D + d];
         }
@@ -48,30 +50,50 @@ __device__ void combine(const Attention& a, const DecodeItem& item, int head0, i
     }
     if (alone) return;
     __shared__ bool is_last;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x ==
+        blockDim.x - 1) { // one thread's fence is enough: what the others wrote is older than the barrier
+        __threadfence();
         std::int32_t* ticket = tickets + std::int64_t(item.row) * gridDim.y + blockIdx.y;
         is_last              = atomicAdd(ticket, 1) == item.n_chunks - 1;
         if (is_last) *ticket = 0; // for the next launch
+        __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    __threadfence();
-    const std::int64_t first_item = std::int64_t(blockIdx.x) - item.index;
+    // Of each head the largest score and the sum over all chunks, by a warp; then the values, eight chunks at a time.
+    __shared__ float   limits[G], totals[G];
+    const std::int64_t first_item = std::int64_t(blockIdx.x) - item.index, apart = std::int64_t(a.n_heads) * (D + 2);
+    const float*       all = partial + (first_item * a.n_heads + head0) * (D + 2);
+    for (int g = threadIdx.x / 32; g < n_heads; g += int(blockDim.x) / 32) {
+        const float* from  = all + g * (D + 2) + D;
+        float        limit = -INFINITY, total = 0;
+        for (int c = threadIdx.x % 32; c < item.n_chunks; c += 32) limit = fmaxf(limit, __ldcg(from + c * apart));
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) limit = fmaxf(limit, __shfl_xor_sync(~0u, limit, step));
+        for (int c = threadIdx.x % 32; c < item.n_chunks; c += 32)
+            total += weight_of(__ldcg(from + c * apart), limit) * __ldcg(from + c * apart + 1);
+        total = warp_sum(total);
+        if (threadIdx.x % 32 == 0) limits[g] = limit, totals[g] = total;
+    }
+    __syncthreads();
     for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
-        const int          g = i / D, d = i % D, head = head0 + g;
-        const float*       from  = partial + (first_item * a.n_heads + head) * (D + 2);
-        const std::int64_t step  = std::int64_t(a.n_heads) * (D + 2);
-        float              limit = -INFINITY, total = 0, value = 0;
-        for (int c = 0; c < item.n_chunks; c++) limit = fmaxf(limit, __ldcg(from + c * step + D));
-        for (int c = 0; c < item.n_chunks; c++) {
-            const float top_c = __ldcg(from + c * step + D), w = top_c == -INFINITY ? 0.0f : __expf(top_c - limit);
-            total += w * __ldcg(from + c * step + D + 1);
-            value += w * __ldcg(from + c * step + d);
+        const int    g = i / D, d = i % D;
+        const float* from  = all + g * (D + 2);
+        float        value = 0;
+        for (int c0 = 0; c0 < item.n_chunks; c0 += 8) {
+            float top[8], v[8];
+#pragma unroll
+            for (int c = 0; c < 8; c++) {
+                const float* at = from + min(c0 + c, item.n_chunks - 1) * apart;
+                top[c] = __ldcg(at + D), v[c] = __ldcg(at + d);
+            }
+#pragma unroll
+            for (int c = 0; c < 8; c++)
+                if (c0 + c < item.n_chunks) value += weight_of(top[c], limits[g]) * v[c];
         }
-        reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
-            __float2half(total > 0 ? value / total : 0.0f);
+        reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0 + g) * D + d] =
+            __float2half(totals[g] > 0 ? value / totals[g] : 0.0f);
     }
 }
 
@@ -91,13 +113,11 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const int  n_heads = min(G, kv_head * group_size + group_size - head0);
     const int  warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / lanes, in = lane % lanes;
     const bool active = in < D / 8;
-    const int  last   = plan.positions[item.row];
-    const int  begin  = a.window > 0 ? max(item.first, last - a.window + 1) : item.first;
-    const int  end    = min(item.first + attention_chunk, last + 1);
+    const int  begin = item.begin, end = item.end, first = begin / 16 * 16;
 
     // The chunk's block ids, once.
     __shared__ std::int32_t ids[attention_chunk + 1];
-    const std::int32_t*     table       = plan.block_tables + plan.table_start[item.sequence];
+    const std::int32_t*     table       = plan.block_tables + item.table;
     const int               first_block = begin / a.block_size;
     for (int i = threadIdx.x; i <= (end - 1) / a.block_size - first_block; i += blockDim.x)
         ids[i] = table[first_block + i];
@@ -123,7 +143,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
     // Positions are dealt out by their place in the chunk, not by where the window begins: the same sums in any batch.
-    for (int start = item.first; start < end; start += parts * ahead) {
+    for (int start = first; start < end; start += parts * ahead) {
         const int base = start + warp * groups + group;
         uint4     k[ahead], v[ahead];
         bool      valid[ahead];
@@ -197,84 +217,18 @@ __global__ void __launch_bounds__(decode_warps * 32)
 // result Vᵀ·Pᵀ (dimensions × 8 heads). Which dimension an mma calls k or m is free, so each lane (i, j) = (lane / 4, lane % 4)
 // is given those that it can load in whole words. K: words j, j + 4, .. of positions i and i + 8. V: dimensions i·D/8 .. of
 // positions 2j, 2j + 1, 2j + 8, 2j + 9. A lane keeps the sums of heads 2j and 2j + 1.
-// Bulk (Hopper): K and V come through a ring in shared memory that each warp fills for itself, a tile of 16 positions at a
-// time, block by block of the cache; else straight into registers.
-template <int D, bool Bulk>
-struct MmaShape {
-    static constexpr int tile_bytes = 16 * D * 2 * 2; // K and V of 16 positions
-    static constexpr int stages     = 2;
-    static constexpr int warp_bytes = Bulk ? stages * tile_bytes : 8 * D * 4;       // in the end: 8 heads' values
-    static constexpr int at_once    = Bulk ? (D <= 128 ? 3 : 1) : D <= 128 ? 4 : 2; // blocks of threads on a processor
-};
 
-template <int D, bool Bulk>
-__global__ void __launch_bounds__(decode_warps * 32, MmaShape<D, Bulk>::at_once)
-    decode_mma_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
-    using Shape = MmaShape<D, Bulk>;
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::int32_t ids[Bulk ? 1 : attention_chunk + 1];
-    constexpr int           G = 8, k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
-    const int               warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
-    unsigned char*          own = memory + warp * Shape::warp_bytes;
-#if __CUDA_ARCH__ >= 900
-    __shared__ std::uint64_t ready[decode_warps][Shape::stages];
-    if (Bulk && lane == 0) {
-        for (int s = 0; s < Shape::stages; s++) barrier_init(&ready[warp][s], 1);
-        barriers_ready();
-    }
-#endif
-    wait_for_inputs();
-    const DecodeItem item = items[blockIdx.x];
-    if (item.row < 0) return;
-    const int     group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
-    const int     kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
-    const int     n_heads = min(G, kv_head * group_size + group_size - head0);
-    const int     last    = plan.positions[item.row];
-    const int     begin   = a.window > 0 ? max(item.first, last - a.window + 1) : item.first;
-    const int     end     = min(item.first + attention_chunk, last + 1);
-    const int     start   = item.first + warp * 16; // of the warp's first tile; the next ones are `step` apart
-    constexpr int step    = decode_warps * 16;
+constexpr int most_heads = 8;
 
-    const auto*         keys        = reinterpret_cast<const __half*>(a.cache_k);
-    const auto*         values      = reinterpret_cast<const __half*>(a.cache_v);
-    const std::int32_t* table       = plan.block_tables + plan.table_start[item.sequence];
-    const int           first_block = begin / a.block_size;
+template <int D>
+struct Heads {
+    static constexpr int k_words = D / 32, v_words = D / 64; // 16-byte words a lane has of a position
+    float                out[D / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-    // Tiles t0 .. t1 have something. Bulk: half a warp knows the blocks of the even ones, the other half of the odd ones.
-    const int    t0 = max(0, begin - start - 15 + step - 1) / step, t1 = max(0, end - start + step - 1) / step;
-    std::int32_t id[2] = {};
-    const auto   bring = [&](int t) {
-#if __CUDA_ARCH__ >= 900
-        if (t >= t1) return;
-        const int      from = start + t * step, low = max(from, begin), high = min(from + 16, end);
-        std::uint64_t* b = &ready[warp][(t - t0) % Shape::stages];
-        if (lane == 0) barrier_expect(b, unsigned(high - low) * D * 4);
-        __syncwarp();
-        const int position = from + lane % 16, offset = position % a.block_size;
-        if (lane / 16 != t % 2 || position < low || position >= high || (position > low && offset > 0)) return;
-        const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
-        const auto at = ((std::int64_t(t < 2 ? id[0] : id[1]) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
-        unsigned char* to = own + (t - t0) % Shape::stages * Shape::tile_bytes + (position - from) * D * 2;
-        copy_bulk(to, keys + at, bytes, b);
-        copy_bulk(to + 16 * D * 2, values + at, bytes, b);
-#endif
-    };
-    if constexpr (Bulk) {
-        static_assert(attention_chunk / step <= 4, "two ids a lane");
-#pragma unroll
-        for (int u = 0; u < 2; u++) {
-            const int position = start + (2 * u + lane / 16) * step + lane % 16;
-            id[u]              = position >= begin && position < end ? table[position / a.block_size] : 0;
-        }
-        for (int s = 0; s < Shape::stages; s++) bring(t0 + s);
-    } else {
-        for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x)
-            ids[b] = table[first_block + b];
-    }
-
-    std::uint32_t q[D / 8]; // of head i, the words that K's are multiplied with
-    {
-        const auto* from = reinterpret_cast<const __half*>(a.q) + (std::int64_t(item.row) * a.n_heads + head0 + i) * D;
+    // Of head i, the words that K's are multiplied with.
+    static __device__ void load_q(const Attention& a, int row, int head0, int n_heads, std::uint32_t (&q)[D / 8]) {
+        const int   i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+        const auto* from = reinterpret_cast<const __half*>(a.q) + (std::int64_t(row) * a.n_heads + head0 + i) * D;
 #pragma unroll
         for (int w = 0; w < k_words; w++) {
             const uint4 v =
@@ -282,51 +236,12 @@ __global__ void __launch_bounds__(decode_warps * 32, MmaShape<D, Bulk>::at_once)
             q[4 * w] = v.x, q[4 * w + 1] = v.y, q[4 * w + 2] = v.z, q[4 * w + 3] = v.w;
         }
     }
-    if (!Bulk) __syncthreads();
-    const int  shift = 31 - __clz(a.block_size);
-    const bool power = (a.block_size & (a.block_size - 1)) == 0;
-    const auto place = [&](int position) { // of this kv head's row, in halves
-        const int block = power ? position >> shift : position / a.block_size;
-        return ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                block * a.block_size) *
-               D;
-    };
-    const uint4 zero           = make_uint4(0, 0, 0, 0);
-    float       out[D / 16][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-    const float scale = a.scale * 1.4426950408889634f;
-    for (int t = t0; t < t1; t++) {
-        const int            from = start + t * step;
-        const unsigned char* tile = own + (t - t0) % Shape::stages * Shape::tile_bytes;
-        const auto           seen = [&](int position) { return position >= begin && position < end; };
-        uint4                k[2][k_words], v[4][v_words];
-#if __CUDA_ARCH__ >= 900
-        if (Bulk) barrier_wait(&ready[warp][(t - t0) % Shape::stages], unsigned((t - t0) / Shape::stages) & 1);
-#endif
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int row = i + 8 * h;
-            if constexpr (Bulk) { // what is not seen is left out of the scores
-#pragma unroll
-                for (int w = 0; w < k_words; w++)
-                    k[h][w] = *reinterpret_cast<const uint4*>(tile + row * D * 2 + (j + 4 * w) * 16);
-            } else {
-                const auto at = seen(from + row) ? place(from + row) : 0;
-#pragma unroll
-                for (int w = 0; w < k_words; w++)
-                    k[h][w] = seen(from + row) ? *reinterpret_cast<const uint4*>(keys + at + (j + 4 * w) * 8) : zero;
-            }
-        }
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int  row = 2 * j + h % 2 + h / 2 * 8;
-            const auto at  = !Bulk && seen(from + row) ? place(from + row) + i * (D / 8) : 0;
-#pragma unroll
-            for (int w = 0; w < v_words; w++)
-                v[h][w] = !seen(from + row) ? zero
-                          : Bulk ? *reinterpret_cast<const uint4*>(tile + (16 + row) * D * 2 + i * (D / 4) + w * 16)
-                                 : *reinterpret_cast<const uint4*>(values + at + w * 8);
-        }
-        float score[4] = {}; // position i: heads 2j, 2j + 1; position i + 8: the same
+
+    // 16 positions more. seen0, seen8: whether positions i and i + 8 count; the values of those that do not are zeros.
+    __device__ void add(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
+                        const uint4 (&v)[4][v_words], bool seen0, bool seen8) {
+        const float scale    = a.scale * 1.4426950408889634f;
+        float       score[4] = {}; // position i: heads 2j, 2j + 1; position i + 8: the same
 #pragma unroll
         for (int w = 0; w < k_words; w++) {
             const std::uint32_t first[4]  = {k[0][w].x, k[1][w].x, k[0][w].y, k[1][w].y};
@@ -340,10 +255,9 @@ __global__ void __launch_bounds__(decode_warps * 32, MmaShape<D, Bulk>::at_once)
             float limit = top[h];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const bool valid = seen(from + i + 8 * r);
-                float      x     = score[2 * r + h] * scale;
+                float x = score[2 * r + h] * scale;
                 if (a.softcap > 0) x = a.softcap * 1.4426950408889634f * tanhf(score[2 * r + h] * a.scale / a.softcap);
-                p[2 * r + h] = valid ? x : -INFINITY;
+                p[2 * r + h] = (r == 0 ? seen0 : seen8) ? x : -INFINITY;
                 limit        = fmaxf(limit, p[2 * r + h]);
             }
 #pragma unroll
@@ -380,31 +294,181 @@ __global__ void __launch_bounds__(decode_warps * 32, MmaShape<D, Bulk>::at_once)
                 multiply(out[4 * w + e], pairs, weights[0], weights[1]);
             }
         }
-        if (Bulk) {
-            __syncwarp(); // all have read the tile
-            bring(t + Shape::stages);
+    }
+
+    // tops and sums: [most_heads], values: [n_heads][D], in shared memory.
+    __device__ void store(int n_heads, float* tops, float* sums, float* values) {
+        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) sum[h] += __shfl_xor_sync(~0u, sum[h], step);
+            if (i == 0) {
+                tops[2 * j + h] = top[h] * 0.6931471805599453f; // back from exp2's scale
+                sums[2 * j + h] = sum[h];
+            }
+            if (2 * j + h >= n_heads) continue;
+#pragma unroll
+            for (int m = 0; m < D / 16; m++) {
+                values[(2 * j + h) * D + i * (D / 8) + 2 * m]     = out[m][h];
+                values[(2 * j + h) * D + i * (D / 8) + 2 * m + 1] = out[m][2 + h];
+            }
         }
     }
-    // The warp's ring is of no use any more: its values stand there.
-    __shared__ float tops[decode_warps][G], sums[decode_warps][G];
-    auto*            values_of = reinterpret_cast<float*>(own);
+};
+
+template <int D>
+__global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
+    decode_mma_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+    wait_for_inputs();
+    constexpr int    G    = most_heads;
+    const DecodeItem item = items[blockIdx.x];
+    if (item.row < 0) return;
+    const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
+    const int kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
+    const int n_heads = min(G, kv_head * group_size + group_size - head0);
+    const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+    const int begin = item.begin, end = item.end, first = begin / 16 * 16;
+
+    __shared__ std::int32_t ids[attention_chunk + 1];
+    const int               first_block = begin / a.block_size;
+    for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x)
+        ids[b] = plan.block_tables[item.table + first_block + b];
+    std::uint32_t q[D / 8];
+    Heads<D>::load_q(a, item.row, head0, n_heads, q);
+    __syncthreads();
+    const int  shift = 31 - __clz(a.block_size);
+    const bool power = (a.block_size & (a.block_size - 1)) == 0;
+    const auto place = [&](int position) { // of this kv head's row, in halves
+        const int block = power ? position >> shift : position / a.block_size;
+        return ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
+                block * a.block_size) *
+               D;
+    };
+    const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
+    const auto* values = reinterpret_cast<const __half*>(a.cache_v);
+    const uint4 zero   = make_uint4(0, 0, 0, 0);
+    Heads<D>    heads;
+    for (int from = first + warp * 16; from < end; from += decode_warps * 16) {
+        const auto seen = [&](int position) { return position >= begin && position < end; };
+        uint4      k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int  position = from + i + 8 * h;
+            const auto at       = seen(position) ? place(position) : 0;
+#pragma unroll
+            for (int w = 0; w < Heads<D>::k_words; w++)
+                k[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(keys + at + (j + 4 * w) * 8) : zero;
+        }
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int  position = from + 2 * j + h % 2 + h / 2 * 8;
+            const auto at       = seen(position) ? place(position) + i * (D / 8) : 0;
+#pragma unroll
+            for (int w = 0; w < Heads<D>::v_words; w++)
+                v[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(values + at + w * 8) : zero;
+        }
+        heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
+    }
+    __shared__ float tops[decode_warps][G], sums[decode_warps][G], values_of[decode_warps][G][D];
+    heads.store(n_heads, tops[warp], sums[warp], values_of[warp][0]);
+    combine<D, G, decode_warps>(a, item, head0, n_heads, &tops[0][0], &sums[0][0], &values_of[0][0][0], G * D, partial,
+                                tickets);
+}
+
+// The same on Hopper: K and V come by bulk copies into rings in shared memory, one a warp, tiles of 16 positions block by block
+// of the cache. Chunks may be of any length.
+
+template <int D>
+struct Ring {
+    static constexpr int tile_bytes = 16 * D * 2 * 2; // K, then V, of 16 positions
+    static constexpr int stages     = 2;
+    static constexpr int at_once    = D <= 64 ? 5 : D <= 128 ? 3 : 1; // blocks of threads on a processor
+    static constexpr int warp_bytes = stages * tile_bytes;            // at the end, the values of the warp's heads
+};
+
+template <int D>
+__global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
+    decode_stream_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+#if __CUDA_ARCH__ >= 900
+    using R             = Ring<D>;
+    constexpr int     G = most_heads, step = decode_warps * 16; // from a warp's tile to its next
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ std::uint64_t ready[decode_warps][R::stages];
+    __shared__ float         tops[decode_warps][G], sums[decode_warps][G];
+    const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
+    unsigned char*           ring = memory + warp * R::warp_bytes;
+    const DecodeItem         item = items[blockIdx.x]; // the plan is older than the kernel before this one
+    if (item.row < 0) {
+        wait_for_inputs();
+        return;
+    }
+    const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
+    const int kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
+    const int n_heads = min(G, kv_head * group_size + group_size - head0);
+    const int start = item.begin / 16 * 16 + warp * 16, n_tiles = max(0, item.end - start + step - 1) / step;
+
+    // Half a warp knows the blocks of an even tile, the other half those of the odd one after it.
+    const auto block_of = [&](int t) {
+        const int position = start + (t + lane / 16) * step + lane % 16;
+        return position >= item.begin && position < item.end ? plan.block_tables[item.table + position / a.block_size]
+                                                             : 0;
+    };
+    std::int32_t block = block_of(0), next_block = block_of(2);
+    if (lane == 0) {
+        for (int s = 0; s < R::stages; s++) barrier_init(&ready[warp][s], 1);
+        barriers_ready();
+    }
     __syncwarp();
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) sum[h] += __shfl_xor_sync(~0u, sum[h], step);
-        if (i == 0) {
-            tops[warp][2 * j + h] = top[h] * 0.6931471805599453f; // back from exp2's scale
-            sums[warp][2 * j + h] = sum[h];
+    const auto bring = [&](int t) {
+        if (t >= n_tiles) return;
+        const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
+        std::uint64_t* b = &ready[warp][t % R::stages];
+        if (lane == 0) barrier_expect(b, unsigned(high - low) * D * 4);
+        __syncwarp();
+        const int position = from + lane % 16, offset = position % a.block_size;
+        if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
+            const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
+            const auto     at    = ((std::int64_t(block) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
+            unsigned char* to    = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
+            copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b);
+            copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b);
         }
+        if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
+    };
+    wait_for_inputs();
+    for (int t = 0; t < R::stages; t++) bring(t);
+    std::uint32_t q[D / 8];
+    Heads<D>::load_q(a, item.row, head0, n_heads, q);
+    Heads<D> heads;
+    for (int t = 0; t < n_tiles; t++) {
+        const int            from = start + t * step;
+        const unsigned char* tile = ring + t % R::stages * R::tile_bytes;
+        const auto           seen = [&](int position) { return position >= item.begin && position < item.end; };
+        uint4                k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
+        barrier_wait(&ready[warp][t % R::stages], unsigned(t / R::stages) & 1);
 #pragma unroll
-        for (int m = 0; m < D / 16; m++) {
-            values_of[(2 * j + h) * D + i * (D / 8) + 2 * m]     = out[m][h];
-            values_of[(2 * j + h) * D + i * (D / 8) + 2 * m + 1] = out[m][2 + h];
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int w = 0; w < Heads<D>::k_words; w++)
+                k[h][w] = *reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D * 2 + (j + 4 * w) * 16);
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            const int row = 2 * j + h % 2 + h / 2 * 8;
+#pragma unroll
+            for (int w = 0; w < Heads<D>::v_words; w++)
+                v[h][w] = seen(from + row)
+                              ? *reinterpret_cast<const uint4*>(tile + (16 + row) * D * 2 + i * (D / 4) + w * 16)
+                              : make_uint4(0, 0, 0, 0);
         }
+        heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
+        __syncwarp(); // all have read the tile
+        bring(t + R::stages);
     }
+    heads.store(n_heads, tops[warp], sums[warp], reinterpret_cast<float*>(ring));
     combine<D, G, decode_warps>(a, item, head0, n_heads, &tops[0][0], &sums[0][0], reinterpret_cast<float*>(memory),
-                                Shape::warp_bytes / 4, partial, tickets);
+                                R::warp_bytes / 4, partial, tickets);
+#endif
 }
 
 template <int D, int G>
@@ -420,16 +484,18 @@ void launch_decode_for(const Attention& a, const Plan& plan, const DecodeItem* i
                        std::int32_t* tickets, cudaStream_t stream) {
     const int group = a.n_heads / a.n_kv_heads;
     if constexpr (D == 64 || D == 128 || D == 256) {
-        const auto run = [&](auto kernel, int warp_bytes) {
+        const unsigned slots = unsigned(a.n_kv_heads * ((group + most_heads - 1) / most_heads));
+        if (is_hopper()) {
+            constexpr int            bytes = decode_warps * Ring<D>::warp_bytes;
             static const cudaError_t once =
-                cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, decode_warps * warp_bytes);
+                cudaFuncSetAttribute(decode_stream_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
             (void)once;
-            const int per_kv = (group + 7) / 8;
-            run_kernel(kernel, dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32,
-                       std::size_t(decode_warps * warp_bytes), stream, a, plan, items, partial, tickets);
-        };
-        if (is_hopper()) return run(decode_mma_kernel<D, true>, MmaShape<D, true>::warp_bytes);
-        if (group > 1) return run(decode_mma_kernel<D, false>, MmaShape<D, false>::warp_bytes);
+            return run_kernel(decode_stream_kernel<D>, dim3(unsigned(n), slots), decode_warps * 32, bytes, stream, a,
+                              plan, items, partial, tickets);
+        }
+        if (group > 1)
+            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), slots), decode_warps * 32, 0, stream, a, plan,
+                              items, partial, tickets);
     }
     if (group == 1) launch_decode<D, 1>(a, plan, items, n, partial, tickets, stream);
     else if (group == 2) launch_decode<D, 2>(a, plan, items, n, partial, tickets, stream);
@@ -437,6 +503,15 @@ void launch_decode_for(const Attention& a, const Plan& plan, const DecodeItem* i
 }
 
 } // namespace
+
+int decode_chunk(int head_dim, std::int64_t work) {
+    if (!is_hopper() || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return attention_chunk;
+    // What a block of threads does at the beginning and the end of a chunk takes as long as 500 positions: chunks as long as
+    // they can be for all processors to have some.
+    int chunk = attention_chunk;
+    while (chunk < 1024 && work / (2 * chunk) >= std::int64_t(n_processors()) * 15 / 8) chunk *= 2;
+    return chunk;
+}
 
 void attention_decode(const Attention& a, const Plan& plan, const DecodeItem* items, int n_items, float* partial,
                       std::int32_t* tickets, Stream stream) {

@@ -155,17 +155,25 @@ struct Attention {
     Half*       out     = nullptr; // as q: [T × heads·D]
     int         n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
     float       scale   = 1;
-    int         window  = 0; // 0: all
+    int         window  = 0; // of prefill; 0: all. Items begin where it does
     float       softcap = 0; // 0: none
 };
 
-// Decoding: one token for each sequence, a sequence cut into chunks of `attention_chunk` positions, absolute, so that the
-// result does not depend on the batch. Item i: {row, sequence, first position of the chunk, chunks of the sequence}; the
-// items of a sequence stand together. row -1: nothing to do.
-constexpr int attention_chunk = 256;
+// Decoding: one token for each sequence, a sequence cut into chunks, so that few long ones keep the GPU busy, too. The
+// items of a sequence stand together.
 struct DecodeItem {
-    std::int32_t row, sequence, first, n_chunks, index; // index: which of the sequence's chunks
+    std::int32_t row   = -1; // of q; -1: nothing to do
+    std::int32_t table = 0;  // where the sequence's blocks begin in Plan::block_tables
+    std::int32_t
+        begin = 0,
+        end   = 0; // positions of the chunk: it begins where the window does, or at a multiple of the chunks' length
+    std::int32_t n_chunks = 1; // of the sequence
+    std::int32_t index    = 0; // which of them
 };
+// The length of chunks that suits a step: `work` is the number of positions to be attended to by all kv heads of all rows.
+// attention_chunk is always possible, and gives a row the same sums in any step.
+constexpr int attention_chunk = 256;
+int           decode_chunk(int head_dim, std::int64_t work);
 // `partial`: [items × heads × (D + 2)] float32; `tickets`: [T × heads] int, zero before and after.
 void attention_decode(const Attention& args, const Plan& plan, const DecodeItem* items, int n_items, float* partial,
                       std::int32_t* tickets, Stream stream);

@@ -289,20 +289,14 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& al
 void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
                    bool invariant, Stream stream) {
     const auto* x = reinterpret_cast<const __half*>(x_);
-    for (int i = 0; i < n_products;) {
-        // Neighbours of one form go together.
-        Products   all{};
+    for (int i = 0, count = 0; i < n_products; i += count) {
+        Products all{}; // neighbours of one form go together
+        count           = gather(products + i, n_products - i, all);
         const Kind kind = kind_of(products[i].weight);
-        for (; i < n_products && all.n < most_products && kind_of(products[i].weight) == kind; i++) {
-            all.product[all.n]       = products[i];
-            all.first_row[all.n + 1] = all.first_row[all.n] + int(products[i].weight.rows);
-            all.n++;
-        }
-        auto      s    = static_cast<cudaStream_t>(stream);
-        const int c    = int(cols);
-        bool      even = true;
+        auto       s    = static_cast<cudaStream_t>(stream);
+        const int  c    = int(cols);
+        bool       even = true;
         for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
-        for (int k = all.n + 1; k <= most_products; k++) all.first_row[k] = all.first_row[all.n];
         if (n_rows <= 1 && !invariant && even && stream_products(kind, x, c, all, s)) continue;
         even = even && kind != kind_f16; // two rows a warp share the conversions of x
         if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);

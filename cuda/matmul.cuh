@@ -32,6 +32,18 @@ __device__ inline uint4 load_once(const void* p) { // weights are not read again
     return v;
 }
 
+// Takes products of one form from the front of a list; returns how many.
+inline int gather(const Product* products, int n, Products& all) {
+    for (all.n = 0;
+         all.n < n && all.n < most_products && kind_of(products[all.n].weight) == kind_of(products[0].weight);
+         all.n++) {
+        all.product[all.n]       = products[all.n];
+        all.first_row[all.n + 1] = all.first_row[all.n] + int(products[all.n].weight.rows);
+    }
+    for (int k = all.n + 1; k <= most_products; k++) all.first_row[k] = all.first_row[all.n];
+    return all.n;
+}
+
 // matmul_stream.cu: one row of x, on Hopper. False: not these products, or not this GPU.
 bool stream_products(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream);
 

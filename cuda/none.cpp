@@ -5,6 +5,7 @@ namespace quire::cuda {
 
 const char* open_device(int, DeviceInfo&) { return "this build has no CUDA (no nvcc was found when it was made)"; }
 bool        can_batch(const Weight&) { return false; }
+int         decode_chunk(int, std::int64_t) { return attention_chunk; }
 void        matmul_batch(const Half*, int, std::int64_t, const Product*, int, Stream) {}
 const char* open_blas() { return "this build has no CUDA"; }
 const char* last_error() { return nullptr; }

@@ -82,7 +82,7 @@ enum class Activation : std::uint8_t { silu, gelu_tanh };
 // What the steps of an engine can be at most: memory for them is taken once.
 struct StepLimits {
     int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
-    int n_layers = 0, n_heads = 0, head_dim = 0, vocab_size = 0, window = 0;
+    int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, vocab_size = 0, window = 0;
 };
 
 // Rows that a step's tensors have: those of the plan, or more where a device likes round numbers. What is in the rows

@@ -294,7 +294,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     at_rows_                 = 3 * T;
     at_starts_               = at_rows_ + std::max(L, T);
     at_items_                = at_starts_ + S;
-    at_tiles_                = at_items_ + items * 5;
+    at_tiles_                = at_items_ + items * sizeof(cuda::DecodeItem) / 4;
     at_tables_               = at_tiles_ + T * 3;
     plan_ints_               = at_tables_ + tables;
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
@@ -376,20 +376,34 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
     n_items_ = n_tiles_ = 0;
-    const auto item     = [&](int row, int sequence, int first, int n_chunks, int index) {
-        std::int32_t* to = host_ + at_items_ + std::size_t(n_items_++) * 5;
-        to[0] = row, to[1] = sequence, to[2] = first, to[3] = n_chunks, to[4] = index;
+    const auto item     = [&](const cuda::DecodeItem& i) {
+        std::memcpy(host_ + at_items_ + std::size_t(n_items_++) * sizeof i / 4, &i, sizeof i);
     };
     const int  tile      = cuda::prefill_tile(limits_.head_dim);
+    const auto seen_from = [&](int row) { // by the token of a row
+        return limits_.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - limits_.window + 1) : 0;
+    };
+    const auto single = [&](int s) { // a sequence of one query
+        return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
+    };
+    int chunk = cuda::attention_chunk;
+    if (!options_.deterministic) {
+        std::int64_t work = 0;
+        for (int s = 0; s < plan.n_seqs(); s++)
+            if (const int row = plan.token_start[std::size_t(s)]; single(s))
+                work += plan.positions[std::size_t(row)] + 1 - seen_from(row);
+        chunk = cuda::decode_chunk(limits_.head_dim, work * limits_.n_kv_heads);
+    }
     const auto one_query = [&](int row, int s) {
-        const int last = plan.positions[std::size_t(row)], chunk = cuda::attention_chunk;
-        const int begin  = limits_.window > 0 ? std::max(0, last - limits_.window + 1) / chunk : 0;
-        const int chunks = last / chunk + 1 - begin;
-        for (int c = 0; c < chunks; c++) item(row, s, (begin + c) * chunk, chunks, c);
+        const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1, first = begin / chunk,
+                  chunks = (end - 1) / chunk + 1 - first;
+        for (int c = 0; c < chunks; c++)
+            item({row, plan.table_start[std::size_t(s)], std::max(begin, (first + c) * chunk),
+                  std::min(end, (first + c + 1) * chunk), chunks, c});
     };
     for (int s = 0; s < plan.n_seqs(); s++) {
         const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
-        if (tile > 0 && (end - first == 1 || options_.deterministic)) {
+        if (tile > 0 && (single(s) || options_.deterministic)) {
             for (int row = first; row < end; row++) one_query(row, s);
             continue;
         }
@@ -399,7 +413,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
         }
     }
     if (decoding)
-        for (const int wanted = rounded_items(n_items_); n_items_ < wanted;) item(-1, 0, 0, 1, 0);
+        for (const int wanted = rounded_items(n_items_); n_items_ < wanted;) item({});
     cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, stream_);
     capturing_ = decoding && n_tiles_ == 0;
     return shape_;

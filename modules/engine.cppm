@@ -236,6 +236,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     limits.context                 = o.context;
     limits.n_layers                = config->n_layers;
     limits.n_heads                 = config->n_heads;
+    limits.n_kv_heads              = config->n_kv_heads;
     limits.head_dim                = config->head_dim;
     limits.vocab_size              = config->vocab_size;
     limits.window                  = config->sliding_window;

@@ -174,7 +174,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     for (int D : {16, 32, 48, 64, 80, 96, 128, 256})
         for (auto [heads, kv] : {std::pair(4, 4), std::pair(4, 2), std::pair(8, 1), std::pair(9, 3)})
             for (auto [context, queries] : {std::pair(1, 1), std::pair(17, 1), std::pair(300, 1), std::pair(513, 1),
-                                            std::pair(70, 70), std::pair(200, 131)})
+                                            std::pair(2100, 1), std::pair(70, 70), std::pair(200, 131)})
                 cases.push_back({D, heads, kv, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
                                  random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f});
     for (const Case& c : cases) {
@@ -233,10 +233,14 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         a.window = c.window, a.softcap = c.softcap;
         const int tile = cuda::prefill_tile(c.D);
         if (c.n_queries == 1 && tile > 0) {
-            const int chunk = cuda::attention_chunk,
-                      begin = c.window > 0 ? std::max(0, c.context - c.window) / chunk : 0,
-                      n     = (c.context - 1) / chunk + 1 - begin;
-            for (int i = 0; i < n; i++) items.insert(items.end(), {0, 0, (begin + i) * chunk, n, i});
+            // Short chunks, and as long as the device likes them.
+            const int begin = c.window > 0 ? std::max(0, c.context - c.window) : 0,
+                      chunk = random() % 2 == 0 ? cuda::attention_chunk
+                                                : cuda::decode_chunk(c.D, std::int64_t(1) << (8 + random() % 16)),
+                      first = begin / chunk, n = (c.context - 1) / chunk + 1 - first;
+            for (int i = 0; i < n; i++)
+                items.insert(items.end(), {0, 0, std::max(begin, (first + i) * chunk),
+                                           std::min(c.context, (first + i + 1) * chunk), n, i});
             OnDevice<std::int32_t> list(items), tickets(std::vector<std::int32_t>(std::size_t(c.heads), 0));
             OnDevice<float> partial(std::vector<float>(std::size_t(n) * std::size_t(c.heads) * std::size_t(c.D + 2)));
             for (int again = 0; again < 2; again++) // the tickets are ready for the next launch

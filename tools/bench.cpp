@@ -755,9 +755,9 @@ int kernels(const Arguments& a) {
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const int chunks = (L + cuda::attention_chunk - 1) / cuda::attention_chunk;
+                const int chunk = cuda::decode_chunk(D, std::int64_t(S) * L * K), chunks = (L + chunk - 1) / chunk;
                 for (int c = 0; c < chunks; c++)
-                    items.insert(items.end(), {s, s, c * cuda::attention_chunk, chunks, c});
+                    items.insert(items.end(), {s, s * per, c * chunk, std::min(L, (c + 1) * chunk), chunks, c});
             }
             cuda::Plan plan;
             plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(table));
@@ -777,10 +777,10 @@ int kernels(const Arguments& a) {
                 t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
                 all.push_back(t);
             }
-            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 5 * std::size_t(H) * (D + 2) * 4));
+            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 6 * std::size_t(H) * (D + 2) * 4));
             auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
             const double s       = gpu.seconds([&](int i) {
-                cuda::attention_decode(all[std::size_t(i % copies)], plan, list, int(items.size() / 5), partial,
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, list, int(items.size() / 6), partial,
                                              tickets, gpu.stream());
             });
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",
