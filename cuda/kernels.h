@@ -203,6 +203,8 @@ constexpr int most_vector_rows = 8;
 constexpr int most_products    = 3;
 void          matmul_vector(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
                             bool invariant, Stream stream);
+// One row of x: out[r] = silu(Σ x[c] gate[r][c]) · Σ x[c] up[r][c], halves. False: not on this GPU, or not these weights.
+bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Stream stream);
 // matmul_batch.cu: some rows of x (up to most_batch_rows) on tensor cores, weights in any form read once. x has room for
 // n_rows rounded up to 8, 16, 32, 64.
 constexpr int most_batch_rows = 64;

@@ -267,7 +267,9 @@ template <int NT, int R>
 void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
     const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
     const auto     run    = [&](auto kernel) {
-        run_kernel(kernel, dim3(blocks), warps * 32, 0, stream, x, n_rows, cols, all);
+        // Several rows hold so much in the L1 that they had better wait for kernels that leave little of it (see matmul_batch).
+        if (NT > 1) kernel<<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all);
+        else run_kernel(kernel, dim3(blocks), warps * 32, 0, stream, x, n_rows, cols, all);
     };
     const auto choose = [&]<Kind K>() {
         if (NT == 1 && K != kind_f16 && int(blocks) < 4 * n_processors())
@@ -295,10 +297,9 @@ void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product*
         const Kind kind = kind_of(products[i].weight);
         auto       s    = static_cast<cudaStream_t>(stream);
         const int  c    = int(cols);
-        bool       even = true;
+        if (n_rows <= 1 && !invariant && stream_products(kind, x, c, all, s)) continue;
+        bool even = kind != kind_f16; // two rows a warp share the conversions of x
         for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
-        if (n_rows <= 1 && !invariant && even && stream_products(kind, x, c, all, s)) continue;
-        even = even && kind != kind_f16; // two rows a warp share the conversions of x
         if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 2)
             even ? launch<2, 2>(kind, x, n_rows, c, all, s) : launch<2, 1>(kind, x, n_rows, c, all, s);

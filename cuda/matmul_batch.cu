@@ -286,18 +286,14 @@ __global__ void __launch_bounds__(warps * 32, 2)
 // Room for the partial sums of as many blocks of threads as run at once, and a ticket for each row block.
 constexpr int most_tickets = 1 << 16;
 struct Workspace {
-    float4*                 partial    = nullptr;
-    std::int32_t*           tickets    = nullptr;
-    int                     processors = 0;
+    float4*                 partial = nullptr;
+    std::int32_t*           tickets = nullptr;
     static const Workspace& one() {
         static const Workspace workspace;
         return workspace;
     }
     Workspace() {
-        int device = 0;
-        cudaGetDevice(&device);
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-        partial = static_cast<float4*>(allocate(std::size_t(processors) * 3 * 2 * 8 * warps * 32 * sizeof(float4)));
+        partial = static_cast<float4*>(allocate(std::size_t(n_processors()) * 3 * 2 * 8 * warps * 32 * sizeof(float4)));
         tickets = static_cast<std::int32_t*>(allocate(most_tickets * sizeof(std::int32_t)));
     }
 };
@@ -313,9 +309,11 @@ void launch(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream
         return std::max(std::min(blocks, 3), 1);
     }();
     const int units = all.first_block[all.n] * (cols / unit_cols(K));
-    const int grid  = std::min(workspace.processors * at_once, units);
-    run_kernel(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, stream, x, n_rows, cols, all,
-               workspace.partial, workspace.tickets);
+    const int grid  = std::min(n_processors() * at_once, units);
+    // Not early, as other kernels are: what is on its way to registers is held in the L1, and a processor that still runs a
+    // kernel with much shared memory has little of it. Decoding with 8 sequences took a quarter longer.
+    batch_kernel<K, NT>
+        <<<unsigned(grid), warps * 32, shared, stream>>>(x, n_rows, cols, all, workspace.partial, workspace.tickets);
 }
 
 template <int NT>

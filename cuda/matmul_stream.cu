@@ -5,7 +5,7 @@
 // x as it is for halves; for whole numbers as 16-bit integers with a scale, in two bytes, so that dp4a multiplies four weights at
 // once: exact, and less of x is lost than by a half.
 //
-// Limits: rows of every product are even; cols is a multiple of 8 (halves) or 256; pointers are multiples of 16.
+// Limits: rows of every product are even (Gated: alike); cols is a multiple of 8 (halves) or 256; pointers are multiples of 16.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -59,13 +59,28 @@ __device__ Integers integers_in(unsigned char* memory, Kind kind, int cols) {
     return to;
 }
 
+// use(g, word g of x), by all threads of a block. Some words are asked for at once: one after another they would take as long as
+// a product of few rows.
+template <class Use>
+__device__ void each_word(const __half* x, int n, const Use& use) {
+    constexpr int at_once = 4;
+    for (int first = threadIdx.x; first < n; first += at_once * int(blockDim.x)) {
+        uint4 v[at_once];
+#pragma unroll
+        for (int k = 0; k < at_once; k++)
+            if (const int g = first + k * int(blockDim.x); g < n) v[k] = reinterpret_cast<const uint4*>(x)[g];
+#pragma unroll
+        for (int k = 0; k < at_once; k++)
+            if (const int g = first + k * int(blockDim.x); g < n) use(g, v[k]);
+    }
+}
+
 // By all threads of a block. For Q4_K the 16 values that lane i of eight multiplies with low nibbles stand at 16·i of a
 // superblock's 256, those for the high ones at 128 + 16·i: then lanes meet no bank twice.
 template <Kind K>
 __device__ void prepare_integers(const __half* x, int cols, const Integers& to) {
     constexpr int lanes = K == kind_q4_k ? 8 : 4; // that share a scale, 8 values each
-    for (int g = threadIdx.x; g < cols / 8; g += blockDim.x) {
-        const uint4         v        = *reinterpret_cast<const uint4*>(x + g * 8);
+    each_word(x, cols / 8, [&](int g, const uint4& v) {
         const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
         float               f[8], most = 0;
 #pragma unroll
@@ -97,7 +112,7 @@ __device__ void prepare_integers(const __half* x, int cols, const Integers& to) 
         *reinterpret_cast<uint2*>(to.low + at)  = make_uint2(l[0], l[1]);
         if (g % lanes == 0) to.scale[g / lanes] = most / 32512.0f;
         if (g % 2 == 0) to.total[total] = sum;
-    }
+    });
 }
 
 __device__ int dot4(std::uint32_t weights, std::uint32_t x, int sum) { return __dp4a(int(weights), int(x), sum); }
@@ -190,7 +205,8 @@ __device__ void add_stage(const unsigned char* from, int full, const unsigned ch
 #endif
 
 // `slice`: columns of a stage.
-template <Kind K>
+// Gated: a pair is one row of either product, and silu(first) · second its result, in the first one's place.
+template <Kind K, bool Gated>
 __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     stream_kernel(const __half* x, int cols, int slice, Products all) {
 #if __CUDA_ARCH__ >= 900
@@ -210,28 +226,36 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     }
     __syncwarp();
 
+    struct Place {
+        const Product& product;
+        std::int64_t   row;
+    };
+    const auto place_of = [&](int pair, int r) {
+        if (Gated) return Place{all.product[r], pair};
+        const int which = all.which(pair * 2);
+        return Place{all.product[which], pair * 2 - all.first_row[which] + r};
+    };
     // The next stage to be brought; only the first lane does.
     int        next_pair = first, next_base = 0;
     const auto bring = [&](int stage) {
         if (next_pair >= end) return;
         if (lane == 0) {
-            const int      row = next_pair * 2, which = all.which(row), n = min(slice, cols - next_base);
-            const Weight&  w  = all.product[which].weight;
-            const auto     r0 = std::int64_t(row - all.first_row[which]);
+            const int      n  = min(slice, cols - next_base);
             unsigned char* to = ring + stage * stage_bytes;
             std::uint64_t* b  = &ready[warp][stage];
             barrier_expect(b, unsigned(2 * row_bytes(K, n)));
-            const auto copy = [&](const void* from, int row_stride, int skip, int bytes, int room) {
-                for (int r = 0; r < 2; r++, to += room)
-                    copy_bulk(to, static_cast<const unsigned char*>(from) + (r0 + r) * row_stride + skip,
-                              unsigned(bytes), b);
+            const Place of[2] = {place_of(next_pair, 0), place_of(next_pair, 1)};
+            const auto  copy  = [&](const void* const Weight::* from, int (*bytes)(Kind, int)) {
+                if (bytes(K, 256) == 0) return;
+                for (int r = 0; r < 2; r++, to += bytes(K, slice))
+                    copy_bulk(to,
+                                static_cast<const unsigned char*>(of[r].product.weight.*from) +
+                                    of[r].row * bytes(K, cols) + bytes(K, next_base),
+                                unsigned(bytes(K, n)), b);
             };
-            copy(w.data, data_bytes(K, cols), data_bytes(K, next_base), data_bytes(K, n), data_bytes(K, slice));
-            if (scale_bytes(K, 256) > 0)
-                copy(w.scales, scale_bytes(K, cols), scale_bytes(K, next_base), scale_bytes(K, n),
-                     scale_bytes(K, slice));
-            if (min_bytes(K, 256) > 0)
-                copy(w.mins, min_bytes(K, cols), min_bytes(K, next_base), min_bytes(K, n), min_bytes(K, slice));
+            copy(&Weight::data, data_bytes);
+            copy(&Weight::scales, scale_bytes);
+            copy(&Weight::mins, min_bytes);
         }
         next_base += slice;
         if (next_base >= cols) next_base = 0, next_pair += warps;
@@ -240,8 +264,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     wait_for_inputs();
     Integers integers{};
     if constexpr (K == kind_f16) {
-        for (int c = threadIdx.x; c < cols / 8; c += warps * 32)
-            reinterpret_cast<uint4*>(xs)[c] = reinterpret_cast<const uint4*>(x)[c];
+        each_word(x, cols / 8, [&](int g, const uint4& v) { reinterpret_cast<uint4*>(xs)[g] = v; });
     } else {
         integers = integers_in(xs, K, cols);
         prepare_integers<K>(x, cols, integers);
@@ -259,48 +282,65 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
             bring(stage);
             if (++stage == stages) stage = 0, parity ^= 1;
         }
-        const int      row = pair * 2, which = all.which(row);
-        const Product& p  = all.product[which];
-        const auto     r0 = std::int64_t(row - all.first_row[which]);
+        float value[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const float value = warp_sum(sum[r]) + (p.bias ? p.bias[r0 + r] : 0.0f);
-            if (lane != 0) continue;
-            if (p.out_is_float) static_cast<float*>(p.out)[r0 + r] = value;
-            else static_cast<__half*>(p.out)[r0 + r] = __float2half(value);
+            const Place at = place_of(pair, r);
+            value[r]       = warp_sum(sum[r]) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
+            if (Gated || lane != 0) continue;
+            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value[r];
+            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value[r]);
         }
+        if (Gated && lane == 0)
+            static_cast<__half*>(all.product[0].out)[pair] =
+                __float2half(__fdividef(value[0], 1 + __expf(-value[0])) * value[1]);
     }
 #endif
 }
 
 template <Kind K>
-bool launch(const __half* x, int cols, const Products& all, cudaStream_t stream) {
+bool launch(const __half* x, int cols, const Products& all, bool gated, cudaStream_t stream) {
     const int room = shared_budget - x_bytes(K, cols);
     const int most = room / (warps_of(K) * stages * 2 * row_bytes(K, unit_cols(K))) * unit_cols(K);
     if (most <= 0) return false;
     const int n_slices = (cols + most - 1) / most, unit = unit_cols(K),
-              slice   = ((cols + n_slices - 1) / n_slices + unit - 1) / unit * unit,
-              bytes   = warps_of(K) * stages * 2 * row_bytes(K, slice) + x_bytes(K, cols);
-    static bool ready = false;
-    if (!std::exchange(ready, true))
-        cudaFuncSetAttribute(stream_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_budget);
-    run_kernel(stream_kernel<K>, dim3(unsigned(std::min(n_processors(), all.first_row[all.n] / 2))),
-               unsigned(warps_of(K) * 32), std::size_t(bytes), stream, x, cols, slice, all);
+              slice      = ((cols + n_slices - 1) / n_slices + unit - 1) / unit * unit,
+              bytes      = warps_of(K) * stages * 2 * row_bytes(K, slice) + x_bytes(K, cols);
+    const auto  kernel   = gated ? stream_kernel<K, true> : stream_kernel<K, false>;
+    static bool ready[2] = {};
+    if (!std::exchange(ready[gated], true))
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_budget);
+    run_kernel(kernel, dim3(unsigned(std::min(n_processors(), all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
+               std::size_t(bytes), stream, x, cols, slice, all);
     return true;
+}
+
+bool launch_kind(Kind kind, const __half* x, int cols, const Products& all, bool gated, cudaStream_t stream) {
+    if (!is_hopper() || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
+    switch (kind) {
+        case kind_f16: return launch<kind_f16>(x, cols, all, gated, stream);
+        case kind_i8: return launch<kind_i8>(x, cols, all, gated, stream);
+        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, gated, stream);
+        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, gated, stream);
+        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, gated, stream);
+    }
+    return false;
 }
 
 } // namespace
 
 bool stream_products(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream) {
-    if (!is_hopper() || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
-    switch (kind) {
-        case kind_f16: return launch<kind_f16>(x, cols, all, stream);
-        case kind_i8: return launch<kind_i8>(x, cols, all, stream);
-        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, stream);
-        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, stream);
-        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, stream);
-    }
-    return false;
+    for (int k = 0; k < all.n; k++)
+        if (all.product[k].weight.rows % 2 != 0) return false;
+    return launch_kind(kind, x, cols, all, false, stream);
+}
+
+bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Stream stream) {
+    const Product list[2] = {{gate, nullptr, out, false}, {up, nullptr, nullptr, false}};
+    Products      all{};
+    return gate.rows == up.rows && gather(list, 2, all) == 2 &&
+           launch_kind(kind_of(gate), reinterpret_cast<const __half*>(x), int(gate.cols), all, true,
+                       static_cast<cudaStream_t>(stream));
 }
 
 } // namespace quire::cuda

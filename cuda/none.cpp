@@ -53,6 +53,7 @@ void attention_prefill_hopper(const Attention&, const Plan&, const PrefillTile*,
 void attention_prefill(const Attention&, const Plan&, const PrefillTile*, int, Stream) {}
 
 void matmul_vector(const Half*, int, std::int64_t, const Product*, int, bool, Stream) {}
+bool matmul_gated(const Half*, const Weight&, const Weight&, Half*, Stream) { return false; }
 void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int64_t, void*, bool, Stream, int,
                  std::int64_t, std::int64_t) {}
 

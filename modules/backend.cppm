@@ -146,6 +146,11 @@ public:
     virtual void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) = 0;
     // x = activation(x) (* up, element by element, if there is one)
     virtual void activate(Activation activation, Tensor x, const Tensor* up) = 0;
+    // gate.out = silu(x · gateᵀ) · (x · upᵀ); what is in up.out afterwards does not matter. No biases.
+    virtual void gated(Tensor x, const Projection& gate, const Projection& up) {
+        matmul(x, std::array{gate, up});
+        activate(Activation::silu, gate.out, &up.out);
+    }
     // x += y; x float32
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows

@@ -84,6 +84,7 @@ public:
     void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
     void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
     void activate(Activation activation, Tensor x, const Tensor* up) override;
+    void gated(Tensor x, const Projection& gate, const Projection& up) override;
     void add(Tensor x, Tensor y) override;
     void select_logit_rows(Tensor x, Tensor out) override;
     void choose_best(Tensor logits) override { cuda::argmax(floats(logits), best_, logits.rows, logits.cols, stream_); }
@@ -493,13 +494,16 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
 
 void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
     cuda::Product products[cuda::most_products];
-    int           n     = 0;
-    const auto    f16   = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
-    const bool    batch = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
+    int           n      = 0;
+    const auto    f16    = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
+    const bool    batch  = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
         return cuda::can_batch(weight_of(*p.weight));
     });
-    const bool    blas  = has_blas_ && !options_.deterministic && f16(); // of few rows, too
-    const int vector = options_.deterministic ? cuda::most_vector_rows : batch ? 2 : blas ? 4 : cuda::most_vector_rows;
+    const bool    blas   = has_blas_ && !options_.deterministic && f16(); // of few rows, too
+    const int     vector = options_.deterministic ? cuda::most_vector_rows
+                           : batch                ? (f16() ? 2 : 1)
+                           : blas                 ? 4
+                                                  : cuda::most_vector_rows;
     if (batch && x.rows > vector && x.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
         for (const Projection& p : projections)
             products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
@@ -594,6 +598,13 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
 void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
     if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, stream_);
     else cuda::gelu(halves(x), x.rows * x.cols, stream_);
+}
+
+void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
+    if (x.rows == 1 && !options_.deterministic &&
+        cuda::matmul_gated(halves(x), weight_of(*gate.weight), weight_of(*up.weight), halves(gate.out), stream_))
+        return;
+    Backend::gated(x, gate, up);
 }
 
 void CudaBackend::add(Tensor x, Tensor y) { cuda::add(floats(x), halves(y), x.rows * x.cols, stream_); }

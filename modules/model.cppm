@@ -240,8 +240,7 @@ StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
         const Tensor up = rows(up_);
         if (w.ffn_gate) {
             Tensor gate = rows(gate_);
-            b.matmul(h, std::array{Projection{&w.ffn_gate, nullptr, gate}, Projection{&w.ffn_up, nullptr, up}});
-            b.activate(Activation::silu, gate, &up);
+            b.gated(h, {&w.ffn_gate, nullptr, gate}, {&w.ffn_up, nullptr, up});
             b.matmul(gate, std::array{Projection{&w.ffn_down, nullptr, delta}});
         } else {
             b.matmul(h, std::array{Projection{&w.ffn_up, &w.ffn_up_bias, up}});

@@ -152,6 +152,20 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                     cuda::matmul_vector(there.data, n, cols, &product, 1, true, stream);
                     CHECK(relative_error(out.back(stream), want) < 4e-3); // a single sum may cancel
                 }
+                if (n == 1) { // of an x so small that no half overflows
+                    std::vector<std::uint16_t> small = x;
+                    for (std::uint16_t& h : small) h = f32_to_f16(f16_to_f32(h) / 64);
+                    OnDevice<std::uint16_t> little(small),
+                        both(std::vector<std::uint16_t>(std::size_t(rows), half_nan));
+                    if (cuda::matmul_gated(little.data, product.weight, product.weight, both.data, stream)) {
+                        std::vector<double> gated;
+                        for (std::size_t r = 0; r < want.size(); r++) {
+                            const double v = (want[r] - double(bias[r])) / 64;
+                            gated.push_back(v / (1 + std::exp(-v)) * v);
+                        }
+                        CHECK(relative_error(floats_of(both.back(stream)), gated) < 8e-3);
+                    }
+                }
                 REQUIRE(cuda::can_batch(product.weight));
                 OnDevice<float> again(std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 product.out = again.data;
