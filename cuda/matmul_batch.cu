@@ -3,29 +3,17 @@
 // in memory, straight into registers: a lane loads 16 bytes of a row of weights, and takes of x the same columns. Which columns
 // an instruction multiplies with which does not matter, as long as both sides agree.
 //
-// The work is cut into units of 128 rows of weights × a few columns, dealt out evenly to as many blocks of threads as run at
-// once, row block by row block. Where a row block falls to several, they leave partial sums, which the last one adds up, in the
-// order of the columns.
-//
 // Limits: cols is a multiple of unit_cols(); x has room for n_rows rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "kernels.h"
-#include "matmul.cuh"
+#include "matmul_blocks.cuh"
 #include "warp.cuh"
 
 namespace quire::cuda {
 
 namespace {
-
-constexpr int warps = 8, unit_rows = warps * 16;
-
-struct Blocks {
-    Product product[most_products];
-    int     first_block[most_products + 1]; // of 128 rows, one product after another
-    int     n;
-};
 
 constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
 
@@ -157,9 +145,9 @@ __global__ void __launch_bounds__(warps * 32, 2)
     __shared__ bool                        is_last;
     const int                              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int                              per_block = cols / width, total = all.first_block[all.n] * per_block;
-    const auto  begin_of = [&](int block) { return int(std::int64_t(total) * block / int(gridDim.x)); };
-    const int   begin = begin_of(blockIdx.x), end = begin_of(blockIdx.x + 1);
-    Fragment<K> weights[2]; // of this unit and the next: loaded two units ahead
+    const Share                            share{int(blockIdx.x), int(gridDim.x), total, per_block};
+    const int                              begin = share.begin_of(share.self), end = share.begin_of(share.self + 1);
+    Fragment<K>                            weights[2]; // of this unit and the next: loaded two units ahead
 
     const auto fetch = [&](Fragment<K>& to, int unit) { // weights, into registers
         if (unit >= end) return;
@@ -215,66 +203,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         const int block = unit / per_block;
         if (unit + 1 < end && (unit + 1) / per_block == block) return;
 
-        // The row block is through, or what of it is ours.
-        const int  from = block * per_block, to = from + per_block;
-        const bool whole = first == from && unit + 1 == to;
-        bool       mine  = true;
-        if (!whole) {
-            float4* own = partial + (std::int64_t(blockIdx.x) * 2 + (begin < from)) * NT * warps * 32 + threadIdx.x;
-#pragma unroll
-            for (int t = 0; t < NT; t++) own[t * warps * 32] = make_float4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
-            int b0 = int(std::int64_t(from) * gridDim.x / total); // who has the row block's first unit
-            while (begin_of(b0 + 1) <= from) b0++;
-            while (begin_of(b0) > from) b0--;
-            int b1 = b0 + 1;
-            while (b1 < int(gridDim.x) && begin_of(b1) < to) b1++;
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0) {
-                is_last = atomicAdd(tickets + block, 1) == b1 - b0 - 1;
-                if (is_last) tickets[block] = 0; // for the next launch
-            }
-            __syncthreads();
-            mine = is_last;
-            if (mine) {
-                __threadfence();
-#pragma unroll
-                for (int t = 0; t < NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
-                for (int b = b0; b < b1; b++) {
-                    const float4* theirs =
-                        partial + (std::int64_t(b) * 2 + (begin_of(b) < from)) * NT * warps * 32 + threadIdx.x;
-#pragma unroll
-                    for (int t = 0; t < NT; t++) {
-                        const float4 v = __ldcg(theirs + t * warps * 32);
-                        acc[t][0] += v.x, acc[t][1] += v.y, acc[t][2] += v.z, acc[t][3] += v.w;
-                    }
-                }
-            }
-        }
-        if (mine) {
-            int which = 0;
-            while (block >= all.first_block[which + 1]) which++;
-            const Product& p = all.product[which];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const int row = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4 + 8 * r;
-                if (row >= int(p.weight.rows)) continue;
-                const float bias = p.bias ? p.bias[row] : 0.0f;
-#pragma unroll
-                for (int t = 0; t < NT; t++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        const int token = t * 8 + lane % 4 * 2 + i;
-                        if (token >= n_rows) continue;
-                        const float        value = acc[t][2 * r + i] + bias;
-                        const std::int64_t at    = token * p.weight.rows + row;
-                        if (p.out_is_float) static_cast<float*>(p.out)[at] = value;
-                        else static_cast<__half*>(p.out)[at] = __float2half(value);
-                    }
-            }
-        }
-#pragma unroll
-        for (int t = 0; t < NT; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0;
+        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, tickets, is_last, [] { __syncthreads(); });
         first = unit + 1;
     };
     for (int unit = begin; unit < end; unit += 2) {
@@ -282,21 +211,6 @@ __global__ void __launch_bounds__(warps * 32, 2)
         if (unit + 1 < end) work(weights[1], unit + 1);
     }
 }
-
-// Room for the partial sums of as many blocks of threads as run at once, and a ticket for each row block.
-constexpr int most_tickets = 1 << 16;
-struct Workspace {
-    float4*                 partial = nullptr;
-    std::int32_t*           tickets = nullptr;
-    static const Workspace& one() {
-        static const Workspace workspace;
-        return workspace;
-    }
-    Workspace() {
-        partial = static_cast<float4*>(allocate(std::size_t(n_processors()) * 3 * 2 * 8 * warps * 32 * sizeof(float4)));
-        tickets = static_cast<std::int32_t*>(allocate(most_tickets * sizeof(std::int32_t)));
-    }
-};
 
 template <Kind K, int NT>
 void launch(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
@@ -331,7 +245,8 @@ void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks&
 
 bool can_batch(const Weight& weight) {
     return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
-           weight.rows <= std::int64_t(most_tickets) * unit_rows / most_products;
+           weight.rows <= std::int64_t(most_tickets) * unit_rows / most_products &&
+           weight.rows / unit_rows * (weight.cols / 64) * most_products * n_processors() * 3 < std::int64_t(1) << 32;
 }
 
 void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
@@ -349,6 +264,7 @@ void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* 
         for (int k = all.n + 1; k <= most_products; k++) all.first_block[k] = all.first_block[all.n];
         auto      s = static_cast<cudaStream_t>(stream);
         const int c = int(cols);
+        if (kind == kind_f16 && batch_hopper(x, n_rows, c, all, s)) continue;
         if (n_rows <= 8) launch_kind<1>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 16) launch_kind<2>(kind, x, n_rows, c, all, s);
         else if (n_rows <= 32) launch_kind<4>(kind, x, n_rows, c, all, s);
