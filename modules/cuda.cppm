@@ -504,7 +504,7 @@ void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
                            : batch                ? (f16() ? 2 : 1)
                            : blas                 ? 4
                                                   : cuda::most_vector_rows;
-    if (batch && x.rows > vector && x.rows <= (blas ? (std::getenv("QUIRE_ROWS") ? std::stoi(std::getenv("QUIRE_ROWS")) : 7) : cuda::most_batch_rows)) { // the library is better from 8 on
+    if (batch && x.rows > vector && x.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
         for (const Projection& p : projections)
             products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
                              p.out.type == DType::F32};
