@@ -494,16 +494,13 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
 
 void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
     cuda::Product products[cuda::most_products];
-    int           n      = 0;
-    const auto    f16    = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
-    const bool    batch  = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
+    int           n     = 0;
+    const auto    f16   = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
+    const bool    batch = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
         return cuda::can_batch(weight_of(*p.weight));
     });
-    const bool    blas   = has_blas_ && !options_.deterministic && f16(); // of few rows, too
-    const int     vector = options_.deterministic ? cuda::most_vector_rows
-                           : batch                ? (f16() ? 2 : 1)
-                           : blas                 ? 4
-                                                  : cuda::most_vector_rows;
+    const bool    blas  = has_blas_ && !options_.deterministic && f16();
+    const int vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
     if (batch && x.rows > vector && x.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
         for (const Projection& p : projections)
             products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
