@@ -34,6 +34,7 @@ struct MatmulTask {
     const float*       bias    = nullptr;
     const float*       x       = nullptr;
     const RoundedRows* rounded = nullptr; // x, for products of integers
+    const float*       packed  = nullptr; // x as pack_rows orders it, for products of floats
     float*             out     = nullptr;
     std::int64_t       n       = 0;
     std::int64_t       first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
@@ -41,8 +42,9 @@ struct MatmulTask {
 };
 inline constexpr std::int64_t panel_width    = 512; // places of a row that are floats at one time
 inline constexpr std::int64_t most_rows      = 6;
-inline constexpr std::int64_t tokens_at_once = 128;
-inline constexpr std::size_t  matmul_scratch = std::size_t(most_rows * (panel_width + 16 * tokens_at_once));
+inline constexpr std::int64_t tokens_at_once = 128; // of products of integers
+inline constexpr std::int64_t float_tokens   = 256; // of products of floats
+inline constexpr std::size_t  matmul_scratch = std::size_t(most_rows * (panel_width + 17 * float_tokens));
 
 // Queries of one sequence that share a kv head, over the paged cache.
 struct AttentionTask {
@@ -70,6 +72,9 @@ struct CpuKernels {
     void (*interleave)(const TensorView& weight, std::byte* out, std::int64_t first, std::int64_t last);
     // Tokens first .. last-1 of x [n × cols].
     void (*round_rows)(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last);
+    // Tokens first .. last-1 of x [n × cols], `first` a multiple of 4, to their places in out [n · cols].
+    void (*pack_rows)(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
+                      std::int64_t last);
     void (*matmul)(const MatmulTask&);
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
@@ -466,6 +471,10 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {          \
         NAME::round_rows_body(x, to, first, last);                                                                  \
     }                                                                                                               \
+    void pack_rows_##NAME(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,        \
+                          std::int64_t last) {                                                                      \
+        NAME::pack_rows_body(x, n, cols, out, first, last);                                                         \
+    }                                                                                                               \
     void attention_##NAME(const AttentionTask& task) { attention_body<FMA_, ATTENTION_TILE>(task); }                \
     void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
         norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
@@ -475,9 +484,9 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
 #define TABLE(NAME, SPOKEN)                                                                \
-    const CpuKernels NAME##_kernels{SPOKEN,          interleave_##NAME, round_rows_##NAME, \
-                                    matmul_##NAME,   attention_##NAME,  norm_##NAME,       \
-                                    silu_mul_##NAME, add_##NAME,        store_f16_##NAME};
+    const CpuKernels NAME##_kernels{SPOKEN,         interleave_##NAME, round_rows_##NAME, pack_rows_##NAME, \
+                                    matmul_##NAME,  attention_##NAME,  norm_##NAME,       silu_mul_##NAME,  \
+                                    add_##NAME,     store_f16_##NAME};
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false

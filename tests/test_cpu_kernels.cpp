@@ -51,8 +51,11 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
         k->round_rows(x, rounded, 0, n);
         w.data = turned.data();
     }
+    std::vector<float> packed(size);
+    k->pack_rows(x, n, w.cols, packed.data(), 0, n / 8 * 4); // in two goes
+    k->pack_rows(x, n, w.cols, packed.data(), n / 8 * 4, n);
     const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
-    k->matmul({&w, bias, x, &rounded, out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
+    k->matmul({&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
 }
 
 } // namespace
