@@ -245,8 +245,9 @@ RoundedRows CpuBackend::round(const Tensor& x) {
 }
 
 const float* CpuBackend::pack(const Tensor& x) {
-    float* to = grown(packed_, std::size_t(x.rows * x.cols));
-    split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
+    float*             to    = grown(packed_, std::size_t(x.rows * x.cols));
+    const std::int64_t tiles = (x.rows + kernels_.tokens_in_tile - 1) / kernels_.tokens_in_tile;
+    split(tiles, 4, [&](std::int64_t first, std::int64_t last) {
         kernels_.pack_rows(floats(x), x.rows, x.cols, to, first, last);
     });
     return to;
@@ -275,7 +276,7 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
-    const std::int64_t most  = packed ? 9 : x.rows > 32 ? 8 : 64; // with floats, of 6 rows and 16
+    const std::int64_t most  = packed ? 9 : x.rows > 32 ? 8 : 64; // 9 · 16 rows are three blocks of products of floats
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);

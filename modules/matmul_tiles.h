@@ -3,7 +3,7 @@
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[0] + w[2·lane + 1] · x[1], x: two int16
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
-//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold
+//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold; 48 rows are a multiple
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
 // Quantised weights are interleaved when a model is loaded: 16 neighbouring rows, and of each piece of their blocks (a scale,
@@ -412,7 +412,7 @@ INLINE void load_places(const std::byte* p, f32x16& out) {
     }
 }
 
-// What is left of a row, one by one.
+// What is left of a row behind the last 16 places, one by one.
 INLINE float finish(float sum, const float* w, const float* x, std::int64_t rest) {
     for (std::int64_t i = 0; i < rest; i++) sum = multiply_add<FUSED>(w[i], x[i], sum);
     return sum;
@@ -433,7 +433,8 @@ INLINE void sum_lanes_of_16(const f32x16* v, float* out) {
                EACH(b[i], b[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
     const f32x16 d = EACH(c[0], c[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
                      EACH(c[0], c[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
-    const f32x16 e = EACH(d, d, 0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15); // until here 0 2 1 3 of 0, 8, 4, 12
+    const f32x16 e =
+        EACH(d, d, 0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15); // until here 0 2 1 3 of 0, 8, 4, 12
     STORE16(out, e);
 #undef EACH
 }
@@ -462,102 +463,138 @@ INLINE void float_vectors(const MatmulTask& task) {
     }
 }
 
-// Tokens first .. last-1 of x [n × cols], `first` a multiple of FLOAT_TOKENS, in the order in which the tiles read them:
-// panel by panel, tile by tile, of each 16 places all tokens of the tile. What is left of the rows is left out.
+// Many tokens go in tiles of about the same size, at most FLOAT_TOKENS.
+INLINE std::int64_t float_tiles(std::int64_t n) { return (n + FLOAT_TOKENS - 1) / FLOAT_TOKENS; }
+INLINE std::int64_t tile_begin(std::int64_t tile, std::int64_t n) { return tile * n / float_tiles(n); }
+
+// Tiles first .. last-1 of x [n × cols] in the order in which they are read: panel by panel, tile by tile, of each 16
+// places all tokens of the tile. What is left of the rows is left out.
 INLINE void pack_rows_body(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
                            std::int64_t last) {
     const std::int64_t whole = cols / 16 * 16;
     for (std::int64_t panel = 0; panel < whole; panel += panel_width) {
         const std::int64_t length = std::min(panel_width, whole - panel);
-        for (std::int64_t t = first; t < last; t += FLOAT_TOKENS) {
-            const std::int64_t here = std::min<std::int64_t>(FLOAT_TOKENS, n - t);
-            float*             to   = out + panel * n + t * length;
+        for (std::int64_t tile = first; tile < last; tile++) {
+            const std::int64_t begin = tile_begin(tile, n), end = tile_begin(tile + 1, n);
+            float*             to = out + panel * n + begin * length;
             for (std::int64_t k = panel; k < panel + length; k += 16)
-                for (std::int64_t i = 0; i < here; i++, to += 16) std::memcpy(to, x + (t + i) * cols + k, 64);
+                for (std::int64_t t = begin; t < end; t++, to += 16) std::memcpy(to, x + t * cols + k, 64);
         }
     }
 }
 
-// R rows of a panel times N packed tokens, over `length` places, onto sums [N × R] that begin at zero with the row.
-template <int R, int N>
-INLINE void float_tile(const float* panel, const float* x, std::int64_t length, bool begin, f32x16* sums) {
-    f32x16 sum[R][N];
+// R rows times a tile of N tokens, over `length` places, onto sums [N × float_block] that begin at zero with the row.
+// What is `ahead` bytes later is asked for early.
+template <DType T, int R, int N>
+INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_t length, std::size_t ahead, bool begin,
+                       f32x16* sums) {
+    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
+    f32x16                sum[R][N];
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[t * R + r];
+        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[t * float_block + r];
     for (std::int64_t k = 0; k < length; k += 16, x += 16 * N) {
-        f32x16 b[N];
-        for (int t = 0; t < N; t++) LOAD16(b[t], x + 16 * t);
+        f32x16 w[R];
         for (int r = 0; r < R; r++) {
+            load_places<T>(rows[r] + std::size_t(k) * size, w[r]);
+            __builtin_prefetch(rows[r] + std::size_t(k) * size + ahead);
+        }
+        for (int t = 0; t < N; t++) {
             f32x16 a;
-            LOAD16(a, panel + r * panel_width + k);
-            for (int t = 0; t < N; t++) sum[r][t] = FMA(a, b[t], sum[r][t]);
+            LOAD16(a, x + 16 * t);
+            for (int r = 0; r < R; r++) sum[r][t] = FMA(w[r], a, sum[r][t]);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sums[t * R + r] = sum[r][t];
+        for (int t = 0; t < N; t++) sums[t * float_block + r] = sum[r][t];
 }
 
-// The last tile of a step may have fewer tokens.
-template <int R, int N>
-INLINE void float_tile_of(std::int64_t n, const float* panel, const float* x, std::int64_t length, bool begin,
-                          f32x16* sums) {
-    if (n >= N) return float_tile<R, N>(panel, x, length, begin, sums);
-    if constexpr (N > 1) float_tile_of<R, N - 1>(n, panel, x, length, begin, sums);
+template <DType T, int R, int N>
+INLINE void float_tile_of(std::int64_t n, const std::byte* const* rows, const float* x, std::int64_t length,
+                          std::size_t ahead, bool begin, f32x16* sums) {
+    if (n >= N) return float_tile<T, R, N>(rows, x, length, ahead, begin, sums);
+    if constexpr (N > 1) float_tile_of<T, R, N - 1>(n, rows, x, length, ahead, begin, sums);
 }
 
-// `rows` of at most R rows from `row` times tokens first .. first + n - 1: the rows become floats a panel at a time.
-template <int R, int N>
-INLINE void float_rows(const MatmulTask& task, std::int64_t row, std::int64_t rows, std::int64_t first,
-                       std::int64_t n) {
-    const TensorView&  w      = *task.weight;
-    const std::size_t  stride = row_bytes(w.type, w.cols);
-    const auto*        p      = static_cast<const std::byte*>(w.data) + std::size_t(row) * stride;
-    float*             panel  = task.scratch;                                               // [R × panel_width]
-    auto*              sums   = reinterpret_cast<f32x16*>(panel + most_rows * panel_width); // [n × R]
-    auto*              totals = reinterpret_cast<float*>(sums + most_rows * float_tokens); // [n × R]
-    const std::int64_t whole  = w.cols / 16 * 16;
-    const float*       x      = task.x + first * w.cols;
-    std::int64_t       k      = 0;
-    std::fill(panel + rows * panel_width, panel + R * panel_width, 0.0f);
-    do { // a row shorter than 16 has its rest only
-        const std::int64_t here = std::min(panel_width, w.cols - k), length = std::min(here, whole - k);
-        const std::size_t  bytes = row_bytes(w.type, here), at = row_bytes(w.type, k);
-        for (std::int64_t r = 0; r < rows; r++)
-            widen_row<FUSED>(w.type, p + std::size_t(r) * stride + at, panel + r * panel_width, here);
-        // while these are multiplied, the same panel of the next rows comes, a part with each tile
-        const std::size_t lines = (bytes + 63) / 64, all = R * lines, tiles = std::size_t((n + N - 1) / N);
-        const std::byte*  next = p + R * stride + at;
-        std::size_t       line = 0;
-        for (std::int64_t t = 0; t < n; t += N) {
-            for (const std::size_t end = std::min(all, line + (all + tiles - 1) / tiles); line < end; line++)
-                __builtin_prefetch(next + line / lines * stride + line % lines * 64, 0, 2);
-            float_tile_of<R, N>(n - t, panel, task.packed + k * task.n + (first + t) * length, length, k == 0,
-                                sums + t * R);
+// A panel of a block of rows, places k .. k + length - 1, at p, times tiles first .. last-1.
+template <DType T>
+INLINE void float_panel(const MatmulTask& task, const std::byte* p, std::size_t stride, std::int64_t rows,
+                        std::int64_t k, std::int64_t length, std::int64_t first, std::int64_t last, f32x16* sums) {
+    const std::int64_t begin = tile_begin(first, task.n);
+    for (std::int64_t tile = first; tile < last; tile++) {
+        const std::int64_t t = tile_begin(tile, task.n), n = tile_begin(tile + 1, task.n) - t;
+        for (std::int64_t row = 0; row < rows; row += FLOAT_ROWS) {
+            const std::byte* at[FLOAT_ROWS]; // rows that are not there: the last one once more
+            for (std::int64_t r = 0; r < FLOAT_ROWS; r++) at[r] = p + std::size_t(std::min(row + r, rows - 1)) * stride;
+            float_tile_of<T, FLOAT_ROWS, FLOAT_TOKENS>(n, at, task.packed + k * task.n + t * length, length,
+                                                       tile == 0 ? 9 * stride : 0, k == 0,
+                                                       sums + (t - begin) * float_block + row);
         }
-        k += here;
-    } while (k < w.cols);
-    for (std::int64_t i = 0; i < n * R; i += 16) sum_lanes_of_16(sums + i, totals + i);
-    const float* rest = panel + (whole - (k - 1) / panel_width * panel_width);
-    for (std::int64_t t = 0; t < n; t++)
-        for (std::int64_t r = 0; r < rows; r++) {
-            const float total =
-                finish(totals[t * R + r], rest + r * panel_width, x + t * w.cols + whole, w.cols - whole);
-            task.out[(first + t) * w.rows + row + r] = task.bias ? total + task.bias[row + r] : total;
+    }
+}
+
+// The lanes of the sums, what is left of the rows, and the bias: 16 rows at a time.
+INLINE void store_block(const MatmulTask& task, const f32x16* sums, std::int64_t row, std::int64_t rows,
+                        std::int64_t first, std::int64_t last) {
+    const TensorView&  w     = *task.weight;
+    const std::int64_t whole = w.cols / 16 * 16, rest = w.cols - whole;
+    for (std::int64_t t = first; t < last; t++, sums += float_block)
+        for (std::int64_t i = 0; i < rows; i += 16) {
+            const std::int64_t here = std::min<std::int64_t>(16, rows - i);
+            float              total[16], left[16];
+            sum_lanes_of_16(sums + i, total);
+            for (std::int64_t r = 0; rest > 0 && r < here; r++) {
+                const std::size_t at = std::size_t((row + i + r) * w.cols + whole); // only floats have a rest
+                dequantize_inline(w.type, static_cast<const std::byte*>(w.data) + row_bytes(w.type, std::int64_t(at)),
+                                  left, rest);
+                total[r] = finish(total[r], left, task.x + t * w.cols + whole, rest);
+            }
+            for (std::int64_t r = 0; task.bias && r < here; r++) total[r] += task.bias[row + i + r];
+            float* out = task.out + t * w.rows + row + i;
+            if (here == 16) std::memcpy(out, total, sizeof total);
+            else std::memcpy(out, total, std::size_t(here) * sizeof(float));
         }
 }
 
+// Blocks of rows whose panels stay in the caches while all tokens pass, which come from further away one by one.
 INLINE void float_matmul(const MatmulTask& task) {
     const TensorView& w = *task.weight;
     if (task.n == 1 && w.type == DType::F16) return float_vectors<DType::F16>(task);
     if (task.n == 1 && w.type == DType::BF16) return float_vectors<DType::BF16>(task);
     if (task.n == 1 && w.type == DType::F32) return float_vectors<DType::F32>(task);
-    // all goes are of about one size
-    const std::int64_t goes    = (task.n + float_tokens - 1) / float_tokens,
-                       at_once = ((task.n + goes - 1) / goes + FLOAT_TOKENS - 1) / FLOAT_TOKENS * FLOAT_TOKENS;
-    for (std::int64_t first = 0; first < task.n; first += at_once)
-        for (std::int64_t row = task.first; row < task.last; row += FLOAT_ROWS)
-            float_rows<FLOAT_ROWS, FLOAT_TOKENS>(task, row, std::min<std::int64_t>(FLOAT_ROWS, task.last - row), first,
-                                                 std::min(at_once, task.n - first));
+    constexpr std::int64_t at_once = float_tokens / FLOAT_TOKENS;
+    const std::int64_t     tiles = float_tiles(task.n), whole = w.cols / 16 * 16;
+    const std::size_t      stride = row_bytes(w.type, w.cols);
+    auto*                  sums   = reinterpret_cast<f32x16*>(task.scratch);
+    float*                 panel  = task.scratch + float_tokens * float_block * 16;
+    for (std::int64_t row = task.first; row < task.last; row += float_block)
+        for (std::int64_t first = 0; first < tiles; first += at_once) {
+            const std::int64_t rows = std::min(float_block, task.last - row), last = std::min(tiles, first + at_once);
+            std::int64_t       k = 0;
+            do { // a row shorter than 16 has its rest only
+                const std::int64_t length = std::min(panel_width, whole - k);
+                const std::byte*   p =
+                    static_cast<const std::byte*>(w.data) + std::size_t(row) * stride + row_bytes(w.type, k);
+                switch (w.type) {
+                    case DType::F16:
+                        float_panel<DType::F16>(task, p, stride, rows, k, length, first, last, sums);
+                        break;
+                    case DType::BF16:
+                        float_panel<DType::BF16>(task, p, stride, rows, k, length, first, last, sums);
+                        break;
+                    default:
+                        if (w.type == DType::F32) {
+                            float_panel<DType::F32>(task, p, stride, rows, k, length, first, last, sums);
+                            break;
+                        }
+                        for (std::int64_t r = 0; r < rows; r++)
+                            widen_row<FUSED>(w.type, p + std::size_t(r) * stride, panel + r * panel_width, length);
+                        float_panel<DType::F32>(task, reinterpret_cast<const std::byte*>(panel),
+                                                panel_width * sizeof(float), rows, k, length, first, last, sums);
+                }
+                k += panel_width;
+            } while (k < whole);
+            store_block(task, sums, row, rows, tile_begin(first, task.n), tile_begin(last, task.n));
+        }
 }
 
 INLINE void matmul_body(const MatmulTask& task) {

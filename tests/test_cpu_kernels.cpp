@@ -52,10 +52,12 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
         w.data = turned.data();
     }
     std::vector<float> packed(size);
-    k->pack_rows(x, n, w.cols, packed.data(), 0, n / 8 * 4); // in two goes
-    k->pack_rows(x, n, w.cols, packed.data(), n / 8 * 4, n);
+    const std::int64_t tiles = (n + k->tokens_in_tile - 1) / k->tokens_in_tile;
+    k->pack_rows(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
+    k->pack_rows(x, n, w.cols, packed.data(), tiles / 2, tiles);
     const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
-    k->matmul({&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
+    k->matmul(
+        {&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
 }
 
 } // namespace
