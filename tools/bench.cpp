@@ -478,8 +478,9 @@ int compare(const Arguments& a) {
             }
         }
     };
-    const std::vector<std::string> common{"-m", a.model, "-t", threads, "-r", cat(a.repetitions)},
-        rates{"-p", list(a.pp), "-n", list(a.tg)}, start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},
+    const std::vector<std::string> common{"-m", a.model, "-t", threads},
+        rates{"-p", list(a.pp), "-n", list(a.tg), "-r", cat(a.repetitions)},
+        start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},
         batch{"-npp", cat(a.npp), "-ntg", cat(a.ntg), "-npl", list(a.npl)};
     const auto words = [](std::initializer_list<std::vector<std::string>> parts) {
         std::vector<std::string> all;
