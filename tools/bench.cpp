@@ -1028,8 +1028,8 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     batched_command->add_option("--npl", a.npl, "sequences")->delimiter(',')->check(CLI::Range(1, 4096));
-    Arguments side; // sizes at which two programs have each been measured three times within some minutes
-    side.repetitions = 1, side.npp = 32, side.ntg = 32, side.npl = {8, 32};
+    Arguments side; // sizes at which both have been measured three times after about two minutes
+    side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
         app.add_subcommand("compare", "the CPU beside llama.cpp's, both programs by turns, with the ratios' spread");
     compare_command->add_option("-m,--model", side.model, "GGUF file")->required()->check(CLI::ExistingFile);
