@@ -83,7 +83,8 @@ private:
     static float* grown(std::vector<float>& memory, std::size_t n);
     float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
 
-    RoundedRows round(const Tensor& x);
+    RoundedRows  round(const Tensor& x);
+    const float* pack(const Tensor& x);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -96,7 +97,8 @@ private:
     ThreadPool                      pool_;
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
-    std::vector<float>              rounded_; // the input of the product at hand
+    std::vector<float>              rounded_; // the input of the product at hand, in the order of products of integers
+    std::vector<float>              packed_;  // and of floats
     // Weights by their place in the file, where the backend reads a copy in another order.
     std::unordered_map<const void*, Buffer> interleaved_;
     const StepPlan*                         plan_ = nullptr;
@@ -242,9 +244,19 @@ RoundedRows CpuBackend::round(const Tensor& x) {
     return to;
 }
 
+const float* CpuBackend::pack(const Tensor& x) {
+    float*             to    = grown(packed_, std::size_t(x.rows * x.cols));
+    const std::int64_t tiles = (x.rows + kernels_.tokens_in_tile - 1) / kernels_.tokens_in_tile;
+    split(tiles, 4, [&](std::int64_t first, std::int64_t last) {
+        kernels_.pack_rows(floats(x), x.rows, x.cols, to, first, last);
+    });
+    return to;
+}
+
 void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     check(projections.size() <= 4, "matmul: more projections than any model has");
     RoundedRows                 rounded;
+    const float*                packed = nullptr;
     std::array<TensorView, 4>   weight;
     std::array<std::int64_t, 5> begin{}; // of the groups of 16 rows of each, in one list of them all
     for (std::size_t i = 0; i < projections.size(); i++) {
@@ -252,7 +264,10 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
         weight[i]           = *p.weight;
         check(x.cols == p.weight->cols && p.out.cols == p.weight->rows && p.out.rows == x.rows, "matmul: shapes");
         begin[i + 1] = begin[i] + (p.weight->rows + 15) / 16;
-        if (!integer_products(p.weight->type)) continue;
+        if (!integer_products(p.weight->type)) {
+            if (!packed) packed = pack(x);
+            continue;
+        }
         const auto copy = interleaved_.find(p.weight->data);
         check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
         weight[i].data = copy->second.data();
@@ -261,7 +276,7 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
-    const std::int64_t most  = x.rows > 32 ? 8 : 64;
+    const std::int64_t most  = packed ? 9 : x.rows > 32 ? 8 : 64; // 9 · 16 rows are three blocks of products of floats
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
@@ -269,7 +284,7 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
             if (first >= begin[i + 1] || last <= begin[i]) continue;
             const Projection& p    = projections[i];
             const auto*       bias = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
-            MatmulTask        task{&weight[i], bias, floats(x), &rounded, floats(p.out), x.rows};
+            MatmulTask        task{&weight[i], bias, floats(x), &rounded, packed, floats(p.out), x.rows};
             task.first   = (std::max(first, begin[i]) - begin[i]) * 16;
             task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, p.weight->rows);
             task.scratch = scratch(thread, matmul_scratch);

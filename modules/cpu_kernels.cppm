@@ -34,15 +34,16 @@ struct MatmulTask {
     const float*       bias    = nullptr;
     const float*       x       = nullptr;
     const RoundedRows* rounded = nullptr; // x, for products of integers
+    const float*       packed  = nullptr; // x as pack_rows orders it, for products of floats
     float*             out     = nullptr;
     std::int64_t       n       = 0;
     std::int64_t       first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
     float*             scratch = nullptr;   // matmul_scratch floats
 };
-inline constexpr std::int64_t panel_width    = 512; // places of a row that are floats at one time
-inline constexpr std::int64_t most_rows      = 6;
-inline constexpr std::int64_t tokens_at_once = 128;
-inline constexpr std::size_t  matmul_scratch = std::size_t(most_rows * (panel_width + 16 * tokens_at_once));
+inline constexpr std::int64_t tokens_at_once = 128; // of products of integers
+// Of products of floats: places and rows whose weights, and tokens whose sums stay in the caches.
+inline constexpr std::int64_t panel_width = 512, float_block = 48, float_tokens = 64;
+inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + panel_width));
 
 // Queries of one sequence that share a kv head, over the paged cache.
 struct AttentionTask {
@@ -70,6 +71,11 @@ struct CpuKernels {
     void (*interleave)(const TensorView& weight, std::byte* out, std::int64_t first, std::int64_t last);
     // Tokens first .. last-1 of x [n × cols].
     void (*round_rows)(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last);
+    // x [n × cols] in the order in which products of floats read it, to out [n · cols]: tiles of tokens first .. last-1 of
+    // the n / tokens_in_tile, rounded up.
+    int tokens_in_tile;
+    void (*pack_rows)(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
+                      std::int64_t last);
     void (*matmul)(const MatmulTask&);
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
@@ -466,6 +472,10 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {          \
         NAME::round_rows_body(x, to, first, last);                                                                  \
     }                                                                                                               \
+    void pack_rows_##NAME(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,        \
+                          std::int64_t last) {                                                                      \
+        NAME::pack_rows_body(x, n, cols, out, first, last);                                                         \
+    }                                                                                                               \
     void attention_##NAME(const AttentionTask& task) { attention_body<FMA_, ATTENTION_TILE>(task); }                \
     void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
         norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
@@ -474,10 +484,10 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-#define TABLE(NAME, SPOKEN)                                                                \
-    const CpuKernels NAME##_kernels{SPOKEN,          interleave_##NAME, round_rows_##NAME, \
-                                    matmul_##NAME,   attention_##NAME,  norm_##NAME,       \
-                                    silu_mul_##NAME, add_##NAME,        store_f16_##NAME};
+#define TABLE(NAME, SPOKEN)                                                                               \
+    const CpuKernels NAME##_kernels{SPOKEN,           interleave_##NAME, round_rows_##NAME, FLOAT_TOKENS, \
+                                    pack_rows_##NAME, matmul_##NAME,     attention_##NAME,  norm_##NAME,  \
+                                    silu_mul_##NAME,  add_##NAME,        store_f16_##NAME};
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
@@ -537,8 +547,8 @@ TABLE(avx2, "avx2")
 #undef FLOAT_ROWS
 #undef FLOAT_TOKENS
 #undef ATTENTION_TILE
-#define FLOAT_ROWS 6
-#define FLOAT_TOKENS 4
+#define FLOAT_ROWS 3
+#define FLOAT_TOKENS 8
 #define ATTENTION_TILE 6, 4
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"

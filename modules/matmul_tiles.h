@@ -3,7 +3,7 @@
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[0] + w[2·lane + 1] · x[1], x: two int16
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
-//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold
+//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold; 48 rows are a multiple
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
 // Quantised weights are interleaved when a model is loaded: 16 neighbouring rows, and of each piece of their blocks (a scale,
@@ -412,12 +412,31 @@ INLINE void load_places(const std::byte* p, f32x16& out) {
     }
 }
 
-INLINE float finish(const f32x16& sum, const float* w, const float* x, std::int64_t rest) {
-    float lane[16];
-    STORE16(lane, sum);
-    float total = sum_lanes(lane);
-    for (std::int64_t i = 0; i < rest; i++) total = multiply_add<FUSED>(w[i], x[i], total);
-    return total;
+// What is left of a row behind the last 16 places, one by one.
+INLINE float finish(float sum, const float* w, const float* x, std::int64_t rest) {
+    for (std::int64_t i = 0; i < rest; i++) sum = multiply_add<FUSED>(w[i], x[i], sum);
+    return sum;
+}
+
+// out[i] = the lanes of sums[i], added as sum_lanes() does, 16 sums at a time.
+INLINE void sum_lanes_of_16(const f32x16* v, float* out) {
+#define EACH(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+    f32x16 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = EACH(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               EACH(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    for (int i = 0; i < 4; i++)
+        b[i] = EACH(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               EACH(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    for (int i = 0; i < 2; i++)
+        c[i] = EACH(b[i], b[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               EACH(b[i], b[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    const f32x16 d = EACH(c[0], c[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+                     EACH(c[0], c[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
+    const f32x16 e =
+        EACH(d, d, 0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15); // until here 0 2 1 3 of 0, 8, 4, 12
+    STORE16(out, e);
+#undef EACH
 }
 
 // One token: a row as it streams by. (Several at once collide in the first-level cache where a row is 4 KB.)
@@ -437,83 +456,145 @@ INLINE void float_vectors(const MatmulTask& task) {
         }
         float rest[16];
         dequantize_inline(T, p + std::size_t(whole) * size, rest, cols - whole);
-        const float total = finish(sum, rest, task.x + whole, cols - whole);
+        float lane[16];
+        STORE16(lane, sum);
+        const float total = finish(sum_lanes(lane), rest, task.x + whole, cols - whole);
         task.out[row]     = task.bias ? total + task.bias[row] : total;
     }
 }
 
-// R rows of a panel times N tokens, over `length` places, onto sums [R × N] that begin at zero with the row.
-template <int R, int N>
-INLINE void float_tile(const float* panel, const float* x, std::int64_t cols, std::int64_t length, bool begin,
+// Many tokens go in tiles of about the same size, at most FLOAT_TOKENS.
+INLINE std::int64_t float_tiles(std::int64_t n) { return (n + FLOAT_TOKENS - 1) / FLOAT_TOKENS; }
+INLINE std::int64_t tile_begin(std::int64_t tile, std::int64_t n) { return tile * n / float_tiles(n); }
+
+// Tiles first .. last-1 of x [n × cols] in the order in which they are read: panel by panel, tile by tile, of each 16
+// places all tokens of the tile. What is left of the rows is left out.
+INLINE void pack_rows_body(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
+                           std::int64_t last) {
+    const std::int64_t whole = cols / 16 * 16;
+    for (std::int64_t panel = 0; panel < whole; panel += panel_width) {
+        const std::int64_t length = std::min(panel_width, whole - panel);
+        for (std::int64_t tile = first; tile < last; tile++) {
+            const std::int64_t begin = tile_begin(tile, n), end = tile_begin(tile + 1, n);
+            float*             to = out + panel * n + begin * length;
+            for (std::int64_t k = panel; k < panel + length; k += 16)
+                for (std::int64_t t = begin; t < end; t++, to += 16) std::memcpy(to, x + t * cols + k, 64);
+        }
+    }
+}
+
+// R rows times a tile of N tokens, over `length` places, onto sums [N × float_block] that begin at zero with the row.
+// What is `ahead` bytes later is asked for early.
+template <DType T, int R, int N>
+INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_t length, std::size_t ahead, bool begin,
                        f32x16* sums) {
-    f32x16 sum[R][N];
+    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
+    f32x16                sum[R][N];
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[r * N + t];
-    for (std::int64_t k = 0; k < length; k += 16) {
-        f32x16 b[N];
-        for (int t = 0; t < N; t++) LOAD16(b[t], x + t * cols + k);
+        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[t * float_block + r];
+    for (std::int64_t k = 0; k < length; k += 16, x += 16 * N) {
+        f32x16 w[R];
         for (int r = 0; r < R; r++) {
+            load_places<T>(rows[r] + std::size_t(k) * size, w[r]);
+            __builtin_prefetch(rows[r] + std::size_t(k) * size + ahead);
+        }
+        for (int t = 0; t < N; t++) {
             f32x16 a;
-            LOAD16(a, panel + r * panel_width + k);
-            for (int t = 0; t < N; t++) sum[r][t] = FMA(a, b[t], sum[r][t]);
+            LOAD16(a, x + 16 * t);
+            for (int r = 0; r < R; r++) sum[r][t] = FMA(w[r], a, sum[r][t]);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sums[r * N + t] = sum[r][t];
+        for (int t = 0; t < N; t++) sums[t * float_block + r] = sum[r][t];
 }
 
-// R rows times tokens first .. first + n - 1: the rows become floats a panel at a time.
-template <int R, int N>
-INLINE void float_rows(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n) {
-    const TensorView&  w      = *task.weight;
-    const std::size_t  stride = row_bytes(w.type, w.cols);
-    const auto*        p      = static_cast<const std::byte*>(w.data) + std::size_t(row) * stride;
-    float*             panel  = task.scratch;                                               // [R × panel_width]
-    auto*              sums   = reinterpret_cast<f32x16*>(panel + most_rows * panel_width); // [n × R]
-    const std::int64_t whole = w.cols / 16 * 16, fours = n / N * N;
-    const float*       x = task.x + first * w.cols;
-    std::int64_t       k = 0;
-    do { // a row shorter than 16 has its rest only
-        const std::int64_t here = std::min(panel_width, w.cols - k), length = std::min(here, whole - k);
-        // while these are multiplied, the next panel comes: of the same rows or, at their end, of the next
-        const std::size_t bytes = row_bytes(w.type, here), at = row_bytes(w.type, k);
-        const std::size_t next = k + here < w.cols ? at + bytes : R * stride;
-        for (int r = 0; r < R; r++)
-            for (std::size_t i = 0; i < bytes; i += 64)
-                __builtin_prefetch(p + std::size_t(r) * stride + next + i, 0, 2);
-        for (int r = 0; r < R; r++)
-            widen_row<FUSED>(w.type, p + std::size_t(r) * stride + at, panel + r * panel_width, here);
-        for (std::int64_t t = 0; t < fours; t += N)
-            float_tile<R, N>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
-        for (std::int64_t t = fours; t < n; t++)
-            float_tile<R, 1>(panel, x + t * w.cols + k, w.cols, length, k == 0, sums + t * R);
-        k += here;
-    } while (k < w.cols);
-    const float* rest = panel + (whole - (k - 1) / panel_width * panel_width);
-    for (std::int64_t t = 0; t < n; t++)
-        for (int r = 0; r < R; r++) {
-            const f32x16& sum   = t < fours ? sums[t / N * N * R + r * N + t % N] : sums[t * R + r];
-            const float   total = finish(sum, rest + r * panel_width, x + t * w.cols + whole, w.cols - whole);
-            task.out[(first + t) * w.rows + row + r] = task.bias ? total + task.bias[row + r] : total;
+template <DType T, int R, int N>
+INLINE void float_tile_of(std::int64_t n, const std::byte* const* rows, const float* x, std::int64_t length,
+                          std::size_t ahead, bool begin, f32x16* sums) {
+    if (n >= N) return float_tile<T, R, N>(rows, x, length, ahead, begin, sums);
+    if constexpr (N > 1) float_tile_of<T, R, N - 1>(n, rows, x, length, ahead, begin, sums);
+}
+
+// A panel of a block of rows, places k .. k + length - 1, at p, times tiles first .. last-1.
+template <DType T>
+INLINE void float_panel(const MatmulTask& task, const std::byte* p, std::size_t stride, std::int64_t rows,
+                        std::int64_t k, std::int64_t length, std::int64_t first, std::int64_t last, f32x16* sums) {
+    const std::int64_t begin = tile_begin(first, task.n);
+    for (std::int64_t tile = first; tile < last; tile++) {
+        const std::int64_t t = tile_begin(tile, task.n), n = tile_begin(tile + 1, task.n) - t;
+        for (std::int64_t row = 0; row < rows; row += FLOAT_ROWS) {
+            const std::byte* at[FLOAT_ROWS]; // rows that are not there: the last one once more
+            for (std::int64_t r = 0; r < FLOAT_ROWS; r++) at[r] = p + std::size_t(std::min(row + r, rows - 1)) * stride;
+            float_tile_of<T, FLOAT_ROWS, FLOAT_TOKENS>(n, at, task.packed + k * task.n + t * length, length,
+                                                       tile == 0 ? 9 * stride : 0, k == 0,
+                                                       sums + (t - begin) * float_block + row);
+        }
+    }
+}
+
+// The lanes of the sums, what is left of the rows, and the bias: 16 rows at a time.
+INLINE void store_block(const MatmulTask& task, const f32x16* sums, std::int64_t row, std::int64_t rows,
+                        std::int64_t first, std::int64_t last) {
+    const TensorView&  w     = *task.weight;
+    const std::int64_t whole = w.cols / 16 * 16, rest = w.cols - whole;
+    for (std::int64_t t = first; t < last; t++, sums += float_block)
+        for (std::int64_t i = 0; i < rows; i += 16) {
+            const std::int64_t here = std::min<std::int64_t>(16, rows - i);
+            float              total[16], left[16];
+            sum_lanes_of_16(sums + i, total);
+            for (std::int64_t r = 0; rest > 0 && r < here; r++) {
+                const std::size_t at = std::size_t((row + i + r) * w.cols + whole); // only floats have a rest
+                dequantize_inline(w.type, static_cast<const std::byte*>(w.data) + row_bytes(w.type, std::int64_t(at)),
+                                  left, rest);
+                total[r] = finish(total[r], left, task.x + t * w.cols + whole, rest);
+            }
+            for (std::int64_t r = 0; task.bias && r < here; r++) total[r] += task.bias[row + i + r];
+            float* out = task.out + t * w.rows + row + i;
+            if (here == 16) std::memcpy(out, total, sizeof total);
+            else std::memcpy(out, total, std::size_t(here) * sizeof(float));
         }
 }
 
+// Blocks of rows whose panels stay in the caches while all tokens pass, which come from further away one by one.
 INLINE void float_matmul(const MatmulTask& task) {
     const TensorView& w = *task.weight;
     if (task.n == 1 && w.type == DType::F16) return float_vectors<DType::F16>(task);
     if (task.n == 1 && w.type == DType::BF16) return float_vectors<DType::BF16>(task);
     if (task.n == 1 && w.type == DType::F32) return float_vectors<DType::F32>(task);
-    // x of one go is at most the second-level cache, and all goes are of about one size
-    const std::int64_t most    = std::clamp<std::int64_t>((256 << 10) / w.cols, 16, tokens_at_once),
-                       goes    = (task.n + most - 1) / most,
-                       at_once = ((task.n + goes - 1) / goes + FLOAT_TOKENS - 1) / FLOAT_TOKENS * FLOAT_TOKENS;
-    for (std::int64_t first = 0; first < task.n; first += at_once) {
-        const std::int64_t n   = std::min(at_once, task.n - first);
-        std::int64_t       row = task.first;
-        for (; row + FLOAT_ROWS <= task.last; row += FLOAT_ROWS)
-            float_rows<FLOAT_ROWS, FLOAT_TOKENS>(task, row, first, n);
-        for (; row < task.last; row++) float_rows<1, FLOAT_TOKENS>(task, row, first, n);
-    }
+    constexpr std::int64_t at_once = float_tokens / FLOAT_TOKENS;
+    const std::int64_t     tiles = float_tiles(task.n), whole = w.cols / 16 * 16;
+    const std::size_t      stride = row_bytes(w.type, w.cols);
+    auto*                  sums   = reinterpret_cast<f32x16*>(task.scratch);
+    float*                 panel  = task.scratch + float_tokens * float_block * 16;
+    for (std::int64_t row = task.first; row < task.last; row += float_block)
+        for (std::int64_t first = 0; first < tiles; first += at_once) {
+            const std::int64_t rows = std::min(float_block, task.last - row), last = std::min(tiles, first + at_once);
+            std::int64_t       k = 0;
+            do { // a row shorter than 16 has its rest only
+                const std::int64_t length = std::min(panel_width, whole - k);
+                const std::byte*   p =
+                    static_cast<const std::byte*>(w.data) + std::size_t(row) * stride + row_bytes(w.type, k);
+                switch (w.type) {
+                    case DType::F16:
+                        float_panel<DType::F16>(task, p, stride, rows, k, length, first, last, sums);
+                        break;
+                    case DType::BF16:
+                        float_panel<DType::BF16>(task, p, stride, rows, k, length, first, last, sums);
+                        break;
+                    default:
+                        if (w.type == DType::F32) {
+                            float_panel<DType::F32>(task, p, stride, rows, k, length, first, last, sums);
+                            break;
+                        }
+                        for (std::int64_t r = 0; r < rows; r++)
+                            widen_row<FUSED>(w.type, p + std::size_t(r) * stride, panel + r * panel_width, length);
+                        float_panel<DType::F32>(task, reinterpret_cast<const std::byte*>(panel),
+                                                panel_width * sizeof(float), rows, k, length, first, last, sums);
+                }
+                k += panel_width;
+            } while (k < whole);
+            store_block(task, sums, row, rows, tile_begin(first, task.n), tile_begin(last, task.n));
+        }
 }
 
 INLINE void matmul_body(const MatmulTask& task) {

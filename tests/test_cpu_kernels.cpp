@@ -51,8 +51,13 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
         k->round_rows(x, rounded, 0, n);
         w.data = turned.data();
     }
+    std::vector<float> packed(size);
+    const std::int64_t tiles = (n + k->tokens_in_tile - 1) / k->tokens_in_tile;
+    k->pack_rows(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
+    k->pack_rows(x, n, w.cols, packed.data(), tiles / 2, tiles);
     const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
-    k->matmul({&w, bias, x, &rounded, out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
+    k->matmul(
+        {&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
 }
 
 } // namespace
@@ -67,7 +72,7 @@ TEST_CASE("matmul over odd shapes") {
     for (const CpuKernels* k : all_kernels())
         for (int cols : {8, 16, 33, 96, 256})
             for (int rows : {1, 3, 4, 7, 16, 32, 45})
-                for (int n : {1, 2, 3, 5, 9}) {
+                for (int n : {1, 2, 3, 4, 5, 6, 9}) {
                     CAPTURE(k->name, cols, rows, n);
                     const auto w = noise(std::size_t(rows * cols), 1), x = noise(std::size_t(n * cols), 2),
                                bias = noise(std::size_t(rows), 3);
@@ -139,22 +144,24 @@ TEST_CASE("matmul of every type equals the product with its dequantised rows") {
 TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
     std::mt19937 random(22);
     for (const CpuKernels* k : all_kernels())
-        for (DType type : {DType::F16, DType::F32, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_1, DType::Q6_K}) {
-            const int              cols = 256 * 3, rows = 43, n = 133;
-            const auto             x      = noise(n * cols, 5);
-            const std::size_t      stride = row_bytes(type, cols);
-            std::vector<std::byte> blocks(stride * rows);
-            for (std::byte& b : blocks) b = std::byte(random() >> 9) & std::byte(0x3b); // no infinities
-            TensorView         weight{type, rows, cols, blocks.data()};
-            std::vector<float> together(n * rows), alone(n * rows);
-            product(k, weight, nullptr, x.data(), together.data(), n);
-            for (int t = 0; t < n; t++)
-                for (int row = 0; row < rows; row += 16)
-                    product(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, row,
-                            std::min(row + 16, rows));
-            CAPTURE(k->name, dtype_info(type).name);
-            CHECK(together == alone);
-        }
+        for (DType type : {DType::F16, DType::BF16, DType::F32, DType::Q2_K, DType::Q8_0, DType::Q4_0, DType::Q4_K,
+                           DType::Q5_1, DType::Q6_K})
+            for (int n : {3, 6, 133}) {
+                const int              cols = 256 * 3, rows = 43;
+                const auto             x      = noise(std::size_t(n * cols), 5);
+                const std::size_t      stride = row_bytes(type, cols);
+                std::vector<std::byte> blocks(stride * rows);
+                for (std::byte& b : blocks) b = std::byte(random() >> 9) & std::byte(0x3b); // no infinities
+                TensorView         weight{type, rows, cols, blocks.data()};
+                std::vector<float> together(std::size_t(n * rows)), alone(std::size_t(n * rows));
+                product(k, weight, nullptr, x.data(), together.data(), n);
+                for (int t = 0; t < n; t++)
+                    for (int row = 0; row < rows; row += 16)
+                        product(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, row,
+                                std::min(row + 16, rows));
+                CAPTURE(k->name, dtype_info(type).name, n);
+                CHECK(together == alone);
+            }
 }
 
 TEST_CASE("what is not a number stays so") {

@@ -241,7 +241,6 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     EngineOptions o;
     o.device                 = a.device;
     o.gpu_memory_utilization = a.gpu_memory_utilization;
-    o.gpu_memory_utilization = a.gpu_memory_utilization;
     o.threads                = a.threads;
     o.prefix_cache           = false;
     o.max_sequences          = n_sequences;
@@ -313,9 +312,10 @@ int model(Arguments a) {
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
     const auto measure = [&](bool prompt, int n) -> Result<void> {
         std::vector<double> rates, seconds;
-        for (int i = a.no_warmup ? 0 : -1; i < a.repetitions; i++) { // the first one warms up
-            Result<Timed> timed = prompt ? run_batch(*engine, 1, n, 0, unsigned(i + 2))
-                                         : run_batch(*engine, 1, std::max(1, a.depth), n, unsigned(i + 2));
+        for (int i = a.no_warmup ? 0 : -1; i < a.repetitions; i++) { // the first one warms up, with a few tokens
+            Result<Timed> timed =
+                prompt ? run_batch(*engine, 1, n, 0, unsigned(i + 2))
+                       : run_batch(*engine, 1, std::max(1, a.depth), i < 0 ? std::min(n, 8) : n, unsigned(i + 2));
             if (!timed) return std::unexpected(timed.error());
             const double s = prompt ? timed->prefill : timed->decode * n / std::max(1, timed->steps - 1);
             if (i >= 0) rates.push_back(n / s), seconds.push_back(s / n);
@@ -370,7 +370,7 @@ int batched(const Arguments& a) {
             "| ----: | ----: | ---: | -----: | -------: | -------: | -------: | -------: | -------: | -------: | "
             "-----------: |\n");
     for (int n : a.npl) {
-        if (Result<Timed> warm = run_batch(*engine, n, a.npp, std::min(a.ntg, 24), 1); !warm)
+        if (Result<Timed> warm = run_batch(*engine, n, a.npp, std::min(a.ntg, 4), 1); !warm)
             return complain(warm.error());
         Result<Timed> t = run_batch(*engine, n, a.npp, a.ntg, 2);
         if (!t) return complain(t.error());
@@ -478,8 +478,9 @@ int compare(const Arguments& a) {
             }
         }
     };
-    const std::vector<std::string> common{"-m", a.model, "-t", threads, "-r", cat(a.repetitions)},
-        rates{"-p", list(a.pp), "-n", list(a.tg)}, start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},
+    const std::vector<std::string> common{"-m", a.model, "-t", threads},
+        rates{"-p", list(a.pp), "-n", list(a.tg), "-r", cat(a.repetitions)},
+        start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},
         batch{"-npp", cat(a.npp), "-ntg", cat(a.ntg), "-npl", list(a.npl)};
     const auto words = [](std::initializer_list<std::vector<std::string>> parts) {
         std::vector<std::string> all;
@@ -1035,23 +1036,30 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     batched_command->add_option("--npl", a.npl, "sequences")->delimiter(',')->check(CLI::Range(1, 4096));
+    Arguments side; // sizes at which both have been measured three times after about two minutes
+    side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
         app.add_subcommand("compare", "the CPU beside llama.cpp's, both programs by turns, with the ratios' spread");
-    compare_command->add_option("-m,--model", a.model, "GGUF file")->required()->check(CLI::ExistingFile);
-    compare_command->add_option("--llama-bench", a.llama_bench, "the program")->required()->check(CLI::ExistingFile);
-    compare_command->add_option("--llama-batched-bench", a.llama_batched_bench, "by default beside llama-bench")
+    compare_command->add_option("-m,--model", side.model, "GGUF file")->required()->check(CLI::ExistingFile);
+    compare_command->add_option("--llama-bench", side.llama_bench, "the program")->required()->check(CLI::ExistingFile);
+    compare_command->add_option("--llama-batched-bench", side.llama_batched_bench, "by default beside llama-bench")
         ->check(CLI::ExistingFile);
-    compare_command->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
-    compare_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("-r,--repetitions", a.repetitions, "of each test in a round")
+    compare_command->add_option("-t,--threads", side.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+    compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
+    compare_command->add_option("-r,--repetitions", side.repetitions, "of each test in a round")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    compare_command->add_option("--npp", a.npp, "prompt tokens of each sequence of a batch")
-        ->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("--ntg", a.ntg, "generated tokens of each")->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("--npl", a.npl, "sequences; 0: no batches")->delimiter(',')->check(CLI::Range(0, 4096));
-    compare_command->add_option("--rounds", a.rounds)->check(CLI::Range(1, 100))->capture_default_str();
+    compare_command->add_option("--npp", side.npp, "prompt tokens of each sequence of a batch")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    compare_command->add_option("--ntg", side.ntg, "generated tokens of each")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    compare_command->add_option("--npl", side.npl, "sequences; 0: no batches")
+        ->delimiter(',')
+        ->check(CLI::Range(0, 4096));
+    compare_command->add_option("--rounds", side.rounds)->check(CLI::Range(1, 100))->capture_default_str();
     CLI::App* throughput_command =
         model_options(app.add_subcommand("throughput", "many requests of different lengths, offline"));
     throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
@@ -1080,7 +1088,7 @@ int main(int argc, char** argv) {
     }
     if (model_command->parsed()) return model(a);
     if (batched_command->parsed()) return batched(a);
-    if (compare_command->parsed()) return compare(a);
+    if (compare_command->parsed()) return compare(side);
     if (throughput_command->parsed()) return throughput(a);
     if (kernel_command->parsed()) return kernels(a);
     if (serve_command->parsed()) return serve(std::move(serving));
