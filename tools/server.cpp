@@ -17,6 +17,7 @@ import quire.json;
 import quire.openai;
 import quire.service;
 import quire.std;
+import quire.terminal;
 import quire.tokenizer;
 
 using namespace quire;
@@ -229,9 +230,12 @@ int run(Arguments& a) {
     options.ping_seconds     = a.ping_seconds;
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
-    a.engine.kv_type      = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    a.engine.prefix_cache = !a.no_prefix_cache;
-    Result<Engine> engine = Engine::load(a.model, a.engine);
+    a.engine.kv_type          = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    a.engine.prefix_cache     = !a.no_prefix_cache;
+    const TerminalFacts facts = terminal_facts();
+    ProgressBar         bar("loading", facts.err && !facts.dumb);
+    Result<Engine>      engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
+    bar.clear();
     if (!engine) return complain(engine.error());
     const std::string jinja = engine->chat_template();
     if (const auto named = chat_form_named(a.form_name)) options.form = *named;
