@@ -38,7 +38,7 @@ constexpr __host__ __device__ int min_bytes(Kind k, int cols) { return k == kind
 constexpr __host__ __device__ int row_bytes(Kind k, int cols) {
     return data_bytes(k, cols) + scale_bytes(k, cols) + min_bytes(k, cols);
 }
-constexpr int x_bytes(Kind k, int cols) { // Integers and their scales
+constexpr int x_bytes(Kind k, int cols) { // integers, scales, sums
     return k == kind_f16 ? cols * 2 : cols * 2 + (k == kind_q4_k ? cols / 64 : cols / 32) * 4 + cols / 16 * 4;
 }
 
