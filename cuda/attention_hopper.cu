@@ -8,6 +8,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "bulk.cuh"
 #include "kernels.h"
 #include "warp.cuh"
 
@@ -22,22 +23,6 @@ constexpr int                  M = 128, N = 128;  // queries and positions of a 
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
-
-__device__ void barrier_init(std::uint64_t* b, unsigned count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(count));
-}
-__device__ void barrier_arrive(std::uint64_t* b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
-}
-// Waits until the phase of that parity is complete.
-__device__ void barrier_wait(std::uint64_t* b, unsigned parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::
-            "r"(shared_address(b)),
-        "r"(parity)
-        : "memory");
-}
 __device__ void copy_async(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(valid ? 16 : 0));
