@@ -17,23 +17,6 @@ int          blocks_for(std::int64_t n, int threads) { return int((n + threads -
 
 // -- embedding: one block for each token
 
-__device__ float weight_at(const Weight& w, std::int64_t row, std::int64_t col) {
-    switch (w.form) {
-        case WeightForm::f16: return __half2float(static_cast<const __half*>(w.data)[row * w.cols + col]);
-        case WeightForm::f32: return static_cast<const float*>(w.data)[row * w.cols + col];
-        case WeightForm::i8: {
-            const std::int64_t at = row * w.cols + col, g = at / w.group;
-            const float        scale = w.float_scales ? static_cast<const float*>(w.scales)[g]
-                                                      : __half2float(static_cast<const __half*>(w.scales)[g]);
-            const float        min   = w.mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
-            return scale * static_cast<const std::int8_t*>(w.data)[at] - min;
-        }
-        case WeightForm::q4_k:
-            return q4_k_at(static_cast<const unsigned char*>(w.data) + row * (w.cols / 256) * 144, int(col));
-    }
-    return 0;
-}
-
 __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions, Plan plan, float* out) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x, token = plan.tokens[t];

@@ -217,4 +217,30 @@ void matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, std::in
                  void* out, bool out_is_float, Stream stream, int n_matrices = 1, std::int64_t weight_stride = 0,
                  std::int64_t out_stride = 0);
 
+// -- tape.cu: a step of one token as a single kernel
+
+// An operation, as it was told to the launchers above.
+struct TapeOp {
+    enum Kind { embed, norm, products, gated, rope_and_store, attention, add, select };
+    Kind        kind = embed;
+    Weight      weight;                     // embed
+    const void* x             = nullptr;    // norm, products, gated; add: what is added; select: the source
+    float*      residual      = nullptr;    // norm, add; embed, select: the result
+    const float* norm_weight  = nullptr;
+    float        eps          = 0;
+    void*        out          = nullptr;    // norm
+    std::int64_t cols         = 0;          // of x
+    Product      product[most_products];    // gated: gate and up
+    int          n_products = 0;
+    RopeStore    rope;
+    Attention    attend;
+};
+// The operations of a step of one token with one row of logits, told once, as a kernel for all such steps. Null: not on this
+// GPU, or these operations are not those of a model that it knows.
+void* make_tape(const TapeOp* ops, int n_ops);
+// `items`, `partial`, `tickets`: as for attention_decode().
+void run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets,
+              Stream stream);
+void destroy_tape(void* tape);
+
 } // namespace quire::cuda

@@ -57,4 +57,8 @@ bool matmul_gated(const Half*, const Weight&, const Weight&, Half*, Stream) { re
 void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int64_t, void*, bool, Stream, int,
                  std::int64_t, std::int64_t) {}
 
+void* make_tape(const TapeOp*, int) { return nullptr; }
+void  run_tape(void*, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) {}
+void  destroy_tape(void*) {}
+
 } // namespace quire::cuda

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels.h"
+
 namespace quire::cuda {
 
 // Launches of a step overlap: a kernel begins while the one before it ends (programmatic dependent launch, Hopper and
@@ -87,6 +89,24 @@ __device__ inline float q4_k_at(const unsigned char* row, int col) {
     const float         d    = __half2float(*reinterpret_cast<const __half*>(block)),
                 dmin         = __half2float(*reinterpret_cast<const __half*>(block + 2));
     return d * float(scale) * float(high ? byte >> 4 : byte & 15) - dmin * float(min);
+}
+
+// One weight of any form.
+__device__ inline float weight_at(const Weight& w, std::int64_t row, std::int64_t col) {
+    switch (w.form) {
+        case WeightForm::f16: return __half2float(static_cast<const __half*>(w.data)[row * w.cols + col]);
+        case WeightForm::f32: return static_cast<const float*>(w.data)[row * w.cols + col];
+        case WeightForm::i8: {
+            const std::int64_t at = row * w.cols + col, g = at / w.group;
+            const float        scale = w.float_scales ? static_cast<const float*>(w.scales)[g]
+                                                      : __half2float(static_cast<const __half*>(w.scales)[g]);
+            const float        min   = w.mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
+            return scale * static_cast<const std::int8_t*>(w.data)[at] - min;
+        }
+        case WeightForm::q4_k:
+            return q4_k_at(static_cast<const unsigned char*>(w.data) + row * (w.cols / 256) * 144, int(col));
+    }
+    return 0;
 }
 
 } // namespace quire::cuda

@@ -54,6 +54,7 @@ public:
     ~CudaBackend() override {
         cuda::synchronize(stream_);
         for (auto& [key, graph] : graphs_) cuda::destroy_graph(graph);
+        cuda::destroy_tape(tape_);
         for (void* memory : owned_) cuda::release(memory);
         for (void* memory : owned_host_) cuda::release_host(memory);
         cuda::destroy_stream(stream_);
@@ -135,6 +136,18 @@ private:
     bool                                 capturing_ = false;
     std::map<std::pair<int, int>, void*> graphs_; // (rows, items) → an executable graph
     std::map<std::pair<int, int>, int>   seen_;   // how often a shape came: the first time it runs as it is
+    // Steps of one token: what the first one was told becomes one kernel, where the GPU has that.
+    enum class Telling { not_yet, now, done };
+    Telling                   telling_ = Telling::not_yet;
+    std::vector<cuda::TapeOp> told_;
+    void*                     tape_ = nullptr;
+    const float*              tape_logits_ = nullptr;
+    bool                      one_token() const {
+        return shape_.tokens == 1 && shape_.logit_rows == 1 && n_tiles_ == 0 && !options_.deterministic;
+    }
+    void tell(const cuda::TapeOp& op) {
+        if (telling_ == Telling::now) told_.push_back(op);
+    }
     float*                               partial_ = nullptr;
     std::int32_t*                        tickets_ = nullptr;
     std::int32_t *                       best_ = nullptr, *host_best_ = nullptr; // of each logit row
@@ -420,9 +433,22 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     return shape_;
 }
 
+// Sequences longer than this are better served by kernels that have the whole shared memory for attention.
+constexpr int most_tape_items = 1024;
+
 // The first step of a shape runs as it is (libraries choose their algorithms then), the second is captured.
 bool CudaBackend::replay_step() {
     if (!capturing_) return false;
+    if (one_token()) {
+        if (telling_ == Telling::not_yet) telling_ = Telling::now;
+        if (tape_ != nullptr && n_items_ * limits_.n_kv_heads <= most_tape_items) {
+            cuda::run_tape(tape_, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_, partial_,
+                           tickets_, stream_);
+            cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, stream_);
+            capturing_ = false;
+            return true;
+        }
+    }
     const std::pair key{shape_.tokens, n_items_};
     if (const auto found = graphs_.find(key); found != graphs_.end()) {
         cuda::launch_graph(found->second, stream_);
@@ -435,6 +461,12 @@ bool CudaBackend::replay_step() {
 }
 
 void CudaBackend::end_step() {
+    if (telling_ == Telling::now) {
+        telling_ = Telling::done;
+        if (!told_.empty()) tape_logits_ = static_cast<const float*>(told_.back().product[0].out);
+        tape_ = cuda::make_tape(told_.data(), int(told_.size()));
+        told_ = {};
+    }
     if (!capturing_) return;
     capturing_  = false;
     void* graph = cuda::end_capture(stream_);
@@ -481,6 +513,11 @@ StepResults CudaBackend::results() {
 // -- the operations
 
 void CudaBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
+    cuda::TapeOp op;
+    op.weight   = weight_of(weight);
+    op.residual = floats(out);
+    if (positions) telling_ = Telling::done; // not for a tape
+    tell(op);
     cuda::embed(weight_of(weight), positions ? &weight_of(positions) : nullptr, on_device_, floats(out), out.rows,
                 stream_);
 }
@@ -488,6 +525,16 @@ void CudaBackend::embed(const TensorView& weight, const TensorView& positions, T
 void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
                        Tensor out) {
     check(out.type == DType::F16, "norm: the result is for a product");
+    cuda::TapeOp op;
+    op.kind        = cuda::TapeOp::norm;
+    op.x           = x.data;
+    op.residual    = residual ? floats(*residual) : nullptr;
+    op.norm_weight = vector_of(weight);
+    op.eps         = eps;
+    op.out         = out.data;
+    op.cols        = x.cols;
+    if (bias) telling_ = Telling::done;
+    tell(op);
     cuda::norm(x.data, x.type == DType::F32, vector_of(weight), vector_of(bias), eps,
                residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, stream_);
 }
@@ -495,6 +542,16 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
 void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
     cuda::Product products[cuda::most_products];
     int           n     = 0;
+    if (telling_ == Telling::now) {
+        cuda::TapeOp op;
+        op.kind = cuda::TapeOp::products;
+        op.x    = x.data;
+        op.cols = x.cols;
+        for (const Projection& p : projections)
+            op.product[op.n_products++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
+                                           p.out.type == DType::F32};
+        tell(op);
+    }
     const auto    f16   = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
     const bool    batch = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
         return cuda::can_batch(weight_of(*p.weight));
@@ -571,6 +628,10 @@ void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope,
     args.block_size = cache.block_size;
     args.scale      = rope.scale;
     args.halves     = rope.halves;
+    cuda::TapeOp op;
+    op.kind = cuda::TapeOp::rope_and_store;
+    op.rope = args;
+    tell(op);
     cuda::rope_and_store(args, on_device_, q.rows, stream_);
 }
 
@@ -586,6 +647,10 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
     args.block_size = cache.block_size;
     args.scale      = params.scale;
     args.window     = params.window;
+    cuda::TapeOp op;
+    op.kind   = cuda::TapeOp::attention;
+    op.attend = args;
+    tell(op);
     cuda::attention_decode(args, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_,
                            partial_, tickets_, stream_);
     cuda::attention_prefill(args, on_device_, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), n_tiles_,
@@ -593,20 +658,41 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
 }
 
 void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
+    if (telling_ == Telling::now) telling_ = Telling::done; // not for a tape
     if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, stream_);
     else cuda::gelu(halves(x), x.rows * x.cols, stream_);
 }
 
 void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
+    cuda::TapeOp op;
+    op.kind       = cuda::TapeOp::gated;
+    op.x          = x.data;
+    op.cols       = x.cols;
+    op.product[0] = {weight_of(*gate.weight), nullptr, gate.out.data, false};
+    op.product[1] = {weight_of(*up.weight), nullptr, up.out.data, false};
+    op.n_products = 2;
+    tell(op);
     if (x.rows == 1 && !options_.deterministic &&
         cuda::matmul_gated(halves(x), weight_of(*gate.weight), weight_of(*up.weight), halves(gate.out), stream_))
         return;
     Backend::gated(x, gate, up);
 }
 
-void CudaBackend::add(Tensor x, Tensor y) { cuda::add(floats(x), halves(y), x.rows * x.cols, stream_); }
+void CudaBackend::add(Tensor x, Tensor y) {
+    cuda::TapeOp op;
+    op.kind     = cuda::TapeOp::add;
+    op.residual = floats(x);
+    op.x        = y.data;
+    tell(op);
+    cuda::add(floats(x), halves(y), x.rows * x.cols, stream_);
+}
 
 void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
+    cuda::TapeOp op;
+    op.kind     = cuda::TapeOp::select;
+    op.x        = x.data;
+    op.residual = floats(out);
+    tell(op);
     cuda::select_rows(floats(x), on_device_.logit_rows, floats(out), out.rows, x.cols, stream_);
 }
 

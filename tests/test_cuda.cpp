@@ -2,12 +2,14 @@
 #include <catch2/catch_test_macros.hpp>
 
 #include "../cuda/kernels.h"
+#include "process.h"
 #include "reference.h"
 
 import quire.base;
 import quire.config;
 import quire.engine;
 import quire.quants;
+import quire.random_model;
 import quire.request;
 import quire.sampler;
 import quire.scheduler;
@@ -494,6 +496,44 @@ TEST_CASE("GPU: the engine answers as on the CPU", "[cuda]") {
             }
         }
     }
+}
+
+TEST_CASE("GPU: a sequence alone, its steps being one kernel, answers as on the CPU", "[cuda]") {
+    if (no_gpu()) return;
+    constexpr ModelShape shapes[] = {{"heads of 64, groups of 4", 3, 512, 8, 2, 1280, 2048, 2048},
+                                     {"one kv head for 16", 2, 1024, 16, 1, 512, 2048, 2048},
+                                     {"heads of 128, 8 of them", 2, 1024, 8, 8, 2816, 2048, 2048}};
+    const std::string    path = temporary();
+    for (const ModelShape& shape : shapes)
+        for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K}) {
+            CAPTURE(shape.name, dtype_info(type).name);
+            REQUIRE(write_random_model(path, shape, type));
+            EngineOptions o;
+            o.device     = "cpu";
+            Engine cpu   = load(path, o);
+            o.device     = "cuda";
+            o.kv_blocks  = 512;
+            Engine       gpu = load(path, o);
+            std::mt19937 random(5);
+            for (int n : {1, 15, 130, 250, 700}) { // one chunk of attention, and some
+                CAPTURE(n);
+                std::vector<Token> prompt;
+                for (int i = 0; i < n; i++) prompt.push_back(int(random() % unsigned(shape.vocab_size)));
+                const std::vector<Request> one{greedy(prompt, 12)};
+                const Answer               want = run(cpu, one)[0], got = run(gpu, one)[0];
+                REQUIRE(got.logprobs.size() == want.logprobs.size());
+                for (std::size_t k = 0; k < want.tokens.size(); k++) {
+                    const auto& top = want.logprobs[k].top;
+                    CAPTURE(k);
+                    if (want.tokens[k] != got.tokens[k]) { // only where the choice is close
+                        CHECK(top[0].logprob - top[1].logprob < 0.1f);
+                        break;
+                    }
+                    CHECK(std::abs(got.logprobs[k].chosen.logprob - want.logprobs[k].chosen.logprob) < 0.05f);
+                }
+            }
+        }
+    unlink(path.c_str());
 }
 
 TEST_CASE("GPU, deterministic: random mixes give every request the bits it gets alone", "[cuda]") {
