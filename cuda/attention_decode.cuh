@@ -17,12 +17,12 @@ struct Share {
 
 // The running sums of a block's parts become one, in a fixed order; then, by the last block of a sequence to get here, its
 // chunks. tops and sums: [parts][G], values: [parts][G][D], the parts `stride` floats apart, in shared memory.
-template <int D, int G, int Parts>
+template <int D, int G, int Parts, class Team = Block>
 __device__ void combine(const Attention& a, const DecodeItem& item, const Share& share, int head0, int n_heads, const float* tops,
                         const float* sums, const float* values, int stride, float* partial, std::int32_t* tickets) {
-    __syncthreads();
+    Team::sync();
     const bool alone = item.n_chunks == 1;
-    for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
+    for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
         const int g = i / D, d = i % D, head = head0 + g;
         float     limit = -INFINITY, total = 0, value = 0;
         for (int part = 0; part < Parts; part++) limit = fmaxf(limit, tops[part * G + g]);
@@ -33,7 +33,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
         }
         if (alone) {
             reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
-                __float2half(total > 0 ? value / total : 0.0f);
+                __float2half(total > 0 ? __fdividef(value, total) : 0.0f);
             continue;
         }
         float* to = partial + (std::int64_t(share.item) * a.n_heads + head) * (D + 2);
@@ -42,22 +42,21 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
     }
     if (alone) return;
     __shared__ bool is_last;
-    __syncthreads();
-    if (threadIdx.x ==
-        blockDim.x - 1) { // one thread's fence is enough: what the others wrote is older than the barrier
+    Team::sync();
+    if (int(threadIdx.x) == Team::size() - 1) { // one thread's fence is enough: what the others wrote is older than the barrier
         __threadfence();
         std::int32_t* ticket = tickets + std::int64_t(item.row) * share.n_slots + share.slot;
         is_last              = atomicAdd(ticket, 1) == item.n_chunks - 1;
         if (is_last) *ticket = 0; // for the next launch
         __threadfence();
     }
-    __syncthreads();
+    Team::sync();
     if (!is_last) return;
     // Of each head the largest score and the sum over all chunks, by a warp; then the values, eight chunks at a time.
     __shared__ float   limits[G], totals[G];
     const std::int64_t first_item = std::int64_t(share.item) - item.index, apart = std::int64_t(a.n_heads) * (D + 2);
     const float*       all = partial + (first_item * a.n_heads + head0) * (D + 2);
-    for (int g = threadIdx.x / 32; g < n_heads; g += int(blockDim.x) / 32) {
+    for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
         const float* from  = all + g * (D + 2) + D;
         float        limit = -INFINITY, total = 0;
         for (int c = threadIdx.x % 32; c < item.n_chunks; c += 32) limit = fmaxf(limit, __ldcg(from + c * apart));
@@ -68,8 +67,8 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
         total = warp_sum(total);
         if (threadIdx.x % 32 == 0) limits[g] = limit, totals[g] = total;
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < n_heads * D; i += blockDim.x) {
+    Team::sync();
+    for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
         const int    g = i / D, d = i % D;
         const float* from  = all + g * (D + 2);
         float        value = 0;
@@ -85,7 +84,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
                 if (c0 + c < item.n_chunks) value += weight_of(top[c], limits[g]) * v[c];
         }
         reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0 + g) * D + d] =
-            __float2half(totals[g] > 0 ? value / totals[g] : 0.0f);
+            __float2half(totals[g] > 0 ? __fdividef(value, totals[g]) : 0.0f);
     }
 }
 
@@ -115,6 +114,14 @@ struct Heads {
     // 16 positions more. seen0, seen8: whether positions i and i + 8 count; the values of those that do not are zeros.
     __device__ void add(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
                         const uint4 (&v)[4][v_words], bool seen0, bool seen8) {
+        std::uint32_t weights[2];
+        weigh(a, q, k, seen0, seen8, weights);
+        add_values(weights, v);
+    }
+
+    // Its first half: what the values of the positions weigh.
+    __device__ void weigh(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words], bool seen0,
+                          bool seen8, std::uint32_t (&weights)[2]) {
         const float scale    = a.scale * 1.4426950408889634f;
         float       score[4] = {}; // position i: heads 2j, 2j + 1; position i + 8: the same
 #pragma unroll
@@ -147,7 +154,6 @@ struct Heads {
             for (int m = 0; m < D / 16; m++) out[m][h] *= shrink, out[m][2 + h] *= shrink;
         }
         // Pᵀ has positions in its rows; the product wants heads there.
-        std::uint32_t weights[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const __half2 pair = __floats2half2_rn(p[2 * r], p[2 * r + 1]);
@@ -155,6 +161,9 @@ struct Heads {
                 : "=r"(weights[r])
                 : "r"(*reinterpret_cast<const std::uint32_t*>(&pair)));
         }
+    }
+
+    __device__ void add_values(const std::uint32_t (&weights)[2], const uint4 (&v)[4][v_words]) {
 #pragma unroll
         for (int w = 0; w < v_words; w++) {
             const std::uint32_t words[4][4] = {{v[0][w].x, v[0][w].y, v[0][w].z, v[0][w].w},

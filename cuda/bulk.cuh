@@ -31,6 +31,15 @@ __device__ inline void barrier_wait(std::uint64_t* b, unsigned parity) {
         "r"(parity)
         : "memory");
 }
+// Whether it is, without waiting.
+__device__ inline bool barrier_passed(std::uint64_t* b, unsigned parity) {
+    unsigned done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(b)), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
 // Addresses and bytes are multiples of 16.
 __device__ inline void copy_bulk(void* to, const void* from, unsigned bytes, std::uint64_t* b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
         each_word(read, cols / 8, [&](int g, const uint4& v) { reinterpret_cast<uint4*>(xs)[g] = v; });
     } else {
         integers = integers_in(xs, K, cols);
-        prepare_integers<K>(read, cols, integers);
+        each_word(read, cols / 8, [&](int g, const uint4& v) { put_integers<K>(g, v, integers); });
     }
     __syncthreads();
 

@@ -47,58 +47,59 @@ __device__ inline Integers integers_in(unsigned char* memory, Kind kind, int col
 
 // use(g, read(g)) for the words of x, by all threads of a block. Some words are asked for at once: one after another they would take as long as
 // a product of few rows.
-template <class Read, class Use>
+template <class Team = Block, class Read, class Use>
 __device__ inline void each_word(const Read& read, int n, const Use& use) {
     constexpr int at_once = 4;
-    for (int first = threadIdx.x; first < n; first += at_once * int(blockDim.x)) {
+    for (int first = threadIdx.x; first < n; first += at_once * Team::size()) {
         uint4 v[at_once];
 #pragma unroll
         for (int k = 0; k < at_once; k++)
-            if (const int g = first + k * int(blockDim.x); g < n) v[k] = read(g);
+        {
+            const int g = first + k * Team::size();
+            v[k]        = g < n ? read(g) : make_uint4(0, 0, 0, 0);
+        }
 #pragma unroll
         for (int k = 0; k < at_once; k++)
-            if (const int g = first + k * int(blockDim.x); g < n) use(g, v[k]);
+            if (const int g = first + k * Team::size(); g < n) use(g, v[k]);
     }
 }
 
-// By all threads of a block. For Q4_K the 16 values that lane i of eight multiplies with low nibbles stand at 16·i of a
-// superblock's 256, those for the high ones at 128 + 16·i: then lanes meet no bank twice.
-template <Kind K, class Read>
-__device__ inline void prepare_integers(const Read& read, int cols, const Integers& to) {
-    constexpr int lanes = K == kind_q4_k ? 8 : 4; // that share a scale, 8 values each
-    each_word(read, cols / 8, [&](int g, const uint4& v) {
-        const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
-        float               f[8], most = 0;
+// Word g of x, 8 halves, by whole warps with neighbouring g. For Q4_K the 16 values that lane i of eight multiplies with low
+// nibbles stand at 16·i of a superblock's 256, those for the high ones at 128 + 16·i: then lanes meet no bank twice.
+template <Kind K>
+__device__ inline void put_integers(int g, const uint4& v, const Integers& to) {
+    constexpr int       lanes    = K == kind_q4_k ? 8 : 4; // that share a scale, 8 values each
+    const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    float               f[8], most = 0;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const float2 pair = as_float2(words[k]);
-            f[2 * k] = pair.x, f[2 * k + 1] = pair.y;
-            most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
-        }
+    for (int k = 0; k < 4; k++) {
+        const float2 pair = as_float2(words[k]);
+        f[2 * k] = pair.x, f[2 * k + 1] = pair.y;
+        most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+    }
 #pragma unroll
-        for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        const float   inverse = most > 0 ? 32512.0f / most : 0.0f; // so that the high byte stays below 128
-        std::uint32_t h[2] = {}, l[2] = {};
-        int           sum = 0;
+    for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    const float   inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the high byte stays below 128
+    std::uint32_t h[2] = {}, l[2] = {};
+    int           sum = 0;
 #pragma unroll
-        for (int k = 0; k < 8; k++) {
-            const int n = __float2int_rn(f[k] * inverse);
-            sum += n;
-            h[k / 4] |= std::uint32_t(n >> 8 & 255) << (8 * (k % 4));
-            l[k / 4] |= std::uint32_t(n & 255) << (8 * (k % 4));
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        int at = g * 8, total = g / 2;
-        if (K == kind_q4_k) {
-            const int in = at % 256, part = in / 64 * 2 + in % 32 / 16, high = in % 64 / 32;
-            at    = at / 256 * 256 + high * 128 + part * 16 + in % 16;
-            total = g / 32 * 16 + part * 2 + high;
-        }
-        *reinterpret_cast<uint2*>(to.high + at) = make_uint2(h[0], h[1]);
-        *reinterpret_cast<uint2*>(to.low + at)  = make_uint2(l[0], l[1]);
-        if (g % lanes == 0) to.scale[g / lanes] = most / 32512.0f;
-        if (g % 2 == 0) to.total[total] = sum;
-    });
+    for (int k = 0; k < 8; k++) {
+        const int n = __float2int_rn(f[k] * inverse);
+        sum += n;
+        h[k / 4] |= std::uint32_t(n >> 8 & 255) << (8 * (k % 4));
+        l[k / 4] |= std::uint32_t(n & 255) << (8 * (k % 4));
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    int at = g * 8, total = g / 2;
+    if (K == kind_q4_k) {
+        const int in = at % 256, part = in / 64 * 2 + in % 32 / 16, high = in % 64 / 32;
+        at    = at / 256 * 256 + high * 128 + part * 16 + in % 16;
+        total = g / 32 * 16 + part * 2 + high;
+    }
+    *reinterpret_cast<uint2*>(to.high + at) = make_uint2(h[0], h[1]);
+    *reinterpret_cast<uint2*>(to.low + at)  = make_uint2(l[0], l[1]);
+    if (g % lanes == 0) to.scale[g / lanes] = most * (1 / 32512.0f);
+    if (g % 2 == 0) to.total[total] = sum;
 }
 
 __device__ inline int dot4(std::uint32_t weights, std::uint32_t x, int sum) { return __dp4a(int(weights), int(x), sum); }

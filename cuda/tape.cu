@@ -1,9 +1,10 @@
 // A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, and all wait for
-// one another between two of them. Meanwhile the weights of the products to come are already on their way: each warp has a
-// ring in shared memory (stream.cuh) that knows nothing of operations but which stretch of which rows is next, so that the
-// memory is busy however short the products are. What a launch for each operation costs is not there either.
+// one another between two of them. Meanwhile the weights of the products to come are already on their way: each multiplying
+// warp has a ring in shared memory (stream.cuh), filled by one warp that knows nothing of operations but which stretch of which
+// rows is next, so that the memory is busy however short the products are. What a launch for each operation costs is not there
+// either.
 //
-// Every block keeps the residual and adds up and norms it by itself: that is quicker than to be told.
+// Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told.
 //
 // Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192. All blocks are on
 // the GPU at once (one a processor, a cooperative launch).
@@ -11,7 +12,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <new>
+#include <cstdio>
+#include <type_traits>
 #include <vector>
 
 #include "attention_decode.cuh"
@@ -25,45 +27,58 @@ namespace quire::cuda {
 
 namespace {
 
+constexpr int warps           = 14; // that multiply
+constexpr int herald          = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
+constexpr int producer        = 15; // the warp that fills the rings
+constexpr int threads         = 16 * 32;
 constexpr int stages          = 4;
-constexpr int slots           = 8;   // operations that blocks know at a time
-constexpr int attending_warps = 8;   // of a block
+constexpr int slots           = 8; // operations that a block knows at a time
+constexpr int attending_warps = 8;
 constexpr int most_hidden     = 8192;
 
 // An operation of the tape: products of x, or attention.
 struct Op {
-    bool         attends  = false;
-    bool         waits    = false; // for what the one before wrote
-    bool         gated    = false;
-    Kind         kind     = kind_f16;
-    int          cols     = 0, slice = 0;   // of x; those of a stage
-    int          n_pairs  = 0;              // of rows
-    const float* norm     = nullptr;        // x is the residual's norm, or
+    bool         attends = false;
+    bool         waits   = false; // for what the one before wrote
+    bool         gated   = false;
+    Kind         kind    = kind_f16;
+    int          cols = 0, slice = 0, n_slices = 0; // of x; those of a stage
+    int          n_pairs  = 0;                      // of rows
+    const float* norm     = nullptr;                // x is the residual's norm, or
     float        eps      = 0;
-    const Half*  add      = nullptr;        // .. after this was added to the residual
-    float*       residual = nullptr;        // .. which is written there
-    const Half*  x        = nullptr;        // x
+    const Half*  add      = nullptr; // .. after this was added to the residual
+    float*       residual = nullptr; // .. which is written there
+    const Half*  x        = nullptr; // x
     Products     all{};
-    const Half * q = nullptr, *k = nullptr, *v = nullptr;
-    Half *       cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
+    // Data, scales and minima of a row, one after another in a stage: bytes of a row, of a full stage's part, of the last one's.
+    int         row_bytes[3] = {}, part_bytes[3] = {}, last_bytes[3] = {}, n_parts = 0;
+    const Half *q = nullptr, *k = nullptr, *v = nullptr;
+    Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
 };
 static_assert(sizeof(Op) % 4 == 0 && std::is_trivially_copyable_v<Op>);
 
 // What all operations have in common.
 struct Shape {
     Weight    embedding;
-    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0; // bytes
+    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0, most_pairs = 0; // bytes; pairs of rows of a block
     RopeStore rope;
     Attention attend;
 };
 
+#ifdef TAPE_TRACE
+__device__ long long trace[2][1024][8];
+#define MARK(n) if (threadIdx.x == 0 && (blockIdx.x == 0 || blockIdx.x == 77)) trace[blockIdx.x != 0][at][n] = clock64()
+#else
+#define MARK(n)
+#endif
+
 #if __CUDA_ARCH__ >= 900
 
-__device__ unsigned arrived(const unsigned* counter) {
-    unsigned v;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
-    return v;
-}
+// The threads that take part in the operations: all but the producer's.
+struct Team {
+    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"((herald + 1) * 32) : "memory"); }
+    static __device__ constexpr int size() { return (herald + 1) * 32; }
+};
 
 // Where a row of a pair is.
 struct Place {
@@ -76,96 +91,131 @@ __device__ Place place_of(const Op& op, int pair, int r) {
     return {op.all.product[which], pair * 2 - op.all.first_row[which] + r};
 }
 
-// A warp's ring, and what it will bring next. All lanes know it, the first one acts.
-template <int W>
-struct Stream1 {
-    const Op*      ops; // slots
-    unsigned char* ring;
-    std::uint64_t* ready;
-    int            stage_bytes, n_ops;
-    int            op = -1, pair = 0, end = 0, base = 0; // next
-    int            brought = 0, used = 0;
+// What a warp has of a product: its block's pairs of rows (the same number for each, give or take one) are stages one after
+// another, `n_slices` a pair, and each warp takes the same number of them, wherever a pair ends.
+struct Part {
+    int first_pair, n_pairs; // of the block
+    int pair, slice, left;   // where the warp begins, pairs counted from the block's first; how many stages it has
 
-    // The pairs of an operation that a block takes: the same number each, give or take one.
-    static __device__ int begin_of(const Op& op, unsigned block) { return int(unsigned(op.n_pairs) * block / gridDim.x); }
+    __device__ Part(const Op& op, int warp) {
+        first_pair = int(unsigned(op.n_pairs) * blockIdx.x / gridDim.x);
+        n_pairs    = int(unsigned(op.n_pairs) * (blockIdx.x + 1) / gridDim.x) - first_pair;
 
-    // Fills the ring from operations before `known`.
-    __device__ void fill(int known) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        while (brought < used + stages) {
-            while (pair >= end) {
-                if (op + 1 >= known) return;
-                const Op& next = ops[++op % slots];
-                if (next.attends) continue;
-                pair = begin_of(next, blockIdx.x) + warp;
-                end  = begin_of(next, blockIdx.x + 1);
-                base = 0;
-            }
-            const Op& from = ops[op % slots];
-            if (lane == 0) {
-                switch (from.kind) {
-                    case kind_f16: bring<kind_f16>(from); break;
-                    case kind_i8: bring<kind_i8>(from); break;
-                    case kind_i8_float: bring<kind_i8_float>(from); break;
-                    case kind_i8_float_min: bring<kind_i8_float_min>(from); break;
-                    case kind_q4_k: bring<kind_q4_k>(from); break;
-                }
-            }
-            brought++;
-            base += from.slice;
-            if (base >= from.cols) base = 0, pair += W;
-        }
-    }
-
-    template <Kind K>
-    __device__ void bring(const Op& from) {
-        const int      n  = min(from.slice, from.cols - base);
-        unsigned char* to = ring + brought % stages * stage_bytes;
-        std::uint64_t* b  = ready + brought % stages;
-        barrier_expect(b, unsigned(2 * row_bytes(K, n)));
-        const Place of[2] = {place_of(from, pair, 0), place_of(from, pair, 1)};
-        const auto  copy  = [&](const void* const Weight::* part, int (*bytes)(Kind, int)) {
-            if (bytes(K, 256) == 0) return;
-            for (int r = 0; r < 2; r++, to += bytes(K, from.slice))
-                copy_bulk(to,
-                           static_cast<const unsigned char*>(of[r].product.weight.*part) +
-                               of[r].row * bytes(K, from.cols) + bytes(K, base),
-                           unsigned(bytes(K, n)), b);
-        };
-        copy(&Weight::data, data_bytes);
-        copy(&Weight::scales, scale_bytes);
-        copy(&Weight::mins, min_bytes);
+        const int n = n_pairs * op.n_slices, first = n * warp / warps;
+        left  = n * (warp + 1) / warps - first;
+        pair  = first / op.n_slices;
+        slice = first - pair * op.n_slices;
     }
 };
 
-// The products of this block's rows with x.
-template <Kind K, int W>
-__device__ void multiply_rows(const Op& op, unsigned char* xs, Stream1<W>& stream, int known) {
-    const int  warp = threadIdx.x / 32, lane = threadIdx.x % 32, end = Stream1<W>::begin_of(op, blockIdx.x + 1);
-    const auto integers = integers_in(xs, K, op.cols);
-    for (int pair = Stream1<W>::begin_of(op, blockIdx.x) + warp; pair < end; pair += W) {
-        float sum[2] = {};
-        for (int base = 0; base < op.cols; base += op.slice) {
-            const int stage = stream.used % stages;
-            barrier_wait(stream.ready + stage, unsigned(stream.used / stages) & 1);
-            add_stage<K>(stream.ring + stage * stream.stage_bytes, op.slice, xs, integers, base,
-                         min(op.slice, op.cols - base), sum);
+// The producer: each lane fills the ring of one warp, as soon as there is room.
+__device__ void produce(const Op* ops, const volatile int* known, int n_ops, unsigned char* memory, int stage_bytes,
+                        std::uint64_t (*full)[stages], std::uint64_t (*empty)[stages]) {
+    const int lane = int(threadIdx.x % 32);
+    if (lane >= warps) return;
+    unsigned char* ring = memory + lane * stages * stage_bytes;
+    int            op = -1, pair = 0, slice = 0, left = 0, stage = 0;
+    unsigned       round = 0; // how often the ring was filled
+    while (true) {
+        if (left == 0) {
+            if (op + 1 == n_ops) return;
+            if (op + 1 >= *known) continue;
+            __threadfence_block();
+            const Op& next = ops[++op % slots];
+            if (next.attends) continue;
+            const Part part(next, lane);
+            pair  = part.first_pair + part.pair;
+            slice = part.slice;
+            left  = part.left;
+            continue;
+        }
+        if (round > 0 && !barrier_passed(&empty[lane][stage], (round - 1) & 1)) continue;
+        const Op&      from  = ops[op % slots];
+        const int      which = slice == from.n_slices - 1 ? 1 : 0, n_slices = from.n_slices;
+        unsigned char* to    = ring + stage * stage_bytes;
+        const Place    of[2] = {place_of(from, pair, 0), place_of(from, pair, 1)};
+        const int *    bytes = which ? from.last_bytes : from.part_bytes;
+        barrier_expect(&full[lane][stage], unsigned(bytes[0] + bytes[1] + bytes[2]) * 2);
+#pragma unroll 1
+        for (int part = 0; part < from.n_parts; part++)
+            for (int r = 0; r < 2; r++, to += from.part_bytes[part]) {
+                const Weight& w = of[r].product.weight;
+                const void*   p = part == 0 ? w.data : part == 1 ? w.scales : w.mins;
+                copy_bulk(to,
+                          static_cast<const unsigned char*>(p) + of[r].row * from.row_bytes[part] +
+                              slice * from.part_bytes[part],
+                          unsigned(bytes[part]), &full[lane][stage]);
+            }
+        left--;
+        if (++slice == n_slices) slice = 0, pair++;
+        if (++stage == stages) stage = 0, round++;
+    }
+}
+
+// A multiplying warp's place in its ring.
+struct Ring {
+    unsigned char* memory;
+    std::uint64_t *full, *empty;
+    int            stage_bytes;
+    int            stage = 0;
+    unsigned       round = 0;
+};
+
+// Sums of pairs that are not whole in one warp: what a warp has of the one that began before its first stage.
+struct Rest {
+    float2 sum;
+    int    pair; // -1: nothing
+};
+
+// A warp's stages of this operation. Sums of pairs that begin with it go to `sums`.
+template <Kind K>
+__device__ void multiply_stages(const Op& op, const unsigned char* xs, Ring& ring, float2* sums, Rest& rest) {
+    const auto integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
+    const int  cols = op.cols, full_slice = op.slice, n_slices = op.n_slices, lane = int(threadIdx.x % 32);
+    const Part part(op, int(threadIdx.x / 32));
+    int        pair = part.pair, slice = part.slice, left = part.left;
+    if (lane == 0) rest.pair = left > 0 && slice > 0 ? pair : -1;
+    while (left > 0) {
+        float      sum[2] = {};
+        const bool begins = slice == 0;
+        do {
+            const int base = slice * full_slice;
+            barrier_wait(ring.full + ring.stage, ring.round & 1);
+            add_stage<K>(ring.memory + ring.stage * ring.stage_bytes, full_slice, xs, integers, base,
+                         min(full_slice, cols - base), sum);
             __syncwarp(); // all have read it
-            stream.used++;
-            stream.fill(known);
-        }
-        float value[2];
+            if (lane == 0) barrier_arrive(ring.empty + ring.stage);
+            if (++ring.stage == stages) ring.stage = 0, ring.round++;
+            slice++;
+            left--;
+        } while (slice < n_slices && left > 0);
+        const float2 value = {warp_sum(sum[0]), warp_sum(sum[1])};
+        if (lane == 0) (begins ? sums[pair] : rest.sum) = value;
+        slice = 0;
+        pair++;
+    }
+}
+
+// The block's results, from the sums of its warps.
+__device__ void finish_products(const Op& op, const float2* sums, const Rest* rests) {
+    const int first_pair = int(unsigned(op.n_pairs) * blockIdx.x / gridDim.x),
+              n_pairs    = int(unsigned(op.n_pairs) * (blockIdx.x + 1) / gridDim.x) - first_pair;
+    for (int p = int(threadIdx.x); p < n_pairs; p += Team::size()) {
+        float2 v = sums[p];
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const Place at = place_of(op, pair, r);
-            value[r]       = warp_sum(sum[r]) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
-            if (op.gated || lane != 0) continue;
-            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value[r];
-            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value[r]);
+        for (int w = 1; w < warps; w++)
+            if (rests[w].pair == p) v.x += rests[w].sum.x, v.y += rests[w].sum.y;
+        const int pair = first_pair + p;
+        if (op.gated) {
+            static_cast<__half*>(op.all.product[0].out)[pair] = __float2half(__fdividef(v.x, 1 + __expf(-v.x)) * v.y);
+            continue;
         }
-        if (op.gated && lane == 0)
-            static_cast<__half*>(op.all.product[0].out)[pair] =
-                __float2half(__fdividef(value[0], 1 + __expf(-value[0])) * value[1]);
+        for (int r = 0; r < 2; r++) {
+            const Place at    = place_of(op, pair, r);
+            const float value = (r == 0 ? v.x : v.y) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
+            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value;
+            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value);
+        }
     }
 }
 
@@ -176,54 +226,50 @@ __device__ float shared_half(const Half* p) {
     return __half2float(__ushort_as_half(bits));
 }
 
-// A tile of 16 positions of one kv head in the registers of a warp, and the paged cache it comes from.
+// One kv head of the paged cache, as an item sees it. Position `newest` is not there yet: it comes from shared memory.
 template <int D>
-struct Tile {
-    uint4 k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
+struct Cache {
+    const Op&           op;
+    const Attention&    a;
+    const std::int32_t* table;
+    const DecodeItem&   item;
+    int                 kv_head, newest;
 
-    // Position `newest` is not read: its words come from shared memory later.
-    __device__ void load(const Op& op, const Attention& a, const std::int32_t* table, const DecodeItem& item, int kv_head,
-                         int from, int newest) {
-        const int   i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
-        const uint4 zero  = make_uint4(0, 0, 0, 0);
-        const auto  place = [&](const Half* cache, int position) {
-            const int block = position / a.block_size;
-            return reinterpret_cast<const __half*>(cache) +
-                   ((std::int64_t(table[item.table + block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                    block * a.block_size) *
-                       D;
-        };
-        const auto seen = [&](int position) {
-            return position >= item.begin && position < item.end && position != newest;
-        };
+    __device__ bool          seen(int position) const { return position >= item.begin && position < item.end; }
+    __device__ const __half* place(const Half* cache, int position) const {
+        const int shift = 31 - __clz(a.block_size), block = table[item.table + (position >> shift)]; // a power of two
+        return reinterpret_cast<const __half*>(cache) +
+               (((std::int64_t(block) * a.n_kv_heads + kv_head) << shift) + (position & (a.block_size - 1))) * D;
+    }
+    __device__ void load_k(int from, uint4 (&k)[2][Heads<D>::k_words]) const {
+        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int     position = from + i + 8 * h;
-            const __half* at       = seen(position) ? place(op.cache_k, position) : nullptr;
+            const __half* at       = seen(position) && position != newest ? place(op.cache_k, position) : nullptr;
 #pragma unroll
             for (int w = 0; w < Heads<D>::k_words; w++)
-                k[h][w] = at ? *reinterpret_cast<const uint4*>(at + (j + 4 * w) * 8) : zero;
-        }
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const int     position = from + 2 * j + h % 2 + h / 2 * 8;
-            const __half* at       = seen(position) ? place(op.cache_v, position) + i * (D / 8) : nullptr;
-#pragma unroll
-            for (int w = 0; w < Heads<D>::v_words; w++) v[h][w] = at ? *reinterpret_cast<const uint4*>(at + w * 8) : zero;
+                k[h][w] = at ? word_at(at + (j + 4 * w) * 8) : make_uint4(0, 0, 0, 0);
         }
     }
-    __device__ void put_newest(const __half* new_k, const __half* new_v, int from, int newest) {
+    __device__ void put_k(int from, const __half* new_k, uint4 (&k)[2][Heads<D>::k_words]) const {
         const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++)
             if (from + i + 8 * h == newest)
 #pragma unroll
                 for (int w = 0; w < Heads<D>::k_words; w++) k[h][w] = word_at(new_k + (j + 4 * w) * 8);
+    }
+    __device__ void load_v(int from, const __half* new_v, uint4 (&v)[4][Heads<D>::v_words]) const {
+        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
-        for (int h = 0; h < 4; h++)
-            if (from + 2 * j + h % 2 + h / 2 * 8 == newest)
+        for (int h = 0; h < 4; h++) {
+            const int     position = from + 2 * j + h % 2 + h / 2 * 8;
+            const __half* at       = !seen(position) ? nullptr
+                                     : (position == newest ? new_v : place(op.cache_v, position)) + i * (D / 8);
 #pragma unroll
-                for (int w = 0; w < Heads<D>::v_words; w++) v[h][w] = word_at(new_v + i * (D / 8) + w * 8);
+            for (int w = 0; w < Heads<D>::v_words; w++) v[h][w] = at ? word_at(at + w * 8) : make_uint4(0, 0, 0, 0);
+        }
     }
 };
 
@@ -235,214 +281,297 @@ struct Attending {
     float  values[1]; // [attending_warps][n_heads][D]
 };
 
-// Rotates the heads of the newest token, stores its K and V, and attends, for the items and kv heads that fall to this block.
-// ready(): what q, k and v come from is there.
-template <int D, class Ready>
+// What falls to this block of the step's attention, one unit after another: an item for some heads of a kv head.
+struct Unit {
+    Share share;
+    int   kv_head, head0, n_heads;
+    bool  is_first; // of those of its kv head
+
+    __device__ Unit(const Attention& a, int unit) {
+        const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + most_heads - 1) / most_heads;
+        share.n_slots = a.n_kv_heads * per_kv;
+        share.item    = unit / share.n_slots;
+        share.slot    = unit - share.item * share.n_slots;
+        kv_head       = share.slot / per_kv;
+        is_first      = share.slot == kv_head * per_kv;
+        head0         = kv_head * group_size + (share.slot - kv_head * per_kv) * most_heads;
+        n_heads       = min(most_heads, kv_head * group_size + group_size - head0);
+    }
+};
+
+// Rotates the heads of the newest token, stores its K and V, and attends. turns: sine and cosine of each pair.
+// wait(): for what q, k and v come from.
+template <int D, class Wait>
 __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const DecodeItem* items, int n_items,
-                       float* partial, std::int32_t* tickets, unsigned char* memory, const Ready& ready) {
+                       float* partial, std::int32_t* tickets, unsigned char* memory, const float2* turns, const Wait& wait) {
     Attention a = shape.attend;
     a.out       = op.attended;
+    a.softcap   = 0; // no model with one has a tape
     auto&     s = *reinterpret_cast<Attending<D>*>(memory);
-    const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + most_heads - 1) / most_heads,
-              n_slots = a.n_kv_heads * per_kv, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int slot = plan.slots[0], newest = plan.positions[0];
-    bool      is_ready = false;
-    for (int unit = blockIdx.x; unit < n_items * n_slots; unit += gridDim.x) {
-        const Share      share{unit / n_slots, unit % n_slots, n_slots};
-        const DecodeItem item = items[share.item];
-        if (item.row < 0) continue;
-        const int kv_head = share.slot / per_kv, head0 = kv_head * group_size + share.slot % per_kv * most_heads,
-                  n_heads = min(most_heads, kv_head * group_size + group_size - head0);
-        int       from    = item.begin / 16 * 16 + warp * 16;
-        Tile<D>   tile;
-        if (warp < attending_warps && from < item.end)
-            tile.load(op, a, plan.block_tables, item, kv_head, from, newest); // depends on nobody
-        if (!is_ready) ready(), is_ready = true;
-        else __syncthreads(); // the one before is done with the shared memory
+    const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = plan.positions[0];
+    bool      waited = false;
+    for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
+        const Unit unit(a, n);
+        if (unit.share.item >= n_items) break;
+        const DecodeItem item = items[unit.share.item];
+        if (item.row < 0) break; // no more
+        const Cache<D> cache{op, a, plan.block_tables, item, unit.kv_head, newest};
+        int            from = item.begin / 16 * 16 + warp * 16;
+        uint4          k[2][Heads<D>::k_words];
+        if (warp >= attending_warps) from = item.end;
+        cache.load_k(from, k);    // depends on nobody
+        if (waited) Team::sync();            // the one before is done with the shared memory
+        else wait();
+        waited = true;
 
-        // q's heads and, where it is needed, k's: a thread for each pair.
-        const bool       is_last = item.end == newest + 1, stores = is_last && share.slot % per_kv == 0;
+        const bool       is_last = item.end == newest + 1;
         const RopeStore& rope    = shape.rope;
-        for (int n = threadIdx.x; n < (n_heads + int(is_last)) * (D / 2); n += blockDim.x) {
-            const int     h = n / (D / 2), pair = n % (D / 2);
-            const Half*   source = h < n_heads ? op.q + (head0 + h) * D : op.k + kv_head * D;
-            __half*       to     = h < n_heads ? s.q[h] : s.k;
-            const bool    turns  = pair < rope.half; // pairs beyond are those dimensions that do not turn
-            const int     one    = !turns ? 2 * pair : rope.halves ? pair : 2 * pair,
-                          other  = !turns ? 2 * pair + 1 : rope.halves ? pair + rope.half : 2 * pair + 1;
-            const float   x = shared_half(source + one), y = shared_half(source + other);
-            float         sine = 0, cosine = 1;
-            if (turns) {
-                const float angle = float(newest) * rope.inv_freq[pair], turn = rintf(angle * 0.15915494309f);
-                const float rest  = fmaf(-turn, -1.7484556e-7f, fmaf(-turn, 6.2831855f, angle));
-                sine = __sinf(rest) * rope.scale, cosine = __cosf(rest) * rope.scale;
-            }
-            to[one]   = __float2half(x * cosine - y * sine);
-            to[other] = __float2half(x * sine + y * cosine);
+        for (int t = int(threadIdx.x); t < (unit.n_heads + int(is_last)) * (D / 2); t += Team::size()) {
+            const int    h = t / (D / 2), pair = t % (D / 2);
+            const Half*  source = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
+            __half*      to     = h < unit.n_heads ? s.q[h] : s.k;
+            const bool   turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
+            const int    one = turn && rope.halves ? pair : 2 * pair, other = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
+            const float  x = shared_half(source + one), y = shared_half(source + other);
+            const float2 by = turn ? turns[pair] : float2{0, 1};
+            to[one]   = __float2half(x * by.y - y * by.x);
+            to[other] = __float2half(x * by.x + y * by.y);
         }
-        if (is_last)
-            for (int d = threadIdx.x; d < D; d += blockDim.x)
-                s.v[d] = __float2half(shared_half(op.v + kv_head * D + d));
-        __syncthreads();
-        if (stores) {
+        if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0)
+            s.v[d] = __ushort_as_half(__ldcg(op.v + unit.kv_head * D + d));
+        Team::sync();
+        if (is_last && unit.is_first && threadIdx.x < D) {
+            const int          slot = plan.slots[0], d = int(threadIdx.x);
             const std::int64_t at =
-                ((std::int64_t(slot / a.block_size) * a.n_kv_heads + kv_head) * a.block_size + slot % a.block_size) * D;
-            for (int d = threadIdx.x; d < D; d += blockDim.x) {
-                reinterpret_cast<__half*>(op.cache_k)[at + d] = s.k[d];
-                reinterpret_cast<__half*>(op.cache_v)[at + d] = s.v[d];
-            }
+                ((std::int64_t(slot / a.block_size) * a.n_kv_heads + unit.kv_head) * a.block_size + slot % a.block_size) * D + d;
+            reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
+            reinterpret_cast<__half*>(op.cache_v)[at] = s.v[d];
         }
         if (warp < attending_warps) {
-            const int     i = lane / 4;
             std::uint32_t q[D / 8];
-            Heads<D>::load_q(s.q[0], n_heads, q);
+            Heads<D>::load_q(s.q[0], unit.n_heads, q);
             Heads<D> heads;
             while (from < item.end) {
-                const auto seen = [&](int position) { return position >= item.begin && position < item.end; };
-                if (is_last) tile.put_newest(s.k, s.v, from, newest);
-                heads.add(a, q, tile.k, tile.v, seen(from + i), seen(from + i + 8));
+                std::uint32_t weights[2];
+                if (is_last) cache.put_k(from, s.k, k);
+                heads.weigh(a, q, k, cache.seen(from + i), cache.seen(from + i + 8), weights);
+                uint4 v[4][Heads<D>::v_words];
+                cache.load_v(from, s.v, v);
+                heads.add_values(weights, v);
                 from += attending_warps * 16;
-                if (from < item.end) tile.load(op, a, plan.block_tables, item, kv_head, from, newest);
+                cache.load_k(from, k);
             }
-            heads.store(n_heads, s.tops[warp], s.sums[warp], s.values + warp * n_heads * D);
+            heads.store(unit.n_heads, s.tops[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
-        combine<D, most_heads, attending_warps>(a, item, share, head0, n_heads, &s.tops[0][0], &s.sums[0][0], s.values,
-                                                n_heads * D, partial, tickets);
+        combine<D, most_heads, attending_warps, Team>(a, item, unit.share, unit.head0, unit.n_heads, &s.tops[0][0],
+                                                      &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
     }
-    if (!is_ready) ready();
+    if (!waited) wait();
+}
+
+// By one warp.
+__device__ void ask(const void* memory, int bytes) {
+    for (int line = int(threadIdx.x % 32) * 128; line < bytes; line += 32 * 128)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(memory) + line));
+}
+// Asks for the K and V that this block will attend to first.
+template <int D>
+__device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan, const DecodeItem* items, int n_items) {
+    const Unit unit(a, int(blockIdx.x));
+    if (unit.share.item >= n_items) return;
+    const DecodeItem item = items[unit.share.item];
+    const Cache<D>   cache{op, a, plan.block_tables, item, unit.kv_head, -1};
+    for (int position = item.begin + int(threadIdx.x % 32); position < item.end; position += 32)
+        for (const Half* of : {op.cache_k, op.cache_v})
+            for (int line = 0; line < D * 2; line += 128)
+                asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.place(of, position)) +
+                                                             line));
+}
+
+// -- x of the products, in shared memory: halves, or integers
+
+template <Kind K>
+__device__ void put_x(int g, const uint4& v, unsigned char* xs, int cols) {
+    if constexpr (K == kind_f16) reinterpret_cast<uint4*>(xs)[g] = v;
+    else put_integers<K>(g, v, integers_in(xs, K, cols));
+}
+
+// As it is.
+template <Kind K>
+__device__ void take_x(const Op& op, unsigned char* xs) {
+    each_word<Team>([&](int g) { return shared_word(reinterpret_cast<const uint4*>(op.x) + g); }, op.cols / 8,
+                    [&](int g, const uint4& v) { put_x<K>(g, v, xs, op.cols); });
+}
+
+// The norm of the residual: each block adds what is new, and norms for itself.
+template <Kind K>
+__device__ void norm_residual(const Op& op, int hidden, float4* residual, unsigned char* xs, float* scratch) {
+    constexpr int most   = (most_hidden / 8 + Team::size() - 1) / Team::size(); // words of eight that a thread has
+    const auto    add_to = [](float4& v, std::uint32_t a, std::uint32_t b) {
+        const float2 p = as_float2(a), q = as_float2(b);
+        v.x += p.x, v.y += p.y, v.z += q.x, v.w += q.y;
+    };
+    uint4 more[most];
+#pragma unroll
+    for (int n = 0; n < most; n++)
+    {
+        const int g = int(threadIdx.x) + n * Team::size();
+        more[n]     = op.add && g < hidden / 8 ? shared_word(reinterpret_cast<const uint4*>(op.add) + g) : make_uint4(0, 0, 0, 0);
+    }
+    float squares = 0;
+#pragma unroll
+    for (int n = 0; n < most; n++)
+        if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8) {
+            float4 a = residual[2 * g], b = residual[2 * g + 1];
+            add_to(a, more[n].x, more[n].y);
+            add_to(b, more[n].z, more[n].w);
+            residual[2 * g] = a, residual[2 * g + 1] = b;
+            squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
+            if (op.residual && blockIdx.x == 0) {
+                reinterpret_cast<float4*>(op.residual)[2 * g]     = a;
+                reinterpret_cast<float4*>(op.residual)[2 * g + 1] = b;
+            }
+        }
+    float4 by[most][2];
+#pragma unroll
+    for (int n = 0; n < most; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int g = int(threadIdx.x) + n * Team::size();
+            by[n][h]    = g < hidden / 8 ? reinterpret_cast<const float4*>(op.norm)[2 * g + h] : float4{};
+        }
+    const float scale  = rsqrtf(__fdividef(block_sum<Team>(squares, scratch), float(hidden)) + op.eps);
+    const auto  halves = [&](float a, float wa, float b, float wb) {
+        const __half2 h = __floats2half2_rn(a * scale * wa, b * scale * wb);
+        return *reinterpret_cast<const std::uint32_t*>(&h);
+    };
+#pragma unroll
+    for (int n = 0; n < most; n++)
+        if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8) {
+            const float4 a = residual[2 * g], b = residual[2 * g + 1], p = by[n][0], q = by[n][1];
+            put_x<K>(g, make_uint4(halves(a.x, p.x, a.y, p.y), halves(a.z, p.z, a.w, p.w), halves(b.x, q.x, b.y, q.y), halves(b.z, q.z, b.w, q.w)), xs, op.cols);
+        }
+}
+
+template <Kind K>
+__device__ void make_x(const Op& op, int hidden, float* residual, unsigned char* xs, float* scratch) {
+    if (op.norm) norm_residual<K>(op, hidden, reinterpret_cast<float4*>(residual), xs, scratch);
+    else take_x<K>(op, xs);
 }
 
 #endif
 
-template <int D, int W>
-__global__ void __launch_bounds__(W * 32, 1)
-    tape_kernel(const Op* tape, Shape shape, Plan plan, const DecodeItem* items, int n_items, float* partial,
-                std::int32_t* tickets, unsigned* counter, unsigned start) {
+template <int D>
+__global__ void __launch_bounds__(threads, 1)
+    tape_kernel(const Op* tape, const __grid_constant__ Shape shape, const __grid_constant__ Plan plan,
+                const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets, unsigned* counter,
+                unsigned start) {
 #if __CUDA_ARCH__ >= 900
-    constexpr int threads = W * 32, most = most_hidden / 2 / threads; // pairs of the residual a thread has
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t              ready[W][stages];
+    __shared__ std::uint64_t               full[warps][stages], empty[warps][stages];
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
-    __shared__ float                      sums[32];
+    __shared__ float                       scratch[32];
+    __shared__ float2                      turns[D / 2];
+    __shared__ Rest                        rests[warps];
+    __shared__ int                         known_ops; // how many operations are, or were, in slots
     Op*            ops      = reinterpret_cast<Op*>(slot_memory);
-    float2*        residual = reinterpret_cast<float2*>(memory);
+    float*         residual = reinterpret_cast<float*>(memory);
     unsigned char* xs       = memory + shape.hidden * 4;
-    const int      warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = shape.hidden / 2;
+    float2*        sums     = reinterpret_cast<float2*>(xs + shape.x_room);
+    unsigned char* rings    = reinterpret_cast<unsigned char*>(sums + shape.most_pairs);
+    const int      warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
 
-    Stream1<W> stream{ops, xs + shape.x_room + warp * stages * shape.stage_bytes, ready[warp], shape.stage_bytes,
-                      shape.n_ops};
-    if (lane == 0) {
-        for (int s = 0; s < stages; s++) barrier_init(&ready[warp][s], 1);
+    if (warp < warps && lane == 0) {
+        for (int s = 0; s < stages; s++) {
+            barrier_init(&full[warp][s], 1);
+            barrier_init(&empty[warp][s], 1);
+        }
         barriers_ready();
     }
-    const auto learn = [&](int first, int n) { // operations from the tape
-        constexpr int words = int(sizeof(Op) / 4);
-        for (int w = threadIdx.x; w < n * words; w += threads)
-            if (const int op = first + w / words; op < shape.n_ops)
-                reinterpret_cast<unsigned*>(ops + op % slots)[w % words] =
-                    reinterpret_cast<const unsigned*>(tape + op)[w % words];
+    const auto learn = [&](int op) { // an operation from the tape; by one warp
+        if (op < shape.n_ops)
+            for (int w = lane; w < int(sizeof(Op) / 4); w += 32)
+                reinterpret_cast<unsigned*>(ops + op % slots)[w] = reinterpret_cast<const unsigned*>(tape + op)[w];
     };
-    learn(0, slots);
+    if (warp < slots - 2) learn(warp);
+    if (threadIdx.x == 0) known_ops = min(slots - 2, shape.n_ops);
     __syncthreads();
-    stream.fill(min(shape.n_ops, slots - 1));
-    for (int c = threadIdx.x; c < pairs; c += threads)
-        residual[c] = {weight_at(shape.embedding, plan.tokens[0], 2 * c),
-                       weight_at(shape.embedding, plan.tokens[0], 2 * c + 1)};
+    if (warp == producer) {
+        produce(ops, &known_ops, shape.n_ops, rings, shape.stage_bytes, full, empty);
+        return;
+    }
+    for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += Team::size()) {
+        // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
+        const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair], turn = rintf(angle * 0.15915494309f);
+        const float rest  = fmaf(-turn, -1.7484556e-7f, fmaf(-turn, 6.2831855f, angle));
+        turns[pair]       = {__sinf(rest) * shape.rope.scale, __cosf(rest) * shape.rope.scale};
+    }
+    for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
+        residual[c] = weight_at(shape.embedding, plan.tokens[0], c);
+    Ring ring{rings + warp * stages * shape.stage_bytes, full[warp % warps], empty[warp % warps], shape.stage_bytes};
 
     for (int at = 0; at < shape.n_ops; at++) {
-        const Op& op    = ops[at % slots];
-        const int known = min(shape.n_ops, at + slots - 1);
-        if (at > 0) learn(at + slots - 1, 1); // in the place of the one before
-        const auto wait = [&] {
-            if (op.waits && threadIdx.x == 0) {
+        const Op&  op   = ops[at % slots];
+        const auto wait = [&] { // for what the operation before wrote
+            MARK(1);
+            if (op.waits && threadIdx.x == herald * 32) {
                 const unsigned wanted = start + unsigned(at) * gridDim.x;
-                while (int(arrived(counter) - wanted) < 0) {}
+                while (int(*static_cast<volatile unsigned*>(counter) - wanted) < 0) {}
+                __threadfence();
             }
-            __syncthreads();
-            stream.fill(known);
+            Team::sync();
+            MARK(2);
         };
+        MARK(0);
         if (op.attends) {
-            attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, wait);
+            attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, turns, wait);
+            MARK(3); MARK(4); MARK(5);
         } else {
-            float2 w[most];
-            if (op.norm)
-#pragma unroll
-                for (int i = 0; i < most; i++)
-                    if (const int c = int(threadIdx.x) + i * threads; c < pairs)
-                        w[i] = reinterpret_cast<const float2*>(op.norm)[c];
             wait();
-            const __half* x = reinterpret_cast<const __half*>(xs); // halves, in shared memory
-            if (op.norm) {
-                const bool to_integers = op.kind != kind_f16;
-                auto*      out = reinterpret_cast<__half2*>(
-                    to_integers ? xs + 2 * op.cols + (op.kind == kind_q4_k ? op.cols / 64 : op.cols / 32) * 4 + op.cols / 4
-                                     : xs);
-                std::uint32_t delta[most];
-                if (op.add)
-#pragma unroll
-                    for (int i = 0; i < most; i++)
-                        if (const int c = int(threadIdx.x) + i * threads; c < pairs)
-                            delta[i] = __ldcg(reinterpret_cast<const unsigned*>(op.add) + c);
-                float squares = 0;
-#pragma unroll
-                for (int i = 0; i < most; i++)
-                    if (const int c = int(threadIdx.x) + i * threads; c < pairs) {
-                        float2 v = residual[c];
-                        if (op.add) {
-                            const float2 more = as_float2(delta[i]);
-                            v.x += more.x, v.y += more.y;
-                            residual[c] = v;
-                        }
-                        if (op.residual && blockIdx.x == 0) reinterpret_cast<float2*>(op.residual)[c] = v;
-                        squares += v.x * v.x + v.y * v.y;
-                    }
-                const float scale = rsqrtf(block_sum(squares, sums) / float(shape.hidden) + op.eps);
-#pragma unroll
-                for (int i = 0; i < most; i++)
-                    if (const int c = int(threadIdx.x) + i * threads; c < pairs) {
-                        const float2 v = residual[c];
-                        out[c]         = __floats2half2_rn(v.x * scale * w[i].x, v.y * scale * w[i].y);
-                    }
-                x = reinterpret_cast<const __half*>(out);
-                __syncthreads();
+            MARK(3);
+            if (op.kind == kind_f16) make_x<kind_f16>(op, shape.hidden, residual, xs, scratch);
+            else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, shape.hidden, residual, xs, scratch);
+            else make_x<kind_i8>(op, shape.hidden, residual, xs, scratch);
+            Team::sync();
+            MARK(4);
+            if (warp < warps) switch (op.kind) {
+                    case kind_f16: multiply_stages<kind_f16>(op, xs, ring, sums, rests[warp]); break;
+                    case kind_i8: multiply_stages<kind_i8>(op, xs, ring, sums, rests[warp]); break;
+                    case kind_i8_float: multiply_stages<kind_i8_float>(op, xs, ring, sums, rests[warp]); break;
+                    case kind_i8_float_min: multiply_stages<kind_i8_float_min>(op, xs, ring, sums, rests[warp]); break;
+                    case kind_q4_k: multiply_stages<kind_q4_k>(op, xs, ring, sums, rests[warp]); break;
+                }
+            else if (at + 1 < shape.n_ops) {
+                const Op& next = ops[(at + 1) % slots];
+                if (next.attends) ask_for_cache<D>(next, shape.attend, plan, items, n_items);
+                if (next.norm) ask(next.norm, shape.hidden * 4);
             }
-            const auto read = [&](int g) {
-                return op.norm ? word_at(x + g * 8) : shared_word(reinterpret_cast<const uint4*>(op.x) + g);
-            };
-            const Integers integers = integers_in(xs, op.kind, op.cols);
-            switch (op.kind) {
-                case kind_f16:
-                    if (!op.norm)
-                        each_word(read, op.cols / 8, [&](int g, const uint4& v) { reinterpret_cast<uint4*>(xs)[g] = v; });
-                    break;
-                case kind_q4_k: prepare_integers<kind_q4_k>(read, op.cols, integers); break;
-                default: prepare_integers<kind_i8>(read, op.cols, integers);
-            }
-            __syncthreads();
-            switch (op.kind) {
-                case kind_f16: multiply_rows<kind_f16>(op, xs, stream, known); break;
-                case kind_i8: multiply_rows<kind_i8>(op, xs, stream, known); break;
-                case kind_i8_float: multiply_rows<kind_i8_float>(op, xs, stream, known); break;
-                case kind_i8_float_min: multiply_rows<kind_i8_float_min>(op, xs, stream, known); break;
-                case kind_q4_k: multiply_rows<kind_q4_k>(op, xs, stream, known); break;
-            }
+            MARK(5);
+            Team::sync();
+            finish_products(op, sums, rests);
         }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            __threadfence();
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+        MARK(6);
+        Team::sync();
+        if (warp == herald) {
+            if (lane == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+            // Into the place of the one before this: the producer is past that, all its stages have been used.
+            learn(at + slots - 2);
+            __threadfence_block();
+            __syncwarp();
+            if (lane == 0) *static_cast<volatile int*>(&known_ops) = min(at + slots - 1, shape.n_ops);
         }
+        MARK(7);
     }
 #endif
 }
 
 struct Tape {
-    Shape    shape;
-    int      warps  = 8, head_dim = 0;
-    int      shared = 0; // bytes
-    Op*      ops    = nullptr;
-    unsigned* counter = nullptr;
-    unsigned  done    = 0; // what the counter is at
+    Shape     shape;
+    int       head_dim = 0;
+    int       shared   = 0; // bytes
+    Op*       ops      = nullptr;
+    unsigned* counter  = nullptr;
+    unsigned  done     = 0; // what the counter is at
 };
 
 // Reads what was told into operations of the tape. False: something else than a model that it knows.
@@ -542,16 +671,32 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
 }
 
 using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned);
-Kernel kernel_of(const Tape& tape) {
-    if (tape.head_dim == 64) return tape.warps == 8 ? tape_kernel<64, 8> : tape_kernel<64, 16>;
-    return tape.warps == 8 ? tape_kernel<128, 8> : tape_kernel<128, 16>;
-}
+Kernel kernel_of(const Tape& tape) { return tape.head_dim == 64 ? tape_kernel<64> : tape_kernel<128>; }
 
 } // namespace
 
 void destroy_tape(void* tape) {
     if (tape == nullptr) return;
     auto* t = static_cast<Tape*>(tape);
+#ifdef TAPE_TRACE
+    static long long got[2][1024][8];
+    cudaMemcpyFromSymbol(got, trace, sizeof got);
+    const char* names[] = {"qkv", "attend", "o", "gateup", "down"};
+    for (int b = 0; b < 2; b++)
+        for (int k = 0; k < 5; k++) {
+            double sum[8] = {};
+            int    n      = 0;
+            for (int at = 10 + k; at + 5 < t->shape.n_ops; at += 5, n++)
+                for (int m = 0; m < 8; m++) {
+                    const long long next = m < 7 ? got[b][at][m + 1] : got[b][at + 1][0];
+                    sum[m] += double(next - got[b][at][m]);
+                }
+            std::printf("block %d %-7s", b * 77, names[k]);
+            const char* what[] = {"learn", "wait", "sync", "x", "products", "sync", "arrive", "-"};
+            for (int m = 0; m < 8; m++) std::printf("  %s %.2f", what[m], sum[m] / n / 1755);
+            std::printf("\n");
+        }
+#endif
     release(t->ops);
     release(t->counter);
     delete t;
@@ -563,22 +708,21 @@ void* make_tape(const TapeOp* told, int n) {
     if (!is_hopper() || !understand(told, n, shape, ops)) return nullptr;
     auto* tape     = new Tape;
     tape->head_dim = shape.attend.head_dim;
-    // Q4_K's products are bound by instructions: more warps.
-    const auto is_q4 = [](const Op& op) { return !op.attends && op.kind == kind_q4_k; };
-    tape->warps      = std::ranges::count_if(ops, is_q4) * 2 > std::ssize(ops) ? 16 : 8;
     // Shared memory: the residual, x in its widest form (or what attention needs), rings.
     const int group = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
     int       room  = int(2 * attending_warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2 +
                    attending_warps * group * tape->head_dim * 4 + 16);
     for (const Op& op : ops)
-        if (!op.attends)
-            room = std::max(room, x_bytes(op.kind, op.cols) + (op.norm && op.kind != kind_f16 ? 2 * op.cols : 0));
+        if (!op.attends) {
+            room             = std::max(room, x_bytes(op.kind, op.cols));
+            shape.most_pairs = std::max(shape.most_pairs, (op.n_pairs / n_processors() + 16) / 16 * 16);
+        }
     shape.x_room      = (room + 127) / 128 * 128;
     shape.n_ops       = int(ops.size());
-    const int fixed   = shape.hidden * 4 + shape.x_room;
-    constexpr int all = 220 * 1024;
-    shape.stage_bytes = fixed < all ? (all - fixed) / (tape->warps * stages) / 128 * 128 : 0;
-    tape->shared      = fixed + shape.stage_bytes * tape->warps * stages;
+    const int     fixed = shape.hidden * 4 + shape.x_room + shape.most_pairs * 8;
+    constexpr int all   = 222 * 1024;
+    shape.stage_bytes   = fixed < all ? (all - fixed) / (warps * stages) / 128 * 128 : 0;
+    tape->shared        = fixed + shape.stage_bytes * warps * stages;
     bool fits         = true;
     for (Op& op : ops) {
         if (op.attends) continue;
@@ -589,6 +733,14 @@ void* make_tape(const TapeOp* told, int n) {
         }
         const int n_slices = (op.cols + most - 1) / most;
         op.slice           = ((op.cols + n_slices - 1) / n_slices + unit - 1) / unit * unit;
+        op.n_slices        = (op.cols + op.slice - 1) / op.slice;
+        for (const auto bytes : {data_bytes, scale_bytes, min_bytes}) {
+            if (bytes(op.kind, unit) == 0) break;
+            op.row_bytes[op.n_parts]  = bytes(op.kind, op.cols);
+            op.part_bytes[op.n_parts] = bytes(op.kind, op.slice);
+            op.last_bytes[op.n_parts] = bytes(op.kind, op.cols - (op.n_slices - 1) * op.slice);
+            op.n_parts++;
+        }
     }
     tape->shape   = shape;
     tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
@@ -610,7 +762,7 @@ void run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
     together.val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim          = dim3(unsigned(n_processors()));
-    config.blockDim         = dim3(unsigned(t.warps * 32));
+    config.blockDim         = dim3(unsigned(threads));
     config.dynamicSmemBytes = std::size_t(t.shared);
     config.stream           = static_cast<cudaStream_t>(stream);
     config.attrs            = &together;

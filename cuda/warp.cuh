@@ -59,13 +59,20 @@ __device__ inline float warp_sum(float v) {
     return v;
 }
 
-// `sums`: 32 floats of shared memory. All threads of the block get the result; the order of the sum is fixed.
+// The threads that do something together: those of a block, or in a kernel whose warps have different jobs, the first ones.
+struct Block {
+    static __device__ void sync() { __syncthreads(); }
+    static __device__ int  size() { return int(blockDim.x); }
+};
+
+// `sums`: 32 floats of shared memory. All threads of the team get the result; the order of the sum is fixed.
+template <class Team = Block>
 __device__ inline float block_sum(float v, float* sums) {
     v = warp_sum(v);
-    __syncthreads(); // the last use of `sums` is over
+    Team::sync(); // the last use of `sums` is over
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
-    __syncthreads();
-    return warp_sum(int(threadIdx.x) % 32 < int(blockDim.x) / 32 ? sums[threadIdx.x % 32] : 0.0f);
+    Team::sync();
+    return warp_sum(int(threadIdx.x) % 32 < Team::size() / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
 // Sub-block j (32 weights) of a Q4_K superblock: value = d * scale * q - dmin * min. 12 bytes hold eight pairs of 6 bits.
