@@ -17,16 +17,16 @@ struct Share {
 
 // The running sums of a block's parts become one, in a fixed order; then, by the last block of a sequence to get here, its
 // chunks. tops and sums: [parts][G], values: [parts][G][D], the parts `stride` floats apart, in shared memory.
-template <int D, int G, int Parts, class Team = Block>
-__device__ void combine(const Attention& a, const DecodeItem& item, const Share& share, int head0, int n_heads, const float* tops,
+template <int D, int G, class Team = Block>
+__device__ void combine(const Attention& a, const DecodeItem& item, const Share& share, int head0, int n_heads, int n_parts, const float* tops,
                         const float* sums, const float* values, int stride, float* partial, std::int32_t* tickets) {
     Team::sync();
     const bool alone = item.n_chunks == 1;
     for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
         const int g = i / D, d = i % D, head = head0 + g;
         float     limit = -INFINITY, total = 0, value = 0;
-        for (int part = 0; part < Parts; part++) limit = fmaxf(limit, tops[part * G + g]);
-        for (int part = 0; part < Parts; part++) {
+        for (int part = 0; part < n_parts; part++) limit = fmaxf(limit, tops[part * G + g]);
+        for (int part = 0; part < n_parts; part++) {
             const float w = weight_of(tops[part * G + g], limit);
             total += w * sums[part * G + g];
             value += w * values[part * stride + g * D + d];

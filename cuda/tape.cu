@@ -31,9 +31,8 @@ constexpr int warps           = 14; // that multiply
 constexpr int herald          = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
 constexpr int producer        = 15; // the warp that fills the rings
 constexpr int threads         = 16 * 32;
-constexpr int stages          = 4;
+constexpr int stages          = 3;
 constexpr int slots           = 8; // operations that a block knows at a time
-constexpr int attending_warps = 8;
 constexpr int most_hidden     = 8192;
 
 // An operation of the tape: products of x, or attention.
@@ -60,7 +59,7 @@ static_assert(sizeof(Op) % 4 == 0 && std::is_trivially_copyable_v<Op>);
 // What all operations have in common.
 struct Shape {
     Weight    embedding;
-    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0, most_pairs = 0; // bytes; pairs of rows of a block
+    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0, most_pairs = 0, attending = 0; // bytes; pairs of rows of a block; warps
     RopeStore rope;
     Attention attend;
 };
@@ -108,15 +107,32 @@ struct Part {
     }
 };
 
+// Where the parts of a pair's rows are.
+__device__ void find(const Op& op, int pair, int slice, const unsigned char* (&first)[3], const unsigned char* (&second)[3]) {
+    const Place a = place_of(op, pair, 0), b = place_of(op, pair, 1);
+#pragma unroll
+    for (int p = 0; p < 3; p++) {
+        if (p >= op.n_parts) break;
+        const auto part = [&](const Weight& w) {
+            return static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) + slice * op.part_bytes[p];
+        };
+        first[p]  = part(a.product.weight) + a.row * op.row_bytes[p];
+        second[p] = part(b.product.weight) + b.row * op.row_bytes[p];
+    }
+}
+
 // The producer: each lane fills the ring of one warp, as soon as there is room.
 __device__ void produce(const Op* ops, const volatile int* known, int n_ops, unsigned char* memory, int stage_bytes,
                         std::uint64_t (*full)[stages], std::uint64_t (*empty)[stages]) {
     const int lane = int(threadIdx.x % 32);
     if (lane >= warps) return;
-    unsigned char* ring = memory + lane * stages * stage_bytes;
-    int            op = -1, pair = 0, slice = 0, left = 0, stage = 0;
-    unsigned       round = 0; // how often the ring was filled
+    unsigned char*       ring = memory + lane * stages * stage_bytes;
+    int                  op = -1, pair = 0, slice = 0, left = 0, stage = 0, n_slices = 0, n_parts = 0, bytes = 0, last_bytes = 0;
+    int                  part_bytes[3] = {}, last_part[3] = {};
+    const unsigned char *first[3] = {}, *second[3] = {}; // where the two rows' parts of this stage are
+    unsigned             round = 0;                      // how often the ring was filled
     while (true) {
+        const Op& from = ops[max(op, 0) % slots];
         if (left == 0) {
             if (op + 1 == n_ops) return;
             if (op + 1 >= *known) continue;
@@ -124,31 +140,43 @@ __device__ void produce(const Op* ops, const volatile int* known, int n_ops, uns
             const Op& next = ops[++op % slots];
             if (next.attends) continue;
             const Part part(next, lane);
-            pair  = part.first_pair + part.pair;
-            slice = part.slice;
-            left  = part.left;
+            pair     = part.first_pair + part.pair;
+            slice    = part.slice;
+            left     = part.left;
+            n_slices = next.n_slices;
+            n_parts  = next.n_parts;
+            bytes = last_bytes = 0;
+#pragma unroll
+            for (int p = 0; p < 3; p++) {
+                part_bytes[p] = next.part_bytes[p];
+                last_part[p]  = next.last_bytes[p];
+                bytes += 2 * part_bytes[p];
+                last_bytes += 2 * last_part[p];
+            }
+            if (left > 0) find(next, pair, slice, first, second);
             continue;
         }
         if (round > 0 && !barrier_passed(&empty[lane][stage], (round - 1) & 1)) continue;
-        const Op&      from  = ops[op % slots];
-        const int      which = slice == from.n_slices - 1 ? 1 : 0, n_slices = from.n_slices;
-        unsigned char* to    = ring + stage * stage_bytes;
-        const Place    of[2] = {place_of(from, pair, 0), place_of(from, pair, 1)};
-        const int *    bytes = which ? from.last_bytes : from.part_bytes;
-        barrier_expect(&full[lane][stage], unsigned(bytes[0] + bytes[1] + bytes[2]) * 2);
-#pragma unroll 1
-        for (int part = 0; part < from.n_parts; part++)
-            for (int r = 0; r < 2; r++, to += from.part_bytes[part]) {
-                const Weight& w = of[r].product.weight;
-                const void*   p = part == 0 ? w.data : part == 1 ? w.scales : w.mins;
-                copy_bulk(to,
-                          static_cast<const unsigned char*>(p) + of[r].row * from.row_bytes[part] +
-                              slice * from.part_bytes[part],
-                          unsigned(bytes[part]), &full[lane][stage]);
-            }
+        const bool     last = slice == n_slices - 1;
+        std::uint64_t* b    = &full[lane][stage];
+        unsigned char* to   = ring + stage * stage_bytes;
+        barrier_expect(b, unsigned(last ? last_bytes : bytes));
+#pragma unroll
+        for (int p = 0; p < 3; p++) {
+            if (p >= n_parts) break;
+            const unsigned n = unsigned(last ? last_part[p] : part_bytes[p]);
+            copy_bulk(to, first[p], n, b);
+            copy_bulk(to + part_bytes[p], second[p], n, b);
+            to += 2 * part_bytes[p];
+            first[p] += part_bytes[p];
+            second[p] += part_bytes[p];
+        }
         left--;
-        if (++slice == n_slices) slice = 0, pair++;
         if (++stage == stages) stage = 0, round++;
+        if (++slice == n_slices) {
+            slice = 0, pair++;
+            if (left > 0) find(from, pair, 0, first, second);
+        }
     }
 }
 
@@ -276,9 +304,9 @@ struct Cache {
 // Shared memory of attention.
 template <int D>
 struct Attending {
-    float  tops[attending_warps][most_heads], sums[attending_warps][most_heads];
+    float  tops[warps][most_heads], sums[warps][most_heads];
     __half q[most_heads][D], k[D], v[D];
-    float  values[1]; // [attending_warps][n_heads][D]
+    float  values[1]; // [attending warps][n_heads][D]
 };
 
 // What falls to this block of the step's attention, one unit after another: an item for some heads of a kv head.
@@ -318,7 +346,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         const Cache<D> cache{op, a, plan.block_tables, item, unit.kv_head, newest};
         int            from = item.begin / 16 * 16 + warp * 16;
         uint4          k[2][Heads<D>::k_words];
-        if (warp >= attending_warps) from = item.end;
+        if (warp >= shape.attending) from = item.end;
         cache.load_k(from, k);    // depends on nobody
         if (waited) Team::sync();            // the one before is done with the shared memory
         else wait();
@@ -347,7 +375,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
             reinterpret_cast<__half*>(op.cache_v)[at] = s.v[d];
         }
-        if (warp < attending_warps) {
+        if (warp < shape.attending) {
             std::uint32_t q[D / 8];
             Heads<D>::load_q(s.q[0], unit.n_heads, q);
             Heads<D> heads;
@@ -358,13 +386,13 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
                 uint4 v[4][Heads<D>::v_words];
                 cache.load_v(from, s.v, v);
                 heads.add_values(weights, v);
-                from += attending_warps * 16;
+                from += shape.attending * 16;
                 cache.load_k(from, k);
             }
             heads.store(unit.n_heads, s.tops[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
-        combine<D, most_heads, attending_warps, Team>(a, item, unit.share, unit.head0, unit.n_heads, &s.tops[0][0],
-                                                      &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
+        combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, shape.attending, &s.tops[0][0],
+                                     &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
     }
     if (!waited) wait();
 }
@@ -710,14 +738,15 @@ void* make_tape(const TapeOp* told, int n) {
     tape->head_dim = shape.attend.head_dim;
     // Shared memory: the residual, x in its widest form (or what attention needs), rings.
     const int group = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
-    int       room  = int(2 * attending_warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2 +
-                   attending_warps * group * tape->head_dim * 4 + 16);
+    const int values = group * tape->head_dim * 4, beside = 2 * warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2;
+    int       room   = beside + 4 * values;
     for (const Op& op : ops)
         if (!op.attends) {
             room             = std::max(room, x_bytes(op.kind, op.cols));
             shape.most_pairs = std::max(shape.most_pairs, (op.n_pairs / n_processors() + 16) / 16 * 16);
         }
     shape.x_room      = (room + 127) / 128 * 128;
+    shape.attending   = std::min(warps, (shape.x_room - beside) / values);
     shape.n_ops       = int(ops.size());
     const int     fixed = shape.hidden * 4 + shape.x_room + shape.most_pairs * 8;
     constexpr int all   = 222 * 1024;
