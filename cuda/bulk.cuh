@@ -40,6 +40,19 @@ __device__ inline bool barrier_passed(std::uint64_t* b, unsigned parity) {
                  : "memory");
     return done != 0;
 }
+// What is read once only, as weights are in a step, should not push other things out of the second-level cache.
+__device__ inline std::uint64_t read_once() {
+    std::uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline void copy_bulk(void* to, const void* from, unsigned bytes, std::uint64_t* b, std::uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy)
+        : "memory");
+}
 // Addresses and bytes are multiples of 16.
 __device__ inline void copy_bulk(void* to, const void* from, unsigned bytes, std::uint64_t* b) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(

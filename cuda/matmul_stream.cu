@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
         float sum[2] = {};
         for (int base = 0; base < cols; base += slice) {
             barrier_wait(&ready[warp][stage], parity);
-            add_stage<K>(ring + stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
+            add_stage<K, 2>(ring + stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
             __syncwarp(); // all have read it
             bring(stage);
             if (++stage == stages) stage = 0, parity ^= 1;

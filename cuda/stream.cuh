@@ -122,22 +122,22 @@ __device__ inline uint4 high_nibbles(const uint4& v) {
 }
 __device__ inline uint4 word_at(const void* p) { return *static_cast<const uint4*>(p); }
 
-// sum[r] += the products of one stage: `from`: data of both rows `data` bytes apart, then scales, then minima;
+// sum[r] += the products of one stage: `from`: data of R rows `data` bytes apart, then scales, then minima;
 // columns base .. base + n of x, which is halves or Integers.
-template <Kind K>
+template <Kind K, int R>
 __device__ inline void add_stage(const unsigned char* from, int full, const unsigned char* x, const Integers& integers,
-                          int base, int n, float (&sum)[2]) {
+                                 int base, int n, float (&sum)[R]) {
     const int            lane   = threadIdx.x % 32;
     const int            data   = data_bytes(K, full);
-    const unsigned char* scales = from + 2 * data;
-    const unsigned char* mins   = scales + 2 * scale_bytes(K, full);
+    const unsigned char* scales = from + R * data;
+    const unsigned char* mins   = scales + R * scale_bytes(K, full);
     if constexpr (K == kind_f16) {
 #pragma unroll 4
         for (int c = lane * 8; c < n; c += 256) {
             const uint4  xs = word_at(x + (base + c) * 2);
             const float2 p = as_float2(xs.x), q = as_float2(xs.y), s = as_float2(xs.z), t = as_float2(xs.w);
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
+            for (int r = 0; r < R; r++) {
                 const uint4  w = word_at(from + r * data + c * 2);
                 const float2 a = as_float2(w.x), b = as_float2(w.y), d = as_float2(w.z), e = as_float2(w.w);
                 sum[r] += a.x * p.x + a.y * p.y + b.x * q.x + b.y * q.y + d.x * s.x + d.y * s.y + e.x * t.x + e.y * t.y;
@@ -153,7 +153,7 @@ __device__ inline void add_stage(const unsigned char* from, int full, const unsi
             const int2  t  = *reinterpret_cast<const int2*>(integers.total + (base / 16 + s * 16) + part * 2);
             const float by = integers.scale[base / 64 + s * 4 + chunk];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
+            for (int r = 0; r < R; r++) {
                 const unsigned char* block = from + r * data + s * 144;
                 const uint4          head = word_at(block), w = word_at(block + 16 + part * 16);
                 const float2         d = as_float2(head.x);
@@ -175,7 +175,7 @@ __device__ inline void add_stage(const unsigned char* from, int full, const unsi
             const uint4 h = word_at(integers.high + at), l = word_at(integers.low + at);
             const float by = integers.scale[at / 32];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
+            for (int r = 0; r < R; r++) {
                 const unsigned char* s     = scales + r * scale_bytes(K, full);
                 const float          scale = K == kind_i8 ? __half2float(reinterpret_cast<const __half*>(s)[c / group])
                                                           : reinterpret_cast<const float*>(s)[c / group];

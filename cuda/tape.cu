@@ -31,7 +31,7 @@ constexpr int warps           = 14; // that multiply
 constexpr int herald          = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
 constexpr int producer        = 15; // the warp that fills the rings
 constexpr int threads         = 16 * 32;
-constexpr int stages          = 3;
+constexpr int n_stages        = 2 * warps; // at most one a lane of the producer
 constexpr int slots           = 8; // operations that a block knows at a time
 constexpr int most_hidden     = 8192;
 
@@ -42,7 +42,7 @@ struct Op {
     bool         gated   = false;
     Kind         kind    = kind_f16;
     int          cols = 0, slice = 0, n_slices = 0; // of x; those of a stage
-    int          n_pairs  = 0;                      // of rows
+    int          n_pairs = 0, of_pair = 0;          // of rows; stages of a pair
     const float* norm     = nullptr;                // x is the residual's norm, or
     float        eps      = 0;
     const Half*  add      = nullptr; // .. after this was added to the residual
@@ -56,10 +56,14 @@ struct Op {
 };
 static_assert(sizeof(Op) % 4 == 0 && std::is_trivially_copyable_v<Op>);
 
+// Rows of a stage: two share x; where whole numbers are wide, or x is halves, one long row needs fewer copies.
+constexpr __host__ __device__ int rows_of(Kind k) { return k == kind_q4_k ? 2 : 1; }
+
 // What all operations have in common.
 struct Shape {
     Weight    embedding;
-    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0, most_pairs = 0, attending = 0; // bytes; pairs of rows of a block; warps
+    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0, most_sums = 0; // .. bytes, bytes, floats
+    int       attending = 0;                                                            // warps
     RopeStore rope;
     Attention attend;
 };
@@ -90,149 +94,114 @@ __device__ Place place_of(const Op& op, int pair, int r) {
     return {op.all.product[which], pair * 2 - op.all.first_row[which] + r};
 }
 
-// What a warp has of a product: its block's pairs of rows (the same number for each, give or take one) are stages one after
-// another, `n_slices` a pair, and each warp takes the same number of them, wherever a pair ends.
-struct Part {
-    int first_pair, n_pairs; // of the block
-    int pair, slice, left;   // where the warp begins, pairs counted from the block's first; how many stages it has
-
-    __device__ Part(const Op& op, int warp) {
-        first_pair = int(unsigned(op.n_pairs) * blockIdx.x / gridDim.x);
-        n_pairs    = int(unsigned(op.n_pairs) * (blockIdx.x + 1) / gridDim.x) - first_pair;
-
-        const int n = n_pairs * op.n_slices, first = n * warp / warps;
-        left  = n * (warp + 1) / warps - first;
-        pair  = first / op.n_slices;
-        slice = first - pair * op.n_slices;
-    }
-};
-
-// Where the parts of a pair's rows are.
-__device__ void find(const Op& op, int pair, int slice, const unsigned char* (&first)[3], const unsigned char* (&second)[3]) {
-    const Place a = place_of(op, pair, 0), b = place_of(op, pair, 1);
-#pragma unroll
-    for (int p = 0; p < 3; p++) {
-        if (p >= op.n_parts) break;
-        const auto part = [&](const Weight& w) {
-            return static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) + slice * op.part_bytes[p];
-        };
-        first[p]  = part(a.product.weight) + a.row * op.row_bytes[p];
-        second[p] = part(b.product.weight) + b.row * op.row_bytes[p];
-    }
+// The pairs of rows that a block takes of a product: the same number each, give or take one.
+__device__ int first_pair_of(const Op& op, unsigned block) { return int(unsigned(op.n_pairs) * block / gridDim.x); }
+__device__ int stages_of(const Op& op) {
+    return op.attends ? 0 : (first_pair_of(op, blockIdx.x + 1) - first_pair_of(op, blockIdx.x)) * op.of_pair;
 }
 
-// The producer: each lane fills the ring of one warp, as soon as there is room.
-__device__ void produce(const Op* ops, const volatile int* known, int n_ops, unsigned char* memory, int stage_bytes,
-                        std::uint64_t (*full)[stages], std::uint64_t (*empty)[stages]) {
-    const int lane = int(threadIdx.x % 32);
-    if (lane >= warps) return;
-    unsigned char*       ring = memory + lane * stages * stage_bytes;
-    int                  op = -1, pair = 0, slice = 0, left = 0, stage = 0, n_slices = 0, n_parts = 0, bytes = 0, last_bytes = 0;
-    int                  part_bytes[3] = {}, last_part[3] = {};
-    const unsigned char *first[3] = {}, *second[3] = {}; // where the two rows' parts of this stage are
-    unsigned             round = 0;                      // how often the ring was filled
-    while (true) {
-        const Op& from = ops[max(op, 0) % slots];
-        if (left == 0) {
-            if (op + 1 == n_ops) return;
-            if (op + 1 >= *known) continue;
-            __threadfence_block();
-            const Op& next = ops[++op % slots];
-            if (next.attends) continue;
-            const Part part(next, lane);
-            pair     = part.first_pair + part.pair;
-            slice    = part.slice;
-            left     = part.left;
-            n_slices = next.n_slices;
-            n_parts  = next.n_parts;
-            bytes = last_bytes = 0;
+// The producer. The stages of all products are numbered through, and each lane fills one place of the ring with those that
+// fall there, as soon as there is room.
+__device__ void produce(const Op* ops, const volatile int* known, const Shape& shape, unsigned char* memory,
+                        std::uint64_t* full, std::uint64_t* empty) {
+    const int at = int(threadIdx.x % 32);
+    if (at >= n_stages) return;
+    const std::uint64_t  policy = read_once();
+    const unsigned char* source[2][3];
+    int                  op = -1, begin = 0, end = 0, stage = at, bytes[3] = {}, apart[3] = {}, n_rows = 0, n_parts = 0;
+    unsigned             all    = 0;
+    bool                 found  = false; // where the stage comes from
+    unsigned             round  = 0;     // how often the place was filled
+    while (true) {                       // no lane waits for another
+        if (!found) {
+            if (stage >= end) {
+                if (op + 1 == shape.n_ops) return;
+                if (op + 1 >= *known) continue;
+                __threadfence_block();
+                begin = end;
+                end += stages_of(ops[++op % slots]);
+                continue;
+            }
+            const Op&  from = ops[op % slots];
+            const int  pair = (stage - begin) / from.of_pair, in = stage - begin - pair * from.of_pair;
+            const int  row = in / from.n_slices, slice = in - row * from.n_slices;
+            const bool last = slice == from.n_slices - 1;
+            n_rows          = from.of_pair == from.n_slices ? 2 : 1;
+            n_parts         = from.n_parts;
+            all             = 0;
 #pragma unroll
             for (int p = 0; p < 3; p++) {
-                part_bytes[p] = next.part_bytes[p];
-                last_part[p]  = next.last_bytes[p];
-                bytes += 2 * part_bytes[p];
-                last_bytes += 2 * last_part[p];
+                bytes[p] = last ? from.last_bytes[p] : from.part_bytes[p];
+                apart[p] = from.part_bytes[p];
+                all += unsigned(bytes[p] * n_rows);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    const Place   place = place_of(from, first_pair_of(from, blockIdx.x) + pair, n_rows == 2 ? r : row);
+                    const Weight& w     = place.product.weight;
+                    source[r][p]        = static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) +
+                                   place.row * from.row_bytes[p] + slice * from.part_bytes[p];
+                }
             }
-            if (left > 0) find(next, pair, slice, first, second);
-            continue;
+            found = true;
         }
-        if (round > 0 && !barrier_passed(&empty[lane][stage], (round - 1) & 1)) continue;
-        const bool     last = slice == n_slices - 1;
-        std::uint64_t* b    = &full[lane][stage];
-        unsigned char* to   = ring + stage * stage_bytes;
-        barrier_expect(b, unsigned(last ? last_bytes : bytes));
+        if (round > 0 && !barrier_passed(&empty[at], (round - 1) & 1)) continue;
+        unsigned char* to = memory + at * shape.stage_bytes;
+        barrier_expect(&full[at], all);
 #pragma unroll
         for (int p = 0; p < 3; p++) {
             if (p >= n_parts) break;
-            const unsigned n = unsigned(last ? last_part[p] : part_bytes[p]);
-            copy_bulk(to, first[p], n, b);
-            copy_bulk(to + part_bytes[p], second[p], n, b);
-            to += 2 * part_bytes[p];
-            first[p] += part_bytes[p];
-            second[p] += part_bytes[p];
+            copy_bulk(to, source[0][p], unsigned(bytes[p]), &full[at], policy);
+            to += apart[p];
+            if (n_rows == 1) continue;
+            copy_bulk(to, source[1][p], unsigned(bytes[p]), &full[at], policy);
+            to += apart[p];
         }
-        left--;
-        if (++stage == stages) stage = 0, round++;
-        if (++slice == n_slices) {
-            slice = 0, pair++;
-            if (left > 0) find(from, pair, 0, first, second);
-        }
+        stage += n_stages;
+        round++;
+        found = false;
     }
 }
 
-// A multiplying warp's place in its ring.
-struct Ring {
-    unsigned char* memory;
-    std::uint64_t *full, *empty;
-    int            stage_bytes;
-    int            stage = 0;
-    unsigned       round = 0;
+// The stages as a multiplying warp sees them: every `warps`th is its own, so that it alone uses a place of the ring.
+struct Stages {
+    const unsigned char* memory;
+    std::uint64_t *      full, *empty;
+    int                  mine; // the next one
 };
 
-// Sums of pairs that are not whole in one warp: what a warp has of the one that began before its first stage.
-struct Rest {
-    float2 sum;
-    int    pair; // -1: nothing
-};
-
-// A warp's stages of this operation. Sums of pairs that begin with it go to `sums`.
+// This operation's stages, which begin at `begin`. The sum of each row of a stage goes to `sums`.
 template <Kind K>
-__device__ void multiply_stages(const Op& op, const unsigned char* xs, Ring& ring, float2* sums, Rest& rest) {
-    const auto integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
-    const int  cols = op.cols, full_slice = op.slice, n_slices = op.n_slices, lane = int(threadIdx.x % 32);
-    const Part part(op, int(threadIdx.x / 32));
-    int        pair = part.pair, slice = part.slice, left = part.left;
-    if (lane == 0) rest.pair = left > 0 && slice > 0 ? pair : -1;
-    while (left > 0) {
-        float      sum[2] = {};
-        const bool begins = slice == 0;
-        do {
-            const int base = slice * full_slice;
-            barrier_wait(ring.full + ring.stage, ring.round & 1);
-            add_stage<K>(ring.memory + ring.stage * ring.stage_bytes, full_slice, xs, integers, base,
-                         min(full_slice, cols - base), sum);
-            __syncwarp(); // all have read it
-            if (lane == 0) barrier_arrive(ring.empty + ring.stage);
-            if (++ring.stage == stages) ring.stage = 0, ring.round++;
-            slice++;
-            left--;
-        } while (slice < n_slices && left > 0);
-        const float2 value = {warp_sum(sum[0]), warp_sum(sum[1])};
-        if (lane == 0) (begins ? sums[pair] : rest.sum) = value;
-        slice = 0;
-        pair++;
+__device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned char* xs, Stages& stages, int begin,
+                                float* sums) {
+    constexpr int R        = rows_of(K);
+    const auto    integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
+    const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op);
+    while (stages.mine < end) {
+        const int at = stages.mine % n_stages, in = stages.mine - begin;
+        const int base = in % n_slices * slice;
+        float     sum[R] = {};
+        barrier_wait(stages.full + at, unsigned(stages.mine / n_stages) & 1);
+        add_stage<K, R>(stages.memory + at * shape.stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
+        __syncwarp(); // all have read it
+        if (threadIdx.x % 32 == 0) barrier_arrive(stages.empty + at);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float value = warp_sum(sum[r]);
+            if (threadIdx.x % 32 == 0) sums[in * R + r] = value;
+        }
+        stages.mine += warps;
     }
 }
 
-// The block's results, from the sums of its warps.
-__device__ void finish_products(const Op& op, const float2* sums, const Rest* rests) {
-    const int first_pair = int(unsigned(op.n_pairs) * blockIdx.x / gridDim.x),
-              n_pairs    = int(unsigned(op.n_pairs) * (blockIdx.x + 1) / gridDim.x) - first_pair;
+// The block's results, from the sums of its stages.
+__device__ void finish_products(const Op& op, const float* sums) {
+    const int first_pair = first_pair_of(op, blockIdx.x), n_pairs = first_pair_of(op, blockIdx.x + 1) - first_pair;
+    // Of a pair: the slices of one row and then of the other, or of both together.
+    const int next = op.of_pair == op.n_slices ? 2 : 1, second = op.of_pair == op.n_slices ? 1 : op.n_slices;
     for (int p = int(threadIdx.x); p < n_pairs; p += Team::size()) {
-        float2 v = sums[p];
-#pragma unroll
-        for (int w = 1; w < warps; w++)
-            if (rests[w].pair == p) v.x += rests[w].sum.x, v.y += rests[w].sum.y;
+        const float* from = sums + p * 2 * op.n_slices;
+        float2       v    = {0, 0};
+        for (int s = 0; s < op.n_slices; s++) v.x += from[s * next], v.y += from[s * next + second];
         const int pair = first_pair + p;
         if (op.gated) {
             static_cast<__half*>(op.all.product[0].out)[pair] = __float2half(__fdividef(v.x, 1 + __expf(-v.x)) * v.y);
@@ -496,23 +465,22 @@ __global__ void __launch_bounds__(threads, 1)
                 unsigned start) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t               full[warps][stages], empty[warps][stages];
+    __shared__ std::uint64_t               full[n_stages], empty[n_stages];
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
     __shared__ float                       scratch[32];
     __shared__ float2                      turns[D / 2];
-    __shared__ Rest                        rests[warps];
     __shared__ int                         known_ops; // how many operations are, or were, in slots
     Op*            ops      = reinterpret_cast<Op*>(slot_memory);
     float*         residual = reinterpret_cast<float*>(memory);
     unsigned char* xs       = memory + shape.hidden * 4;
-    float2*        sums     = reinterpret_cast<float2*>(xs + shape.x_room);
-    unsigned char* rings    = reinterpret_cast<unsigned char*>(sums + shape.most_pairs);
+    float*         sums     = reinterpret_cast<float*>(xs + shape.x_room);
+    unsigned char* rings    = reinterpret_cast<unsigned char*>(sums + shape.most_sums);
     const int      warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
 
-    if (warp < warps && lane == 0) {
-        for (int s = 0; s < stages; s++) {
-            barrier_init(&full[warp][s], 1);
-            barrier_init(&empty[warp][s], 1);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < n_stages; s++) {
+            barrier_init(&full[s], 1);
+            barrier_init(&empty[s], 1);
         }
         barriers_ready();
     }
@@ -525,7 +493,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x == 0) known_ops = min(slots - 2, shape.n_ops);
     __syncthreads();
     if (warp == producer) {
-        produce(ops, &known_ops, shape.n_ops, rings, shape.stage_bytes, full, empty);
+        produce(ops, &known_ops, shape, rings, full, empty);
         return;
     }
     for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += Team::size()) {
@@ -536,7 +504,8 @@ __global__ void __launch_bounds__(threads, 1)
     }
     for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
         residual[c] = weight_at(shape.embedding, plan.tokens[0], c);
-    Ring ring{rings + warp * stages * shape.stage_bytes, full[warp % warps], empty[warp % warps], shape.stage_bytes};
+    Stages stages{rings, full, empty, warp};
+    int    first_stage = 0; // of the operation
 
     for (int at = 0; at < shape.n_ops; at++) {
         const Op&  op   = ops[at % slots];
@@ -563,11 +532,11 @@ __global__ void __launch_bounds__(threads, 1)
             Team::sync();
             MARK(4);
             if (warp < warps) switch (op.kind) {
-                    case kind_f16: multiply_stages<kind_f16>(op, xs, ring, sums, rests[warp]); break;
-                    case kind_i8: multiply_stages<kind_i8>(op, xs, ring, sums, rests[warp]); break;
-                    case kind_i8_float: multiply_stages<kind_i8_float>(op, xs, ring, sums, rests[warp]); break;
-                    case kind_i8_float_min: multiply_stages<kind_i8_float_min>(op, xs, ring, sums, rests[warp]); break;
-                    case kind_q4_k: multiply_stages<kind_q4_k>(op, xs, ring, sums, rests[warp]); break;
+                    case kind_f16: multiply_stages<kind_f16>(op, shape, xs, stages, first_stage, sums); break;
+                    case kind_i8: multiply_stages<kind_i8>(op, shape, xs, stages, first_stage, sums); break;
+                    case kind_i8_float: multiply_stages<kind_i8_float>(op, shape, xs, stages, first_stage, sums); break;
+                    case kind_i8_float_min: multiply_stages<kind_i8_float_min>(op, shape, xs, stages, first_stage, sums); break;
+                    case kind_q4_k: multiply_stages<kind_q4_k>(op, shape, xs, stages, first_stage, sums); break;
                 }
             else if (at + 1 < shape.n_ops) {
                 const Op& next = ops[(at + 1) % slots];
@@ -576,7 +545,8 @@ __global__ void __launch_bounds__(threads, 1)
             }
             MARK(5);
             Team::sync();
-            finish_products(op, sums, rests);
+            finish_products(op, sums);
+            first_stage += stages_of(op);
         }
         MARK(6);
         Team::sync();
@@ -743,34 +713,47 @@ void* make_tape(const TapeOp* told, int n) {
     for (const Op& op : ops)
         if (!op.attends) {
             room             = std::max(room, x_bytes(op.kind, op.cols));
-            shape.most_pairs = std::max(shape.most_pairs, (op.n_pairs / n_processors() + 16) / 16 * 16);
         }
     shape.x_room      = (room + 127) / 128 * 128;
     shape.attending   = std::min(warps, (shape.x_room - beside) / values);
     shape.n_ops       = int(ops.size());
-    const int     fixed = shape.hidden * 4 + shape.x_room + shape.most_pairs * 8;
-    constexpr int all   = 222 * 1024;
-    shape.stage_bytes   = fixed < all ? (all - fixed) / (warps * stages) / 128 * 128 : 0;
-    tape->shared        = fixed + shape.stage_bytes * warps * stages;
-    bool fits         = true;
-    for (Op& op : ops) {
-        if (op.attends) continue;
-        const int unit = unit_cols(op.kind), most = shape.stage_bytes / (2 * row_bytes(op.kind, unit)) * unit;
-        if (most == 0) {
-            fits = false;
-            break;
+    // Stages of the size that holds most on average: what the products' rows can be cut into.
+    constexpr int all      = 222 * 1024;
+    const auto    slice_of = [](const Op& op, int bytes) { // 0: not even the smallest fits
+        const int unit = unit_cols(op.kind), most = bytes / (rows_of(op.kind) * row_bytes(op.kind, unit)) * unit;
+        if (most == 0) return 0;
+        const int n = (op.cols + most - 1) / most;
+        return ((op.cols + n - 1) / n + unit - 1) / unit * unit;
+    };
+    double best = 0;
+    for (int bytes = (all - shape.hidden * 4 - shape.x_room - 16 * 1024) / n_stages / 128 * 128; bytes >= 2048; bytes -= 128) {
+        double held = 0, stages = 0;
+        for (const Op& op : ops) {
+            if (op.attends) continue;
+            const int slice = slice_of(op, bytes);
+            if (slice == 0) stages = 1e30;
+            held += double(op.n_pairs) * 2 * row_bytes(op.kind, op.cols);
+            stages += double(op.n_pairs) * 2 / rows_of(op.kind) * ((op.cols + slice - 1) / std::max(slice, 1));
         }
-        const int n_slices = (op.cols + most - 1) / most;
-        op.slice           = ((op.cols + n_slices - 1) / n_slices + unit - 1) / unit * unit;
-        op.n_slices        = (op.cols + op.slice - 1) / op.slice;
+        if (held / stages > best) best = held / stages, shape.stage_bytes = bytes;
+    }
+    for (Op& op : ops) {
+        if (op.attends || best < 1) continue;
+        op.slice        = slice_of(op, shape.stage_bytes);
+        op.n_slices     = (op.cols + op.slice - 1) / op.slice;
+        op.of_pair      = op.n_slices * 2 / rows_of(op.kind);
+        shape.most_sums = std::max(shape.most_sums, (op.n_pairs / n_processors() + 1) * 2 * op.n_slices);
         for (const auto bytes : {data_bytes, scale_bytes, min_bytes}) {
-            if (bytes(op.kind, unit) == 0) break;
+            if (bytes(op.kind, 256) == 0) break;
             op.row_bytes[op.n_parts]  = bytes(op.kind, op.cols);
             op.part_bytes[op.n_parts] = bytes(op.kind, op.slice);
             op.last_bytes[op.n_parts] = bytes(op.kind, op.cols - (op.n_slices - 1) * op.slice);
             op.n_parts++;
         }
     }
+    shape.most_sums = (shape.most_sums + 31) / 32 * 32;
+    tape->shared    = shape.hidden * 4 + shape.x_room + shape.most_sums * 4 + shape.stage_bytes * n_stages;
+    const bool fits = best >= 1 && tape->shared <= all;
     tape->shape   = shape;
     tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
     tape->counter = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
