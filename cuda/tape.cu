@@ -12,6 +12,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <type_traits>
 #include <vector>
@@ -31,7 +32,7 @@ constexpr int warps           = 14; // that multiply
 constexpr int herald          = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
 constexpr int producer        = 15; // the warp that fills the rings
 constexpr int threads         = 16 * 32;
-constexpr int n_stages        = 2 * warps; // at most one a lane of the producer
+constexpr int most_stages     = 64; // two a lane of the producer
 constexpr int slots           = 8; // operations that a block knows at a time
 constexpr int most_hidden     = 8192;
 
@@ -62,7 +63,7 @@ constexpr __host__ __device__ int rows_of(Kind k) { return k == kind_q4_k ? 2 : 
 // What all operations have in common.
 struct Shape {
     Weight    embedding;
-    int       hidden = 0, n_ops = 0, stage_bytes = 0, x_room = 0, most_sums = 0; // .. bytes, bytes, floats
+    int       hidden = 0, n_ops = 0, n_stages = 0, stage_bytes = 0, x_room = 0, most_sums = 0; // .. bytes, bytes, floats
     int       attending = 0;                                                            // warps
     RopeStore rope;
     Attention attend;
@@ -100,27 +101,27 @@ __device__ int stages_of(const Op& op) {
     return op.attends ? 0 : (first_pair_of(op, blockIdx.x + 1) - first_pair_of(op, blockIdx.x)) * op.of_pair;
 }
 
-// The producer. The stages of all products are numbered through, and each lane fills one place of the ring with those that
-// fall there, as soon as there is room.
-__device__ void produce(const Op* ops, const volatile int* known, const Shape& shape, unsigned char* memory,
-                        std::uint64_t* full, std::uint64_t* empty) {
-    const int at = int(threadIdx.x % 32);
-    if (at >= n_stages) return;
-    const std::uint64_t  policy = read_once();
+// A place of the ring, as a lane of the producer sees it: the stages of all products are numbered through, and those that fall
+// here are brought one after another, as soon as there is room.
+struct Filler {
+    int                  place, stage; // the next one
+    int                  op = -1, begin = 0, end = 0;
+    unsigned             round = 0;     // how often the place was filled
+    bool                 found = false; // where the stage comes from:
     const unsigned char* source[2][3];
-    int                  op = -1, begin = 0, end = 0, stage = at, bytes[3] = {}, apart[3] = {}, n_rows = 0, n_parts = 0;
-    unsigned             all    = 0;
-    bool                 found  = false; // where the stage comes from
-    unsigned             round  = 0;     // how often the place was filled
-    while (true) {                       // no lane waits for another
+    int                  bytes[3], apart[3], n_rows, n_parts;
+
+    // Goes on if it can, without waiting. False: there is nothing left.
+    __device__ bool step(const Op* ops, const volatile int* known, const Shape& shape, unsigned char* memory,
+                         std::uint64_t* full, std::uint64_t* empty, std::uint64_t policy) {
         if (!found) {
             if (stage >= end) {
-                if (op + 1 == shape.n_ops) return;
-                if (op + 1 >= *known) continue;
+                if (op + 1 == shape.n_ops) return false;
+                if (op + 1 >= *known) return true;
                 __threadfence_block();
                 begin = end;
                 end += stages_of(ops[++op % slots]);
-                continue;
+                return true;
             }
             const Op&  from = ops[op % slots];
             const int  pair = (stage - begin) / from.of_pair, in = stage - begin - pair * from.of_pair;
@@ -128,45 +129,64 @@ __device__ void produce(const Op* ops, const volatile int* known, const Shape& s
             const bool last = slice == from.n_slices - 1;
             n_rows          = from.of_pair == from.n_slices ? 2 : 1;
             n_parts         = from.n_parts;
-            all             = 0;
 #pragma unroll
             for (int p = 0; p < 3; p++) {
                 bytes[p] = last ? from.last_bytes[p] : from.part_bytes[p];
                 apart[p] = from.part_bytes[p];
-                all += unsigned(bytes[p] * n_rows);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
-                    const Place   place = place_of(from, first_pair_of(from, blockIdx.x) + pair, n_rows == 2 ? r : row);
-                    const Weight& w     = place.product.weight;
-                    source[r][p]        = static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) +
-                                   place.row * from.row_bytes[p] + slice * from.part_bytes[p];
+                    const Place   at = place_of(from, first_pair_of(from, blockIdx.x) + pair, n_rows == 2 ? r : row);
+                    const Weight& w  = at.product.weight;
+                    source[r][p]     = static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) +
+                                   at.row * from.row_bytes[p] + slice * from.part_bytes[p];
                 }
             }
             found = true;
         }
-        if (round > 0 && !barrier_passed(&empty[at], (round - 1) & 1)) continue;
-        unsigned char* to = memory + at * shape.stage_bytes;
-        barrier_expect(&full[at], all);
+        if (round > 0 && !barrier_passed(&empty[place], (round - 1) & 1)) return true;
+        unsigned char* to = memory + place * shape.stage_bytes;
+        barrier_expect(&full[place], unsigned((bytes[0] + bytes[1] + bytes[2]) * n_rows));
 #pragma unroll
         for (int p = 0; p < 3; p++) {
             if (p >= n_parts) break;
-            copy_bulk(to, source[0][p], unsigned(bytes[p]), &full[at], policy);
+            copy_bulk(to, source[0][p], unsigned(bytes[p]), &full[place], policy);
             to += apart[p];
             if (n_rows == 1) continue;
-            copy_bulk(to, source[1][p], unsigned(bytes[p]), &full[at], policy);
+            copy_bulk(to, source[1][p], unsigned(bytes[p]), &full[place], policy);
             to += apart[p];
         }
-        stage += n_stages;
+        stage += shape.n_stages;
         round++;
         found = false;
+        return true;
+    }
+};
+
+__device__ void produce(const Op* ops, const volatile int* known, const Shape& shape, unsigned char* memory,
+                        std::uint64_t* full, std::uint64_t* empty) {
+    const std::uint64_t policy = read_once();
+    const int           lane   = int(threadIdx.x % 32);
+    Filler              one{lane, lane}, other{lane + 32, lane + 32};
+    bool                more = one.place < shape.n_stages, other_more = other.place < shape.n_stages;
+    while (more || other_more) {
+        if (more) more = one.step(ops, known, shape, memory, full, empty, policy);
+        if (other_more) other_more = other.step(ops, known, shape, memory, full, empty, policy);
     }
 }
 
-// The stages as a multiplying warp sees them: every `warps`th is its own, so that it alone uses a place of the ring.
+// The stages as the multiplying warps see them: each takes the next one that none has taken.
 struct Stages {
     const unsigned char* memory;
     std::uint64_t *      full, *empty;
-    int                  mine; // the next one
+    volatile int*        used; // of each place, the last stage that was
+    int*                 next;
+    int                  mine = 0; // taken, not used yet
+
+    __device__ int take() const {
+        int stage = 0;
+        if (threadIdx.x % 32 == 0) stage = atomicAdd(next, 1);
+        return stage;
+    }
 };
 
 // This operation's stages, which begin at `begin`. The sum of each row of a stage goes to `sums`.
@@ -175,21 +195,31 @@ __device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned
                                 float* sums) {
     constexpr int R        = rows_of(K);
     const auto    integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
-    const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op);
+    const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op), lane = int(threadIdx.x % 32);
     while (stages.mine < end) {
-        const int at = stages.mine % n_stages, in = stages.mine - begin;
-        const int base = in % n_slices * slice;
-        float     sum[R] = {};
-        barrier_wait(stages.full + at, unsigned(stages.mine / n_stages) & 1);
+        const int next = stages.take(), round = stages.mine / shape.n_stages, at = stages.mine - round * shape.n_stages,
+                  in = stages.mine - begin, base = in % n_slices * slice;
+        // A parity tells rounds apart only if the one before is over.
+        while (stages.used[at] != stages.mine - shape.n_stages) {}
+        barrier_wait(stages.full + at, unsigned(round) & 1);
+        float sum[R] = {};
         add_stage<K, R>(stages.memory + at * shape.stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
         __syncwarp(); // all have read it
-        if (threadIdx.x % 32 == 0) barrier_arrive(stages.empty + at);
-#pragma unroll
-        for (int r = 0; r < R; r++) {
-            const float value = warp_sum(sum[r]);
-            if (threadIdx.x % 32 == 0) sums[in * R + r] = value;
+        if (lane == 0) {
+            stages.used[at] = stages.mine;
+            barrier_arrive(stages.empty + at);
         }
-        stages.mine += warps;
+        if constexpr (R == 2) { // half a warp adds up one row, half the other
+            const float keep = lane < 16 ? sum[0] : sum[1], give = lane < 16 ? sum[1] : sum[0];
+            float       v    = keep + __shfl_xor_sync(~0u, give, 16);
+#pragma unroll
+            for (int step = 8; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
+            if (lane % 16 == 0) sums[in * 2 + lane / 16] = v;
+        } else {
+            const float v = warp_sum(sum[0]);
+            if (lane == 0) sums[in] = v;
+        }
+        stages.mine = __shfl_sync(~0u, next, 0);
     }
 }
 
@@ -228,13 +258,13 @@ template <int D>
 struct Cache {
     const Op&           op;
     const Attention&    a;
-    const std::int32_t* table;
+    const std::int32_t* table; // of the sequence
     const DecodeItem&   item;
     int                 kv_head, newest;
 
     __device__ bool          seen(int position) const { return position >= item.begin && position < item.end; }
     __device__ const __half* place(const Half* cache, int position) const {
-        const int shift = 31 - __clz(a.block_size), block = table[item.table + (position >> shift)]; // a power of two
+        const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size: a power of two
         return reinterpret_cast<const __half*>(cache) +
                (((std::int64_t(block) * a.n_kv_heads + kv_head) << shift) + (position & (a.block_size - 1))) * D;
     }
@@ -296,23 +326,62 @@ struct Unit {
     }
 };
 
-// Rotates the heads of the newest token, stores its K and V, and attends. turns: sine and cosine of each pair.
+// What all layers' attention needs to know of the step, in shared memory.
+constexpr int known_blocks = 256;
+template <int D>
+struct Known {
+    int          newest, slot; // position, and place in the cache
+    DecodeItem   item;         // this block's first
+    int          first_block;  // of that item's range, and the blocks' ids as far as there is room
+    std::int32_t blocks[known_blocks];
+    float2       turns[D / 2]; // sine and cosine of each pair
+
+    __device__ const std::int32_t* table(const Plan& plan) const { // of the first item's sequence
+        return first_block >= 0 ? blocks - first_block : plan.block_tables + item.table;
+    }
+    // By all threads.
+    __device__ void learn(const Shape& shape, const Plan& plan, const DecodeItem* items, int n_items) {
+        const Attention& a = shape.attend;
+        const Unit       unit(a, int(blockIdx.x));
+        DecodeItem       first;
+        if (unit.share.item < n_items) first = items[unit.share.item];
+        const int shift = 31 - __clz(a.block_size), low = first.begin >> shift, high = max(first.end - 1, 0) >> shift;
+        const bool fits = first.row >= 0 && high - low < known_blocks;
+        for (int b = low + int(threadIdx.x); fits && b <= high; b += int(blockDim.x))
+            blocks[b - low] = plan.block_tables[first.table + b];
+        if (threadIdx.x == 0) {
+            newest      = plan.positions[0];
+            slot        = plan.slots[0];
+            item        = first;
+            first_block = fits ? low : -1;
+        }
+        for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += int(blockDim.x)) {
+            // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
+            const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair], turn = rintf(angle * 0.15915494309f);
+            const float rest  = fmaf(-turn, -1.7484556e-7f, fmaf(-turn, 6.2831855f, angle));
+            turns[pair]       = {__sinf(rest) * shape.rope.scale, __cosf(rest) * shape.rope.scale};
+        }
+    }
+};
+
+// Rotates the heads of the newest token, stores its K and V, and attends.
 // wait(): for what q, k and v come from.
 template <int D, class Wait>
 __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const DecodeItem* items, int n_items,
-                       float* partial, std::int32_t* tickets, unsigned char* memory, const float2* turns, const Wait& wait) {
+                       float* partial, std::int32_t* tickets, unsigned char* memory, const Known<D>& step, const Wait& wait) {
     Attention a = shape.attend;
     a.out       = op.attended;
     a.softcap   = 0; // no model with one has a tape
     auto&     s = *reinterpret_cast<Attending<D>*>(memory);
-    const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = plan.positions[0];
+    const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = step.newest;
     bool      waited = false;
     for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
         const Unit unit(a, n);
         if (unit.share.item >= n_items) break;
-        const DecodeItem item = items[unit.share.item];
+        const bool       known = n == int(blockIdx.x);
+        const DecodeItem item  = known ? step.item : items[unit.share.item];
         if (item.row < 0) break; // no more
-        const Cache<D> cache{op, a, plan.block_tables, item, unit.kv_head, newest};
+        const Cache<D> cache{op, a, known ? step.table(plan) : plan.block_tables + item.table, item, unit.kv_head, newest};
         int            from = item.begin / 16 * 16 + warp * 16;
         uint4          k[2][Heads<D>::k_words];
         if (warp >= shape.attending) from = item.end;
@@ -330,7 +399,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             const bool   turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
             const int    one = turn && rope.halves ? pair : 2 * pair, other = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
             const float  x = shared_half(source + one), y = shared_half(source + other);
-            const float2 by = turn ? turns[pair] : float2{0, 1};
+            const float2 by = turn ? step.turns[pair] : float2{0, 1};
             to[one]   = __float2half(x * by.y - y * by.x);
             to[other] = __float2half(x * by.x + y * by.y);
         }
@@ -338,7 +407,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             s.v[d] = __ushort_as_half(__ldcg(op.v + unit.kv_head * D + d));
         Team::sync();
         if (is_last && unit.is_first && threadIdx.x < D) {
-            const int          slot = plan.slots[0], d = int(threadIdx.x);
+            const int          slot = step.slot, d = int(threadIdx.x);
             const std::int64_t at =
                 ((std::int64_t(slot / a.block_size) * a.n_kv_heads + unit.kv_head) * a.block_size + slot % a.block_size) * D + d;
             reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
@@ -373,12 +442,11 @@ __device__ void ask(const void* memory, int bytes) {
 }
 // Asks for the K and V that this block will attend to first.
 template <int D>
-__device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan, const DecodeItem* items, int n_items) {
-    const Unit unit(a, int(blockIdx.x));
-    if (unit.share.item >= n_items) return;
-    const DecodeItem item = items[unit.share.item];
-    const Cache<D>   cache{op, a, plan.block_tables, item, unit.kv_head, -1};
-    for (int position = item.begin + int(threadIdx.x % 32); position < item.end; position += 32)
+__device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan, const Known<D>& step) {
+    if (step.item.row < 0) return;
+    const Unit     unit(a, int(blockIdx.x));
+    const Cache<D> cache{op, a, step.table(plan), step.item, unit.kv_head, -1};
+    for (int position = step.item.begin + int(threadIdx.x % 32); position < step.item.end; position += 32)
         for (const Half* of : {op.cache_k, op.cache_v})
             for (int line = 0; line < D * 2; line += 128)
                 asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.place(of, position)) +
@@ -465,12 +533,14 @@ __global__ void __launch_bounds__(threads, 1)
                 unsigned start) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t               full[n_stages], empty[n_stages];
+    __shared__ std::uint64_t               full[most_stages], empty[most_stages];
+    __shared__ int                         used[most_stages], next_stage;
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
     __shared__ float                       scratch[32];
-    __shared__ float2                      turns[D / 2];
+    __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
     __shared__ int                         known_ops; // how many operations are, or were, in slots
     Op*            ops      = reinterpret_cast<Op*>(slot_memory);
+    auto&          step     = *reinterpret_cast<Known<D>*>(step_memory);
     float*         residual = reinterpret_cast<float*>(memory);
     unsigned char* xs       = memory + shape.hidden * 4;
     float*         sums     = reinterpret_cast<float*>(xs + shape.x_room);
@@ -478,11 +548,13 @@ __global__ void __launch_bounds__(threads, 1)
     const int      warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < n_stages; s++) {
+        for (int s = 0; s < shape.n_stages; s++) {
             barrier_init(&full[s], 1);
             barrier_init(&empty[s], 1);
+            used[s] = s - shape.n_stages;
         }
         barriers_ready();
+        next_stage = 0;
     }
     const auto learn = [&](int op) { // an operation from the tape; by one warp
         if (op < shape.n_ops)
@@ -490,22 +562,18 @@ __global__ void __launch_bounds__(threads, 1)
                 reinterpret_cast<unsigned*>(ops + op % slots)[w] = reinterpret_cast<const unsigned*>(tape + op)[w];
     };
     if (warp < slots - 2) learn(warp);
+    step.learn(shape, plan, items, n_items);
     if (threadIdx.x == 0) known_ops = min(slots - 2, shape.n_ops);
     __syncthreads();
     if (warp == producer) {
         produce(ops, &known_ops, shape, rings, full, empty);
         return;
     }
-    for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += Team::size()) {
-        // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-        const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair], turn = rintf(angle * 0.15915494309f);
-        const float rest  = fmaf(-turn, -1.7484556e-7f, fmaf(-turn, 6.2831855f, angle));
-        turns[pair]       = {__sinf(rest) * shape.rope.scale, __cosf(rest) * shape.rope.scale};
-    }
     for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
         residual[c] = weight_at(shape.embedding, plan.tokens[0], c);
-    Stages stages{rings, full, empty, warp};
+    Stages stages{rings, full, empty, used, &next_stage};
     int    first_stage = 0; // of the operation
+    if (warp < warps) stages.mine = __shfl_sync(~0u, stages.take(), 0);
 
     for (int at = 0; at < shape.n_ops; at++) {
         const Op&  op   = ops[at % slots];
@@ -521,7 +589,7 @@ __global__ void __launch_bounds__(threads, 1)
         };
         MARK(0);
         if (op.attends) {
-            attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, turns, wait);
+            attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, step, wait);
             MARK(3); MARK(4); MARK(5);
         } else {
             wait();
@@ -540,7 +608,7 @@ __global__ void __launch_bounds__(threads, 1)
                 }
             else if (at + 1 < shape.n_ops) {
                 const Op& next = ops[(at + 1) % slots];
-                if (next.attends) ask_for_cache<D>(next, shape.attend, plan, items, n_items);
+                if (next.attends) ask_for_cache<D>(next, shape.attend, plan, step);
                 if (next.norm) ask(next.norm, shape.hidden * 4);
             }
             MARK(5);
@@ -665,7 +733,8 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
             }
         }
     }
-    return !ops.empty() && rope && (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
+    return !ops.empty() && rope && std::has_single_bit(unsigned(shape.attend.block_size)) && shape.attend.softcap == 0 &&
+           (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
 }
 
 using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned);
@@ -717,8 +786,9 @@ void* make_tape(const TapeOp* told, int n) {
     shape.x_room      = (room + 127) / 128 * 128;
     shape.attending   = std::min(warps, (shape.x_room - beside) / values);
     shape.n_ops       = int(ops.size());
-    // Stages of the size that holds most on average: what the products' rows can be cut into.
-    constexpr int all      = 222 * 1024;
+    // Stages of the size that holds most on average: what the products' rows can be cut into. Many, so that all warps have some of
+    // a short product.
+    constexpr int all      = 220 * 1024;
     const auto    slice_of = [](const Op& op, int bytes) { // 0: not even the smallest fits
         const int unit = unit_cols(op.kind), most = bytes / (rows_of(op.kind) * row_bytes(op.kind, unit)) * unit;
         if (most == 0) return 0;
@@ -726,7 +796,8 @@ void* make_tape(const TapeOp* told, int n) {
         return ((op.cols + n - 1) / n + unit - 1) / unit * unit;
     };
     double best = 0;
-    for (int bytes = (all - shape.hidden * 4 - shape.x_room - 16 * 1024) / n_stages / 128 * 128; bytes >= 2048; bytes -= 128) {
+    const int room_left = all - shape.hidden * 4 - shape.x_room;
+    for (int bytes = 3584; bytes >= 2048; bytes -= 128) {
         double held = 0, stages = 0;
         for (const Op& op : ops) {
             if (op.attends) continue;
@@ -752,8 +823,9 @@ void* make_tape(const TapeOp* told, int n) {
         }
     }
     shape.most_sums = (shape.most_sums + 31) / 32 * 32;
-    tape->shared    = shape.hidden * 4 + shape.x_room + shape.most_sums * 4 + shape.stage_bytes * n_stages;
-    const bool fits = best >= 1 && tape->shared <= all;
+    shape.n_stages  = best >= 1 ? std::min(most_stages, (room_left - shape.most_sums * 4) / shape.stage_bytes) : 0;
+    tape->shared    = all - room_left + shape.most_sums * 4 + shape.stage_bytes * shape.n_stages;
+    const bool fits = shape.n_stages > warps;
     tape->shape   = shape;
     tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
     tape->counter = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
