@@ -32,7 +32,7 @@ constexpr int warps           = 14; // that multiply
 constexpr int herald          = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
 constexpr int producer        = 15; // the warp that fills the rings
 constexpr int threads         = 16 * 32;
-constexpr int most_stages     = 64; // two a lane of the producer
+constexpr int most_stages     = 48; // up to two a lane of the producer
 constexpr int slots           = 8; // operations that a block knows at a time
 constexpr int most_hidden     = 8192;
 
@@ -101,114 +101,119 @@ __device__ int stages_of(const Op& op) {
     return op.attends ? 0 : (first_pair_of(op, blockIdx.x + 1) - first_pair_of(op, blockIdx.x)) * op.of_pair;
 }
 
-// A place of the ring, as a lane of the producer sees it: the stages of all products are numbered through, and those that fall
-// here are brought one after another, as soon as there is room.
-struct Filler {
-    int                  place, stage; // the next one
-    int                  op = -1, begin = 0, end = 0;
-    unsigned             round = 0;     // how often the place was filled
-    bool                 found = false; // where the stage comes from:
+// What a place of the ring is to be filled with next. The producer's lanes write them, in parallel, as that is much arithmetic;
+// the copies are begun by the warp that used the place last, as one warp alone would be too slow at it.
+struct Job {
     const unsigned char* source[2][3];
     int                  bytes[3], apart[3], n_rows, n_parts;
+};
+// Of a place. `unknown`: no job yet. `ready`: there is one. `vacant`: nothing to be used and no job: the producer begins it.
+enum State : int { unknown, ready, vacant };
 
-    // Goes on if it can, without waiting. False: there is nothing left.
-    __device__ bool step(const Op* ops, const volatile int* known, const Shape& shape, unsigned char* memory,
-                         std::uint64_t* full, std::uint64_t* empty, std::uint64_t policy) {
-        if (!found) {
-            if (stage >= end) {
-                if (op + 1 == shape.n_ops) return false;
-                if (op + 1 >= *known) return true;
-                __threadfence_block();
-                begin = end;
-                end += stages_of(ops[++op % slots]);
-                return true;
-            }
-            const Op&  from = ops[op % slots];
-            const int  pair = (stage - begin) / from.of_pair, in = stage - begin - pair * from.of_pair;
-            const int  row = in / from.n_slices, slice = in - row * from.n_slices;
-            const bool last = slice == from.n_slices - 1;
-            n_rows          = from.of_pair == from.n_slices ? 2 : 1;
-            n_parts         = from.n_parts;
-#pragma unroll
-            for (int p = 0; p < 3; p++) {
-                bytes[p] = last ? from.last_bytes[p] : from.part_bytes[p];
-                apart[p] = from.part_bytes[p];
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    const Place   at = place_of(from, first_pair_of(from, blockIdx.x) + pair, n_rows == 2 ? r : row);
-                    const Weight& w  = at.product.weight;
-                    source[r][p]     = static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) +
-                                   at.row * from.row_bytes[p] + slice * from.part_bytes[p];
-                }
-            }
-            found = true;
-        }
-        if (round > 0 && !barrier_passed(&empty[place], (round - 1) & 1)) return true;
-        unsigned char* to = memory + place * shape.stage_bytes;
-        barrier_expect(&full[place], unsigned((bytes[0] + bytes[1] + bytes[2]) * n_rows));
+struct Ring {
+    unsigned char* memory;
+    std::uint64_t* full;
+    Job*           jobs;
+    int*           states;
+    volatile int*  used; // of each place, the last stage that was
+    std::uint64_t  policy;
+
+    // Begins the copies of a place's job; by one thread.
+    __device__ void begin(int place, int stage_bytes) const {
+        const Job      job = jobs[place];
+        unsigned char* to  = memory + place * stage_bytes;
+        barrier_expect(full + place, unsigned((job.bytes[0] + job.bytes[1] + job.bytes[2]) * job.n_rows));
 #pragma unroll
         for (int p = 0; p < 3; p++) {
-            if (p >= n_parts) break;
-            copy_bulk(to, source[0][p], unsigned(bytes[p]), &full[place], policy);
-            to += apart[p];
-            if (n_rows == 1) continue;
-            copy_bulk(to, source[1][p], unsigned(bytes[p]), &full[place], policy);
-            to += apart[p];
+            if (p >= job.n_parts) break;
+            copy_bulk(to, job.source[0][p], unsigned(job.bytes[p]), full + place, policy);
+            to += job.apart[p];
+            if (job.n_rows == 1) continue;
+            copy_bulk(to, job.source[1][p], unsigned(job.bytes[p]), full + place, policy);
+            to += job.apart[p];
+        }
+        __threadfence_block(); // the job has been read
+        *static_cast<volatile int*>(states + place) = unknown;
+    }
+    // A place has been used; by one thread.
+    __device__ void free(int place, int stage, int stage_bytes) const {
+        used[place] = stage;
+        if (atomicCAS(states + place, unknown, vacant) == ready) begin(place, stage_bytes);
+    }
+};
+
+// A place, as a lane of the producer sees it: the stages of all products are numbered through, and those that fall here come one
+// after another.
+struct Planner {
+    int place, stage; // the next one
+    int op = -1, first = 0, end = 0;
+
+    // Goes on if it can, without waiting. False: there is nothing left.
+    __device__ bool step(const Op* ops, const volatile int* known, const Shape& shape, const Ring& ring) {
+        if (stage >= end) {
+            if (op + 1 == shape.n_ops) return false;
+            if (op + 1 >= *known) return true;
+            __threadfence_block();
+            first = end;
+            end += stages_of(ops[++op % slots]);
+            return true;
+        }
+        if (*static_cast<volatile int*>(ring.states + place) == ready) return true;
+        Job&       job  = ring.jobs[place];
+        const Op&  from = ops[op % slots];
+        const int  pair = (stage - first) / from.of_pair, in = stage - first - pair * from.of_pair;
+        const int  row = in / from.n_slices, slice = in - row * from.n_slices;
+        const bool last = slice == from.n_slices - 1, both = from.of_pair == from.n_slices;
+        job.n_rows      = both ? 2 : 1;
+        job.n_parts     = from.n_parts;
+        for (int p = 0; p < 3; p++) {
+            job.bytes[p] = last ? from.last_bytes[p] : from.part_bytes[p];
+            job.apart[p] = from.part_bytes[p];
+            for (int r = 0; r < 2; r++) {
+                const Place   at  = place_of(from, first_pair_of(from, blockIdx.x) + pair, both ? r : row);
+                const Weight& w   = at.product.weight;
+                job.source[r][p] = static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) +
+                                   at.row * from.row_bytes[p] + slice * from.part_bytes[p];
+            }
         }
         stage += shape.n_stages;
-        round++;
-        found = false;
+        __threadfence_block();
+        if (atomicCAS(ring.states + place, unknown, ready) == vacant) ring.begin(place, shape.stage_bytes);
         return true;
     }
 };
 
-__device__ void produce(const Op* ops, const volatile int* known, const Shape& shape, unsigned char* memory,
-                        std::uint64_t* full, std::uint64_t* empty) {
-    const std::uint64_t policy = read_once();
-    const int           lane   = int(threadIdx.x % 32);
-    Filler              one{lane, lane}, other{lane + 32, lane + 32};
-    bool                more = one.place < shape.n_stages, other_more = other.place < shape.n_stages;
+__device__ void produce(const Op* ops, const volatile int* known, const Shape& shape, const Ring& ring) {
+    const int lane = int(threadIdx.x % 32);
+    Planner   one{lane, lane}, other{lane + 32, lane + 32};
+    bool      more = one.place < shape.n_stages, other_more = other.place < shape.n_stages;
     while (more || other_more) {
-        if (more) more = one.step(ops, known, shape, memory, full, empty, policy);
-        if (other_more) other_more = other.step(ops, known, shape, memory, full, empty, policy);
+        if (more) more = one.step(ops, known, shape, ring);
+        if (other_more) other_more = other.step(ops, known, shape, ring);
     }
 }
 
-// The stages as the multiplying warps see them: each takes the next one that none has taken.
-struct Stages {
-    const unsigned char* memory;
-    std::uint64_t *      full, *empty;
-    volatile int*        used; // of each place, the last stage that was
-    int*                 next;
-    int                  mine = 0; // taken, not used yet
-
-    __device__ int take() const {
-        int stage = 0;
-        if (threadIdx.x % 32 == 0) stage = atomicAdd(next, 1);
-        return stage;
-    }
-};
-
-// This operation's stages, which begin at `begin`. The sum of each row of a stage goes to `sums`.
+// This operation's stages, which begin at `begin`: a warp takes the next one that none has taken. `mine`: the one that it took
+// and has not used yet. The sum of each row of a stage goes to `sums`.
 template <Kind K>
-__device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned char* xs, Stages& stages, int begin,
-                                float* sums) {
+__device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned char* xs, const Ring& ring, int* next_stage,
+                                int& mine, int begin, float* sums) {
     constexpr int R        = rows_of(K);
     const auto    integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
     const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op), lane = int(threadIdx.x % 32);
-    while (stages.mine < end) {
-        const int next = stages.take(), round = stages.mine / shape.n_stages, at = stages.mine - round * shape.n_stages,
-                  in = stages.mine - begin, base = in % n_slices * slice;
+    while (mine < end) {
+        int next = 0;
+        if (lane == 0) next = atomicAdd(next_stage, 1);
+        const int round = mine / shape.n_stages, at = mine - round * shape.n_stages, in = mine - begin,
+                  base = in % n_slices * slice;
         // A parity tells rounds apart only if the one before is over.
-        while (stages.used[at] != stages.mine - shape.n_stages) {}
-        barrier_wait(stages.full + at, unsigned(round) & 1);
+        while (ring.used[at] != mine - shape.n_stages) {}
+        barrier_wait(ring.full + at, unsigned(round) & 1);
         float sum[R] = {};
-        add_stage<K, R>(stages.memory + at * shape.stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
+        add_stage<K, R>(ring.memory + at * shape.stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
         __syncwarp(); // all have read it
-        if (lane == 0) {
-            stages.used[at] = stages.mine;
-            barrier_arrive(stages.empty + at);
-        }
+        if (lane == 0) ring.free(at, mine, shape.stage_bytes);
+        __syncwarp();
         if constexpr (R == 2) { // half a warp adds up one row, half the other
             const float keep = lane < 16 ? sum[0] : sum[1], give = lane < 16 ? sum[1] : sum[0];
             float       v    = keep + __shfl_xor_sync(~0u, give, 16);
@@ -219,7 +224,7 @@ __device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned
             const float v = warp_sum(sum[0]);
             if (lane == 0) sums[in] = v;
         }
-        stages.mine = __shfl_sync(~0u, next, 0);
+        mine = __shfl_sync(~0u, next, 0);
     }
 }
 
@@ -533,8 +538,9 @@ __global__ void __launch_bounds__(threads, 1)
                 unsigned start) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t               full[most_stages], empty[most_stages];
-    __shared__ int                         used[most_stages], next_stage;
+    __shared__ std::uint64_t               full[most_stages];
+    __shared__ Job                         jobs[most_stages];
+    __shared__ int                         states[most_stages], used[most_stages], next_stage;
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
     __shared__ float                       scratch[32];
     __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
@@ -550,8 +556,8 @@ __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x == 0) {
         for (int s = 0; s < shape.n_stages; s++) {
             barrier_init(&full[s], 1);
-            barrier_init(&empty[s], 1);
-            used[s] = s - shape.n_stages;
+            used[s]   = s - shape.n_stages;
+            states[s] = vacant;
         }
         barriers_ready();
         next_stage = 0;
@@ -565,15 +571,16 @@ __global__ void __launch_bounds__(threads, 1)
     step.learn(shape, plan, items, n_items);
     if (threadIdx.x == 0) known_ops = min(slots - 2, shape.n_ops);
     __syncthreads();
+    const Ring ring{rings, full, jobs, states, used, read_once()};
     if (warp == producer) {
-        produce(ops, &known_ops, shape, rings, full, empty);
+        produce(ops, &known_ops, shape, ring);
         return;
     }
     for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
         residual[c] = weight_at(shape.embedding, plan.tokens[0], c);
-    Stages stages{rings, full, empty, used, &next_stage};
-    int    first_stage = 0; // of the operation
-    if (warp < warps) stages.mine = __shfl_sync(~0u, stages.take(), 0);
+    int first_stage = 0, mine = 0; // of the operation; of the warp
+    if (warp < warps && lane == 0) mine = atomicAdd(&next_stage, 1);
+    mine = __shfl_sync(~0u, mine, 0);
 
     for (int at = 0; at < shape.n_ops; at++) {
         const Op&  op   = ops[at % slots];
@@ -600,11 +607,11 @@ __global__ void __launch_bounds__(threads, 1)
             Team::sync();
             MARK(4);
             if (warp < warps) switch (op.kind) {
-                    case kind_f16: multiply_stages<kind_f16>(op, shape, xs, stages, first_stage, sums); break;
-                    case kind_i8: multiply_stages<kind_i8>(op, shape, xs, stages, first_stage, sums); break;
-                    case kind_i8_float: multiply_stages<kind_i8_float>(op, shape, xs, stages, first_stage, sums); break;
-                    case kind_i8_float_min: multiply_stages<kind_i8_float_min>(op, shape, xs, stages, first_stage, sums); break;
-                    case kind_q4_k: multiply_stages<kind_q4_k>(op, shape, xs, stages, first_stage, sums); break;
+                    case kind_f16: multiply_stages<kind_f16>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
+                    case kind_i8: multiply_stages<kind_i8>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
+                    case kind_i8_float: multiply_stages<kind_i8_float>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
+                    case kind_i8_float_min: multiply_stages<kind_i8_float_min>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
+                    case kind_q4_k: multiply_stages<kind_q4_k>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
                 }
             else if (at + 1 < shape.n_ops) {
                 const Op& next = ops[(at + 1) % slots];
@@ -788,7 +795,7 @@ void* make_tape(const TapeOp* told, int n) {
     shape.n_ops       = int(ops.size());
     // Stages of the size that holds most on average: what the products' rows can be cut into. Many, so that all warps have some of
     // a short product.
-    constexpr int all      = 220 * 1024;
+    constexpr int all      = 217 * 1024;
     const auto    slice_of = [](const Op& op, int bytes) { // 0: not even the smallest fits
         const int unit = unit_cols(op.kind), most = bytes / (rows_of(op.kind) * row_bytes(op.kind, unit)) * unit;
         if (most == 0) return 0;
@@ -797,7 +804,7 @@ void* make_tape(const TapeOp* told, int n) {
     };
     double best = 0;
     const int room_left = all - shape.hidden * 4 - shape.x_room;
-    for (int bytes = 3584; bytes >= 2048; bytes -= 128) {
+    for (int bytes = 6144; bytes >= 4096; bytes -= 128) {
         double held = 0, stages = 0;
         for (const Op& op : ops) {
             if (op.attends) continue;
