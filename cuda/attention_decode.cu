@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(decode_warps * 32)
 #pragma unroll
             for (int i = 0; i < 8; i++) values_of[at][g][in * 8 + i] = acc[g][i];
         }
-    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, parts, &tops[0][0], &sums[0][0], &values_of[0][0][0], G * D, partial,
-                         tickets);
+    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, parts, &tops[0][0],
+                  &sums[0][0], &values_of[0][0][0], G * D, partial, tickets);
 }
 
 // The same with tensor cores (attention_decode.cuh).
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     }
     __shared__ float tops[decode_warps][G], sums[decode_warps][G], values_of[decode_warps][G][D];
     heads.store(n_heads, tops[warp], sums[warp], values_of[warp][0]);
-    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps, &tops[0][0], &sums[0][0], &values_of[0][0][0], G * D, partial,
-                                tickets);
+    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps,
+                  &tops[0][0], &sums[0][0], &values_of[0][0][0], G * D, partial, tickets);
 }
 
 // The same on Hopper: K and V come by bulk copies into rings in shared memory, one a warp, tiles of 16 positions block by block
@@ -294,8 +294,8 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
         bring(t + R::stages);
     }
     heads.store(n_heads, tops[warp], sums[warp], reinterpret_cast<float*>(ring));
-    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps, &tops[0][0], &sums[0][0], reinterpret_cast<float*>(memory),
-                                R::warp_bytes / 4, partial, tickets);
+    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps,
+                  &tops[0][0], &sums[0][0], reinterpret_cast<float*>(memory), R::warp_bytes / 4, partial, tickets);
 #endif
 }
 

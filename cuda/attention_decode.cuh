@@ -18,8 +18,9 @@ struct Share {
 // The running sums of a block's parts become one, in a fixed order; then, by the last block of a sequence to get here, its
 // chunks. tops and sums: [parts][G], values: [parts][G][D], the parts `stride` floats apart, in shared memory.
 template <int D, int G, class Team = Block>
-__device__ void combine(const Attention& a, const DecodeItem& item, const Share& share, int head0, int n_heads, int n_parts, const float* tops,
-                        const float* sums, const float* values, int stride, float* partial, std::int32_t* tickets) {
+__device__ void combine(const Attention& a, const DecodeItem& item, const Share& share, int head0, int n_heads,
+                        int n_parts, const float* tops, const float* sums, const float* values, int stride,
+                        float* partial, std::int32_t* tickets) {
     Team::sync();
     const bool alone = item.n_chunks == 1;
     for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
@@ -43,7 +44,8 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
     if (alone) return;
     __shared__ bool is_last;
     Team::sync();
-    if (int(threadIdx.x) == Team::size() - 1) { // one thread's fence is enough: what the others wrote is older than the barrier
+    if (int(threadIdx.x) ==
+        Team::size() - 1) { // one thread's fence is enough: what the others wrote is older than the barrier
         __threadfence();
         std::int32_t* ticket = tickets + std::int64_t(item.row) * share.n_slots + share.slot;
         is_last              = atomicAdd(ticket, 1) == item.n_chunks - 1;

@@ -48,8 +48,8 @@ __device__ inline std::uint64_t read_once() {
 }
 __device__ inline void copy_bulk(void* to, const void* from, unsigned bytes, std::uint64_t* b, std::uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            shared_address(to)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(b)), "l"(policy)
         : "memory");
 }

@@ -222,15 +222,15 @@ void matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, std::in
 // An operation, as it was told to the launchers above.
 struct TapeOp {
     enum Kind { embed, norm, products, gated, rope_and_store, attention, add, select };
-    Kind        kind = embed;
-    Weight      weight;                     // embed
-    const void* x             = nullptr;    // norm, products, gated; add: what is added; select: the source
-    float*      residual      = nullptr;    // norm, add; embed, select: the result
-    const float* norm_weight  = nullptr;
-    float        eps          = 0;
-    void*        out          = nullptr;    // norm
-    std::int64_t cols         = 0;          // of x
-    Product      product[most_products];    // gated: gate and up
+    Kind         kind = embed;
+    Weight       weight;                // embed
+    const void*  x           = nullptr; // norm, products, gated; add: what is added; select: the source
+    float*       residual    = nullptr; // norm, add; embed, select: the result
+    const float* norm_weight = nullptr;
+    float        eps         = 0;
+    void*        out         = nullptr;  // norm
+    std::int64_t cols        = 0;        // of x
+    Product      product[most_products]; // gated: gate and up
     int          n_products = 0;
     RopeStore    rope;
     Attention    attend;

@@ -53,8 +53,7 @@ __device__ inline void each_word(const Read& read, int n, const Use& use) {
     for (int first = threadIdx.x; first < n; first += at_once * Team::size()) {
         uint4 v[at_once];
 #pragma unroll
-        for (int k = 0; k < at_once; k++)
-        {
+        for (int k = 0; k < at_once; k++) {
             const int g = first + k * Team::size();
             v[k]        = g < n ? read(g) : make_uint4(0, 0, 0, 0);
         }
@@ -79,16 +78,24 @@ __device__ inline void put_integers(int g, const uint4& v, const Integers& to) {
     }
 #pragma unroll
     for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    const float   inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the high byte stays below 128
-    std::uint32_t h[2] = {}, l[2] = {};
-    int           sum = 0;
+    const float inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the high byte stays below 128
+    // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
+    constexpr float large = 12582912.0f; // 1.5 * 2^23
+    std::uint32_t   n[8], h[2], l[2];
+    std::uint32_t   total_bits = 0;
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        const int n = __float2int_rn(f[k] * inverse);
-        sum += n;
-        h[k / 4] |= std::uint32_t(n >> 8 & 255) << (8 * (k % 4));
-        l[k / 4] |= std::uint32_t(n & 255) << (8 * (k % 4));
+        n[k] = __float_as_uint(fmaf(f[k], inverse, large));
+        total_bits += n[k];
     }
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const std::uint32_t front = __byte_perm(n[4 * k], n[4 * k + 1], 0x5410),
+                            back  = __byte_perm(n[4 * k + 2], n[4 * k + 3], 0x5410);
+        h[k]                      = __byte_perm(front, back, 0x7531);
+        l[k]                      = __byte_perm(front, back, 0x6420);
+    }
+    int sum = int(total_bits - 8u * 0x4b400000u);
     sum += __shfl_xor_sync(~0u, sum, 1);
     int at = g * 8, total = g / 2;
     if (K == kind_q4_k) {
@@ -102,7 +109,9 @@ __device__ inline void put_integers(int g, const uint4& v, const Integers& to) {
     if (g % 2 == 0) to.total[total] = sum;
 }
 
-__device__ inline int dot4(std::uint32_t weights, std::uint32_t x, int sum) { return __dp4a(int(weights), int(x), sum); }
+__device__ inline int dot4(std::uint32_t weights, std::uint32_t x, int sum) {
+    return __dp4a(int(weights), int(x), sum);
+}
 __device__ inline int dot4_unsigned(std::uint32_t weights, std::uint32_t x, int sum) { // signed weights, unsigned x
     int out;
     asm("dp4a.s32.u32 %0, %1, %2, %3;" : "=r"(out) : "r"(weights), "r"(x), "r"(sum));
@@ -114,11 +123,19 @@ __device__ inline int dot16(const uint4& w, const uint4& high, const uint4& low)
         dot4_unsigned(w.w, low.w, dot4_unsigned(w.z, low.z, dot4_unsigned(w.y, low.y, dot4_unsigned(w.x, low.x, 0))));
     return h * 256 + l;
 }
-__device__ inline uint4 low_nibbles(const uint4& v) {
-    return make_uint4(v.x & 0x0f0f0f0f, v.y & 0x0f0f0f0f, v.z & 0x0f0f0f0f, v.w & 0x0f0f0f0f);
+__device__ inline uint4 masked(const uint4& v, std::uint32_t mask) {
+    return make_uint4(v.x & mask, v.y & mask, v.z & mask, v.w & mask);
 }
-__device__ inline uint4 high_nibbles(const uint4& v) {
-    return make_uint4(v.x >> 4 & 0x0f0f0f0f, v.y >> 4 & 0x0f0f0f0f, v.z >> 4 & 0x0f0f0f0f, v.w >> 4 & 0x0f0f0f0f);
+// The same for weights without a sign.
+__device__ inline int dot16_unsigned(const uint4& w, const uint4& high, const uint4& low) {
+    const auto signed_x = [](std::uint32_t weights, std::uint32_t x, int sum) {
+        int out;
+        asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(weights), "r"(x), "r"(sum));
+        return out;
+    };
+    const int h = signed_x(w.w, high.w, signed_x(w.z, high.z, signed_x(w.y, high.y, signed_x(w.x, high.x, 0))));
+    const std::uint32_t l = __dp4a(w.w, low.w, __dp4a(w.z, low.z, __dp4a(w.y, low.y, __dp4a(w.x, low.x, 0u))));
+    return h * 256 + int(l);
 }
 __device__ inline uint4 word_at(const void* p) { return *static_cast<const uint4*>(p); }
 
@@ -161,8 +178,9 @@ __device__ inline void add_stage(const unsigned char* from, int full, const unsi
                 const std::uint32_t a = head.y >> shift, b = head.z >> shift, e = head.w >> shift;
                 const std::uint32_t sc = chunk < 2 ? a & 0x3f3f : (e & 0x0f0f) | (a >> 2 & 0x3030);
                 const std::uint32_t mi = chunk < 2 ? b & 0x3f3f : (e >> 4 & 0x0f0f) | (b >> 2 & 0x3030);
-                const int           i  = dot16(low_nibbles(w), h0, l0) * int(sc & 255) +
-                              dot16(high_nibbles(w), h1, l1) * int(sc >> 8),
+                // The high nibbles stand for 16 times what they are.
+                const int i = dot16_unsigned(masked(w, 0x0f0f0f0f), h0, l0) * int(sc & 255) +
+                              (dot16_unsigned(masked(w, 0xf0f0f0f0), h1, l1) >> 4) * int(sc >> 8),
                           m = t.x * int(mi & 255) + t.y * int(mi >> 8);
                 sum[r] += by * (d.x * float(i) - d.y * float(m));
             }

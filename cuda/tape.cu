@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdio>
 #include <type_traits>
 #include <vector>
 
@@ -28,13 +27,14 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps           = 14; // that multiply
-constexpr int herald          = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
-constexpr int producer        = 15; // the warp that fills the rings
-constexpr int threads         = 16 * 32;
-constexpr int most_stages     = 48; // up to two a lane of the producer
-constexpr int slots           = 8; // operations that a block knows at a time
-constexpr int most_hidden     = 8192;
+constexpr int warps  = 14; // that multiply
+constexpr int herald = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
+constexpr int producer    = 15; // the warp that fills the rings
+constexpr int threads     = 16 * 32;
+constexpr int most_stages = 48; // up to two a lane of the producer
+constexpr int ahead       = 6;  // operations that a block knows beyond the one it is at
+constexpr int slots       = 12; // .. and those that were: the producer may still look at one of them
+constexpr int most_hidden = 8192;
 
 // An operation of the tape: products of x, or attention.
 struct Op {
@@ -62,19 +62,12 @@ constexpr __host__ __device__ int rows_of(Kind k) { return k == kind_q4_k ? 2 : 
 
 // What all operations have in common.
 struct Shape {
-    Weight    embedding;
-    int       hidden = 0, n_ops = 0, n_stages = 0, stage_bytes = 0, x_room = 0, most_sums = 0; // .. bytes, bytes, floats
-    int       attending = 0;                                                            // warps
+    Weight embedding;
+    int    hidden = 0, n_ops = 0, n_stages = 0, stage_bytes = 0, x_room = 0, most_sums = 0; // .. bytes, bytes, floats
+    int    attending = 0;                                                                   // warps
     RopeStore rope;
     Attention attend;
 };
-
-#ifdef TAPE_TRACE
-__device__ long long trace[2][1024][8];
-#define MARK(n) if (threadIdx.x == 0 && (blockIdx.x == 0 || blockIdx.x == 77)) trace[blockIdx.x != 0][at][n] = clock64()
-#else
-#define MARK(n)
-#endif
 
 #if __CUDA_ARCH__ >= 900
 
@@ -106,7 +99,18 @@ __device__ int stages_of(const Op& op) {
 struct Job {
     const unsigned char* source[2][3];
     int                  bytes[3], apart[3], n_rows, n_parts;
+
+    __device__ Job taken() const { // read in the order in which it is written here
+        Job           copy;
+        constexpr int words = int(sizeof(Job) / 8);
+        const auto*   from  = reinterpret_cast<const volatile unsigned long long*>(this);
+        auto*         to    = reinterpret_cast<unsigned long long*>(&copy);
+#pragma unroll
+        for (int w = 0; w < words; w++) to[w] = from[w];
+        return copy;
+    }
 };
+static_assert(sizeof(Job) % 8 == 0);
 // Of a place. `unknown`: no job yet. `ready`: there is one. `vacant`: nothing to be used and no job: the producer begins it.
 enum State : int { unknown, ready, vacant };
 
@@ -120,8 +124,10 @@ struct Ring {
 
     // Begins the copies of a place's job; by one thread.
     __device__ void begin(int place, int stage_bytes) const {
-        const Job      job = jobs[place];
+        const Job      job = jobs[place].taken();
         unsigned char* to  = memory + place * stage_bytes;
+        // Before the copies: the stage may have been used, and its place be free again, as soon as they are there.
+        *static_cast<volatile int*>(states + place) = unknown;
         barrier_expect(full + place, unsigned((job.bytes[0] + job.bytes[1] + job.bytes[2]) * job.n_rows));
 #pragma unroll
         for (int p = 0; p < 3; p++) {
@@ -132,8 +138,6 @@ struct Ring {
             copy_bulk(to, job.source[1][p], unsigned(job.bytes[p]), full + place, policy);
             to += job.apart[p];
         }
-        __threadfence_block(); // the job has been read
-        *static_cast<volatile int*>(states + place) = unknown;
     }
     // A place has been used; by one thread.
     __device__ void free(int place, int stage, int stage_bytes) const {
@@ -164,15 +168,17 @@ struct Planner {
         const int  pair = (stage - first) / from.of_pair, in = stage - first - pair * from.of_pair;
         const int  row = in / from.n_slices, slice = in - row * from.n_slices;
         const bool last = slice == from.n_slices - 1, both = from.of_pair == from.n_slices;
-        job.n_rows      = both ? 2 : 1;
-        job.n_parts     = from.n_parts;
+        job.n_rows  = both ? 2 : 1;
+        job.n_parts = from.n_parts;
         for (int p = 0; p < 3; p++) {
             job.bytes[p] = last ? from.last_bytes[p] : from.part_bytes[p];
             job.apart[p] = from.part_bytes[p];
             for (int r = 0; r < 2; r++) {
-                const Place   at  = place_of(from, first_pair_of(from, blockIdx.x) + pair, both ? r : row);
-                const Weight& w   = at.product.weight;
-                job.source[r][p] = static_cast<const unsigned char*>(p == 0 ? w.data : p == 1 ? w.scales : w.mins) +
+                const Place   at = place_of(from, first_pair_of(from, blockIdx.x) + pair, both ? r : row);
+                const Weight& w  = at.product.weight;
+                job.source[r][p] = static_cast<const unsigned char*>(p == 0   ? w.data
+                                                                     : p == 1 ? w.scales
+                                                                              : w.mins) +
                                    at.row * from.row_bytes[p] + slice * from.part_bytes[p];
             }
         }
@@ -196,11 +202,12 @@ __device__ void produce(const Op* ops, const volatile int* known, const Shape& s
 // This operation's stages, which begin at `begin`: a warp takes the next one that none has taken. `mine`: the one that it took
 // and has not used yet. The sum of each row of a stage goes to `sums`.
 template <Kind K>
-__device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned char* xs, const Ring& ring, int* next_stage,
-                                int& mine, int begin, float* sums) {
+__device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned char* xs, const Ring& ring,
+                                int* next_stage, int& mine, int begin, float* sums) {
     constexpr int R        = rows_of(K);
     const auto    integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
-    const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op), lane = int(threadIdx.x % 32);
+    const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op),
+              lane = int(threadIdx.x % 32);
     while (mine < end) {
         int next = 0;
         if (lane == 0) next = atomicAdd(next_stage, 1);
@@ -216,7 +223,7 @@ __device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned
         __syncwarp();
         if constexpr (R == 2) { // half a warp adds up one row, half the other
             const float keep = lane < 16 ? sum[0] : sum[1], give = lane < 16 ? sum[1] : sum[0];
-            float       v    = keep + __shfl_xor_sync(~0u, give, 16);
+            float       v = keep + __shfl_xor_sync(~0u, give, 16);
 #pragma unroll
             for (int step = 8; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
             if (lane % 16 == 0) sums[in * 2 + lane / 16] = v;
@@ -297,8 +304,8 @@ struct Cache {
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             const int     position = from + 2 * j + h % 2 + h / 2 * 8;
-            const __half* at       = !seen(position) ? nullptr
-                                     : (position == newest ? new_v : place(op.cache_v, position)) + i * (D / 8);
+            const __half* at =
+                !seen(position) ? nullptr : (position == newest ? new_v : place(op.cache_v, position)) + i * (D / 8);
 #pragma unroll
             for (int w = 0; w < Heads<D>::v_words; w++) v[h][w] = at ? word_at(at + w * 8) : make_uint4(0, 0, 0, 0);
         }
@@ -350,7 +357,7 @@ struct Known {
         const Unit       unit(a, int(blockIdx.x));
         DecodeItem       first;
         if (unit.share.item < n_items) first = items[unit.share.item];
-        const int shift = 31 - __clz(a.block_size), low = first.begin >> shift, high = max(first.end - 1, 0) >> shift;
+        const int  shift = 31 - __clz(a.block_size), low = first.begin >> shift, high = max(first.end - 1, 0) >> shift;
         const bool fits = first.row >= 0 && high - low < known_blocks;
         for (int b = low + int(threadIdx.x); fits && b <= high; b += int(blockDim.x))
             blocks[b - low] = plan.block_tables[first.table + b];
@@ -362,7 +369,8 @@ struct Known {
         }
         for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += int(blockDim.x)) {
             // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-            const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair], turn = rintf(angle * 0.15915494309f);
+            const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair],
+                        turn  = rintf(angle * 0.15915494309f);
             const float rest  = fmaf(-turn, -1.7484556e-7f, fmaf(-turn, 6.2831855f, angle));
             turns[pair]       = {__sinf(rest) * shape.rope.scale, __cosf(rest) * shape.rope.scale};
         }
@@ -373,11 +381,12 @@ struct Known {
 // wait(): for what q, k and v come from.
 template <int D, class Wait>
 __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const DecodeItem* items, int n_items,
-                       float* partial, std::int32_t* tickets, unsigned char* memory, const Known<D>& step, const Wait& wait) {
-    Attention a = shape.attend;
-    a.out       = op.attended;
-    a.softcap   = 0; // no model with one has a tape
-    auto&     s = *reinterpret_cast<Attending<D>*>(memory);
+                       float* partial, std::int32_t* tickets, unsigned char* memory, const Known<D>& step,
+                       const Wait& wait) {
+    Attention a    = shape.attend;
+    a.out          = op.attended;
+    a.softcap      = 0; // no model with one has a tape
+    auto&     s    = *reinterpret_cast<Attending<D>*>(memory);
     const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = step.newest;
     bool      waited = false;
     for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
@@ -386,39 +395,45 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         const bool       known = n == int(blockIdx.x);
         const DecodeItem item  = known ? step.item : items[unit.share.item];
         if (item.row < 0) break; // no more
-        const Cache<D> cache{op, a, known ? step.table(plan) : plan.block_tables + item.table, item, unit.kv_head, newest};
-        int            from = item.begin / 16 * 16 + warp * 16;
-        uint4          k[2][Heads<D>::k_words];
-        if (warp >= shape.attending) from = item.end;
+        const Cache<D> cache{op,           a,     known ? step.table(plan) : plan.block_tables + item.table, item,
+                             unit.kv_head, newest};
+        int            from    = item.begin / 16 * 16;
+        const int      n_parts = min(shape.attending, (item.end - from + 15) / 16); // warps that have something
+        from += warp * 16;
+        uint4 k[2][Heads<D>::k_words];
+        if (warp >= n_parts) from = item.end;
         cache.load_k(from, k);    // depends on nobody
-        if (waited) Team::sync();            // the one before is done with the shared memory
+        if (waited) Team::sync(); // the one before is done with the shared memory
         else wait();
         waited = true;
 
         const bool       is_last = item.end == newest + 1;
         const RopeStore& rope    = shape.rope;
         for (int t = int(threadIdx.x); t < (unit.n_heads + int(is_last)) * (D / 2); t += Team::size()) {
-            const int    h = t / (D / 2), pair = t % (D / 2);
-            const Half*  source = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
-            __half*      to     = h < unit.n_heads ? s.q[h] : s.k;
-            const bool   turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
-            const int    one = turn && rope.halves ? pair : 2 * pair, other = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
+            const int   h = t / (D / 2), pair = t % (D / 2);
+            const Half* source = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
+            __half*     to     = h < unit.n_heads ? s.q[h] : s.k;
+            const bool  turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
+            const int   one    = turn && rope.halves ? pair : 2 * pair,
+                      other    = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
             const float  x = shared_half(source + one), y = shared_half(source + other);
             const float2 by = turn ? step.turns[pair] : float2{0, 1};
-            to[one]   = __float2half(x * by.y - y * by.x);
-            to[other] = __float2half(x * by.x + y * by.y);
+            to[one]         = __float2half(x * by.y - y * by.x);
+            to[other]       = __float2half(x * by.x + y * by.y);
         }
         if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0)
             s.v[d] = __ushort_as_half(__ldcg(op.v + unit.kv_head * D + d));
         Team::sync();
         if (is_last && unit.is_first && threadIdx.x < D) {
             const int          slot = step.slot, d = int(threadIdx.x);
-            const std::int64_t at =
-                ((std::int64_t(slot / a.block_size) * a.n_kv_heads + unit.kv_head) * a.block_size + slot % a.block_size) * D + d;
+            const std::int64_t at = ((std::int64_t(slot / a.block_size) * a.n_kv_heads + unit.kv_head) * a.block_size +
+                                     slot % a.block_size) *
+                                        D +
+                                    d;
             reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
             reinterpret_cast<__half*>(op.cache_v)[at] = s.v[d];
         }
-        if (warp < shape.attending) {
+        if (warp < n_parts) {
             std::uint32_t q[D / 8];
             Heads<D>::load_q(s.q[0], unit.n_heads, q);
             Heads<D> heads;
@@ -434,7 +449,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             }
             heads.store(unit.n_heads, s.tops[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
-        combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, shape.attending, &s.tops[0][0],
+        combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, n_parts, &s.tops[0][0],
                                      &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
     }
     if (!waited) wait();
@@ -454,8 +469,8 @@ __device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan
     for (int position = step.item.begin + int(threadIdx.x % 32); position < step.item.end; position += 32)
         for (const Half* of : {op.cache_k, op.cache_v})
             for (int line = 0; line < D * 2; line += 128)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.place(of, position)) +
-                                                             line));
+                asm volatile(
+                    "prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.place(of, position)) + line));
 }
 
 // -- x of the products, in shared memory: halves, or integers
@@ -483,10 +498,10 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
     };
     uint4 more[most];
 #pragma unroll
-    for (int n = 0; n < most; n++)
-    {
+    for (int n = 0; n < most; n++) {
         const int g = int(threadIdx.x) + n * Team::size();
-        more[n]     = op.add && g < hidden / 8 ? shared_word(reinterpret_cast<const uint4*>(op.add) + g) : make_uint4(0, 0, 0, 0);
+        more[n] =
+            op.add && g < hidden / 8 ? shared_word(reinterpret_cast<const uint4*>(op.add) + g) : make_uint4(0, 0, 0, 0);
     }
     float squares = 0;
 #pragma unroll
@@ -519,7 +534,10 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
     for (int n = 0; n < most; n++)
         if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8) {
             const float4 a = residual[2 * g], b = residual[2 * g + 1], p = by[n][0], q = by[n][1];
-            put_x<K>(g, make_uint4(halves(a.x, p.x, a.y, p.y), halves(a.z, p.z, a.w, p.w), halves(b.x, q.x, b.y, q.y), halves(b.z, q.z, b.w, q.w)), xs, op.cols);
+            put_x<K>(g,
+                     make_uint4(halves(a.x, p.x, a.y, p.y), halves(a.z, p.z, a.w, p.w), halves(b.x, q.x, b.y, q.y),
+                                halves(b.z, q.z, b.w, q.w)),
+                     xs, op.cols);
         }
 }
 
@@ -538,20 +556,20 @@ __global__ void __launch_bounds__(threads, 1)
                 unsigned start) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t               full[most_stages];
-    __shared__ Job                         jobs[most_stages];
-    __shared__ int                         states[most_stages], used[most_stages], next_stage;
+    __shared__ std::uint64_t full[most_stages];
+    __shared__ Job           jobs[most_stages];
+    __shared__ int           states[most_stages], used[most_stages], next_stage;
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
     __shared__ float                       scratch[32];
     __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
     __shared__ int                         known_ops; // how many operations are, or were, in slots
-    Op*            ops      = reinterpret_cast<Op*>(slot_memory);
-    auto&          step     = *reinterpret_cast<Known<D>*>(step_memory);
-    float*         residual = reinterpret_cast<float*>(memory);
-    unsigned char* xs       = memory + shape.hidden * 4;
-    float*         sums     = reinterpret_cast<float*>(xs + shape.x_room);
-    unsigned char* rings    = reinterpret_cast<unsigned char*>(sums + shape.most_sums);
-    const int      warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    Op*                                    ops      = reinterpret_cast<Op*>(slot_memory);
+    auto&                                  step     = *reinterpret_cast<Known<D>*>(step_memory);
+    float*                                 residual = reinterpret_cast<float*>(memory);
+    unsigned char*                         xs       = memory + shape.hidden * 4;
+    float*                                 sums     = reinterpret_cast<float*>(xs + shape.x_room);
+    unsigned char*                         rings    = reinterpret_cast<unsigned char*>(sums + shape.most_sums);
+    const int                              warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < shape.n_stages; s++) {
@@ -567,9 +585,9 @@ __global__ void __launch_bounds__(threads, 1)
             for (int w = lane; w < int(sizeof(Op) / 4); w += 32)
                 reinterpret_cast<unsigned*>(ops + op % slots)[w] = reinterpret_cast<const unsigned*>(tape + op)[w];
     };
-    if (warp < slots - 2) learn(warp);
+    if (warp <= ahead) learn(warp);
     step.learn(shape, plan, items, n_items);
-    if (threadIdx.x == 0) known_ops = min(slots - 2, shape.n_ops);
+    if (threadIdx.x == 0) known_ops = min(ahead + 1, shape.n_ops);
     __syncthreads();
     const Ring ring{rings, full, jobs, states, used, read_once()};
     if (warp == producer) {
@@ -585,55 +603,55 @@ __global__ void __launch_bounds__(threads, 1)
     for (int at = 0; at < shape.n_ops; at++) {
         const Op&  op   = ops[at % slots];
         const auto wait = [&] { // for what the operation before wrote
-            MARK(1);
             if (op.waits && threadIdx.x == herald * 32) {
                 const unsigned wanted = start + unsigned(at) * gridDim.x;
                 while (int(*static_cast<volatile unsigned*>(counter) - wanted) < 0) {}
                 __threadfence();
             }
             Team::sync();
-            MARK(2);
         };
-        MARK(0);
         if (op.attends) {
             attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, step, wait);
-            MARK(3); MARK(4); MARK(5);
         } else {
             wait();
-            MARK(3);
             if (op.kind == kind_f16) make_x<kind_f16>(op, shape.hidden, residual, xs, scratch);
             else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, shape.hidden, residual, xs, scratch);
             else make_x<kind_i8>(op, shape.hidden, residual, xs, scratch);
             Team::sync();
-            MARK(4);
             if (warp < warps) switch (op.kind) {
-                    case kind_f16: multiply_stages<kind_f16>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
-                    case kind_i8: multiply_stages<kind_i8>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
-                    case kind_i8_float: multiply_stages<kind_i8_float>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
-                    case kind_i8_float_min: multiply_stages<kind_i8_float_min>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
-                    case kind_q4_k: multiply_stages<kind_q4_k>(op, shape, xs, ring, &next_stage, mine, first_stage, sums); break;
+                    case kind_f16:
+                        multiply_stages<kind_f16>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
+                        break;
+                    case kind_i8:
+                        multiply_stages<kind_i8>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
+                        break;
+                    case kind_i8_float:
+                        multiply_stages<kind_i8_float>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
+                        break;
+                    case kind_i8_float_min:
+                        multiply_stages<kind_i8_float_min>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
+                        break;
+                    case kind_q4_k:
+                        multiply_stages<kind_q4_k>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
+                        break;
                 }
             else if (at + 1 < shape.n_ops) {
                 const Op& next = ops[(at + 1) % slots];
                 if (next.attends) ask_for_cache<D>(next, shape.attend, plan, step);
                 if (next.norm) ask(next.norm, shape.hidden * 4);
             }
-            MARK(5);
             Team::sync();
             finish_products(op, sums);
             first_stage += stages_of(op);
         }
-        MARK(6);
         Team::sync();
         if (warp == herald) {
             if (lane == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-            // Into the place of the one before this: the producer is past that, all its stages have been used.
-            learn(at + slots - 2);
+            learn(at + 1 + ahead);
             __threadfence_block();
             __syncwarp();
-            if (lane == 0) *static_cast<volatile int*>(&known_ops) = min(at + slots - 1, shape.n_ops);
+            if (lane == 0) *static_cast<volatile int*>(&known_ops) = min(at + 2 + ahead, shape.n_ops);
         }
-        MARK(7);
     }
 #endif
 }
@@ -649,12 +667,12 @@ struct Tape {
 
 // Reads what was told into operations of the tape. False: something else than a model that it knows.
 bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
-    const void*  residual = nullptr;                // the name by which it goes, and after select
-    const void*  selected = nullptr;
-    const TapeOp *norm = nullptr, *rope = nullptr;  // the latest
-    const Half*  pending  = nullptr;                // to be added at the next norm
-    bool         fresh    = false;                  // that norm has not been used yet
-    const auto   halves   = [](const void* p) { return static_cast<const Half*>(p); };
+    const void*   residual = nullptr; // the name by which it goes, and after select
+    const void*   selected = nullptr;
+    const TapeOp *norm = nullptr, *rope = nullptr; // the latest
+    const Half*   pending = nullptr;               // to be added at the next norm
+    bool          fresh   = false;                 // that norm has not been used yet
+    const auto    halves  = [](const void* p) { return static_cast<const Half*>(p); };
     for (int t = 0; t < n; t++) {
         const TapeOp& op = told[t];
         switch (op.kind) {
@@ -711,18 +729,19 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
                     first += gather(op.product + first, op.n_products - first, to.all);
                     to.gated = op.kind == TapeOp::gated;
                     if (to.gated && to.all.n != 2) return false;
-                    to.kind = kind_of(to.all.product[0].weight);
-                    to.cols = int(op.cols);
+                    to.kind  = kind_of(to.all.product[0].weight);
+                    to.cols  = int(op.cols);
                     to.waits = !normed || fresh;
                     if (normed) {
                         to.norm = norm->norm_weight;
                         to.eps  = norm->eps;
                         if (fresh) {
-                            to.add   = pending;
-                            pending  = nullptr;
-                            fresh    = false;
+                            to.add  = pending;
+                            pending = nullptr;
+                            fresh   = false;
                         }
-                        if (norm->x == selected && selected) to.residual = static_cast<float*>(const_cast<void*>(selected));
+                        if (norm->x == selected && selected)
+                            to.residual = static_cast<float*>(const_cast<void*>(selected));
                     } else {
                         to.x = halves(op.x);
                     }
@@ -740,8 +759,8 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
             }
         }
     }
-    return !ops.empty() && rope && std::has_single_bit(unsigned(shape.attend.block_size)) && shape.attend.softcap == 0 &&
-           (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
+    return !ops.empty() && rope && std::has_single_bit(unsigned(shape.attend.block_size)) &&
+           shape.attend.softcap == 0 && (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
 }
 
 using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned);
@@ -752,25 +771,6 @@ Kernel kernel_of(const Tape& tape) { return tape.head_dim == 64 ? tape_kernel<64
 void destroy_tape(void* tape) {
     if (tape == nullptr) return;
     auto* t = static_cast<Tape*>(tape);
-#ifdef TAPE_TRACE
-    static long long got[2][1024][8];
-    cudaMemcpyFromSymbol(got, trace, sizeof got);
-    const char* names[] = {"qkv", "attend", "o", "gateup", "down"};
-    for (int b = 0; b < 2; b++)
-        for (int k = 0; k < 5; k++) {
-            double sum[8] = {};
-            int    n      = 0;
-            for (int at = 10 + k; at + 5 < t->shape.n_ops; at += 5, n++)
-                for (int m = 0; m < 8; m++) {
-                    const long long next = m < 7 ? got[b][at][m + 1] : got[b][at + 1][0];
-                    sum[m] += double(next - got[b][at][m]);
-                }
-            std::printf("block %d %-7s", b * 77, names[k]);
-            const char* what[] = {"learn", "wait", "sync", "x", "products", "sync", "arrive", "-"};
-            for (int m = 0; m < 8; m++) std::printf("  %s %.2f", what[m], sum[m] / n / 1755);
-            std::printf("\n");
-        }
-#endif
     release(t->ops);
     release(t->counter);
     delete t;
@@ -783,26 +783,27 @@ void* make_tape(const TapeOp* told, int n) {
     auto* tape     = new Tape;
     tape->head_dim = shape.attend.head_dim;
     // Shared memory: the residual, x in its widest form (or what attention needs), rings.
-    const int group = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
-    const int values = group * tape->head_dim * 4, beside = 2 * warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2;
-    int       room   = beside + 4 * values;
+    const int group  = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
+    const int values = group * tape->head_dim * 4,
+              beside = 2 * warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2;
+    int room         = beside + 4 * values;
     for (const Op& op : ops)
         if (!op.attends) {
-            room             = std::max(room, x_bytes(op.kind, op.cols));
+            room = std::max(room, x_bytes(op.kind, op.cols));
         }
-    shape.x_room      = (room + 127) / 128 * 128;
-    shape.attending   = std::min(warps, (shape.x_room - beside) / values);
-    shape.n_ops       = int(ops.size());
+    shape.x_room    = (room + 127) / 128 * 128;
+    shape.attending = std::min(warps, (shape.x_room - beside) / values);
+    shape.n_ops     = int(ops.size());
     // Stages of the size that holds most on average: what the products' rows can be cut into. Many, so that all warps have some of
     // a short product.
-    constexpr int all      = 217 * 1024;
+    constexpr int all      = 215 * 1024;
     const auto    slice_of = [](const Op& op, int bytes) { // 0: not even the smallest fits
         const int unit = unit_cols(op.kind), most = bytes / (rows_of(op.kind) * row_bytes(op.kind, unit)) * unit;
         if (most == 0) return 0;
         const int n = (op.cols + most - 1) / most;
         return ((op.cols + n - 1) / n + unit - 1) / unit * unit;
     };
-    double best = 0;
+    double    best      = 0;
     const int room_left = all - shape.hidden * 4 - shape.x_room;
     for (int bytes = 6144; bytes >= 4096; bytes -= 128) {
         double held = 0, stages = 0;
@@ -833,11 +834,12 @@ void* make_tape(const TapeOp* told, int n) {
     shape.n_stages  = best >= 1 ? std::min(most_stages, (room_left - shape.most_sums * 4) / shape.stage_bytes) : 0;
     tape->shared    = all - room_left + shape.most_sums * 4 + shape.stage_bytes * shape.n_stages;
     const bool fits = shape.n_stages > warps;
-    tape->shape   = shape;
-    tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
-    tape->counter = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
+    tape->shape     = shape;
+    tape->ops       = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
+    tape->counter   = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
     if (!tape->ops || !tape->counter ||
-        cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) != cudaSuccess) {
+        cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) !=
+            cudaSuccess) {
         destroy_tape(tape);
         return nullptr;
     }
@@ -858,7 +860,8 @@ void run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
     config.stream           = static_cast<cudaStream_t>(stream);
     config.attrs            = &together;
     config.numAttrs         = 1;
-    cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial, tickets, t.counter, t.done);
+    cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial,
+                       tickets, t.counter, t.done);
     t.done += unsigned(t.shape.n_ops) * unsigned(n_processors());
 }
 

@@ -140,7 +140,7 @@ private:
     enum class Telling { not_yet, now, done };
     Telling                   telling_ = Telling::not_yet;
     std::vector<cuda::TapeOp> told_;
-    void*                     tape_ = nullptr;
+    void*                     tape_        = nullptr;
     const float*              tape_logits_ = nullptr;
     bool                      one_token() const {
         return shape_.tokens == 1 && shape_.logit_rows == 1 && n_tiles_ == 0 && !options_.deterministic;
@@ -148,13 +148,13 @@ private:
     void tell(const cuda::TapeOp& op) {
         if (telling_ == Telling::now) told_.push_back(op);
     }
-    float*                               partial_ = nullptr;
-    std::int32_t*                        tickets_ = nullptr;
-    std::int32_t *                       best_ = nullptr, *host_best_ = nullptr; // of each logit row
-    Half*                                dequantized_      = nullptr;
-    std::int64_t                         dequantized_size_ = 0;
-    float*                               logits_           = nullptr; // pinned
-    std::size_t                          logits_size_      = 0;
+    float*        partial_ = nullptr;
+    std::int32_t* tickets_ = nullptr;
+    std::int32_t *best_ = nullptr, *host_best_ = nullptr; // of each logit row
+    Half*         dequantized_      = nullptr;
+    std::int64_t  dequantized_size_ = 0;
+    float*        logits_           = nullptr; // pinned
+    std::size_t   logits_size_      = 0;
     // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
     SamplingLimits sampling_limits_;
     std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
@@ -442,8 +442,8 @@ bool CudaBackend::replay_step() {
     if (one_token()) {
         if (telling_ == Telling::not_yet) telling_ = Telling::now;
         if (tape_ != nullptr && n_items_ * limits_.n_kv_heads <= most_tape_items) {
-            cuda::run_tape(tape_, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_, partial_,
-                           tickets_, stream_);
+            cuda::run_tape(tape_, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_,
+                           partial_, tickets_, stream_);
             cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, stream_);
             capturing_ = false;
             return true;
@@ -541,7 +541,7 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
 
 void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
     cuda::Product products[cuda::most_products];
-    int           n     = 0;
+    int           n = 0;
     if (telling_ == Telling::now) {
         cuda::TapeOp op;
         op.kind = cuda::TapeOp::products;
@@ -552,12 +552,12 @@ void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
                                            p.out.type == DType::F32};
         tell(op);
     }
-    const auto    f16   = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
-    const bool    batch = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
+    const auto f16    = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
+    const bool batch  = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
         return cuda::can_batch(weight_of(*p.weight));
     });
-    const bool    blas  = has_blas_ && !options_.deterministic && f16();
-    const int vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
+    const bool blas   = has_blas_ && !options_.deterministic && f16();
+    const int  vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
     if (batch && x.rows > vector && x.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
         for (const Projection& p : projections)
             products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,

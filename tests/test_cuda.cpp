@@ -503,16 +503,16 @@ TEST_CASE("GPU: a sequence alone, its steps being one kernel, answers as on the 
     constexpr ModelShape shapes[] = {{"heads of 64, groups of 4", 3, 512, 8, 2, 1280, 2048, 2048},
                                      {"one kv head for 16", 2, 1024, 16, 1, 512, 2048, 2048},
                                      {"heads of 128, 8 of them", 2, 1024, 8, 8, 2816, 2048, 2048}};
-    const std::string    path = temporary();
+    const std::string    path     = temporary();
     for (const ModelShape& shape : shapes)
         for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K}) {
             CAPTURE(shape.name, dtype_info(type).name);
             REQUIRE(write_random_model(path, shape, type));
             EngineOptions o;
-            o.device     = "cpu";
-            Engine cpu   = load(path, o);
-            o.device     = "cuda";
-            o.kv_blocks  = 512;
+            o.device         = "cpu";
+            Engine cpu       = load(path, o);
+            o.device         = "cuda";
+            o.kv_blocks      = 512;
             Engine       gpu = load(path, o);
             std::mt19937 random(5);
             for (int n : {1, 15, 130, 250, 700}) { // one chunk of attention, and some
