@@ -49,6 +49,7 @@ struct EngineOptions {
 // Counters since the start, for timings and tests.
 struct EngineStats {
     std::uint64_t  steps          = 0;
+    std::uint64_t  planned_ahead  = 0; // of these, while the one before ran
     std::uint64_t  prefill_tokens = 0; // prompt tokens computed (not found in the cache)
     std::uint64_t  cached_tokens  = 0; // prompt tokens found in the cache
     std::uint64_t  decode_tokens  = 0;
@@ -450,7 +451,7 @@ void Engine::Impl::move_blocks() {
 void Engine::Impl::begin() {
     if (new_decoding) decoding = std::move(*std::exchange(new_decoding, {}));
     if (std::exchange(prepared, false)) running = scheduler.adopt(next_plan);
-    if (!running.empty()) std::swap(plan, next_plan);
+    if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
     else running = scheduler.schedule(plan);
     move_blocks();
     if (running.empty()) return scheduler.commit(); // moves alone

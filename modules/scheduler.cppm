@@ -579,7 +579,9 @@ void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
 std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     plan.clear();
     scheduled_.clear();
+    refused_.reset();
     step_++;
+    const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
     displace();
 
     Budget budget{options_.max_batch_tokens, options_.max_logit_rows, 0};
@@ -604,9 +606,9 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     }
     budget.others = 0;
     while (!preempted && admit_next(budget)) {}
-    refused_.reset();
-    if (!queue_.empty() && !preempted && budget.tokens > 0 && budget.logit_rows > 0) {
-        refused_           = queue_.begin()->second->id;
+    if (!queue_.empty() && queue_.begin()->second->id == head && !preempted && budget.tokens > 0 &&
+        budget.logit_rows > 0) { // all was tried for it
+        refused_           = head;
         refused_blocks_    = blocks_.n_free();
         refused_sequences_ = n_sequences_;
     }
