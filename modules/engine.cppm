@@ -138,15 +138,15 @@ struct Engine::Impl {
     KvCache                  cache;
     Scheduler                scheduler;
     Decoder                  decoder;
-    Decoding                 decoding; // the caller's, if any
-    std::optional<Decoding>  new_decoding; // from the next step on
+    Decoding                 decoding;        // the caller's, if any
+    std::optional<Decoding>  new_decoding;    // from the next step on
     StepPlan                 plan, next_plan; // of the step at hand; prepared for the one after it
     EngineStats              stats;
     // The step that runs, none when empty, since when, and whether next_plan is to follow it.
     std::span<const Scheduled> running;
     Stopwatch                  since;
-    bool                       prepared = false;
-    std::size_t              weight_bytes = 0, workspace_bytes = 0; // taken from the device
+    bool                       prepared     = false;
+    std::size_t                weight_bytes = 0, workspace_bytes = 0; // taken from the device
 
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
@@ -467,7 +467,7 @@ void Engine::Impl::begin() {
 // Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
 bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
-    prepared = *options.pipeline && !decoding && scheduler.prepare(next_plan);
+    prepared                                = *options.pipeline && !decoding && scheduler.prepare(next_plan);
     const StepLogits                 logits = model.results();
     const std::span<const Scheduled> ran    = std::exchange(running, {});
     count(ran, since.seconds());

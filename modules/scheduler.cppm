@@ -204,7 +204,7 @@ private:
     std::optional<RequestId> refused_;
     int                      refused_blocks_ = 0, refused_sequences_ = 0;
     bool                     logging_ = false;
-    std::vector<MemoryEvent>                      events_;
+    std::vector<MemoryEvent> events_;
 };
 
 } // namespace quire
@@ -660,7 +660,7 @@ bool Scheduler::prepare(StepPlan& plan) {
 std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
     scheduled_.clear();
     std::swap(scheduled_, next_);
-    std::size_t n = 0;
+    std::size_t n    = 0;
     bool        same = queue_waits();
     for (const Group& group : running_)
         for (const auto& s : group->sequences) {

@@ -55,7 +55,8 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
             o.pipeline         = round % 2 == 1;
             const int one      = (200 + o.block_size - 1) / o.block_size;
             o.kv_blocks        = one + below(one); // often too few for all that run at once
-            CAPTURE(round, *o.pipeline, o.threads, o.block_size, o.max_sequences, o.max_batch_tokens, o.prefix_cache, o.kv_blocks);
+            CAPTURE(round, *o.pipeline, o.threads, o.block_size, o.max_sequences, o.max_batch_tokens, o.prefix_cache,
+                    o.kv_blocks);
             Engine           engine = load(path, o);
             std::vector<int> when(requests.size());
             for (int& step : when) step = below(30);

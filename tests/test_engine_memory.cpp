@@ -230,7 +230,7 @@ std::vector<Hypothesis> naive_beams(Engine& engine, const Request& r, Token end)
 } // namespace
 
 TEST_CASE("beams that end: penalties and early stopping as a search by the book has them") {
-    pipelined = GENERATE(false, true);
+    pipelined     = GENERATE(false, true);
     Engine engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
     int    ended = 0;
     for (int kind = 0; kind < 3; kind++)
@@ -260,7 +260,7 @@ TEST_CASE("beams that end: penalties and early stopping as a search by the book 
 }
 
 TEST_CASE("n answers compute the prompt once, and each is the one that its seed gives alone") {
-    pipelined = GENERATE(false, true);
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
     Request r         = sampled(prompt_of(37), 20, 7);
     r.n               = 4;
@@ -278,7 +278,7 @@ TEST_CASE("n answers compute the prompt once, and each is the one that its seed 
 }
 
 TEST_CASE("at a block boundary n answers copy nothing") {
-    pipelined = GENERATE(false, true);
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(64));
     Request r      = sampled(prompt_of(32), 20, 7);
     r.n            = 4;
@@ -287,7 +287,7 @@ TEST_CASE("at a block boundary n answers copy nothing") {
 }
 
 TEST_CASE("best_of gives the best by mean log-probability") {
-    pipelined = GENERATE(false, true);
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
     Request r                                              = sampled(prompt_of(21), 12, 90);
     r.n                                                    = 2;
@@ -321,7 +321,7 @@ TEST_CASE("two equal prompts that arrive together are computed once") {
 }
 
 TEST_CASE("a cached prompt computes one token") {
-    pipelined = GENERATE(false, true);
+    pipelined     = GENERATE(false, true);
     Engine engine = load(model(), with_blocks(64));
     run_one(engine, greedy(prompt_of(48), 4));
     const Answers again = run_one(engine, greedy(prompt_of(48), 4));
@@ -331,7 +331,7 @@ TEST_CASE("a cached prompt computes one token") {
 }
 
 TEST_CASE("a salt keeps a cache to itself") {
-    pipelined = GENERATE(false, true);
+    pipelined            = GENERATE(false, true);
     Engine        engine = load(model(), with_blocks(64));
     Request       r      = greedy(prompt_of(48), 4);
     const Answers plain  = run_one(engine, r);
@@ -345,7 +345,7 @@ TEST_CASE("a salt keeps a cache to itself") {
 }
 
 TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
-    pipelined = GENERATE(false, true);
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(20));
     Request pin;
     pin.prompt                 = prompt_of(85);
@@ -403,7 +403,7 @@ TEST_CASE("under every kind of recovery an interrupted request goes on as if not
 }
 
 TEST_CASE("a full swap pool falls back to recomputation") {
-    pipelined = GENERATE(false, true);
+    pipelined       = GENERATE(false, true);
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
     Engine        roomy  = load(model(), with_blocks(64));
     const Answers want_b = run_one(roomy, b);
@@ -420,7 +420,7 @@ TEST_CASE("a full swap pool falls back to recomputation") {
 }
 
 TEST_CASE("a request that outgrows the pool alone ends with what it has; the next one runs") {
-    pipelined = GENERATE(false, true);
+    pipelined         = GENERATE(false, true);
     Engine     engine = load(model(), with_blocks(4));
     const auto got    = run_all(engine, {{greedy(prompt_of(30), 200)}, {greedy(prompt_of(20, 9), 5)}});
     CHECK(got[0].finish == FinishReason::length);
@@ -440,7 +440,7 @@ TEST_CASE("a request that outgrows the pool alone ends with what it has; the nex
 }
 
 TEST_CASE("requests that cannot be are refused in one sentence") {
-    pipelined = GENERATE(false, true);
+    pipelined     = GENERATE(false, true);
     Engine engine = load(model(), with_blocks(4));
     auto   why    = [&](auto change) {
         Request r = greedy(prompt_of(20), 5);
@@ -459,7 +459,7 @@ TEST_CASE("requests that cannot be are refused in one sentence") {
 }
 
 TEST_CASE("an urgent request takes the place of a later one, never of its like, and nobody starves") {
-    pipelined = GENERATE(false, true);
+    pipelined                   = GENERATE(false, true);
     EngineOptions o             = with_blocks(64);
     o.max_sequences             = 2;
     Engine               engine = load(model(), o);
