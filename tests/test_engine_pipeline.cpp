@@ -32,6 +32,10 @@ void* operator new(std::size_t n) {
     if (void* memory = std::malloc(n > 0 ? n : 1)) return memory;
     throw std::bad_alloc();
 }
+void* operator new(std::size_t n, const std::nothrow_t&) noexcept {
+    n_allocations++;
+    return std::malloc(n > 0 ? n : 1);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
