@@ -146,6 +146,7 @@ struct Engine::Impl {
     std::span<const Scheduled> running;
     Stopwatch                  since;
     bool                       prepared     = false;
+    bool                       pipelined    = false;                  // as the options say
     std::size_t                weight_bytes = 0, workspace_bytes = 0; // taken from the device
 
     // The inbox: what other threads left since the last step.
@@ -158,7 +159,8 @@ struct Engine::Impl {
          std::unique_ptr<Backend> backend_, Model model_, KvCache cache_, const SchedulerOptions& scheduling)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
-          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size) {}
+          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size),
+          pipelined(options.pipeline.value_or(false)) {}
     Impl(const Impl&)            = delete;
     Impl& operator=(const Impl&) = delete;
     ~Impl() {
@@ -449,7 +451,8 @@ void Engine::Impl::move_blocks() {
 
 // Begins a step, if anything can run. What it is to sample is listed while the model runs already.
 void Engine::Impl::begin() {
-    if (new_decoding) decoding = std::move(*std::exchange(new_decoding, {}));
+    if (new_decoding) decoding = std::move(*new_decoding);
+    new_decoding.reset();
     if (std::exchange(prepared, false)) running = scheduler.adopt(next_plan);
     if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
     else running = scheduler.schedule(plan);
@@ -467,7 +470,7 @@ void Engine::Impl::begin() {
 // Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
 bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
-    prepared                                = *options.pipeline && !decoding && scheduler.prepare(next_plan);
+    prepared                                = pipelined && !decoding && scheduler.prepare(next_plan);
     const StepLogits                 logits = model.results();
     const std::span<const Scheduled> ran    = std::exchange(running, {});
     count(ran, since.seconds());
@@ -482,7 +485,7 @@ bool Engine::step(std::vector<Output>& out) {
     bool  ran = e.finish(out); // pipelined: what the last call began
     e.take_inbox(out);
     e.begin();
-    if (!*e.options.pipeline) ran = e.finish(out);
+    if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
     e.look();
     return ran || !e.scheduler.idle();

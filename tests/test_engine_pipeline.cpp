@@ -37,6 +37,7 @@ void* operator new(std::size_t n, const std::nothrow_t&) noexcept {
     return std::malloc(n > 0 ? n : 1);
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
+// NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDelete): the analyzer takes what it frees for freed by the caller
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace {

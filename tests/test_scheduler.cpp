@@ -462,7 +462,7 @@ TEST_CASE("a step that was planned ahead is the one that would have been schedul
 }
 
 TEST_CASE("nothing is planned ahead where that takes more than a token for each") {
-    const auto prepares = [](Request r, SchedulerOptions o = small()) {
+    const auto prepares = [](const Request& r, const SchedulerOptions& o = small()) {
         Scheduler s(o);
         StepPlan  plan, next;
         s.add(1, r);
