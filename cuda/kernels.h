@@ -142,6 +142,7 @@ struct SampleTask {
     std::int32_t wants_logprobs = 0; // else those of the answer mean nothing
     std::int32_t top_k          = 0; // 0: all
     float        temperature = 1, top_p = 1, min_p = 0;
+    std::int32_t only_edited = 0; // no token without an edit can be drawn
 };
 constexpr int most_top = 256;
 // Each task has a row of its own, which its edits change. draws: random numbers in [0, 1).

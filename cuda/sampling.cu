@@ -210,11 +210,17 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
     if (task.n_draws == 0) return;
 
     // Penalties and biases, each token once; what was there is kept for the log-probability.
-    LogitEdit* own = edits + task.first_edit;
+    LogitEdit*  own       = edits + task.first_edit;
+    const float raw_first = row[0]; // of the token that comes where none can
     __syncthreads();
+    for (int i = threadIdx.x; i < task.n_edits; i += threads) own[i].raw = row[own[i].token];
+    if (task.only_edited) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < vocab; i += threads) row[i] = -INFINITY;
+        __syncthreads();
+    }
     for (int i = threadIdx.x; i < task.n_edits; i += threads) {
-        float x           = row[own[i].token];
-        own[i].raw        = x;
+        float x           = own[i].raw;
         x                 = x > 0 ? x / own[i].divide : x * own[i].divide;
         row[own[i].token] = x - own[i].subtract + own[i].add;
     }
@@ -222,7 +228,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
     const Rank best     = task.n_edits > 0 ? best_of(all, s) : raw_best;
     const auto finished = [&](int i, Rank rank) { // all threads
         const std::int32_t token = id_of(rank);
-        float              raw   = logit_of(rank);
+        const float        raw   = task.only_edited ? raw_first : logit_of(rank); // unless it was edited
         if (threadIdx.x == 0) s.word = __float_as_uint(raw);
         __syncthreads();
         for (int k = threadIdx.x; k < task.n_edits; k += threads)

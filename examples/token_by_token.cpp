@@ -14,6 +14,7 @@ using namespace quire;
 
 int main(int argc, char** argv) {
     EngineOptions options;
+    options.pipeline      = false; // the memory is looked at between steps
     options.block_size    = 4;
     options.kv_blocks     = 16;
     Result<Engine> engine = Engine::load(argc > 1 ? argv[1] : "models/quire-14m-q8_0.gguf", options);

@@ -98,7 +98,8 @@ struct StepResults {
 
 // One step is: begin_step(plan), then, unless replay_step() did it all, the operations and end_step(), then sample() and
 // results(). The tokens, positions, slots, block tables and lengths that the operations speak of are the plan's; a device
-// backend sends them up once, in begin_step().
+// backend sends them up once, in begin_step(). All of it may return before it is done; results() is the one wait, and comes
+// before the next begin_step() or copy_blocks().
 // T: tokens of the plan. `out` never overlaps an input unless said. Shapes are the caller's duty (checked).
 class Backend {
 public:
@@ -161,7 +162,7 @@ public:
     virtual SamplingLimits sampling_limits() const { return {}; }
     // The plan's tasks over the logits; after end_step().
     virtual void sample(Tensor) {}
-    // What choose_best() and sample() found in this step: waits for it. Empty where they are left out.
+    // Waits for the step: what choose_best() and sample() found in it. Empty where they are left out.
     virtual StepResults results() { return {}; }
     // Whole blocks, K and V of every layer, all of a list in one call and as if one after another: copy-on-write with the
     // device's layers on both sides, swapping with the swap pool's on one.

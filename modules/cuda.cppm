@@ -490,7 +490,7 @@ void CudaBackend::sample(Tensor logits) {
     for (const RowTask& t : plan.tasks) {
         *tasks++ = {t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_draw,  t.chosen >= 0 ? 1 : t.n_draws,
                     t.n_top, 2 * t.first_answer, t.logprobs,   t.top_k,   t.temperature, t.top_p,
-                    t.min_p};
+                    t.min_p, t.only_edited};
         n_answers_ = std::max(n_answers_, std::size_t(t.first_answer + t.n_answers()));
     }
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
@@ -503,7 +503,7 @@ void CudaBackend::sample(Tensor logits) {
 
 StepResults CudaBackend::results() {
     const auto n = std::size_t(shape_.logit_rows);
-    cuda::copy_to_host(host_best_, best_, n * 4, stream_);
+    if (n > 0) cuda::copy_to_host(host_best_, best_, n * 4, stream_);
     if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), stream_);
     cuda::synchronize(stream_);
     check_device("a step");

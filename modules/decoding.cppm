@@ -147,8 +147,7 @@ void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits
                 task.logprobs = true;
                 add(task);
             }
-        if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits) || !p.allowed_tokens.empty())
-            continue;
+        if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits)) continue;
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty()) continue;
         RowTask task  = task_of(item.first_logit_row + item.n_logit_rows - 1);
@@ -161,6 +160,7 @@ void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits
             task.top_k       = p.top_k;
             task.top_p       = p.top_p;
             task.min_p       = p.min_p;
+            task.only_edited = !p.allowed_tokens.empty();
             sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), never, plan.edits);
             for (int i = 0; i < task.n_draws; i++)
                 plan.draws.push_back(

@@ -41,11 +41,15 @@ struct EngineOptions {
     int                  max_sequences    = 16;  // running at once
     bool                 prefix_cache     = true;
     std::vector<BlockId> free_order       = {}; // the order in which the blocks are handed out at first
+    // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
+    // tokens either way. Nobody says: on a GPU.
+    std::optional<bool> pipeline = {};
 };
 
 // Counters since the start, for timings and tests.
 struct EngineStats {
     std::uint64_t  steps          = 0;
+    std::uint64_t  planned_ahead  = 0; // of these, while the one before ran
     std::uint64_t  prefill_tokens = 0; // prompt tokens computed (not found in the cache)
     std::uint64_t  cached_tokens  = 0; // prompt tokens found in the cache
     std::uint64_t  decode_tokens  = 0;
@@ -94,9 +98,12 @@ public:
     void cancel(RequestId id, int index);
 
     // The owner's thread only. One iteration; false when nothing is left to do. New events are appended to `out`.
+    // With `pipeline` a step runs when it returns, whose events the next call brings: "between steps" below is then as of
+    // the events handed out, with blocks for the step that runs.
     bool step(std::vector<Output>& out);
 
-    // The owner's thread, between steps: from now on the next tokens come from there; empty: from quire.decoding again.
+    // The owner's thread, between steps: of the steps that begin from now on the next tokens come from there; empty: from
+    // quire.decoding again.
     void decode_with(Decoding decoding);
 
     // The owner's thread, between steps. The KV memory as it is, with the events since the last call once log_events(true)
@@ -131,10 +138,16 @@ struct Engine::Impl {
     KvCache                  cache;
     Scheduler                scheduler;
     Decoder                  decoder;
-    Decoding                 decoding; // the caller's, if any
-    StepPlan                 plan;
+    Decoding                 decoding;        // the caller's, if any
+    std::optional<Decoding>  new_decoding;    // from the next step on
+    StepPlan                 plan, next_plan; // of the step at hand; prepared for the one after it
     EngineStats              stats;
-    std::size_t              weight_bytes = 0, workspace_bytes = 0; // taken from the device
+    // The step that runs, none when empty, since when, and whether next_plan is to follow it.
+    std::span<const Scheduled> running;
+    Stopwatch                  since;
+    bool                       prepared     = false;
+    bool                       pipelined    = false;                  // as the options say
+    std::size_t                weight_bytes = 0, workspace_bytes = 0; // taken from the device
 
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
@@ -146,8 +159,17 @@ struct Engine::Impl {
          std::unique_ptr<Backend> backend_, Model model_, KvCache cache_, const SchedulerOptions& scheduling)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
-          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size) {}
+          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size),
+          pipelined(options.pipeline.value_or(false)) {}
+    Impl(const Impl&)            = delete;
+    Impl& operator=(const Impl&) = delete;
+    ~Impl() {
+        if (!running.empty()) (void)model.results(); // it writes to memory that goes now
+    }
 
+    void begin();
+    bool finish(std::vector<Output>& out);
+    void move_blocks();
     void take_inbox(std::vector<Output>& out);
     void measure_moves();
     void count(std::span<const Scheduled> scheduled, double seconds);
@@ -194,6 +216,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
 
     Result<std::unique_ptr<Backend>> backend = make_backend(o);
     if (!backend) return std::unexpected(backend.error());
+    if (!o.pipeline) o.pipeline = o.device == "cuda";
     const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
     if (!model) return std::unexpected(model.error());
@@ -274,7 +297,7 @@ const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
 void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
-void               Engine::decode_with(Decoding decoding) { impl_->decoding = std::move(decoding); }
+void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
 void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
 
 Snapshot Engine::snapshot(bool with_text) {
@@ -414,37 +437,58 @@ void Engine::Impl::look() {
     stats.step_tokens     = plan.n_tokens();
 }
 
+void Engine::Impl::move_blocks() {
+    if (!plan.moves_blocks()) return;
+    Stopwatch watch;
+    cache.move_blocks(*backend, plan);
+    const double seconds = watch.seconds();
+    stats.move_seconds += seconds;
+    stats.swapped_out += plan.swap_out.size();
+    stats.swapped_in += plan.swap_in.size();
+    if (const std::size_t n = plan.swap_out.size() + plan.swap_in.size(); n >= 4 && plan.copies.empty())
+        follow(stats.costs.seconds_per_block, seconds / double(n));
+}
+
+// Begins a step, if anything can run. What it is to sample is listed while the model runs already.
+void Engine::Impl::begin() {
+    if (new_decoding) decoding = std::move(*new_decoding);
+    new_decoding.reset();
+    if (std::exchange(prepared, false)) running = scheduler.adopt(next_plan);
+    if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
+    else running = scheduler.schedule(plan);
+    move_blocks();
+    if (running.empty()) return scheduler.commit(); // moves alone
+    since.restart();
+    for (const Scheduled& item : running)
+        if (item.group->first_run == std::chrono::steady_clock::time_point{})
+            item.group->first_run = std::chrono::steady_clock::now();
+    model.forward(plan, cache);
+    decoder.ask(running, decoding ? SamplingLimits{} : backend->sampling_limits(), plan);
+    model.sample(plan);
+}
+
+// Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
+bool Engine::Impl::finish(std::vector<Output>& out) {
+    if (running.empty()) return false;
+    prepared                                = pipelined && !decoding && scheduler.prepare(next_plan);
+    const StepLogits                 logits = model.results();
+    const std::span<const Scheduled> ran    = std::exchange(running, {});
+    count(ran, since.seconds());
+    scheduler.commit();
+    if (decoding) decoding(scheduler, ran, logits.rows ? logits.rows() : std::span<const float>(), out);
+    else decoder.deliver(ran, logits, out);
+    return true;
+}
+
 bool Engine::step(std::vector<Output>& out) {
-    Impl& e = *impl_;
+    Impl& e   = *impl_;
+    bool  ran = e.finish(out); // pipelined: what the last call began
     e.take_inbox(out);
-    std::span<const Scheduled> scheduled = e.scheduler.schedule(e.plan);
-    if (e.plan.moves_blocks()) {
-        Stopwatch watch;
-        e.cache.move_blocks(*e.backend, e.plan);
-        const double seconds = watch.seconds();
-        e.stats.move_seconds += seconds;
-        e.stats.swapped_out += e.plan.swap_out.size();
-        e.stats.swapped_in += e.plan.swap_in.size();
-        if (const std::size_t n = e.plan.swap_out.size() + e.plan.swap_in.size(); n >= 4 && e.plan.copies.empty())
-            follow(e.stats.costs.seconds_per_block, seconds / double(n));
-    }
-    if (!scheduled.empty()) {
-        for (const Scheduled& item : scheduled)
-            if (item.group->first_run == std::chrono::steady_clock::time_point{})
-                item.group->first_run = std::chrono::steady_clock::now();
-        if (!e.decoding) e.decoder.ask(scheduled, e.backend->sampling_limits(), e.plan);
-        Stopwatch        watch;
-        const StepLogits logits = e.model.forward(e.plan, e.cache);
-        e.count(scheduled, watch.seconds());
-        e.scheduler.commit();
-        if (e.decoding) e.decoding(e.scheduler, scheduled, logits.rows ? logits.rows() : std::span<const float>(), out);
-        else e.decoder.deliver(scheduled, logits, out);
-    } else {
-        e.scheduler.commit(); // moves alone
-    }
+    e.begin();
+    if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
     e.look();
-    return !scheduled.empty() || !e.scheduler.idle();
+    return ran || !e.scheduler.idle();
 }
 
 } // namespace quire

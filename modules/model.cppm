@@ -21,9 +21,13 @@ public:
     static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
-    // Runs one step, whose block moves are done, and returns the logits of the plan's logit rows, valid until the next
-    // step.
-    StepLogits forward(const StepPlan& plan, const KvCache& cache);
+    // Begins one step, whose block moves are done: the logits of the plan's logit rows. On a device it runs from here on;
+    // a CPU returns when it is done.
+    void forward(const StepPlan& plan, const KvCache& cache);
+    // Behind it, what the plan's tasks want of these logits.
+    void sample(const StepPlan& plan);
+    // Waits for the step; valid until the next one.
+    StepLogits results();
 
     // Bytes of the activations.
     std::size_t activation_bytes() const { return memory_.bytes(); }
@@ -196,7 +200,19 @@ std::span<const float> Model::hidden_state(int row) {
     return hidden_row_;
 }
 
-StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
+void Model::sample(const StepPlan& plan) {
+    if (n_wanted_ > 0 && !plan.tasks.empty()) backend_->sample(ran_);
+}
+
+StepLogits Model::results() {
+    const StepResults results = backend_->results();
+    if (n_wanted_ == 0) return {};
+    return {results.best.first(std::min(n_wanted_, results.best.size())), results.answers,
+            [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); },
+            [this](int row) { return hidden_state(row); }};
+}
+
+void Model::forward(const StepPlan& plan, const KvCache& cache) {
     Backend&           b     = *backend_;
     const ModelConfig& c     = config_;
     const StepShape    shape = b.begin_step(plan);
@@ -207,18 +223,9 @@ StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
     auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim, t.type}; };
 
     const Tensor logits{logits_.data, L, logits_.cols, logits_.type};
-    const auto   wanted = [&] { // of the rows that ran those of the plan
-        const std::size_t n = plan.logit_rows.size();
-        if (n == 0) return StepLogits{};
-        ran_      = logits;
-        n_wanted_ = n;
-        if (!plan.tasks.empty()) b.sample(logits);
-        const StepResults results = b.results();
-        return StepLogits{results.best.first(std::min(n, results.best.size())), results.answers,
-                          [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); },
-                          [this](int row) { return hidden_state(row); }};
-    };
-    if (b.replay_step()) return wanted();
+    ran_      = logits;
+    n_wanted_ = plan.logit_rows.size(); // of the rows that run
+    if (b.replay_step()) return;
     Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
     const AttentionParams attention{c.n_heads, 1 / std::sqrt(float(c.head_dim)), c.sliding_window};
 
@@ -250,7 +257,7 @@ StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
     }
     if (L == 0) {
         b.end_step();
-        return {};
+        return;
     }
     b.add(x, delta);
     Tensor selected{selected_.data, L, selected_.cols, selected_.type}, last{last_.data, L, last_.cols, last_.type};
@@ -259,7 +266,6 @@ StepLogits Model::forward(const StepPlan& plan, const KvCache& cache) {
     b.matmul(last, std::array{Projection{&weights_.output, nullptr, logits}});
     b.choose_best(logits);
     b.end_step();
-    return wanted();
 }
 
 } // namespace quire

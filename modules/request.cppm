@@ -127,6 +127,7 @@ struct RowTask {
     int   first_draw = 0, n_draws = 0;
     int   n_top       = 0;
     bool  logprobs    = false; // else those of the answer mean nothing
+    bool  only_edited = false; // no token without an edit can be drawn
     int   top_k       = 0;
     float temperature = 1, top_p = 1, min_p = 0;
     int   first_answer = 0;

@@ -39,7 +39,7 @@ public:
                  int n_generated, int stream = 0, std::span<const Token> banned = {});
 
     // What comes before the choice, as a list with each token once; appended to `edits`.
-    // (Not the allowed_tokens: all others would be in it.)
+    // Where there are allowed_tokens they are the list, and no other token can come.
     void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
                     std::span<const Token> banned, std::vector<LogitEdit>& edits);
 
@@ -118,6 +118,8 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
         }
         return edits[first + std::size_t(at) - 1];
     };
+    for (Token t : params.allowed_tokens) edit(t);
+    const std::size_t n_allowed = edits.size() - first;
     const std::size_t window =
         params.repeat_last_n < 0 ? history.size() : std::min(history.size(), std::size_t(params.repeat_last_n));
     const std::span<const Token> recent = history.last(window);
@@ -138,6 +140,7 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
         if (e.times > 0) e.subtract = params.frequency_penalty * float(e.times) + params.presence_penalty;
         seen_[std::size_t(e.token)] = 0;
     }
+    if (n_allowed > 0) edits.resize(first + n_allowed);
 }
 
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
@@ -145,18 +148,13 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
     if (is_plain_greedy(params) && banned.empty()) return argmax(logits);
 
-    std::ranges::copy(logits, row_.begin());
+    if (params.allowed_tokens.empty()) std::ranges::copy(logits, row_.begin());
+    else std::ranges::fill(row_, -std::numeric_limits<float>::infinity());
     edits_.clear();
     list_edits(params, history, n_generated, banned, edits_);
     for (const LogitEdit& e : edits_) {
-        float& logit = row_[std::size_t(e.token)];
-        logit        = (logit > 0 ? logit / e.divide : logit * e.divide) - e.subtract + e.add;
-    }
-    if (!params.allowed_tokens.empty()) {
-        for (Token t : params.allowed_tokens) seen_[std::size_t(t)] = 1;
-        for (std::size_t i = 0; i < row_.size(); i++)
-            if (seen_[i] == 0) row_[i] = -std::numeric_limits<float>::infinity();
-        for (Token t : params.allowed_tokens) seen_[std::size_t(t)] = 0;
+        const float logit          = logits[std::size_t(e.token)];
+        row_[std::size_t(e.token)] = (logit > 0 ? logit / e.divide : logit * e.divide) - e.subtract + e.add;
     }
     const Token best  = argmax(row_);
     const float limit = row_[std::size_t(best)];

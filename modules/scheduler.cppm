@@ -121,6 +121,12 @@ public:
     void                       commit();
     void                       abandon();
 
+    // While that step runs, before its commit(): plans the one that follows if every sequence gets a token, none of them
+    // an end, and nobody comes or goes; its tokens are left open. False: it takes more than that, schedule() has to do it.
+    bool prepare(StepPlan& plan);
+    // The step that prepare() planned, with its tokens, in place of schedule(); empty where it did not come like that.
+    std::span<const Scheduled> adopt(StepPlan& plan);
+
     // -- decoding methods are made of these three (the paper, section 5.2), between commit() and the next schedule()
 
     // Another sequence with the same tokens and blocks.
@@ -168,7 +174,10 @@ private:
     bool                     prefers_swap(SequenceGroup& group);
     bool                     reserve(SequenceGroup& group);
     void                     schedule_group(SequenceGroup& group, Budget& budget);
+    void                     plan_items(StepPlan& plan, std::span<Scheduled> items);
     void                     plan_tokens(StepPlan& plan, Scheduled& item);
+    bool                     ends_by_length(const SequenceGroup& group, int n_tokens) const;
+    bool                     queue_waits() const;
     std::span<const TableId> tables_of(SequenceGroup& group);
     void                     end(SequenceGroup& group, FinishReason reason, std::string message = {});
     void                     measure_sharing(SequenceGroup& group);
@@ -184,14 +193,18 @@ private:
     std::vector<Group>                            pinned_;
     std::unordered_map<RequestId, SequenceGroup*> index_;
     std::vector<Scheduled>                        scheduled_;
+    std::vector<Scheduled>                        next_;   // prepared
     std::vector<Write>                            writes_; // scratch
     std::vector<Ended>                            ended_;
     RecoveryCosts                                 costs_;
     SchedulerStats                                stats_;
     std::uint64_t                                 step_ = 0, n_arrived_ = 0;
     int                                           n_sequences_ = 0; // that running groups may have at once
-    bool                                          logging_     = false;
-    std::vector<MemoryEvent>                      events_;
+    // The head of the queue that had to wait, and how much room it had found.
+    std::optional<RequestId> refused_;
+    int                      refused_blocks_ = 0, refused_sequences_ = 0;
+    bool                     logging_ = false;
+    std::vector<MemoryEvent> events_;
 };
 
 } // namespace quire
@@ -204,7 +217,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order}) {
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
-    scheduled_.reserve(std::size_t(options.max_sequences));
+    for (auto* items : {&scheduled_, &next_}) items->reserve(std::size_t(options.max_sequences));
     writes_.reserve(std::size_t(options.max_sequences));
     running_.reserve(std::size_t(options.max_sequences));
 }
@@ -349,9 +362,12 @@ FinishReason Scheduler::ending(const SequenceGroup& group, const Sequence& seque
     const Request& r = group.request;
     if ((is_end && !r.ignore_end) || std::ranges::find(r.stop_tokens, sequence.tokens.back()) != r.stop_tokens.end())
         return FinishReason::stop;
-    if (group.n_generated(sequence) >= r.max_tokens || int(sequence.tokens.size()) >= options_.context)
-        return FinishReason::length;
-    return FinishReason::none;
+    return ends_by_length(group, int(sequence.tokens.size())) ? FinishReason::length : FinishReason::none;
+}
+
+// With so many tokens, those of the prompt included.
+bool Scheduler::ends_by_length(const SequenceGroup& group, int n_tokens) const {
+    return n_tokens - group.n_prompt() >= group.request.max_tokens || n_tokens >= options_.context;
 }
 
 void Scheduler::pin(SequenceGroup& group) {
@@ -563,7 +579,9 @@ void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
 std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     plan.clear();
     scheduled_.clear();
+    refused_.reset();
     step_++;
+    const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
     displace();
 
     Budget budget{options_.max_batch_tokens, options_.max_logit_rows, 0};
@@ -588,10 +606,14 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     }
     budget.others = 0;
     while (!preempted && admit_next(budget)) {}
+    if (!queue_.empty() && queue_.begin()->second->id == head && !preempted && budget.tokens > 0 &&
+        budget.logit_rows > 0) { // all was tried for it
+        refused_           = head;
+        refused_blocks_    = blocks_.n_free();
+        refused_sequences_ = n_sequences_;
+    }
 
-    plan.token_start.push_back(0);
-    plan.table_start.push_back(0);
-    for (Scheduled& item : scheduled_) plan_tokens(plan, item);
+    plan_items(plan, scheduled_);
     blocks_.take_moves(plan);
     stats_.copied_blocks += plan.copies.size();
     if (logging_) {
@@ -602,6 +624,61 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     return scheduled_;
 }
 
+// Nobody waits, or the first one was refused and there is no more room now than there was then.
+bool Scheduler::queue_waits() const {
+    return queue_.empty() || (refused_ == queue_.begin()->second->id && blocks_.n_free() <= refused_blocks_ &&
+                              n_sequences_ >= refused_sequences_);
+}
+
+bool Scheduler::prepare(StepPlan& plan) {
+    next_.clear();
+    plan.clear();
+    writes_.clear();
+    if (!queue_waits() || !std::ranges::all_of(scheduled_, &Scheduled::samples)) return false;
+    std::size_t n_running = 0;
+    for (const Group& group : running_) {
+        const Request& r = group->request;
+        // Beams and the answers after a prompt fork, a prompt alone comes to its end.
+        if (r.beam_width > 0 || !r.generates() || (!group->prompt_done && r.width() > 1)) return false;
+        for (const auto& s : group->sequences) {
+            n_running++;
+            const int position = int(s->tokens.size()); // of the token that this step gives it
+            if (ends_by_length(*group, position + 1)) continue;
+            next_.push_back({group.get(), s.get(), position, 1, 0, 1, true});
+            writes_.push_back({s->table, position, 1});
+        }
+    }
+    // Every sequence is in this step; room for all in the next, without copying anything.
+    if (n_running != scheduled_.size() || !blocks_.reserve(writes_) || blocks_.n_copies() > 0) {
+        next_.clear();
+        return false;
+    }
+    plan_items(plan, next_);
+    return !next_.empty();
+}
+
+std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
+    scheduled_.clear();
+    std::swap(scheduled_, next_);
+    std::size_t n    = 0;
+    bool        same = queue_waits();
+    for (const Group& group : running_)
+        for (const auto& s : group->sequences) {
+            same = same && n < scheduled_.size() && scheduled_[n].sequence == s.get() &&
+                   scheduled_[n].first + 1 == int(s->tokens.size());
+            if (same) plan.tokens[n++] = s->tokens.back();
+        }
+    if (!same || n != scheduled_.size()) scheduled_.clear();
+    step_ += !scheduled_.empty();
+    return scheduled_;
+}
+
+void Scheduler::plan_items(StepPlan& plan, std::span<Scheduled> items) {
+    plan.token_start.push_back(0);
+    plan.table_start.push_back(0);
+    for (Scheduled& item : items) plan_tokens(plan, item);
+}
+
 void Scheduler::plan_tokens(StepPlan& plan, Scheduled& item) {
     const Sequence&          s     = *item.sequence;
     std::span<const BlockId> table = blocks_.blocks(s.table);
@@ -609,7 +686,8 @@ void Scheduler::plan_tokens(StepPlan& plan, Scheduled& item) {
     item.first_logit_row = int(plan.logit_rows.size());
     for (int position = item.first; position < end; position++) {
         if (position >= end - item.n_logit_rows) plan.logit_rows.push_back(plan.n_tokens());
-        plan.tokens.push_back(s.tokens[std::size_t(position)]);
+        const bool known = std::size_t(position) < s.tokens.size(); // or it is about to be sampled
+        plan.tokens.push_back(known ? s.tokens[std::size_t(position)] : 0);
         plan.positions.push_back(position);
         plan.slots.push_back(table[std::size_t(position / size)] * size + position % size);
     }

@@ -283,9 +283,11 @@ namespace {
 std::pair<double, double> share_of(Token token, std::span<const float> row, std::span<const cuda::LogitEdit> edits,
                                    const cuda::SampleTask& t) {
     std::vector<double> x(row.begin(), row.end());
+    if (t.only_edited) std::ranges::fill(x, -std::numeric_limits<double>::infinity());
     for (const cuda::LogitEdit& e : edits) {
-        double& logit = x[std::size_t(e.token)];
-        logit = (logit > 0 ? logit / double(e.divide) : logit * double(e.divide)) - double(e.subtract) + double(e.add);
+        const double logit = double(row[std::size_t(e.token)]);
+        x[std::size_t(e.token)] =
+            (logit > 0 ? logit / double(e.divide) : logit * double(e.divide)) - double(e.subtract) + double(e.add);
     }
     std::vector<int> order(x.size());
     std::iota(order.begin(), order.end(), 0);
@@ -345,6 +347,8 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 if (below(2)) p.presence_penalty = 0.5f, p.frequency_penalty = -0.25f;
                 if (below(3) == 0)
                     p.logit_bias = {{below(vocab), 3.0f}, {below(vocab), -std::numeric_limits<float>::infinity()}};
+                if (below(4) == 0) // some twice
+                    for (int i = below(60); i >= 0; i--) p.allowed_tokens.push_back(below(vocab));
                 p.seed = random();
                 std::vector<Token> history;
                 for (int i = below(40); i >= 0; i--) history.push_back(below(vocab));
@@ -361,7 +365,8 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 std::vector<LogitEdit> own;
                 if (t.chosen < 0) sampler.list_edits(p, history, int(history.size()) / 2, {}, own);
                 for (const LogitEdit& e : own) edits.push_back({e.token, e.divide, e.subtract, e.add});
-                t.n_edits = int(own.size());
+                t.n_edits     = int(own.size());
+                t.only_edited = t.chosen < 0 && !p.allowed_tokens.empty();
                 for (int i = 0; i < t.n_draws; i++)
                     numbers.push_back(random_at(p.seed + std::uint64_t(i), history.size()));
                 words += 2 * (t.n_draws + t.n_top);
@@ -397,12 +402,18 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                     const double raw = sampler.logprob(row, token);
                     if (!std::isnan(raw))
                         CHECK((raw == double(logprob) || std::abs(raw - double(logprob)) < 1e-4 * (1 + std::abs(raw))));
+                    const std::span<const cuda::LogitEdit> own(edits.data() + t.first_edit, std::size_t(t.n_edits));
+                    const bool possible = std::ranges::any_of(own, [&](const cuda::LogitEdit& e) {
+                        return std::isfinite(row[std::size_t(e.token)]) && std::isfinite(e.add);
+                    });
+                    if (t.only_edited && possible)
+                        CHECK(std::ranges::find(own, token, &cuda::LogitEdit::token) != own.end());
                     if (t.chosen >= 0) CHECK(token == t.chosen);
                     else if (t.temperature <= 0) {
                         CHECK(token == sampler.sample(row, all[std::size_t(r)], histories[std::size_t(r)],
                                                       int(histories[std::size_t(r)].size()) / 2));
-                    } else if (std::ranges::any_of(row, [](float x) { return std::isfinite(x); }) && vocab > 1) {
-                        const std::span<const cuda::LogitEdit> own(edits.data() + t.first_edit, std::size_t(t.n_edits));
+                    } else if (std::ranges::any_of(row, [](float x) { return std::isfinite(x); }) && vocab > 1 &&
+                               (possible || !t.only_edited)) {
                         const auto [lo, hi] = share_of(token, row, own, t);
                         const double number = numbers[std::size_t(t.first_draw + i)];
                         CAPTURE(token, lo, hi, number);
@@ -436,6 +447,7 @@ TEST_CASE("GPU: requests with sampling, log-probabilities and beams answer as on
         if (i % 4 == 2) r.sampling.top_k = 5, r.sampling.repetition_penalty = 1.2f, r.n = 2;
         if (i % 4 == 3) r.prompt_logprobs = 2, r.sampling.temperature = 0;
         if (i % 8 == 0) r.best_of = 3;
+        if (i % 6 == 2) r.sampling.allowed_tokens = {20, 21, 22, 300, 301, 400};
         requests.push_back(std::move(r));
     }
     const auto want = run(cpu, requests), got = run(gpu, requests);

@@ -1,6 +1,7 @@
 // A sequence's logits have the same bits whatever batch it ran in, however its prompt was cut, whether its blocks came
 // from the cache, were recomputed after a preemption, and on any number of threads.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 
 #include "reference.h"
 
@@ -51,9 +52,11 @@ TEST_CASE("random mixes give every sequence the bits it gets alone") {
             o.max_batch_tokens = o.max_sequences + below(90);
             o.prefix_cache     = below(4) != 0;
             o.context          = 200;
+            o.pipeline         = round % 2 == 1;
             const int one      = (200 + o.block_size - 1) / o.block_size;
             o.kv_blocks        = one + below(one); // often too few for all that run at once
-            CAPTURE(round, o.threads, o.block_size, o.max_sequences, o.max_batch_tokens, o.prefix_cache, o.kv_blocks);
+            CAPTURE(round, *o.pipeline, o.threads, o.block_size, o.max_sequences, o.max_batch_tokens, o.prefix_cache,
+                    o.kv_blocks);
             Engine           engine = load(path, o);
             std::vector<int> when(requests.size());
             for (int& step : when) step = below(30);
@@ -97,6 +100,7 @@ TEST_CASE("cancelling at any moment leaves no block behind and no neighbour chan
     EngineOptions     o;
     o.max_batch_tokens  = 24;
     o.max_sequences     = 3;
+    o.pipeline          = GENERATE(false, true);
     Engine       engine = load(path, o);
     const auto   kept   = greedy({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 24);
     const Answer want   = run(engine, {kept})[0];

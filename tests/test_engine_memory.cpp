@@ -2,6 +2,7 @@
 // request's answer equal, bit for bit, to the one it gets alone. QUIRE_LONG=1 runs twenty thousand schedules,
 // QUIRE_SEED chooses others.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <cstdlib>
 
 #include "process.h"
@@ -118,8 +119,11 @@ Request beam(std::vector<Token> prompt, int n_tokens, int width) {
 
 std::string model() { return reference("models/llama3-gqa-Q8_0.gguf"); }
 
+bool pipelined = false; // the engines to come: each test runs in both orders
+
 EngineOptions with_blocks(int n_blocks, int block_size = 16) {
     EngineOptions o;
+    o.pipeline   = pipelined;
     o.threads    = 1;
     o.block_size = block_size;
     o.kv_blocks  = n_blocks;
@@ -130,6 +134,7 @@ EngineOptions with_blocks(int n_blocks, int block_size = 16) {
 } // namespace
 
 TEST_CASE("beams are those of transformers") {
+    pipelined = GENERATE(false, true);
     for (const auto& [name, type] : {std::pair("llama3-gqa", "F16"), std::pair("gpt2", "F32")}) {
         EngineOptions o     = with_blocks(64);
         o.kv_type           = KvType::f32;
@@ -225,6 +230,7 @@ std::vector<Hypothesis> naive_beams(Engine& engine, const Request& r, Token end)
 } // namespace
 
 TEST_CASE("beams that end: penalties and early stopping as a search by the book has them") {
+    pipelined     = GENERATE(false, true);
     Engine engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
     int    ended = 0;
     for (int kind = 0; kind < 3; kind++)
@@ -254,6 +260,7 @@ TEST_CASE("beams that end: penalties and early stopping as a search by the book 
 }
 
 TEST_CASE("n answers compute the prompt once, and each is the one that its seed gives alone") {
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
     Request r         = sampled(prompt_of(37), 20, 7);
     r.n               = 4;
@@ -271,6 +278,7 @@ TEST_CASE("n answers compute the prompt once, and each is the one that its seed 
 }
 
 TEST_CASE("at a block boundary n answers copy nothing") {
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(64));
     Request r      = sampled(prompt_of(32), 20, 7);
     r.n            = 4;
@@ -279,6 +287,7 @@ TEST_CASE("at a block boundary n answers copy nothing") {
 }
 
 TEST_CASE("best_of gives the best by mean log-probability") {
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(64)), alone = load(model(), with_blocks(64));
     Request r                                              = sampled(prompt_of(21), 12, 90);
     r.n                                                    = 2;
@@ -301,6 +310,7 @@ TEST_CASE("best_of gives the best by mean log-probability") {
 }
 
 TEST_CASE("two equal prompts that arrive together are computed once") {
+    pipelined = GENERATE(false, true);
     for (int n : {40, 48}) {
         Engine     engine = load(model(), with_blocks(64));
         const auto got    = run_all(engine, {{greedy(prompt_of(n), 8)}, {greedy(prompt_of(n), 8)}});
@@ -311,6 +321,7 @@ TEST_CASE("two equal prompts that arrive together are computed once") {
 }
 
 TEST_CASE("a cached prompt computes one token") {
+    pipelined     = GENERATE(false, true);
     Engine engine = load(model(), with_blocks(64));
     run_one(engine, greedy(prompt_of(48), 4));
     const Answers again = run_one(engine, greedy(prompt_of(48), 4));
@@ -320,6 +331,7 @@ TEST_CASE("a cached prompt computes one token") {
 }
 
 TEST_CASE("a salt keeps a cache to itself") {
+    pipelined            = GENERATE(false, true);
     Engine        engine = load(model(), with_blocks(64));
     Request       r      = greedy(prompt_of(48), 4);
     const Answers plain  = run_one(engine, r);
@@ -333,6 +345,7 @@ TEST_CASE("a salt keeps a cache to itself") {
 }
 
 TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
+    pipelined      = GENERATE(false, true);
     Engine  engine = load(model(), with_blocks(20));
     Request pin;
     pin.prompt                 = prompt_of(85);
@@ -340,7 +353,7 @@ TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
     const Result<RequestId> id = engine.submit(pin);
     REQUIRE(id);
     std::vector<Output> events;
-    engine.step(events);
+    while (events.empty()) engine.step(events);
     REQUIRE(events.size() == 1);
     CHECK(events[0].done);
     for (int i = 0; i < 4; i++) run_one(engine, greedy(prompt_of(200, 100 + i), 40)); // fills all that is left
@@ -365,6 +378,7 @@ TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
 }
 
 TEST_CASE("under every kind of recovery an interrupted request goes on as if nothing had been") {
+    pipelined = GENERATE(false, true);
     // vLLM's output was once incomplete after a recomputation.
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
     Engine        roomy  = load(model(), with_blocks(64));
@@ -389,6 +403,7 @@ TEST_CASE("under every kind of recovery an interrupted request goes on as if not
 }
 
 TEST_CASE("a full swap pool falls back to recomputation") {
+    pipelined       = GENERATE(false, true);
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
     Engine        roomy  = load(model(), with_blocks(64));
     const Answers want_b = run_one(roomy, b);
@@ -405,6 +420,7 @@ TEST_CASE("a full swap pool falls back to recomputation") {
 }
 
 TEST_CASE("a request that outgrows the pool alone ends with what it has; the next one runs") {
+    pipelined         = GENERATE(false, true);
     Engine     engine = load(model(), with_blocks(4));
     const auto got    = run_all(engine, {{greedy(prompt_of(30), 200)}, {greedy(prompt_of(20, 9), 5)}});
     CHECK(got[0].finish == FinishReason::length);
@@ -424,6 +440,7 @@ TEST_CASE("a request that outgrows the pool alone ends with what it has; the nex
 }
 
 TEST_CASE("requests that cannot be are refused in one sentence") {
+    pipelined     = GENERATE(false, true);
     Engine engine = load(model(), with_blocks(4));
     auto   why    = [&](auto change) {
         Request r = greedy(prompt_of(20), 5);
@@ -442,6 +459,7 @@ TEST_CASE("requests that cannot be are refused in one sentence") {
 }
 
 TEST_CASE("an urgent request takes the place of a later one, never of its like, and nobody starves") {
+    pipelined                   = GENERATE(false, true);
     EngineOptions o             = with_blocks(64);
     o.max_sequences             = 2;
     Engine               engine = load(model(), o);
@@ -461,6 +479,7 @@ TEST_CASE("an urgent request takes the place of a later one, never of its like, 
 }
 
 TEST_CASE("cancelled in any state, every block comes back") {
+    pipelined = GENERATE(false, true);
     for (int when = 0; when < 40; when++) {
         EngineOptions o          = with_blocks(12);
         o.recovery               = when % 2 ? Recovery::swap : Recovery::recompute;
@@ -526,6 +545,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
         o.max_sequences    = 4 + below(6);
         o.max_batch_tokens = o.max_sequences + below(60);
         o.context          = 160;
+        o.pipeline         = schedule / 24 % 2 == 1;
         std::vector<Task>        tasks;
         std::vector<std::size_t> which;
         int                      need = 1; // blocks that the largest of them takes alone
@@ -540,7 +560,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
         o.kv_blocks   = need + below(2 + need / 4);
         o.swap_blocks = below(4) ? -1 : below(need);
         o.watermark   = below(2) * 0.05;
-        CAPTURE(schedule, o.block_size, o.kv_blocks, o.swap_blocks, o.max_sequences, o.max_batch_tokens,
+        CAPTURE(schedule, *o.pipeline, o.block_size, o.kv_blocks, o.swap_blocks, o.max_sequences, o.max_batch_tokens,
                 int(o.recovery), o.prefix_cache);
         Engine     engine = load(model(), o);
         const auto got    = run_all(engine, tasks);

@@ -83,6 +83,7 @@ TEST_CASE("logits, log-probabilities and greedy tokens equal those of transforme
             EngineOptions o;
             o.kv_type                   = kv;
             o.max_batch_tokens          = 200; // so that the longest prompt is cut
+            o.pipeline                  = kv == KvType::f16;
             Engine               engine = load(c.path, o);
             std::vector<Request> requests;
             for (const auto& p : expected["prompts"]) {

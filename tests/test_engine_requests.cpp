@@ -1,6 +1,7 @@
 // What a request may ask of the engine beyond sampling: min_tokens, allowed and bad words, an embedding, one answer of
 // several cancelled.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 
 #include "reference.h"
 
@@ -16,13 +17,14 @@ using namespace quire::testing;
 
 namespace {
 
-Engine load() {
+Engine load(bool pipeline) {
     EngineOptions options;
     options.threads       = 1;
     options.device        = "cpu";
     options.block_size    = 4;
     options.kv_blocks     = 128;
     options.max_sequences = 4;
+    options.pipeline      = pipeline;
     Result<Engine> engine = Engine::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
     REQUIRE(engine.has_value());
     return std::move(*engine);
@@ -56,7 +58,7 @@ const std::vector<Token> prompt{5, 6, 7, 8, 9, 10, 11, 12, 13};
 } // namespace
 
 TEST_CASE("no answer ends before min_tokens", "[engine]") {
-    Engine                   engine = load();
+    Engine                   engine = load(GENERATE(false, true));
     const std::vector<Token> plain  = tokens_of(run(engine, request(prompt)));
     Request                  r      = request(prompt);
     r.stop_tokens                   = {plain[2]};
@@ -70,7 +72,7 @@ TEST_CASE("no answer ends before min_tokens", "[engine]") {
 }
 
 TEST_CASE("allowed tokens and bad words", "[engine]") {
-    Engine                   engine = load();
+    Engine                   engine = load(GENERATE(false, true));
     const std::vector<Token> plain  = tokens_of(run(engine, request(prompt)));
     Request                  r      = request(prompt);
     r.sampling.allowed_tokens       = {20, 21, 22};
@@ -132,7 +134,7 @@ TEST_CASE("an embedding is the mean of the prompt's hidden states, however it is
 }
 
 TEST_CASE("one answer of several can be cancelled", "[engine]") {
-    Engine  engine                  = load();
+    Engine  engine                  = load(GENERATE(false, true));
     Request r                       = request(prompt, 20);
     r.n                             = 3;
     r.sampling.temperature          = 1;

@@ -117,3 +117,34 @@ TEST_CASE("log-probabilities are those of the whole softmax, best first") {
     CHECK(lp.top[2].token == 3);
     CHECK(sampler.logprobs(std::vector<float>{0, 0, 0, 0, 0}, -1, 50).top.size() == 5);
 }
+
+TEST_CASE("allowed tokens are those that a bias leaves, with all else that is asked for") {
+    constexpr int vocab = 50;
+    Sampler       sampler(vocab);
+    std::mt19937  random(5);
+    for (int round = 0; round < 200; round++) {
+        std::vector<float> logits(vocab);
+        for (float& x : logits) x = float(random() % 1000) / 100 - 5;
+        std::vector<Token> history;
+        for (int i = 0; i < 20; i++) history.push_back(Token(random() % vocab));
+        SamplingParams p;
+        p.temperature         = round % 5 == 0 ? 0.0f : 1.5f;
+        p.top_k               = round % 3 == 0 ? 4 : 0;
+        p.repetition_penalty  = 1.2f;
+        p.presence_penalty    = 0.3f;
+        p.seed                = random();
+        SamplingParams biased = p;
+        for (int i = 0; i < 6; i++) p.allowed_tokens.push_back(Token(random() % vocab));
+        p.logit_bias = biased.logit_bias = {{p.allowed_tokens[0], -2.0f}, {7, 1.0f}};
+        for (Token t = 0; t < vocab; t++)
+            if (std::ranges::find(p.allowed_tokens, t) == p.allowed_tokens.end())
+                biased.logit_bias.emplace_back(t, -std::numeric_limits<float>::infinity());
+        const std::vector<Token> never{p.allowed_tokens[1], 9};
+        CHECK(sampler.sample(logits, p, history, 10, 0, never) ==
+              sampler.sample(logits, biased, history, 10, 0, never));
+        std::vector<LogitEdit> edits(1);
+        sampler.list_edits(p, history, 10, never, edits);
+        for (const LogitEdit& e : std::span(edits).subspan(1))
+            CHECK(std::ranges::find(p.allowed_tokens, e.token) != p.allowed_tokens.end());
+    }
+}

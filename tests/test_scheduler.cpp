@@ -371,3 +371,121 @@ TEST_CASE("a group is admitted, preempted and resumed as one") {
         CHECK(was_out);
     }
 }
+
+namespace {
+
+// As run_step(), but what comes out is chosen by `token`, 0 being an end, and the next step is prepared before.
+// Says whether the step had been prepared.
+bool run_prepared(Scheduler& s, StepPlan& plan, StepPlan& next, bool prepares,
+                  const std::function<Token(const Scheduled&)>& token, bool& prepared) {
+    std::span<const Scheduled> items;
+    if (std::exchange(prepared, false)) items = s.adopt(next);
+    const bool adopted = !items.empty();
+    if (adopted) std::swap(plan, next);
+    else items = s.schedule(plan);
+    prepared = prepares && s.prepare(next);
+    s.commit();
+    std::vector<RequestId> done;
+    for (const Scheduled& item : items) {
+        if (!item.samples) continue;
+        item.group->prompt_done = true;
+        const Token t           = token(item);
+        s.append(*item.sequence, t);
+        if (const FinishReason why = s.ending(*item.group, *item.sequence, t == 0); why != FinishReason::none)
+            s.free(*item.group, *item.sequence, why);
+        if (item.group->sequences.empty()) done.push_back(item.group->id);
+    }
+    for (const Ended& e : s.take_ended()) done.push_back(e.id);
+    for (RequestId id : done) s.remove(id);
+    s.check_invariants();
+    return adopted;
+}
+
+} // namespace
+
+TEST_CASE("a step that was planned ahead is the one that would have been scheduled") {
+    int adopted = 0, scheduled = 0;
+    for (unsigned seed = 0; seed < 300; seed++) {
+        std::mt19937     random(seed);
+        auto             below = [&](int n) { return int(random() % unsigned(n)); };
+        SchedulerOptions o     = small(20 + below(30));
+        o.context              = 40;
+        o.max_sequences        = 2 + below(3);
+        o.n_swap               = 60; // what is computed again depends on which cached blocks went first
+        o.recovery             = Recovery::swap;
+        Scheduler a(o), b(o); // b plans ahead
+        StepPlan  plan_a, plan_b, next;
+        bool      prepared = false;
+        RequestId id       = 0;
+        // What a sequence says is a matter of its own, so that both schedulers see the same.
+        const auto token = [&](const Scheduled& item) {
+            std::mt19937 own(unsigned(item.group->id * 1000 + item.sequence->tokens.size()) + seed * 100'000);
+            return Token(own() % 12); // 0: an end
+        };
+        for (int step = 0; step < 60; step++) {
+            if (below(4) == 0) {
+                Request r  = request(1 + below(20), 1 + below(20), Token(1000 * id + 20));
+                r.priority = below(3) - 1;
+                if (a.check_request(r)) {
+                    a.add(++id, r);
+                    b.add(id, r);
+                }
+            }
+            if (id > 0 && below(12) == 0) {
+                const RequestId gone = 1 + RequestId(below(int(id)));
+                a.remove(gone);
+                b.remove(gone);
+            }
+            bool none = false;
+            run_prepared(a, plan_a, next, false, token, none);
+            const bool ahead = run_prepared(b, plan_b, next, true, token, prepared);
+            CAPTURE(seed, step, ahead);
+            REQUIRE(plan_b.tokens == plan_a.tokens);
+            REQUIRE(plan_b.positions == plan_a.positions);
+            REQUIRE(plan_b.token_start == plan_a.token_start);
+            REQUIRE(plan_b.context_lens == plan_a.context_lens);
+            REQUIRE(plan_b.table_start == plan_a.table_start);
+            REQUIRE(plan_b.logit_rows == plan_a.logit_rows);
+            for (int s = 0; s < plan_b.n_seqs(); s++) // other blocks, perhaps, but the slots are theirs
+                for (int row = plan_b.token_start[std::size_t(s)]; row < plan_b.token_start[std::size_t(s) + 1];
+                     row++) {
+                    const int  position = plan_b.positions[std::size_t(row)];
+                    const auto table    = std::size_t(plan_b.table_start[std::size_t(s)] + position / 4);
+                    REQUIRE(plan_b.slots[std::size_t(row)] == plan_b.block_tables[table] * 4 + position % 4);
+                }
+            (ahead ? adopted : scheduled)++;
+        }
+    }
+    CAPTURE(adopted, scheduled);
+    CHECK(adopted > 2000);
+    CHECK(scheduled > 2000);
+}
+
+TEST_CASE("nothing is planned ahead where that takes more than a token for each") {
+    const auto prepares = [](const Request& r, const SchedulerOptions& o = small()) {
+        Scheduler s(o);
+        StepPlan  plan, next;
+        s.add(1, r);
+        s.schedule(plan);
+        const int  used    = s.blocks().n_used();
+        const bool planned = s.prepare(next);
+        if (!planned) CHECK(s.blocks().n_used() == used); // nothing is taken
+        s.commit();
+        return planned;
+    };
+    CHECK(prepares(request(4, 8)));
+    CHECK_FALSE(prepares(request(4, 1)));  // ends
+    CHECK_FALSE(prepares(request(20, 8))); // a prompt that goes on
+    Request r = request(4, 8);
+    r.n       = 2;
+    CHECK_FALSE(prepares(r)); // forks
+    r.n          = 1;
+    r.beam_width = 2;
+    CHECK_FALSE(prepares(r));
+    r.beam_width = 0;
+    r.pin        = true;
+    CHECK_FALSE(prepares(r));
+    r.pin                = false;
+    SchedulerOptions one = small(1);
+    CHECK_FALSE(prepares(request(4, 8), one)); // no block is left
+}

@@ -166,6 +166,7 @@ struct Arguments {
     int    npp = 512, ntg = 128;
     double bandwidth = 0, tflops = 0;
     bool   json = false, no_warmup = false;
+    std::optional<bool> pipeline;
     // compare
     std::string llama_bench, llama_batched_bench;
     int         rounds = 3;
@@ -248,6 +249,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.max_batch_tokens       = std::max(2048, n_sequences);
     o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
     o.swap_blocks            = 0;
+    o.pipeline               = a.pipeline;
     return o;
 }
 
@@ -575,6 +577,7 @@ int throughput(const Arguments& a) {
     o.max_batch_tokens    = 2048;
     o.context             = 2048;
     o.kv_blocks           = a.kv_blocks;
+    o.pipeline            = a.pipeline;
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());
@@ -605,10 +608,12 @@ int throughput(const Arguments& a) {
         std::printf(
             "%zu requests, mean %.0f in, %.0f out: %.2f s\nThroughput: %.2f requests/s, %.2f total tokens/s, %.2f "
             "output "
-            "tokens/s\n%llu steps, %llu preemptions, %.1f %% of the time outside the model\n",
+            "tokens/s\n%llu steps, %llu of them planned ahead, %llu preemptions, %.1f %% of the time no step under "
+            "way\n",
             lengths.size(), n_in / double(lengths.size()), n_out / double(lengths.size()), s,
             double(lengths.size()) / s, (n_in + n_out) / s, n_out / s, static_cast<unsigned long long>(stats.steps),
-            static_cast<unsigned long long>(stats.preemptions), 100 * (1 - stats.compute_seconds / s));
+            static_cast<unsigned long long>(stats.planned_ahead), static_cast<unsigned long long>(stats.preemptions),
+            100 * (1 - stats.compute_seconds / s));
     return 0;
 }
 
@@ -1016,6 +1021,7 @@ int main(int argc, char** argv) {
             ->check(CLI::Range(0.01, 1.0))
             ->capture_default_str();
         c->add_option("--kv-blocks", a.kv_blocks, "0: what is needed")->check(CLI::Range(0, 1 << 24));
+        c->add_option("--pipeline", a.pipeline, "on or off: begin a step before the last one's outputs are looked at");
         c->add_option("--bandwidth", a.bandwidth, "GB/s of this machine, for the fraction of the limit");
         c->add_option("--tflops", a.tflops, "TFLOP/s of this machine, for the fraction of the limit");
         c->add_flag("--json", a.json);

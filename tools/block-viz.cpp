@@ -110,6 +110,7 @@ Result<Trace> from_engine(const Arguments& a) {
     o.recovery               = a.recovery == "swap"        ? Recovery::swap
                                : a.recovery == "recompute" ? Recovery::recompute
                                                            : Recovery::automatic;
+    o.pipeline               = false; // between steps nothing is to be under way
     const std::string model  = a.model.empty() ? shipped_model() : a.model;
     Result<Engine>    engine = Engine::load(model, o);
     if (!engine) return std::unexpected(engine.error());

@@ -329,6 +329,8 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         ->check(within(0.01, 1))
         ->capture_default_str();
     app.add_flag("--deterministic", o.deterministic, "on a GPU: the same bits in any batch");
+    app.add_option("--pipeline", o.pipeline,
+                   "on or off: a step begins before the last one's tokens are sent; by default on a GPU");
     app.add_option("--block-size", o.block_size, "tokens of a KV block")->check(within(1, 256))->capture_default_str();
     app.add_option("--kv-blocks,--num-gpu-blocks-override", o.kv_blocks, "KV blocks; 0: what there is room for")
         ->check(within(0, 1 << 24));
