@@ -434,7 +434,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
 }
 
 // Sequences longer than this are better served by kernels that have the whole shared memory for attention.
-constexpr int most_tape_items = 1024;
+constexpr int most_tape_items = 512;
 
 // The first step of a shape runs as it is (libraries choose their algorithms then), the second is captured.
 bool CudaBackend::replay_step() {
