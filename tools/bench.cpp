@@ -210,15 +210,26 @@ struct Timed {
     int    steps = 0;               // of decoding
 };
 
-// n_sequences prompts of n_prompt tokens at once, then n_tokens from each: the two parts timed apart.
+constexpr int batch_tokens = 2048; // of a step
+
+// Tokens that the first of some sequences may have before the last one's prompt is read.
+int head_start(int n_sequences, int n_prompt) {
+    return n_sequences > 1 ? int(std::int64_t(n_sequences) * n_prompt / batch_tokens) + 2 : 0;
+}
+
+// n_sequences prompts of n_prompt tokens at once, then n_tokens from each, all of them running to the end: the two parts timed
+// apart.
 Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed) {
+    std::vector<RequestId> ids;
     for (int i = 0; i < n_sequences; i++) {
         Request r;
         r.prompt               = random_prompt(engine, std::max(n_prompt, 1), seed * 1000 + unsigned(i));
-        r.max_tokens           = n_tokens + 1;
+        r.max_tokens           = n_tokens + 1 + (n_tokens > 0 ? head_start(n_sequences, n_prompt) : 0);
         r.ignore_end           = true;
         r.sampling.temperature = 0;
-        if (Result<RequestId> id = engine.submit(std::move(r)); !id) return std::unexpected(id.error());
+        Result<RequestId> id   = engine.submit(std::move(r));
+        if (!id) return std::unexpected(id.error());
+        ids.push_back(*id);
     }
     Timed               timed;
     std::vector<Output> events;
@@ -230,11 +241,14 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
     }
     timed.prefill = watch.seconds();
     watch.restart();
-    while (engine.step(events)) {
+    for (std::size_t left = std::size_t(n_sequences) * std::size_t(n_tokens); left > 0 && engine.step(events);) {
         timed.steps++;
+        for (const Output& e : events) left -= std::min(left, e.tokens.size());
         events.clear();
     }
     timed.decode = watch.seconds();
+    for (RequestId id : ids) engine.cancel(id);
+    while (engine.step(events)) events.clear();
     return timed;
 }
 
@@ -246,7 +260,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.prefix_cache           = false;
     o.max_sequences          = n_sequences;
     o.context                = n_tokens;
-    o.max_batch_tokens       = std::max(2048, n_sequences);
+    o.max_batch_tokens       = std::max(batch_tokens, n_sequences);
     o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
     o.swap_blocks            = 0;
     o.pipeline               = a.pipeline;
@@ -319,7 +333,7 @@ int model(Arguments a) {
                 prompt ? run_batch(*engine, 1, n, 0, unsigned(i + 2))
                        : run_batch(*engine, 1, std::max(1, a.depth), i < 0 ? std::min(n, 8) : n, unsigned(i + 2));
             if (!timed) return std::unexpected(timed.error());
-            const double s = prompt ? timed->prefill : timed->decode * n / std::max(1, timed->steps - 1);
+            const double s = prompt ? timed->prefill : timed->decode * n / std::max(1, timed->steps);
             if (i >= 0) rates.push_back(n / s), seconds.push_back(s / n);
         }
         double mean = 0, squares = 0;
@@ -362,7 +376,7 @@ int batched(const Arguments& a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());
     const int      most   = *std::max_element(a.npl.begin(), a.npl.end());
-    Result<Engine> engine = Engine::load(a.model, options_of(a, most, a.npp + a.ntg + 8));
+    Result<Engine> engine = Engine::load(a.model, options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp)));
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());
     if (!a.json)
