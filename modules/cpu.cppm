@@ -204,10 +204,10 @@ static bool is_mapped_file(const void* data) {
     return false;
 }
 
-// Quantised matrices are copied into the order that the products want, and the pages of the file given back: embed() may
-// ask for a row of them again. All else stays where it is.
+// Some types are copied into the order that the products want, and the pages of the file given back: embed() may ask for a
+// row of them again. All else stays where it is.
 Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
-    if (!integer_products(weight.type) || interleaved_.contains(weight.data)) return weight;
+    if (!interleaved_at_load(weight.type) || interleaved_.contains(weight.data)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
     Result<Buffer>     buffer = allocate(std::size_t(groups) * 16 * stride);
@@ -268,9 +268,11 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
             if (!packed) packed = pack(x);
             continue;
         }
-        const auto copy = interleaved_.find(p.weight->data);
-        check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
-        weight[i].data = copy->second.data();
+        if (interleaved_at_load(p.weight->type)) {
+            const auto copy = interleaved_.find(p.weight->data);
+            check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
+            weight[i].data = copy->second.data();
+        }
         if (rounded.n == 0) rounded = round(x);
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();

@@ -16,8 +16,26 @@ import quire.tensor;
 
 export namespace quire {
 
-// Types whose products are sums of integers. They are interleaved at load (matmul_tiles.h).
-bool integer_products(DType type);
+// Types whose products are sums of integers, of 16 rows interleaved (matmul_tiles.h).
+constexpr bool integer_products(DType type) {
+    switch (type) {
+        case DType::Q4_0:
+        case DType::Q4_1:
+        case DType::Q5_0:
+        case DType::Q5_1:
+        case DType::Q8_0:
+        case DType::Q4_K:
+        case DType::Q5_K:
+        case DType::Q6_K: return true;
+        default: return false;
+    }
+}
+
+// Those that the products want interleaved beforehand. The others' blocks take longer to come from memory than to turn, and
+// are read as they stand in the file.
+constexpr bool interleaved_at_load(DType type) {
+    return integer_products(type) && type != DType::Q8_0 && type != DType::Q6_K;
+}
 
 // The input of such a product: n rows rounded to 16 bits, with a scale for each 32 places: 256 times finer than the 8 bits
 // that are usual, so that the products are those of floats for all that matters.
@@ -30,7 +48,7 @@ struct RoundedRows {
 
 // Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
 struct MatmulTask {
-    const TensorView*  weight  = nullptr; // interleaved, if the products are of integers
+    const TensorView*  weight  = nullptr; // interleaved, if interleaved_at_load()
     const float*       bias    = nullptr;
     const float*       x       = nullptr;
     const RoundedRows* rounded = nullptr; // x, for products of integers
@@ -104,6 +122,7 @@ typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
 typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
 typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::uint8_t  u8x64 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
 typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
@@ -122,41 +141,14 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
         else (out) = PLAIN_FMA(a, b, c);                               \
     } while (0)
 
-bool integer_products(DType type) {
-    switch (type) {
-        case DType::Q4_0:
-        case DType::Q4_1:
-        case DType::Q5_0:
-        case DType::Q5_1:
-        case DType::Q8_0:
-        case DType::Q4_K:
-        case DType::Q5_K:
-        case DType::Q6_K: return true;
-        default: return false;
-    }
-}
-
-// What a block of such a type is made of.
+// What a block of such a type is made of: pieces of 16 bytes from byte `at` on, and smaller ones.
 struct Piece {
     std::size_t offset, bytes;
 };
-std::vector<Piece> pieces_of(DType type) {
-    const auto sixteens = [](std::vector<Piece> pieces, std::size_t from, std::size_t n) {
-        for (std::size_t i = 0; i < n; i++) pieces.push_back({from + 16 * i, 16});
-        return pieces;
-    };
-    switch (type) {
-        case DType::Q4_0: return sixteens({{0, 2}}, 2, 1);
-        case DType::Q4_1: return sixteens({{0, 2}, {2, 2}}, 4, 1);
-        case DType::Q5_0: return sixteens({{0, 2}, {2, 4}}, 6, 1);
-        case DType::Q5_1: return sixteens({{0, 2}, {2, 2}, {4, 4}}, 8, 1);
-        case DType::Q8_0: return sixteens({{0, 2}}, 2, 2);
-        case DType::Q4_K: return sixteens({}, 0, 9);
-        case DType::Q5_K: return sixteens({}, 0, 11);
-        case DType::Q6_K: return sixteens({{208, 2}}, 0, 13);
-        default: return {};
-    }
-}
+struct Pieces {
+    std::size_t          at, sixteens;
+    std::array<Piece, 3> small{};
+};
 
 std::size_t attention_scratch(int n_queries, int head_dim) {
     // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum
@@ -489,6 +481,14 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
                                     pack_rows_##NAME, matmul_##NAME,     attention_##NAME,  norm_##NAME,  \
                                     silu_mul_##NAME,  add_##NAME,        store_f16_##NAME};
 
+// Two int16 in every 32 bits of a vector.
+#define PAIR(x) ((i16x32)(i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
+#define BYTE_DOT(sum, u, s)                                                            \
+    do {                                                                               \
+        DOT(sum, (i16x32)((u16x32)(u) & 255), (i16x32)(s) << 8 >> 8); /* even bytes */ \
+        DOT(sum, (i16x32)((u16x32)(u) >> 8), (i16x32)(s) >> 8);                        \
+    } while (0)
+
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
 #define FLOAT_ROWS 2
@@ -502,8 +502,11 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
             (out)[r_]                    = half_at(bytes_);                                                   \
         }                                                                                                     \
     } while (0)
-#define DOT(sum, w, x) \
-    for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += (w)[2 * r_] * (x)[0] + (w)[2 * r_ + 1] * (x)[1]
+#define DOT(sum, w, x)                                                                                          \
+    do {                                                                                                        \
+        const i16x32 w_ = (w), x_ = (x);                                                                        \
+        for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += w_[2 * r_] * x_[2 * r_] + w_[2 * r_ + 1] * x_[2 * r_ + 1]; \
+    } while (0)
 namespace plain {
 #include "matmul_tiles.h"
 }
@@ -523,12 +526,9 @@ TABLE(plain, "plain")
 #define FLOAT_TOKENS 2
 #define ATTENTION_TILE 2, 2
 #define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
-// Two int16 of x in every 32 bits of a vector.
-#define BOTH(x) ((i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
-
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define DOT(sum, w, x) dot_by_halves(sum, w, BOTH(x))
-INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i32x16& x) {
+#define DOT(sum, w, x) dot_by_halves(sum, w, x)
+INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i16x32& x) {
     typedef short i16x16_ __attribute__((vector_size(32)));
     i16x16_       a[2], b[2];
     i32x8         s[2];
@@ -553,7 +553,7 @@ TABLE(avx2, "avx2")
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
-#define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, (i16x32)BOTH(x))
+#define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 namespace avx512 {
 #include "matmul_tiles.h"
 }
@@ -563,7 +563,9 @@ TABLE(avx512, "avx512")
 #undef DOT
 
 #pragma clang attribute push(__attribute__((target(AVX512 ",avx512vnni"))), apply_to = function)
-#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), BOTH(x))
+#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
+#undef BYTE_DOT
+#define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
 namespace avx512vnni {
 #include "matmul_tiles.h"
 }

@@ -46,9 +46,9 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
     std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
     std::vector<std::int16_t> values(size);
     RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data()};
-    if (integer_products(w.type)) {
+    if (integer_products(w.type)) k->round_rows(x, rounded, 0, n);
+    if (interleaved_at_load(w.type)) {
         k->interleave(w, turned.data(), 0, groups);
-        k->round_rows(x, rounded, 0, n);
         w.data = turned.data();
     }
     std::vector<float> packed(size);
