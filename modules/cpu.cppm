@@ -78,6 +78,13 @@ private:
     struct QueryTile {
         int sequence, first_row, n_rows;
     };
+    // Neighbours in tiles_, worked on together: their sequences begin with the same blocks.
+    struct TileGroup {
+        int first, n, shared_blocks;
+    };
+    static constexpr int group_size = 16; // tiles whose sums stay in the caches
+
+    void group_tiles();
 
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
     static float* grown(std::vector<float>& memory, std::size_t n);
@@ -103,6 +110,7 @@ private:
     std::unordered_map<const void*, Buffer> interleaved_;
     const StepPlan*                         plan_ = nullptr;
     std::vector<QueryTile>                  tiles_;
+    std::vector<TileGroup>                  groups_;
     std::vector<float>                      turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
     bool                                    turned_ = false;
 };
@@ -138,7 +146,44 @@ StepShape CpuBackend::begin_step(const StepPlan& plan) {
         for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end;
              row += query_tile)
             tiles_.push_back({s, row, std::min(query_tile, end - row)});
+    group_tiles();
     return {plan.n_tokens(), int(plan.logit_rows.size())};
+}
+
+// Tiles of one row, in the order of their block tables: those that begin alike are neighbours then, and form groups, not
+// so large that threads would have nothing to do.
+void CpuBackend::group_tiles() {
+    const auto table = [&](const QueryTile& tile) {
+        const auto s = std::size_t(tile.sequence);
+        return std::span(plan_->block_tables)
+            .subspan(std::size_t(plan_->table_start[s]),
+                     std::size_t(plan_->table_start[s + 1] - plan_->table_start[s]));
+    };
+    std::sort(tiles_.begin(), tiles_.end(), [&](const QueryTile& a, const QueryTile& b) {
+        if (a.n_rows > 1 || b.n_rows > 1) return a.n_rows != b.n_rows ? a.n_rows > b.n_rows : a.first_row < b.first_row;
+        const auto ours = table(a), theirs = table(b);
+        const auto [x, y] = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end());
+        return y != theirs.end() && (x == ours.end() || *x < *y);
+    });
+    const auto single = std::count_if(tiles_.begin(), tiles_.end(), [](const QueryTile& t) { return t.n_rows == 1; });
+    const int  most   = std::clamp(int(single) / pool_.n_threads(), 1, group_size);
+    groups_.clear();
+    for (int i = 0; i < int(tiles_.size()); i++) {
+        const auto blocks = table(tiles_[std::size_t(i)]);
+        if (!groups_.empty() && tiles_[std::size_t(i)].n_rows == 1) {
+            TileGroup&       group  = groups_.back();
+            const QueryTile& leader = tiles_[std::size_t(group.first)];
+            const auto       first  = table(leader);
+            const auto       common =
+                std::mismatch(first.begin(), first.end(), blocks.begin(), blocks.end()).first - first.begin();
+            if (leader.n_rows == 1 && group.n < most && common > 0 && common >= group.shared_blocks / 2) {
+                group.shared_blocks = group.n == 1 ? int(common) : std::min(group.shared_blocks, int(common));
+                group.n++;
+                continue;
+            }
+        }
+        groups_.push_back({i, 1, 0});
+    }
 }
 
 void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
@@ -347,29 +392,36 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
     auto one_head = [&](int item, int thread) {
-        const QueryTile& tile = tiles_[std::size_t(item / K)];
-        const int        h    = item % K;
-        const auto       s    = std::size_t(tile.sequence);
-        AttentionTask    task;
-        task.q              = floats(q) + tile.first_row * q.cols + h * group * D;
-        task.out            = floats(out) + tile.first_row * q.cols + h * group * D;
-        task.row_stride     = q.cols;
-        task.n_tokens       = tile.n_rows;
-        task.n_heads        = group;
-        task.head_dim       = D;
-        task.first_position = plan_->positions[std::size_t(tile.first_row)];
-        task.window         = params.window;
-        task.scale          = params.scale;
-        task.k              = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
-        task.v              = static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
-        task.block_stride   = cache.block_bytes();
-        task.block_size     = cache.block_size;
-        task.kv_type        = cache.type;
-        task.table          = plan_->block_tables.data() + plan_->table_start[s];
-        task.scratch        = scratch(thread, attention_scratch(tile.n_rows * group, D));
+        const TileGroup&                      tiles = groups_[std::size_t(item / K)];
+        const int                             h     = item % K;
+        std::array<AttentionPart, group_size> parts;
+        int                                   n_queries = 0, shared = tiles.shared_blocks * cache.block_size;
+        for (int i = 0; i < tiles.n; i++) {
+            const QueryTile& tile  = tiles_[std::size_t(tiles.first + i)];
+            AttentionPart&   part  = parts[std::size_t(i)];
+            const auto       place = tile.first_row * q.cols + h * group * D;
+            part = {floats(q) + place, floats(out) + place, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
+                    plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)]};
+            n_queries += tile.n_rows * group;
+            shared = std::min(shared, part.first_position + 1);
+        }
+        AttentionTask task;
+        task.parts        = std::span(parts).first(std::size_t(tiles.n));
+        task.shared       = params.window > 0 ? 0 : shared / attention_chunk * attention_chunk;
+        task.row_stride   = q.cols;
+        task.n_heads      = group;
+        task.head_dim     = D;
+        task.window       = params.window;
+        task.scale        = params.scale;
+        task.k            = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
+        task.v            = static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
+        task.block_stride = cache.block_bytes();
+        task.block_size   = cache.block_size;
+        task.kv_type      = cache.type;
+        task.scratch      = scratch(thread, attention_scratch(n_queries, D));
         kernels_.attention(task);
     };
-    const int items = int(tiles_.size()) * K;
+    const int items = int(groups_.size()) * K;
     if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
         for (int item = 0; item < items; item++) one_head(item, 0);
     } else {

@@ -63,22 +63,28 @@ inline constexpr std::int64_t tokens_at_once = 128; // of products of integers
 inline constexpr std::int64_t panel_width = 512, float_block = 48, float_tokens = 64;
 inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + panel_width));
 
-// Queries of one sequence that share a kv head, over the paged cache.
+// Neighbouring tokens of one sequence, over the paged cache.
+struct AttentionPart {
+    const float*        q        = nullptr; // first token's row; the heads that share the task's kv head start here
+    float*              out      = nullptr; // likewise
+    int                 n_tokens = 0, first_position = 0;
+    const std::int32_t* table = nullptr; // the sequence's blocks
+};
+
+// Queries of some sequences that share a kv head. Where the sequences begin with the same blocks, these are read once.
 struct AttentionTask {
-    const float*        q          = nullptr; // first query token's row; the heads of this kv head start here
-    float*              out        = nullptr; // likewise
-    std::int64_t        row_stride = 0;       // floats from one token to the next, in q and out
-    int                 n_tokens = 0, n_heads = 0, head_dim = 0;
-    int                 first_position = 0; // of the first query token
-    int                 window         = 0; // 0: all
-    float               scale          = 1;
-    const std::byte*    k              = nullptr; // this kv head's part of block 0
-    const std::byte*    v              = nullptr;
-    std::size_t         block_stride   = 0; // bytes from a block's part to the next block's
-    int                 block_size     = 0;
-    DType               kv_type        = DType::F16;
-    const std::int32_t* table          = nullptr; // the sequence's blocks
-    float*              scratch        = nullptr; // attention_scratch() floats
+    std::span<const AttentionPart> parts;
+    int              shared     = 0; // leading positions in the same blocks: whole chunks, seen by all queries
+    std::int64_t     row_stride = 0; // floats from one token to the next, in q and out
+    int              n_heads = 0, head_dim = 0;
+    int              window       = 0; // 0: all; else nothing is shared
+    float            scale        = 1;
+    const std::byte* k            = nullptr; // this kv head's part of block 0
+    const std::byte* v            = nullptr;
+    std::size_t      block_stride = 0; // bytes from a block's part to the next block's
+    int              block_size   = 0;
+    DType            kv_type      = DType::F16;
+    float*           scratch      = nullptr; // attention_scratch() floats
 };
 inline constexpr int attention_chunk = 64; // positions
 std::size_t          attention_scratch(int n_queries, int head_dim);
@@ -150,10 +156,17 @@ struct Pieces {
     std::array<Piece, 3> small{};
 };
 
+// One token's head.
+struct Query {
+    const float* q;
+    std::int64_t position;
+};
+
 std::size_t attention_scratch(int n_queries, int head_dim) {
-    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum
+    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum, and a Query
     const auto d = std::size_t(head_dim + 15) / 16 * 16;
-    return (2 * attention_chunk + 16) * d + 8 * attention_chunk + std::size_t(n_queries) * (d + 2);
+    return (2 * attention_chunk + 16) * d + 8 * attention_chunk +
+           std::size_t(n_queries) * (d + 2 + sizeof(Query) / sizeof(float));
 }
 
 // The 16 lanes added pairwise, always in this order.
@@ -250,12 +263,13 @@ struct Chunk {
 };
 
 template <bool Fma>
-INLINE void load_chunk(const AttentionTask& task, int chunk, int from, int to, const Chunk& c) {
+INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
+                       const Chunk& c) {
     const int         D        = task.head_dim;
     const auto        width    = std::size_t(c.padded);
     const std::size_t row_size = row_bytes(task.kv_type, D);
     const auto        place    = [&](int p) __attribute__((always_inline)) {
-        return std::size_t(task.table[p / task.block_size]) * task.block_stride +
+        return std::size_t(table[p / task.block_size]) * task.block_stride +
                std::size_t(p % task.block_size) * row_size;
     };
     for (int p = from; p < to; p++)
@@ -332,13 +346,13 @@ INLINE float soften(float* score, int a, int b, float scale, float* top, float* 
 
 // Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
 template <bool Fma, int Q, int V>
-INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, int from, int to, int first, float* acc,
-                          float* top, float* sum, float* scores) {
+INLINE void chunk_queries(const AttentionTask& task, const Query* query, const Chunk& c, int chunk, int from, int to,
+                          int first, float* acc, float* top, float* sum, float* scores) {
     const float* q[Q];
     float *      row[Q], *out[Q], grow[Q], ones[Q];
     int          low = attention_chunk, high = 0; // what any of them sees
     for (int i = 0; i < Q; i++) {
-        q[i]    = task.q + (first + i) / task.n_heads * task.row_stride + (first + i) % task.n_heads * task.head_dim;
+        q[i]    = query[first + i].q;
         row[i]  = scores + i * attention_chunk;
         ones[i] = 1;
     }
@@ -349,7 +363,7 @@ INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, 
                                      d > 0 ? ones : nullptr, out);
     }
     for (int i = 0; i < Q; i++) {
-        const int position = task.first_position + (first + i) / task.n_heads;
+        const int position = int(query[first + i].position);
         const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
         const int b        = std::min(to, position + 1) - chunk;
         grow[i]            = 1;
@@ -373,34 +387,58 @@ INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, 
 
 template <bool Fma, int Q, int V>
 INLINE void attention_body(const AttentionTask& task) {
-    const int D = task.head_dim, padded = (D + 15) / 16 * 16, n_queries = task.n_tokens * task.n_heads;
-    float*    at   = task.scratch;
-    auto      take = [&](int n) __attribute__((always_inline)) {
+    const int D = task.head_dim, padded = (D + 15) / 16 * 16;
+    int       n_queries = 0;
+    for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * task.n_heads;
+    float* at   = task.scratch;
+    auto   take = [&](int n) __attribute__((always_inline)) {
         float* begin = at;
         at += n;
         return begin;
     };
     const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
-    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded), *top = take(n_queries),
-          *sum = take(n_queries);
-    std::fill(acc, top, 0.0f);
-    std::fill(top, sum, -std::numeric_limits<float>::infinity());
+    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded);
+    auto*       query = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
+    float *     top = take(n_queries), *sum = take(n_queries);
+    std::fill(acc, acc + n_queries * padded, 0.0f);
+    std::fill(top, top + n_queries, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + n_queries, 0.0f);
-    std::fill(c.v, scores, 0.0f); // the padding of V's rows stays zero
+    std::fill(c.v, c.v + attention_chunk * padded, 0.0f); // the padding of V's rows stays zero
+    int next = 0;
+    for (const AttentionPart& part : task.parts)
+        for (int t = 0; t < part.n_tokens; t++)
+            for (int h = 0; h < task.n_heads; h++)
+                query[next++] = {part.q + t * task.row_stride + h * D, part.first_position + t};
 
-    const int last  = task.first_position + task.n_tokens; // one past the last visible position of the last query
-    const int begin = task.window > 0 ? std::max(task.first_position - task.window + 1, 0) : 0;
-    for (int chunk = begin / attention_chunk * attention_chunk; chunk < last; chunk += attention_chunk) {
-        const int from = std::max(chunk, begin), to = std::min(chunk + attention_chunk, last);
-        load_chunk<Fma>(task, chunk, from, to, c);
-        int i = 0;
-        for (; i + Q <= n_queries; i += Q) chunk_queries<Fma, Q, V>(task, c, chunk, from, to, i, acc, top, sum, scores);
-        for (; i < n_queries; i++) chunk_queries<Fma, 1, V>(task, c, chunk, from, to, i, acc, top, sum, scores);
+    const auto pass = [&](int chunk, int from, int to, int first, int last) __attribute__((always_inline)) {
+        int i = first;
+        for (; i + Q <= last; i += Q)
+            chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
+        for (; i < last; i++) chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
+    };
+    // What all share first, then each part alone: every query sees its chunks in the same order as without the others.
+    const int n_shared_chunks = task.shared / attention_chunk;
+    int       first           = 0;
+    for (int p = -1; p < int(task.parts.size()); p++) {
+        const AttentionPart& part  = task.parts[std::size_t(std::max(p, 0))];
+        const int            end   = p < 0 ? task.shared : part.first_position + part.n_tokens; // of what is visible
+        const int            begin = task.window > 0 ? std::max(part.first_position - task.window + 1, 0) : 0;
+        const int            last  = p < 0 ? n_queries : first + part.n_tokens * task.n_heads;
+        for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
+            const int chunk = i * attention_chunk, from = std::max(chunk, begin),
+                      to = std::min(chunk + attention_chunk, end);
+            load_chunk<Fma>(task, part.table, chunk, from, to, c);
+            pass(chunk, from, to, first, last);
+        }
+        if (p >= 0) first = last;
     }
-    for (int i = 0; i < n_queries; i++) {
-        float* out = task.out + i / task.n_heads * task.row_stride + i % task.n_heads * D;
-        for (int d = 0; d < D; d++) out[d] = acc[i * padded + d] / sum[i];
-    }
+    next = 0;
+    for (const AttentionPart& part : task.parts)
+        for (int t = 0; t < part.n_tokens; t++)
+            for (int h = 0; h < task.n_heads; h++, next++) {
+                float* out = part.out + t * task.row_stride + h * D;
+                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / sum[next];
+            }
 }
 
 // -- the small ones
