@@ -29,6 +29,11 @@ module :private;
 
 namespace quire {
 
+// Addresses of a file's pages.
+struct MappedPages {
+    std::uintptr_t begin = 0, end = 0;
+};
+
 class CpuBackend final : public Backend {
 public:
     CpuBackend(int threads, const CpuKernels& kernels) : kernels_(kernels), pool_(threads) {
@@ -54,7 +59,7 @@ public:
     DType                  activation_type() const override { return DType::F32; }
     Result<void>           prepare_steps(const StepLimits&) override { return {}; }
     Result<TensorView>     prepare(const TensorView& weight) override;
-    Result<TensorView>     prepare_lookup(const TensorView& weight) override { return weight; }
+    Result<TensorView>     prepare_lookup(const TensorView& weight) override;
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     StepShape begin_step(const StepPlan& plan) override;
@@ -64,6 +69,7 @@ public:
     void      matmul(Tensor x, std::span<const Projection> projections) override;
     void      rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
     void      attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
+    void      gated(Tensor x, const Projection& gate, const Projection& up) override;
     void      activate(Activation activation, Tensor x, const Tensor* up) override;
     void      add(Tensor x, Tensor y) override;
     void      select_logit_rows(Tensor x, Tensor out) override;
@@ -71,7 +77,8 @@ public:
                           std::span<const KvLayer> to) override;
 
 private:
-    static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
+    static constexpr int          query_tile = 16; // tokens of one sequence that share a pass over their K and V
+    static constexpr std::int64_t few_rows   = 32; // of a step that decodes
     // Multiply-adds below which waking the other threads costs more than they save.
     static constexpr std::int64_t worth_threads = 200'000;
 
@@ -107,12 +114,13 @@ private:
     std::vector<float>              rounded_; // the input of the product at hand, in the order of products of integers
     std::vector<float>              packed_;  // and of floats
     // Weights by their place in the file, where the backend reads a copy in another order.
-    std::unordered_map<const void*, Buffer> interleaved_;
-    const StepPlan*                         plan_ = nullptr;
-    std::vector<QueryTile>                  tiles_;
-    std::vector<TileGroup>                  groups_;
-    std::vector<float>                      turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
-    bool                                    turned_ = false;
+    std::unordered_map<const void*, Buffer>      interleaved_;
+    std::unordered_map<const void*, MappedPages> lookups_; // tables that embed() alone reads
+    const StepPlan*                              plan_ = nullptr;
+    std::vector<QueryTile>                       tiles_;
+    std::vector<TileGroup>                       groups_;
+    std::vector<float>                           turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    bool                                         turned_ = false;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
@@ -186,6 +194,33 @@ void CpuBackend::group_tiles() {
     }
 }
 
+// Where the pages of a read-only mapping of a file, which can be read again, begin and end around `data`; zeros for all else.
+static MappedPages pages_around(const void* data) {
+    std::ifstream maps("/proc/self/maps");
+    const auto    at = reinterpret_cast<std::uintptr_t>(data);
+    for (std::string line;
+         std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
+        char*      rest  = nullptr;
+        const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
+        if (at < begin || at >= end) continue;
+        const std::string access(rest + 1, 4);
+        strtoull(rest + 6, &rest, 16);             // the offset
+        const char* inode = strchr(rest + 1, ' '); // beyond the device
+        if (access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0) return {begin, end};
+        break;
+    }
+    return {};
+}
+
+// The process keeps no pages of these bytes, nor of what shares a large page with them.
+static void give_back(const MappedPages& pages, const void* data, std::size_t bytes) {
+    constexpr std::uintptr_t large = std::uintptr_t(2) << 20;
+    const auto               at    = reinterpret_cast<std::uintptr_t>(data);
+    const std::uintptr_t     begin = std::max(pages.begin, at / large * large),
+                         end       = std::min(pages.end, (at + bytes + large - 1) / large * large);
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
 void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
     const auto row = [](const TensorView& matrix, std::int64_t i) {
         check(i >= 0 && i < matrix.rows, "a token outside the vocabulary, or a position outside the context");
@@ -200,6 +235,8 @@ void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Te
         dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)]), position.data(), positions.cols);
         kernels_.add(to, position.data(), out.cols);
     }
+    if (const auto pages = lookups_.find(weight.data); pages != lookups_.end() && out.rows > few_rows)
+        give_back(pages->second, weight.data, std::size_t(weight.rows) * row_bytes(weight.type, weight.cols));
 }
 
 // Rare enough (GPT-2) to be plain: sums in double, so that their order does not show.
@@ -232,23 +269,6 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
     });
 }
 
-// True for what can be read from its file again: the pages of a read-only mapping.
-static bool is_mapped_file(const void* data) {
-    std::ifstream maps("/proc/self/maps");
-    const auto    at = reinterpret_cast<std::uintptr_t>(data);
-    for (std::string line;
-         std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
-        char*      rest  = nullptr;
-        const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
-        if (at < begin || at >= end) continue;
-        const std::string access(rest + 1, 4);
-        strtoull(rest + 6, &rest, 16);             // the offset
-        const char* inode = strchr(rest + 1, ' '); // beyond the device
-        return access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0;
-    }
-    return false;
-}
-
 // Some types are copied into the order that the products want, and the pages of the file given back: embed() may ask for a
 // row of them again. All else stays where it is.
 Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
@@ -259,20 +279,19 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
     if (!buffer) return std::unexpected(buffer.error());
     auto* to = static_cast<std::byte*>(buffer->data());
     madvise(to, buffer->bytes(), MADV_HUGEPAGE); // or not: a matter of speed alone
-    const bool mapped = is_mapped_file(weight.data);
-    const auto page   = std::uintptr_t(sysconf(_SC_PAGE_SIZE));
+    const MappedPages pages = pages_around(weight.data);
     split(groups, std::max<std::int64_t>(1, std::int64_t((std::size_t(4) << 20) / (16 * stride))),
           [&](std::int64_t first, std::int64_t last) {
               kernels_.interleave(weight, to, first, last);
-              if (!mapped) return;
-              // The pages of these rows, from the one in which they begin to before the one in which they end.
-              const auto* rows = static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride;
-              const auto  skip = reinterpret_cast<std::uintptr_t>(rows) % page;
-              const auto  size =
-                  (skip + std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride) / page * page;
-              if (size > 0) madvise(const_cast<std::byte*>(rows) - skip, size, MADV_DONTNEED);
+              give_back(pages, static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride,
+                        std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride);
           });
     interleaved_.emplace(weight.data, std::move(*buffer));
+    return weight;
+}
+
+Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
+    lookups_.emplace(weight.data, pages_around(weight.data));
     return weight;
 }
 
@@ -322,11 +341,18 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
-    // Many tokens pass over a piece in several goes: it should still be in a cache then.
-    const std::int64_t most  = packed ? 9 : x.rows > 32 ? 8 : 64; // 9 · 16 rows are three blocks of products of floats
-    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
-    pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
-        const std::int64_t first = item * piece, last = std::min(all, first + piece);
+    // Many tokens pass over a piece in several goes: it should still be in a cache then. Few read what memory sends: most of it in
+    // one piece for each thread, and small ones at the end, so that all threads end together.
+    const std::int64_t most  = packed ? 9 : 8; // 9 · 16 rows are three blocks of products of floats
+    const bool         few   = x.rows <= few_rows;
+    const std::int64_t large = few && !alone ? all * 3 / (4 * threads) : 0, rest = all - large * threads;
+    const std::int64_t piece =
+        alone ? all : std::clamp<std::int64_t>(all / ((few ? 32 : 8) * threads), 1, few ? 64 : most);
+    const std::int64_t n_large = large > 0 ? threads : 0;
+    pool_.run(int(n_large + (rest + piece - 1) / piece), [&](int item, int thread) {
+        const bool         is_large = item < n_large;
+        const std::int64_t first    = is_large ? item * large : n_large * large + (item - n_large) * piece,
+                           last     = is_large ? first + large : std::min(all, first + piece);
         for (std::size_t i = 0; i < projections.size(); i++) {
             if (first >= begin[i + 1] || last <= begin[i]) continue;
             const Projection& p    = projections[i];
@@ -338,6 +364,18 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
             kernels_.matmul(task);
         }
     });
+}
+
+// A few hundred rows at a time, so that `up` takes no more memory than these.
+void CpuBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
+    constexpr std::int64_t at_once = 256;
+    for (std::int64_t first = 0; first < x.rows; first += at_once) {
+        const std::int64_t n = std::min(at_once, x.rows - first);
+        const auto   rows    = [&](const Tensor& t) { return Tensor{floats(t) + first * t.cols, n, t.cols, t.type}; };
+        const Tensor out     = rows(gate.out), other{up.out.data, n, up.out.cols, up.out.type};
+        matmul(rows(x), std::array{Projection{gate.weight, nullptr, out}, Projection{up.weight, nullptr, other}});
+        activate(Activation::silu, out, &other);
+    }
 }
 
 void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
