@@ -57,8 +57,8 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
 // of w; the sums over 16 places fit 32 bits, those over 32 do not.
 //
 // Those read as they stand in the file also have rows_header() for 16 blocks that are `stride` apart; bytes_of(), a tile of two of
-// them as 32 + 32 signed bytes, at least -bias; and rows_scale(), which makes of a tile's sums (first half, second half) those
-// that tile()'s w would have given.
+// them as 32 + 32 signed bytes, at least -bias, or, where four tiles lie `together`, tiles j and j + 2; and rows_scale(), which
+// makes of a tile's sums (first half, second half) those that tile()'s w would have given.
 
 // n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
 INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
@@ -100,9 +100,9 @@ struct OfQ8_0 {
         load_halves(p, 0, scale);
     }
 
-    static constexpr int bias = 128;
+    static constexpr int bias = 128, together = 1;
     INLINE void          rows_header(const std::byte*, std::size_t) {}
-    INLINE void          bytes_of(const std::byte* a, const std::byte* b, int, u8x64& w) { load_two(a + 2, b + 2, w); }
+    INLINE void          bytes_of(const std::byte* a, const std::byte* b, int, u8x64* w) { load_two(a + 2, b + 2, *w); }
     INLINE void          rows_scale(const std::byte* p, std::size_t stride, int, i32x16*, f32x16& scale) {
         load_halves_of_rows(p, stride, scale);
     }
@@ -275,21 +275,20 @@ struct OfQ6_K {
         scale = d;
     }
 
-    static constexpr int bias = 32;
+    static constexpr int bias = 32, together = 4;
     i32x16               s[4];
 
     INLINE void rows_header(const std::byte* p, std::size_t stride) {
         turn(p + 192, stride, s);
         load_halves_of_rows(p + 208, stride, d);
     }
-    INLINE void bytes_of(const std::byte* a, const std::byte* b, int j, u8x64& w) {
-        const int half = j / 4, quarter = j % 4;
+    INLINE void bytes_of(const std::byte* a, const std::byte* b, int j, u8x64* w) {
+        const int half = j / 4, quarter = j % 4; // 0 or 1
         u8x64     low, high;
-        load_two(a + half * 64 + quarter % 2 * 32, b + half * 64 + quarter % 2 * 32, low);
+        load_two(a + half * 64 + quarter * 32, b + half * 64 + quarter * 32, low);
         load_two(a + 128 + half * 32, b + 128 + half * 32, high);
-        const auto l = (u16x32)low >> (quarter / 2 * 4);
-        const auto h = quarter < 2 ? (u16x32)high << (4 - 2 * quarter) : (u16x32)high >> (2 * quarter - 4);
-        w            = ((u8x64)l & 15) + ((u8x64)h & 0x30) - 32;
+        w[0] = (low & 15) + ((u8x64)((u16x32)high << (4 - 2 * quarter)) & 0x30) - 32;
+        w[1] = ((u8x64)((u16x32)low >> 4) & 15) + ((u8x64)((u16x32)high >> (2 * quarter)) & 0x30) - 32;
     }
     INLINE void rows_scale(const std::byte*, std::size_t, int j, i32x16* dot, f32x16& scale) {
         i32x16 first, second;
@@ -472,7 +471,7 @@ INLINE void sums_of_rows(const i32x16* v, i32x16* dot) {
 
 template <class Format>
 INLINE void rows_times_one(const RowGroup& group, const RoundedRows& x, const std::byte* split, f32x16& total) {
-    constexpr int     tiles  = Format::items / 32;
+    constexpr int     tiles = Format::items / 32, together = Format::together, beside = together > 1 ? 2 : 1;
     const std::size_t stride = group.stride;
     const std::byte * p = group.p, *later = p + 16 * stride;
     const float*      x_scale = x.scales;
@@ -481,27 +480,49 @@ INLINE void rows_times_one(const RowGroup& group, const RoundedRows& x, const st
     for (std::int64_t k = 0; k < x.cols; k += Format::items, p += Format::bytes, later += 16 * Format::bytes) {
         format.rows_header(p, stride);
 #pragma clang loop unroll(full)
-        for (int j = 0; j < tiles; j++, split += 64, x_scale++) {
-            u8x64  low, high;
-            i32x16 v[8], start{}, dot[2];
-            f32x16 scale;
-            load_two(split, split, low);
-            load_two(split + 32, split + 32, high);
-            BYTE_DOT(start, u8x64{} + Format::bias, high);
-            for (int i = 0; i < 8; i++) {
-                u8x64 w;
-                format.bytes_of(p + std::size_t(i) * stride, p + std::size_t(i + 8) * stride, j, w);
-                v[i] = -start;
-                BYTE_DOT(v[i], w + Format::bias, high);
-                v[i] <<= 8;
-                BYTE_DOT(v[i], low, w);
+        for (int j = 0; j < tiles; j += together) {
+            i32x16 dot[together][2];
+#pragma clang loop unroll(full)
+            for (int t = 0; t < std::max(1, together / 2); t++) { // tiles t and t + 2
+                u8x64  low[beside], high[beside];
+                i32x16 v[beside][8], start[beside];
+                for (int s = 0; s < beside; s++) {
+                    const std::byte* x_bytes = split + 64 * (j + t + 2 * s);
+                    load_two(x_bytes, x_bytes, low[s]);
+                    load_two(x_bytes + 32, x_bytes + 32, high[s]);
+                    start[s] = i32x16{};
+                    BYTE_DOT(start[s], u8x64{} + Format::bias, high[s]);
+                }
+                for (int i = 0; i < 8; i++) {
+                    u8x64 w[beside];
+                    format.bytes_of(p + std::size_t(i) * stride, p + std::size_t(i + 8) * stride, j + t, w);
+                    for (int s = 0; s < beside; s++) {
+                        v[s][i] = -start[s];
+                        BYTE_DOT(v[s][i], w[s] + Format::bias, high[s]);
+                        v[s][i] <<= 8;
+                        BYTE_DOT(v[s][i], low[s], w[s]);
+                    }
+                }
+                for (int s = 0; s < beside; s++) sums_of_rows(v[s], dot[t + 2 * s]);
             }
-            sums_of_rows(v, dot);
-            format.rows_scale(p, stride, j, dot, scale);
-            add_product<Format>(dot, scale, *x_scale, total);
-            for (int i = 16 * Format::bytes / tiles * j; i < 16 * Format::bytes / tiles * (j + 1); i += 64)
-                __builtin_prefetch(later + i, 0, 2);
+            for (int t = 0; t < together; t++) {
+                f32x16 scale;
+                format.rows_scale(p, stride, j + t, dot[t], scale);
+                add_product<Format>(dot[t], scale, x_scale[j + t], total);
+                for (int i = 16 * Format::bytes / tiles * (j + t); i < 16 * Format::bytes / tiles * (j + t + 1);
+                     i += 64)
+                    __builtin_prefetch(later + i, 0, 2);
+                if constexpr (tiles == 8) { // and two rows of the next block, into the first-level cache
+                    const std::byte* next = p + std::size_t(2 * (j + t)) * stride + Format::bytes;
+                    for (int i = 0; i < Format::bytes + 63; i += 64) {
+                        __builtin_prefetch(next + i);
+                        __builtin_prefetch(next + stride + i);
+                    }
+                }
+            }
         }
+        split += 64 * tiles;
+        x_scale += tiles;
     }
 }
 
