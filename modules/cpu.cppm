@@ -218,7 +218,9 @@ static void give_back(const MappedPages& pages, const void* data, std::size_t by
     const auto               at    = reinterpret_cast<std::uintptr_t>(data);
     const std::uintptr_t     begin = std::max(pages.begin, at / large * large),
                          end       = std::min(pages.end, (at + bytes + large - 1) / large * large);
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    if (begin < end)
+        madvise(static_cast<std::byte*>(const_cast<void*>(data)) + std::ptrdiff_t(begin - at), end - begin,
+                MADV_DONTNEED);
 }
 
 void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
@@ -437,7 +439,7 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
         for (int i = 0; i < tiles.n; i++) {
             const QueryTile& tile  = tiles_[std::size_t(tiles.first + i)];
             AttentionPart&   part  = parts[std::size_t(i)];
-            const auto       place = tile.first_row * q.cols + h * group * D;
+            const auto       place = tile.first_row * q.cols + std::int64_t(h) * group * D;
             part = {floats(q) + place, floats(out) + place, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
                     plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)]};
             n_queries += tile.n_rows * group;
