@@ -343,18 +343,13 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
-    // Many tokens pass over a piece in several goes: it should still be in a cache then. Few read what memory sends: most of it in
-    // one piece for each thread, and small ones at the end, so that all threads end together.
-    const std::int64_t most  = packed ? 9 : 8; // 9 · 16 rows are three blocks of products of floats
-    const bool         few   = x.rows <= few_rows;
-    const std::int64_t large = few && !alone ? all * 3 / (4 * threads) : 0, rest = all - large * threads;
-    const std::int64_t piece =
-        alone ? all : std::clamp<std::int64_t>(all / ((few ? 32 : 8) * threads), 1, few ? 64 : most);
-    const std::int64_t n_large = large > 0 ? threads : 0;
-    pool_.run(int(n_large + (rest + piece - 1) / piece), [&](int item, int thread) {
-        const bool         is_large = item < n_large;
-        const std::int64_t first    = is_large ? item * large : n_large * large + (item - n_large) * piece,
-                           last     = is_large ? first + large : std::min(all, first + piece);
+    // Many tokens pass over a piece in several goes: it should still be in a cache then.
+    const std::int64_t most  = packed              ? 9
+                               : x.rows > few_rows ? 8
+                                                   : 64; // 9 · 16 rows are three blocks of products of floats
+    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
+    pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
+        const std::int64_t first = item * piece, last = std::min(all, first + piece);
         for (std::size_t i = 0; i < projections.size(); i++) {
             if (first >= begin[i + 1] || last <= begin[i]) continue;
             const Projection& p    = projections[i];
