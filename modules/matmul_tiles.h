@@ -405,7 +405,7 @@ INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64
     alignas(64) std::byte panel[Turned ? 1 : at_once * bytes];
     const std::int64_t    blocks = x.cols / Format::items;
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
-        const std::int64_t here  = std::min<std::int64_t>(at_once, blocks - begin);
+        const std::int64_t here  = Turned ? 1 : std::min<std::int64_t>(at_once, blocks - begin);
         const std::byte*   p     = Turned ? group.p + begin * bytes : panel;
         const std::byte*   later = Turned ? p + 8192 : group.p + 16 * group.stride + begin * bytes;
         if constexpr (!Turned) interleave_blocks<Format>(group.p, group.stride, group.here, begin, here, panel);
