@@ -404,6 +404,21 @@ INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64
     Format                format;
     alignas(64) std::byte panel[Turned ? 1 : at_once * bytes];
     const std::int64_t    blocks = x.cols / Format::items;
+    if constexpr (Turned) {
+        const std::byte* p = group.p;
+        for (std::int64_t block = 0; block < blocks; block++, p += bytes) {
+            format.header(p);
+#pragma clang loop unroll(full)
+            for (int j = 0; j < tiles; j++) {
+                i16x32 w[16];
+                f32x16 scale, second;
+                format.tile(p, j, w, scale, second);
+                for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
+                add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+            }
+        }
+        return;
+    }
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
         const std::int64_t here  = Turned ? 1 : std::min<std::int64_t>(at_once, blocks - begin);
         const std::byte*   p     = Turned ? group.p + begin * bytes : panel;
