@@ -432,7 +432,7 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
         std::array<AttentionPart, group_size> parts;
         int                                   n_queries = 0, shared = tiles.shared_blocks * cache.block_size;
         for (int i = 0; i < tiles.n; i++) {
-            const QueryTile& tile  = tiles_[std::size_t(tiles.first + i)];
+            const QueryTile& tile  = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part  = parts[std::size_t(i)];
             const auto       place = tile.first_row * q.cols + std::int64_t(h) * group * D;
             part = {floats(q) + place, floats(out) + place, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
