@@ -29,6 +29,11 @@ module :private;
 
 namespace quire {
 
+// Addresses of a file's pages.
+struct MappedPages {
+    std::uintptr_t begin = 0, end = 0;
+};
+
 class CpuBackend final : public Backend {
 public:
     CpuBackend(int threads, const CpuKernels& kernels) : kernels_(kernels), pool_(threads) {
@@ -54,7 +59,7 @@ public:
     DType                  activation_type() const override { return DType::F32; }
     Result<void>           prepare_steps(const StepLimits&) override { return {}; }
     Result<TensorView>     prepare(const TensorView& weight) override;
-    Result<TensorView>     prepare_lookup(const TensorView& weight) override { return weight; }
+    Result<TensorView>     prepare_lookup(const TensorView& weight) override;
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
     StepShape begin_step(const StepPlan& plan) override;
@@ -64,6 +69,7 @@ public:
     void      matmul(Tensor x, std::span<const Projection> projections) override;
     void      rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
     void      attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
+    void      gated(Tensor x, const Projection& gate, const Projection& up) override;
     void      activate(Activation activation, Tensor x, const Tensor* up) override;
     void      add(Tensor x, Tensor y) override;
     void      select_logit_rows(Tensor x, Tensor out) override;
@@ -71,13 +77,21 @@ public:
                           std::span<const KvLayer> to) override;
 
 private:
-    static constexpr int query_tile = 16; // tokens of one sequence that share a pass over their K and V
+    static constexpr int          query_tile = 16; // tokens of one sequence that share a pass over their K and V
+    static constexpr std::int64_t few_rows   = 32; // of a step that decodes
     // Multiply-adds below which waking the other threads costs more than they save.
     static constexpr std::int64_t worth_threads = 200'000;
 
     struct QueryTile {
         int sequence, first_row, n_rows;
     };
+    // Neighbours in tiles_, worked on together: their sequences begin with the same blocks.
+    struct TileGroup {
+        int first, n, shared_blocks;
+    };
+    static constexpr int group_size = 16; // tiles whose sums stay in the caches
+
+    void group_tiles();
 
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
     static float* grown(std::vector<float>& memory, std::size_t n);
@@ -100,11 +114,13 @@ private:
     std::vector<float>              rounded_; // the input of the product at hand, in the order of products of integers
     std::vector<float>              packed_;  // and of floats
     // Weights by their place in the file, where the backend reads a copy in another order.
-    std::unordered_map<const void*, Buffer> interleaved_;
-    const StepPlan*                         plan_ = nullptr;
-    std::vector<QueryTile>                  tiles_;
-    std::vector<float>                      turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
-    bool                                    turned_ = false;
+    std::unordered_map<const void*, Buffer>      interleaved_;
+    std::unordered_map<const void*, MappedPages> lookups_; // tables that embed() alone reads
+    const StepPlan*                              plan_ = nullptr;
+    std::vector<QueryTile>                       tiles_;
+    std::vector<TileGroup>                       groups_;
+    std::vector<float>                           turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    bool                                         turned_ = false;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
@@ -138,7 +154,73 @@ StepShape CpuBackend::begin_step(const StepPlan& plan) {
         for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end;
              row += query_tile)
             tiles_.push_back({s, row, std::min(query_tile, end - row)});
+    group_tiles();
     return {plan.n_tokens(), int(plan.logit_rows.size())};
+}
+
+// Tiles of one row, in the order of their block tables: those that begin alike are neighbours then, and form groups, not
+// so large that threads would have nothing to do.
+void CpuBackend::group_tiles() {
+    const auto table = [&](const QueryTile& tile) {
+        const auto s = std::size_t(tile.sequence);
+        return std::span(plan_->block_tables)
+            .subspan(std::size_t(plan_->table_start[s]),
+                     std::size_t(plan_->table_start[s + 1] - plan_->table_start[s]));
+    };
+    std::sort(tiles_.begin(), tiles_.end(), [&](const QueryTile& a, const QueryTile& b) {
+        if (a.n_rows > 1 || b.n_rows > 1) return a.n_rows != b.n_rows ? a.n_rows > b.n_rows : a.first_row < b.first_row;
+        const auto ours = table(a), theirs = table(b);
+        const auto [x, y] = std::mismatch(ours.begin(), ours.end(), theirs.begin(), theirs.end());
+        return y != theirs.end() && (x == ours.end() || *x < *y);
+    });
+    const auto single = std::count_if(tiles_.begin(), tiles_.end(), [](const QueryTile& t) { return t.n_rows == 1; });
+    const int  most   = std::clamp(int(single) / pool_.n_threads(), 1, group_size);
+    groups_.clear();
+    for (int i = 0; i < int(tiles_.size()); i++) {
+        const auto blocks = table(tiles_[std::size_t(i)]);
+        if (!groups_.empty() && tiles_[std::size_t(i)].n_rows == 1) {
+            TileGroup&       group  = groups_.back();
+            const QueryTile& leader = tiles_[std::size_t(group.first)];
+            const auto       first  = table(leader);
+            const auto       common =
+                std::mismatch(first.begin(), first.end(), blocks.begin(), blocks.end()).first - first.begin();
+            if (leader.n_rows == 1 && group.n < most && common > 0 && common >= group.shared_blocks / 2) {
+                group.shared_blocks = group.n == 1 ? int(common) : std::min(group.shared_blocks, int(common));
+                group.n++;
+                continue;
+            }
+        }
+        groups_.push_back({i, 1, 0});
+    }
+}
+
+// Where the pages of a read-only mapping of a file, which can be read again, begin and end around `data`; zeros for all else.
+static MappedPages pages_around(const void* data) {
+    std::ifstream maps("/proc/self/maps");
+    const auto    at = reinterpret_cast<std::uintptr_t>(data);
+    for (std::string line;
+         std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
+        char*      rest  = nullptr;
+        const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
+        if (at < begin || at >= end) continue;
+        const std::string access(rest + 1, 4);
+        strtoull(rest + 6, &rest, 16);             // the offset
+        const char* inode = strchr(rest + 1, ' '); // beyond the device
+        if (access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0) return {begin, end};
+        break;
+    }
+    return {};
+}
+
+// The process keeps no pages of these bytes, nor of what shares a large page with them.
+static void give_back(const MappedPages& pages, const void* data, std::size_t bytes) {
+    constexpr std::uintptr_t large = std::uintptr_t(2) << 20;
+    const auto               at    = reinterpret_cast<std::uintptr_t>(data);
+    const std::uintptr_t     begin = std::max(pages.begin, at / large * large),
+                         end       = std::min(pages.end, (at + bytes + large - 1) / large * large);
+    if (begin < end)
+        madvise(static_cast<std::byte*>(const_cast<void*>(data)) + std::ptrdiff_t(begin - at), end - begin,
+                MADV_DONTNEED);
 }
 
 void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
@@ -155,6 +237,8 @@ void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Te
         dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)]), position.data(), positions.cols);
         kernels_.add(to, position.data(), out.cols);
     }
+    if (const auto pages = lookups_.find(weight.data); pages != lookups_.end() && out.rows > few_rows)
+        give_back(pages->second, weight.data, std::size_t(weight.rows) * row_bytes(weight.type, weight.cols));
 }
 
 // Rare enough (GPT-2) to be plain: sums in double, so that their order does not show.
@@ -187,47 +271,29 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
     });
 }
 
-// True for what can be read from its file again: the pages of a read-only mapping.
-static bool is_mapped_file(const void* data) {
-    std::ifstream maps("/proc/self/maps");
-    const auto    at = reinterpret_cast<std::uintptr_t>(data);
-    for (std::string line;
-         std::getline(maps, line);) { // begin-end access offset device inode, numbers in hex but the last
-        char*      rest  = nullptr;
-        const auto begin = strtoull(line.c_str(), &rest, 16), end = strtoull(rest + 1, &rest, 16);
-        if (at < begin || at >= end) continue;
-        const std::string access(rest + 1, 4);
-        strtoull(rest + 6, &rest, 16);             // the offset
-        const char* inode = strchr(rest + 1, ' '); // beyond the device
-        return access.starts_with("r-") && inode && strtoull(inode, nullptr, 10) != 0;
-    }
-    return false;
-}
-
-// Quantised matrices are copied into the order that the products want, and the pages of the file given back: embed() may
-// ask for a row of them again. All else stays where it is.
+// Some types are copied into the order that the products want, and the pages of the file given back: embed() may ask for a
+// row of them again. All else stays where it is.
 Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
-    if (!integer_products(weight.type) || interleaved_.contains(weight.data)) return weight;
+    if (!interleaved_at_load(weight.type) || interleaved_.contains(weight.data)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
     Result<Buffer>     buffer = allocate(std::size_t(groups) * 16 * stride);
     if (!buffer) return std::unexpected(buffer.error());
     auto* to = static_cast<std::byte*>(buffer->data());
     madvise(to, buffer->bytes(), MADV_HUGEPAGE); // or not: a matter of speed alone
-    const bool mapped = is_mapped_file(weight.data);
-    const auto page   = std::uintptr_t(sysconf(_SC_PAGE_SIZE));
+    const MappedPages pages = pages_around(weight.data);
     split(groups, std::max<std::int64_t>(1, std::int64_t((std::size_t(4) << 20) / (16 * stride))),
           [&](std::int64_t first, std::int64_t last) {
               kernels_.interleave(weight, to, first, last);
-              if (!mapped) return;
-              // The pages of these rows, from the one in which they begin to before the one in which they end.
-              const auto* rows = static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride;
-              const auto  skip = reinterpret_cast<std::uintptr_t>(rows) % page;
-              const auto  size =
-                  (skip + std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride) / page * page;
-              if (size > 0) madvise(const_cast<std::byte*>(rows) - skip, size, MADV_DONTNEED);
+              give_back(pages, static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride,
+                        std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride);
           });
     interleaved_.emplace(weight.data, std::move(*buffer));
+    return weight;
+}
+
+Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
+    lookups_.emplace(weight.data, pages_around(weight.data));
     return weight;
 }
 
@@ -268,15 +334,19 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
             if (!packed) packed = pack(x);
             continue;
         }
-        const auto copy = interleaved_.find(p.weight->data);
-        check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
-        weight[i].data = copy->second.data();
+        if (interleaved_at_load(p.weight->type)) {
+            const auto copy = interleaved_.find(p.weight->data);
+            check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
+            weight[i].data = copy->second.data();
+        }
         if (rounded.n == 0) rounded = round(x);
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
-    const std::int64_t most  = packed ? 9 : x.rows > 32 ? 8 : 64; // 9 · 16 rows are three blocks of products of floats
+    const std::int64_t most  = packed              ? 9
+                               : x.rows > few_rows ? 8
+                                                   : 64; // 9 · 16 rows are three blocks of products of floats
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
@@ -291,6 +361,18 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
             kernels_.matmul(task);
         }
     });
+}
+
+// A few hundred rows at a time, so that `up` takes no more memory than these.
+void CpuBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
+    constexpr std::int64_t at_once = 256;
+    for (std::int64_t first = 0; first < x.rows; first += at_once) {
+        const std::int64_t n = std::min(at_once, x.rows - first);
+        const auto   rows    = [&](const Tensor& t) { return Tensor{floats(t) + first * t.cols, n, t.cols, t.type}; };
+        const Tensor out     = rows(gate.out), other{up.out.data, n, up.out.cols, up.out.type};
+        matmul(rows(x), std::array{Projection{gate.weight, nullptr, out}, Projection{up.weight, nullptr, other}});
+        activate(Activation::silu, out, &other);
+    }
 }
 
 void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
@@ -345,29 +427,36 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
     auto one_head = [&](int item, int thread) {
-        const QueryTile& tile = tiles_[std::size_t(item / K)];
-        const int        h    = item % K;
-        const auto       s    = std::size_t(tile.sequence);
-        AttentionTask    task;
-        task.q              = floats(q) + tile.first_row * q.cols + h * group * D;
-        task.out            = floats(out) + tile.first_row * q.cols + h * group * D;
-        task.row_stride     = q.cols;
-        task.n_tokens       = tile.n_rows;
-        task.n_heads        = group;
-        task.head_dim       = D;
-        task.first_position = plan_->positions[std::size_t(tile.first_row)];
-        task.window         = params.window;
-        task.scale          = params.scale;
-        task.k              = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
-        task.v              = static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
-        task.block_stride   = cache.block_bytes();
-        task.block_size     = cache.block_size;
-        task.kv_type        = cache.type;
-        task.table          = plan_->block_tables.data() + plan_->table_start[s];
-        task.scratch        = scratch(thread, attention_scratch(tile.n_rows * group, D));
+        const TileGroup&                      tiles = groups_[std::size_t(item / K)];
+        const int                             h     = item % K;
+        std::array<AttentionPart, group_size> parts;
+        int                                   n_queries = 0, shared = tiles.shared_blocks * cache.block_size;
+        for (int i = 0; i < tiles.n; i++) {
+            const QueryTile& tile  = tiles_[std::size_t(tiles.first) + std::size_t(i)];
+            AttentionPart&   part  = parts[std::size_t(i)];
+            const auto       place = tile.first_row * q.cols + std::int64_t(h) * group * D;
+            part = {floats(q) + place, floats(out) + place, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
+                    plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)]};
+            n_queries += tile.n_rows * group;
+            shared = std::min(shared, part.first_position + 1);
+        }
+        AttentionTask task;
+        task.parts        = std::span(parts).first(std::size_t(tiles.n));
+        task.shared       = params.window > 0 ? 0 : shared / attention_chunk * attention_chunk;
+        task.row_stride   = q.cols;
+        task.n_heads      = group;
+        task.head_dim     = D;
+        task.window       = params.window;
+        task.scale        = params.scale;
+        task.k            = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
+        task.v            = static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
+        task.block_stride = cache.block_bytes();
+        task.block_size   = cache.block_size;
+        task.kv_type      = cache.type;
+        task.scratch      = scratch(thread, attention_scratch(n_queries, D));
         kernels_.attention(task);
     };
-    const int items = int(tiles_.size()) * K;
+    const int items = int(groups_.size()) * K;
     if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
         for (int item = 0; item < items; item++) one_head(item, 0);
     } else {

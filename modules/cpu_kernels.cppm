@@ -16,8 +16,26 @@ import quire.tensor;
 
 export namespace quire {
 
-// Types whose products are sums of integers. They are interleaved at load (matmul_tiles.h).
-bool integer_products(DType type);
+// Types whose products are sums of integers, of 16 rows interleaved (matmul_tiles.h).
+constexpr bool integer_products(DType type) {
+    switch (type) {
+        case DType::Q4_0:
+        case DType::Q4_1:
+        case DType::Q5_0:
+        case DType::Q5_1:
+        case DType::Q8_0:
+        case DType::Q4_K:
+        case DType::Q5_K:
+        case DType::Q6_K: return true;
+        default: return false;
+    }
+}
+
+// Those that the products want interleaved beforehand. The others' blocks take longer to come from memory than to turn, and
+// are read as they stand in the file.
+constexpr bool interleaved_at_load(DType type) {
+    return integer_products(type) && type != DType::Q8_0 && type != DType::Q6_K;
+}
 
 // The input of such a product: n rows rounded to 16 bits, with a scale for each 32 places: 256 times finer than the 8 bits
 // that are usual, so that the products are those of floats for all that matters.
@@ -30,7 +48,7 @@ struct RoundedRows {
 
 // Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
 struct MatmulTask {
-    const TensorView*  weight  = nullptr; // interleaved, if the products are of integers
+    const TensorView*  weight  = nullptr; // interleaved, if interleaved_at_load()
     const float*       bias    = nullptr;
     const float*       x       = nullptr;
     const RoundedRows* rounded = nullptr; // x, for products of integers
@@ -45,22 +63,28 @@ inline constexpr std::int64_t tokens_at_once = 128; // of products of integers
 inline constexpr std::int64_t panel_width = 512, float_block = 48, float_tokens = 64;
 inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + panel_width));
 
-// Queries of one sequence that share a kv head, over the paged cache.
+// Neighbouring tokens of one sequence, over the paged cache.
+struct AttentionPart {
+    const float*        q        = nullptr; // first token's row; the heads that share the task's kv head start here
+    float*              out      = nullptr; // likewise
+    int                 n_tokens = 0, first_position = 0;
+    const std::int32_t* table = nullptr; // the sequence's blocks
+};
+
+// Queries of some sequences that share a kv head. Where the sequences begin with the same blocks, these are read once.
 struct AttentionTask {
-    const float*        q          = nullptr; // first query token's row; the heads of this kv head start here
-    float*              out        = nullptr; // likewise
-    std::int64_t        row_stride = 0;       // floats from one token to the next, in q and out
-    int                 n_tokens = 0, n_heads = 0, head_dim = 0;
-    int                 first_position = 0; // of the first query token
-    int                 window         = 0; // 0: all
-    float               scale          = 1;
-    const std::byte*    k              = nullptr; // this kv head's part of block 0
-    const std::byte*    v              = nullptr;
-    std::size_t         block_stride   = 0; // bytes from a block's part to the next block's
-    int                 block_size     = 0;
-    DType               kv_type        = DType::F16;
-    const std::int32_t* table          = nullptr; // the sequence's blocks
-    float*              scratch        = nullptr; // attention_scratch() floats
+    std::span<const AttentionPart> parts;
+    int              shared     = 0; // leading positions in the same blocks: whole chunks, seen by all queries
+    std::int64_t     row_stride = 0; // floats from one token to the next, in q and out
+    int              n_heads = 0, head_dim = 0;
+    int              window       = 0; // 0: all; else nothing is shared
+    float            scale        = 1;
+    const std::byte* k            = nullptr; // this kv head's part of block 0
+    const std::byte* v            = nullptr;
+    std::size_t      block_stride = 0; // bytes from a block's part to the next block's
+    int              block_size   = 0;
+    DType            kv_type      = DType::F16;
+    float*           scratch      = nullptr; // attention_scratch() floats
 };
 inline constexpr int attention_chunk = 64; // positions
 std::size_t          attention_scratch(int n_queries, int head_dim);
@@ -104,6 +128,7 @@ typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
 typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
 typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::uint8_t  u8x64 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
 typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
@@ -122,46 +147,26 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
         else (out) = PLAIN_FMA(a, b, c);                               \
     } while (0)
 
-bool integer_products(DType type) {
-    switch (type) {
-        case DType::Q4_0:
-        case DType::Q4_1:
-        case DType::Q5_0:
-        case DType::Q5_1:
-        case DType::Q8_0:
-        case DType::Q4_K:
-        case DType::Q5_K:
-        case DType::Q6_K: return true;
-        default: return false;
-    }
-}
-
-// What a block of such a type is made of.
+// What a block of such a type is made of: pieces of 16 bytes from byte `at` on, and smaller ones.
 struct Piece {
     std::size_t offset, bytes;
 };
-std::vector<Piece> pieces_of(DType type) {
-    const auto sixteens = [](std::vector<Piece> pieces, std::size_t from, std::size_t n) {
-        for (std::size_t i = 0; i < n; i++) pieces.push_back({from + 16 * i, 16});
-        return pieces;
-    };
-    switch (type) {
-        case DType::Q4_0: return sixteens({{0, 2}}, 2, 1);
-        case DType::Q4_1: return sixteens({{0, 2}, {2, 2}}, 4, 1);
-        case DType::Q5_0: return sixteens({{0, 2}, {2, 4}}, 6, 1);
-        case DType::Q5_1: return sixteens({{0, 2}, {2, 2}, {4, 4}}, 8, 1);
-        case DType::Q8_0: return sixteens({{0, 2}}, 2, 2);
-        case DType::Q4_K: return sixteens({}, 0, 9);
-        case DType::Q5_K: return sixteens({}, 0, 11);
-        case DType::Q6_K: return sixteens({{208, 2}}, 0, 13);
-        default: return {};
-    }
-}
+struct Pieces {
+    std::size_t          at, sixteens;
+    std::array<Piece, 3> small{};
+};
+
+// One token's head.
+struct Query {
+    const float* q;
+    std::int64_t position;
+};
 
 std::size_t attention_scratch(int n_queries, int head_dim) {
-    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum
+    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum, and a Query
     const auto d = std::size_t(head_dim + 15) / 16 * 16;
-    return (2 * attention_chunk + 16) * d + 8 * attention_chunk + std::size_t(n_queries) * (d + 2);
+    return (2 * attention_chunk + 16) * d + 8 * attention_chunk +
+           std::size_t(n_queries) * (d + 2 + sizeof(Query) / sizeof(float));
 }
 
 // The 16 lanes added pairwise, always in this order.
@@ -258,12 +263,13 @@ struct Chunk {
 };
 
 template <bool Fma>
-INLINE void load_chunk(const AttentionTask& task, int chunk, int from, int to, const Chunk& c) {
+INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
+                       const Chunk& c) {
     const int         D        = task.head_dim;
     const auto        width    = std::size_t(c.padded);
     const std::size_t row_size = row_bytes(task.kv_type, D);
     const auto        place    = [&](int p) __attribute__((always_inline)) {
-        return std::size_t(task.table[p / task.block_size]) * task.block_stride +
+        return std::size_t(table[p / task.block_size]) * task.block_stride +
                std::size_t(p % task.block_size) * row_size;
     };
     for (int p = from; p < to; p++)
@@ -340,13 +346,13 @@ INLINE float soften(float* score, int a, int b, float scale, float* top, float* 
 
 // Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
 template <bool Fma, int Q, int V>
-INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, int from, int to, int first, float* acc,
-                          float* top, float* sum, float* scores) {
+INLINE void chunk_queries(const AttentionTask& task, const Query* query, const Chunk& c, int chunk, int from, int to,
+                          int first, float* acc, float* top, float* sum, float* scores) {
     const float* q[Q];
     float *      row[Q], *out[Q], grow[Q], ones[Q];
     int          low = attention_chunk, high = 0; // what any of them sees
     for (int i = 0; i < Q; i++) {
-        q[i]    = task.q + (first + i) / task.n_heads * task.row_stride + (first + i) % task.n_heads * task.head_dim;
+        q[i]    = query[first + i].q;
         row[i]  = scores + i * attention_chunk;
         ones[i] = 1;
     }
@@ -357,7 +363,7 @@ INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, 
                                      d > 0 ? ones : nullptr, out);
     }
     for (int i = 0; i < Q; i++) {
-        const int position = task.first_position + (first + i) / task.n_heads;
+        const int position = int(query[first + i].position);
         const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
         const int b        = std::min(to, position + 1) - chunk;
         grow[i]            = 1;
@@ -381,34 +387,58 @@ INLINE void chunk_queries(const AttentionTask& task, const Chunk& c, int chunk, 
 
 template <bool Fma, int Q, int V>
 INLINE void attention_body(const AttentionTask& task) {
-    const int D = task.head_dim, padded = (D + 15) / 16 * 16, n_queries = task.n_tokens * task.n_heads;
-    float*    at   = task.scratch;
-    auto      take = [&](int n) __attribute__((always_inline)) {
+    const int D = task.head_dim, padded = (D + 15) / 16 * 16;
+    int       n_queries = 0;
+    for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * task.n_heads;
+    float* at   = task.scratch;
+    auto   take = [&](int n) __attribute__((always_inline)) {
         float* begin = at;
         at += n;
         return begin;
     };
     const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
-    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded), *top = take(n_queries),
-          *sum = take(n_queries);
-    std::fill(acc, top, 0.0f);
-    std::fill(top, sum, -std::numeric_limits<float>::infinity());
+    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded);
+    auto*       query = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
+    float *     top = take(n_queries), *sum = take(n_queries);
+    std::fill(acc, acc + n_queries * padded, 0.0f);
+    std::fill(top, top + n_queries, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + n_queries, 0.0f);
-    std::fill(c.v, scores, 0.0f); // the padding of V's rows stays zero
+    std::fill(c.v, c.v + attention_chunk * padded, 0.0f); // the padding of V's rows stays zero
+    int next = 0;
+    for (const AttentionPart& part : task.parts)
+        for (int t = 0; t < part.n_tokens; t++)
+            for (int h = 0; h < task.n_heads; h++)
+                query[next++] = {part.q + t * task.row_stride + h * D, part.first_position + t};
 
-    const int last  = task.first_position + task.n_tokens; // one past the last visible position of the last query
-    const int begin = task.window > 0 ? std::max(task.first_position - task.window + 1, 0) : 0;
-    for (int chunk = begin / attention_chunk * attention_chunk; chunk < last; chunk += attention_chunk) {
-        const int from = std::max(chunk, begin), to = std::min(chunk + attention_chunk, last);
-        load_chunk<Fma>(task, chunk, from, to, c);
-        int i = 0;
-        for (; i + Q <= n_queries; i += Q) chunk_queries<Fma, Q, V>(task, c, chunk, from, to, i, acc, top, sum, scores);
-        for (; i < n_queries; i++) chunk_queries<Fma, 1, V>(task, c, chunk, from, to, i, acc, top, sum, scores);
+    const auto pass = [&](int chunk, int from, int to, int first, int last) __attribute__((always_inline)) {
+        int i = first;
+        for (; i + Q <= last; i += Q)
+            chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
+        for (; i < last; i++) chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
+    };
+    // What all share first, then each part alone: every query sees its chunks in the same order as without the others.
+    const int n_shared_chunks = task.shared / attention_chunk;
+    int       first           = 0;
+    for (int p = -1; p < int(task.parts.size()); p++) {
+        const AttentionPart& part  = task.parts[std::size_t(std::max(p, 0))];
+        const int            end   = p < 0 ? task.shared : part.first_position + part.n_tokens; // of what is visible
+        const int            begin = task.window > 0 ? std::max(part.first_position - task.window + 1, 0) : 0;
+        const int            last  = p < 0 ? n_queries : first + part.n_tokens * task.n_heads;
+        for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
+            const int chunk = i * attention_chunk, from = std::max(chunk, begin),
+                      to = std::min(chunk + attention_chunk, end);
+            load_chunk<Fma>(task, part.table, chunk, from, to, c);
+            pass(chunk, from, to, first, last);
+        }
+        if (p >= 0) first = last;
     }
-    for (int i = 0; i < n_queries; i++) {
-        float* out = task.out + i / task.n_heads * task.row_stride + i % task.n_heads * D;
-        for (int d = 0; d < D; d++) out[d] = acc[i * padded + d] / sum[i];
-    }
+    next = 0;
+    for (const AttentionPart& part : task.parts)
+        for (int t = 0; t < part.n_tokens; t++)
+            for (int h = 0; h < task.n_heads; h++, next++) {
+                float* out = part.out + t * task.row_stride + h * D;
+                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / sum[next];
+            }
 }
 
 // -- the small ones
@@ -489,6 +519,14 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
                                     pack_rows_##NAME, matmul_##NAME,     attention_##NAME,  norm_##NAME,  \
                                     silu_mul_##NAME,  add_##NAME,        store_f16_##NAME};
 
+// Two int16 in every 32 bits of a vector.
+#define PAIR(x) ((i16x32)(i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
+#define BYTE_DOT(sum, u, s)                                                            \
+    do {                                                                               \
+        DOT(sum, (i16x32)((u16x32)(u) & 255), (i16x32)(s) << 8 >> 8); /* even bytes */ \
+        DOT(sum, (i16x32)((u16x32)(u) >> 8), (i16x32)(s) >> 8);                        \
+    } while (0)
+
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
 #define FLOAT_ROWS 2
@@ -502,8 +540,11 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
             (out)[r_]                    = half_at(bytes_);                                                   \
         }                                                                                                     \
     } while (0)
-#define DOT(sum, w, x) \
-    for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += (w)[2 * r_] * (x)[0] + (w)[2 * r_ + 1] * (x)[1]
+#define DOT(sum, w, x)                                                                                          \
+    do {                                                                                                        \
+        const i16x32 w_ = (w), x_ = (x);                                                                        \
+        for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += w_[2 * r_] * x_[2 * r_] + w_[2 * r_ + 1] * x_[2 * r_ + 1]; \
+    } while (0)
 namespace plain {
 #include "matmul_tiles.h"
 }
@@ -523,12 +564,9 @@ TABLE(plain, "plain")
 #define FLOAT_TOKENS 2
 #define ATTENTION_TILE 2, 2
 #define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
-// Two int16 of x in every 32 bits of a vector.
-#define BOTH(x) ((i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
-
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define DOT(sum, w, x) dot_by_halves(sum, w, BOTH(x))
-INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i32x16& x) {
+#define DOT(sum, w, x) dot_by_halves(sum, w, x)
+INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i16x32& x) {
     typedef short i16x16_ __attribute__((vector_size(32)));
     i16x16_       a[2], b[2];
     i32x8         s[2];
@@ -553,7 +591,7 @@ TABLE(avx2, "avx2")
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
-#define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, (i16x32)BOTH(x))
+#define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 namespace avx512 {
 #include "matmul_tiles.h"
 }
@@ -563,7 +601,9 @@ TABLE(avx512, "avx512")
 #undef DOT
 
 #pragma clang attribute push(__attribute__((target(AVX512 ",avx512vnni"))), apply_to = function)
-#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), BOTH(x))
+#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
+#undef BYTE_DOT
+#define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
 namespace avx512vnni {
 #include "matmul_tiles.h"
 }

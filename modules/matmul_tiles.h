@@ -1,53 +1,22 @@
 // The products of quire.cpu_kernels, included once for each instruction set, in a namespace and under a target of its own.
 // The includer defines
-//   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[0] + w[2·lane + 1] · x[1], x: two int16
+//   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
+//   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
 //   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold; 48 rows are a multiple
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
-// Quantised weights are interleaved when a model is loaded: 16 neighbouring rows, and of each piece of their blocks (a scale,
-// 16 bytes of elements) all 16 rows together, so that a vector holds one place of 16 rows and sums never cross lanes. The
-// bytes are those of the file in another order. A tile is 16 rows × 32 places, unpacked to int16 in 16 registers; every
-// token passes over it, and shares the cost of unpacking.
+// Products of integers want 16 neighbouring rows interleaved: of each piece of their blocks (a scale, 16 bytes of elements) all
+// 16 rows together, so that a vector holds one place of 16 rows and sums never cross lanes. The bytes are those of the file
+// in another order. Some types are brought into it when a model is loaded, others at each use, a few places at a time
+// (interleaved_at_load). A tile is 16 rows × 32 places, unpacked to int16 in 16 registers; every token passes over it, and
+// shares the cost of turning and unpacking.
 //
 // Weights of floats stay as they are in the file: a vector holds 16 places of one row.
 
 #define LOW_HALF(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
 #define HIGH_HALF(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
-
-// -- interleaving
-
-// Groups of 16 rows first .. last-1. A piece at byte o of a block stands at 16 · o of the group's block. Rows that are not
-// there are zeros.
-INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
-    const DTypeInfo&       info   = dtype_info(w.type);
-    const std::size_t      stride = row_bytes(w.type, w.cols), bytes = std::size_t(info.bytes);
-    const auto             pieces = pieces_of(w.type);
-    std::vector<std::byte> padded;
-    for (std::int64_t group = first; group < last; group++) {
-        const auto*        from = static_cast<const std::byte*>(w.data) + std::size_t(group) * 16 * stride;
-        std::byte*         to   = out + std::size_t(group) * 16 * stride;
-        const std::int64_t here = std::min<std::int64_t>(16, w.rows - group * 16);
-        if (here < 16) {
-            padded.assign(16 * stride, std::byte(0));
-            std::memcpy(padded.data(), from, std::size_t(here) * stride);
-            from = padded.data();
-        }
-        for (std::size_t block = 0; block < stride; block += bytes)
-            for (const Piece piece : pieces) {
-                const std::byte* p  = from + block + piece.offset;
-                std::byte*       at = to + 16 * (block + piece.offset);
-                if (piece.bytes == 16) {
-                    i32x16 d[4];
-                    turn(p, stride, d);
-                    std::memcpy(at, d, sizeof d);
-                } else {
-                    for (std::size_t r = 0; r < 16; r++) std::memcpy(at + r * piece.bytes, p + r * stride, piece.bytes);
-                }
-            }
-    }
-}
 
 // -- unpacking: w[2j] and w[2j + 1] become places 4j, 4j + 2 and 4j + 1, 4j + 3 of a tile, which is how bytes fall apart
 // into int16. Vectors of nibbles are shifted as int16, 32 lanes: 16 rows × 2.
@@ -83,8 +52,13 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
     }
 }
 
-// Each format: `items` and `bytes` of a block; header() for the block at p, then tile() for each of its tiles, in order. The
-// value of a place is scale · w, or scale · w - second; with two scales `second` is that of the last 16 places.
+// Each format: `items` and `bytes` of a block, and its pieces; header() for the block at p, then tile() for each of its tiles,
+// in order. The value of a place is scale · w, or scale · w - second. With two scales in a tile they are whole numbers, and part
+// of w; the sums over 16 places fit 32 bits, those over 32 do not.
+//
+// Those read as they stand in the file also have rows_header() for 16 blocks that are `stride` apart; bytes_of(), a tile of two of
+// them as 32 + 32 signed bytes, at least -bias, or, where four tiles lie `together`, tiles j and j + 2; and rows_scale(), which
+// makes of a tile's sums (first half, second half) those that tile()'s w would have given.
 
 // n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
 INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
@@ -95,10 +69,25 @@ INLINE void load_halves(const std::byte* p, int offset, f32x16& out) {
     LOAD16(h, p + 16 * offset);
     FROM_HALVES(out, h);
 }
+INLINE void load_halves_of_rows(const std::byte* p, std::size_t stride, f32x16& out) {
+    u16x16 h;
+    for (std::size_t r = 0; r < 16; r++) {
+        std::uint16_t one;
+        __builtin_memcpy(&one, p + r * stride, 2);
+        h[r] = one;
+    }
+    FROM_HALVES(out, h);
+}
+// 32 bytes from each of two places
+INLINE void load_two(const std::byte* a, const std::byte* b, u8x64& out) {
+    __builtin_memcpy(&out, a, 32);
+    __builtin_memcpy(reinterpret_cast<std::byte*>(&out) + 32, b, 32);
+}
 
 struct OfQ8_0 {
-    static constexpr int  items = 32, bytes = 34;
-    static constexpr bool has_min = false, two_scales = false;
+    static constexpr int    items = 32, bytes = 34;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {2, 2, {{{0, 2}}}};
 
     INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
@@ -110,11 +99,19 @@ struct OfQ8_0 {
         }
         load_halves(p, 0, scale);
     }
+
+    static constexpr int bias = 128, together = 1;
+    INLINE void          rows_header(const std::byte*, std::size_t) {}
+    INLINE void          bytes_of(const std::byte* a, const std::byte* b, int, u8x64* w) { load_two(a + 2, b + 2, *w); }
+    INLINE void          rows_scale(const std::byte* p, std::size_t stride, int, i32x16*, f32x16& scale) {
+        load_halves_of_rows(p, stride, scale);
+    }
 };
 
 struct OfQ4_0 {
-    static constexpr int  items = 32, bytes = 18;
-    static constexpr bool has_min = false, two_scales = false;
+    static constexpr int    items = 32, bytes = 18;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
 
     INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
@@ -132,8 +129,9 @@ struct OfQ4_0 {
 };
 
 struct OfQ4_1 {
-    static constexpr int  items = 32, bytes = 20;
-    static constexpr bool has_min = true, two_scales = false;
+    static constexpr int    items = 32, bytes = 20;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {4, 1, {{{0, 2}, {2, 2}}}};
 
     INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
@@ -147,8 +145,9 @@ struct OfQ4_1 {
 };
 
 struct OfQ5_0 {
-    static constexpr int  items = 32, bytes = 22;
-    static constexpr bool has_min = false, two_scales = false;
+    static constexpr int    items = 32, bytes = 22;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {6, 1, {{{0, 2}, {2, 4}}}};
 
     INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
@@ -163,8 +162,9 @@ struct OfQ5_0 {
 };
 
 struct OfQ5_1 {
-    static constexpr int  items = 32, bytes = 24;
-    static constexpr bool has_min = true, two_scales = false;
+    static constexpr int    items = 32, bytes = 24;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {8, 1, {{{0, 2}, {2, 2}, {4, 4}}}};
 
     INLINE void header(const std::byte*) {}
     INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
@@ -208,9 +208,10 @@ struct ScalesK {
 };
 
 struct OfQ4_K {
-    static constexpr int  items = 256, bytes = 144;
-    static constexpr bool has_min = true, two_scales = false;
-    ScalesK               scales;
+    static constexpr int    items = 256, bytes = 144;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {0, 9};
+    ScalesK                 scales;
 
     INLINE void header(const std::byte* p) { scales.read(p); }
     INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
@@ -222,9 +223,10 @@ struct OfQ4_K {
 };
 
 struct OfQ5_K {
-    static constexpr int  items = 256, bytes = 176;
-    static constexpr bool has_min = true, two_scales = false;
-    ScalesK               scales;
+    static constexpr int    items = 256, bytes = 176;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {0, 11};
+    ScalesK                 scales;
 
     INLINE void header(const std::byte* p) { scales.read(p); }
     INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
@@ -241,28 +243,59 @@ struct OfQ5_K {
     }
 };
 
-struct OfQ6_K { // a scale for each 16 places
-    static constexpr int  items = 256, bytes = 210;
-    static constexpr bool has_min = false, two_scales = true;
-    f32x16                d;
+// A scale for each 16 places, a byte, times that of the block. w · byte fits int16, and the sum over 16 places int32.
+struct OfQ6_K {
+    static constexpr int    items = 256, bytes = 210;
+    static constexpr bool   has_min = false, two_scales = true;
+    static constexpr Pieces pieces{0, 13, {{{208, 2}}}};
+    f32x16                  d;
 
+    // s: bytes j / 2 * 4 .. + 3 of the 16 scales of each row; two of them are this tile's
+    INLINE void scales(const i32x16& s, int j, i32x16& first, i32x16& second) {
+        const i32x16 two = s << (j % 2 ? 0 : 16); // on top
+        first            = two << 8 >> 24;
+        second           = two >> 24;
+    }
     INLINE void header(const std::byte* p) { load_halves(p, 208, d); }
-    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16&) {
         const int half = j / 4, quarter = j % 4;
-        i32x16    low[8], high[8], s;
+        i32x16    low[8], high[8], s, first, second;
         load(p, half * 64 + quarter % 2 * 32, 8, low);
         load(p, 128 + half * 32, 8, high);
         load(p, 192 + j / 2 * 4, 1, &s);
+        scales(s, j, first, second);
         half_bytes(low, quarter / 2 * 4, w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> (2 * quarter);
             w[2 * i] |= (i16x32)(h << 4 & 0x30);
             w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
         }
-        for (int i = 0; i < 16; i++) w[i] -= 32;
-        const i32x16 two = s << (j % 2 ? 0 : 16); // the two bytes on top
-        scale            = d * __builtin_convertvector(two << 8 >> 24, f32x16);
-        second           = d * __builtin_convertvector(two >> 24, f32x16);
+        const auto a = (i16x32)((first & 0xffff) | first << 16), b = (i16x32)((second & 0xffff) | second << 16);
+        for (int i = 0; i < 16; i++) w[i] = (w[i] - 32) * (i < 8 ? a : b);
+        scale = d;
+    }
+
+    static constexpr int bias = 32, together = 4;
+    i32x16               s[4];
+
+    INLINE void rows_header(const std::byte* p, std::size_t stride) {
+        turn(p + 192, stride, s);
+        load_halves_of_rows(p + 208, stride, d);
+    }
+    INLINE void bytes_of(const std::byte* a, const std::byte* b, int j, u8x64* w) {
+        const int half = j / 4, quarter = j % 4; // 0 or 1
+        u8x64     low, high;
+        load_two(a + half * 64 + quarter * 32, b + half * 64 + quarter * 32, low);
+        load_two(a + 128 + half * 32, b + 128 + half * 32, high);
+        w[0] = (low & 15) + ((u8x64)((u16x32)high << (4 - 2 * quarter)) & 0x30) - 32;
+        w[1] = ((u8x64)((u16x32)low >> 4) & 15) + ((u8x64)((u16x32)high >> (2 * quarter)) & 0x30) - 32;
+    }
+    INLINE void rows_scale(const std::byte*, std::size_t, int j, i32x16* dot, f32x16& scale) {
+        i32x16 first, second;
+        scales(s[j / 2], j, first, second);
+        dot[0] *= first;
+        dot[1] *= second;
+        scale = d;
     }
 };
 
@@ -272,17 +305,27 @@ struct OfQ6_K { // a scale for each 16 places
 INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
     i32x16 a{}, b{}, c{}, d{};
     for (int i = 0; i < 8; i += 2) {
-        DOT(a, w[i], x + 2 * i);
-        DOT(b, w[i + 1], x + 2 * i + 2);
-        DOT(c, w[i + 8], x + 2 * i + 16);
-        DOT(d, w[i + 9], x + 2 * i + 18);
+        DOT(a, w[i], PAIR(x + 2 * i));
+        DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
+        DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
+        DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
     }
     sum[0] = a + b;
     sum[1] = c + d;
 }
 
-// One tile's part of every token's sums. The integer sums are exact; the floats made of them are added tile by tile, so
-// that nothing depends on n.
+// A tile's sums (first half, second half), times the scale of x and what there is of a scale, onto the total. The sums of
+// integers are exact; the floats made of them are added tile by tile, so that nothing depends on the number of tokens.
+template <class Format>
+INLINE void add_product(const i32x16* dot, const f32x16& scale, float x_scale, f32x16& total) {
+    f32x16 both;
+    if constexpr (Format::two_scales)
+        both = __builtin_convertvector(dot[0], f32x16) + __builtin_convertvector(dot[1], f32x16);
+    else both = __builtin_convertvector(dot[0] + dot[1], f32x16);
+    total = FMA(both, scale * x_scale, total);
+}
+
+// One tile's part of every token's sums.
 template <class Format>
 INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
                      std::int64_t tile, std::int64_t first, std::int64_t n, f32x16* total) {
@@ -293,49 +336,230 @@ INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second,
         i32x16 dot[2];
         dot_tile(w, at, dot);
         f32x16 sum = total[t];
-        if constexpr (Format::two_scales) {
-            const f32x16 both =
-                FMA(__builtin_convertvector(dot[1], f32x16), second, __builtin_convertvector(dot[0], f32x16) * scale);
-            sum = FMA(both, f32x16{} + scales[t], sum);
-        } else {
-            sum = FMA(__builtin_convertvector(dot[0] + dot[1], f32x16), scale * scales[t], sum);
-        }
+        add_product<Format>(dot, scale, scales[t], sum);
         if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
         total[t] = sum;
     }
 }
 
-// The 16 rows at p times tokens first .. first + n - 1; total [n]. What comes 8 KB later is asked for early: the
-// processor's own prefetching reaches half of this machine's bandwidth.
+// One block of 16 rows that are `stride` apart, from p to `to`: a piece at byte o of the block comes to stand at 16 · o.
 template <class Format>
-INLINE void integer_rows(const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n, f32x16* total) {
-    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
-    for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
-    Format format;
-    for (std::int64_t block = 0; block * Format::items < x.cols; block++, p += bytes) {
-        format.header(p);
+INLINE void interleave_block(const std::byte* p, std::size_t stride, std::byte* to) {
+    constexpr Pieces pieces = Format::pieces;
 #pragma clang loop unroll(full)
-        for (int j = 0; j < tiles; j++) {
-            i16x32 w[16];
-            f32x16 scale, second;
-            format.tile(p, j, w, scale, second);
-            for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
-            add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+    for (std::size_t i = 0; i < pieces.sixteens; i++) {
+        i32x16 d[4];
+        turn(p + pieces.at + 16 * i, stride, d);
+        __builtin_memcpy(to + 16 * (pieces.at + 16 * i), d, sizeof d);
+    }
+#pragma clang loop unroll(full)
+    for (const Piece piece : pieces.small)
+        for (std::size_t r = 0; r < 16; r++)
+            __builtin_memcpy(to + 16 * piece.offset + r * piece.bytes, p + piece.offset + r * stride, piece.bytes);
+}
+
+// Blocks first .. first + n - 1 of 16 rows, of which `here` are there: the others are zeros.
+template <class Format>
+INLINE void interleave_blocks(const std::byte* rows, std::size_t stride, std::int64_t here, std::int64_t first,
+                              std::int64_t n, std::byte* to) {
+    constexpr std::size_t bytes = Format::bytes;
+    const std::byte*      p     = rows + std::size_t(first) * bytes;
+    for (std::int64_t block = 0; block < n; block++, p += bytes, to += 16 * bytes) {
+        if (here == 16) {
+            interleave_block<Format>(p, stride, to);
+            continue;
+        }
+        std::byte some[16 * bytes] = {};
+        for (std::int64_t r = 0; r < here; r++)
+            __builtin_memcpy(some + r * Format::bytes, p + std::size_t(r) * stride, bytes);
+        interleave_block<Format>(some, bytes, to);
+    }
+}
+
+// Groups of 16 rows first .. last-1, whole.
+template <class Format>
+INLINE void interleave_rows(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
+    const std::size_t stride = row_bytes(w.type, w.cols);
+    for (std::int64_t row = first * 16; row < last * 16; row += 16)
+        interleave_blocks<Format>(static_cast<const std::byte*>(w.data) + std::size_t(row) * stride, stride,
+                                  std::min<std::int64_t>(16, w.rows - row), 0, w.cols / Format::items,
+                                  out + std::size_t(row) * stride);
+}
+
+// A group of 16 rows, `here` of which are there, interleaved or (`turned` false) as in the file.
+struct RowGroup {
+    const std::byte* p;
+    std::size_t      stride; // of a row in the file
+    std::int64_t     here;
+};
+
+// The 16 rows times tokens first .. first + n - 1; total [n]. What comes later is asked for early: the processor's own
+// prefetching reaches half of this machine's bandwidth.
+template <class Format, bool Turned>
+INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                         f32x16* total) {
+    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
+    constexpr int at_once = Turned ? 1 : 8 / tiles;                       // blocks turned together: 256 places
+    for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
+    Format                format;
+    alignas(64) std::byte panel[Turned ? 1 : at_once * bytes];
+    const std::int64_t    blocks = x.cols / Format::items;
+    if constexpr (Turned) {
+        const std::byte* p = group.p;
+        for (std::int64_t block = 0; block < blocks; block++, p += bytes) {
+            format.header(p);
+#pragma clang loop unroll(full)
+            for (int j = 0; j < tiles; j++) {
+                i16x32 w[16];
+                f32x16 scale, second;
+                format.tile(p, j, w, scale, second);
+                for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
+                add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+            }
+        }
+        return;
+    }
+    for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
+        const std::int64_t here  = Turned ? 1 : std::min<std::int64_t>(at_once, blocks - begin);
+        const std::byte*   p     = Turned ? group.p + begin * bytes : panel;
+        const std::byte*   later = Turned ? p + 8192 : group.p + 16 * group.stride + begin * bytes;
+        if constexpr (!Turned) interleave_blocks<Format>(group.p, group.stride, group.here, begin, here, panel);
+        for (std::int64_t block = begin; block < begin + here; block++, p += bytes, later += bytes) {
+            format.header(p);
+#pragma clang loop unroll(full)
+            for (int j = 0; j < tiles; j++) {
+                i16x32 w[16];
+                f32x16 scale, second;
+                format.tile(p, j, w, scale, second);
+                for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
+                    __builtin_prefetch(later + i, 0, Turned ? 3 : 2);
+                if constexpr (!Turned) { // and two rows of the next panel, from the second-level cache to the first
+                    const std::byte* next = group.p + std::size_t(2 * ((block - begin) * tiles + j)) * group.stride +
+                                            (begin + at_once) * Format::bytes;
+                    for (int i = 0; i < at_once * Format::bytes + 63; i += 64) {
+                        __builtin_prefetch(next + i);
+                        __builtin_prefetch(next + group.stride + i);
+                    }
+                }
+                add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+            }
         }
     }
 }
 
-INLINE void sixteen_rows(DType type, const std::byte* p, const RoundedRows& x, std::int64_t first, std::int64_t n,
+// -- products of integers with one token and rows as they stand in the file: to turn them would take longer than to
+// multiply. x is cut into high bytes with a sign and low ones without, and a row's bytes are multiplied by both where they are;
+// what the lanes hold is exact in any order, and is brought together by rows as late as possible.
+
+// x of the tiles, each 32 low bytes and 32 high ones, the places in their own order
+INLINE void split_bytes(const RoundedRows& x, std::byte* out) {
+#define FOUR(at) at, at + 4, at + 2, at + 6 // every other byte of four places in the order 0 2 1 3
+#define ALL(at) \
+    FOUR(at), FOUR(at + 8), FOUR(at + 16), FOUR(at + 24), FOUR(at + 32), FOUR(at + 40), FOUR(at + 48), FOUR(at + 56)
+    for (std::int64_t k = 0; k < x.cols; k += 32) {
+        u8x64 v;
+        LOAD16(v, x.integers + k);
+        v = __builtin_shufflevector(v, v, ALL(0), ALL(1));
+        STORE16(out + 2 * k, v);
+    }
+#undef FOUR
+#undef ALL
+}
+
+// Lanes 0-3 of v[i] belong to the first half of row i's tile, 4-7 to its second, 8-15 to row i + 8 → sums of 16 rows.
+INLINE void sums_of_rows(const i32x16* v, i32x16* dot) {
+#define EACH(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+    for (int half = 0; half < 2; half++) {
+        i32x16 a[4], b[2];
+        for (int i = 0; i < 4; i++) // rows i, i + 8, i + 4, i + 12
+            a[i] = half == 0 ? EACH(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+                             : EACH(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+        for (int i = 0; i < 2; i++)
+            b[i] = EACH(a[i], a[i + 2], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+                   EACH(a[i], a[i + 2], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+        const i32x16 c = EACH(b[0], b[1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
+                         EACH(b[0], b[1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+        dot[half] = EACH(c, c, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+#undef EACH
+}
+
+template <class Format>
+INLINE void rows_times_one(const RowGroup& group, const RoundedRows& x, const std::byte* split, f32x16& total) {
+    constexpr int     tiles = Format::items / 32, together = Format::together, beside = together > 1 ? 2 : 1;
+    const std::size_t stride = group.stride;
+    const std::byte * p = group.p, *later = p + 16 * stride;
+    const float*      x_scale = x.scales;
+    Format            format;
+    total = f32x16{};
+    for (std::int64_t k = 0; k < x.cols; k += Format::items, p += Format::bytes, later += 16 * Format::bytes) {
+        format.rows_header(p, stride);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < tiles; j += together) {
+            i32x16 dot[together][2];
+#pragma clang loop unroll(full)
+            for (int t = 0; t < std::max(1, together / 2); t++) { // tiles t and t + 2
+                u8x64  low[beside], high[beside];
+                i32x16 v[beside][8], start[beside];
+                for (int s = 0; s < beside; s++) {
+                    const std::byte* x_bytes = split + 64 * (j + t + 2 * s);
+                    load_two(x_bytes, x_bytes, low[s]);
+                    load_two(x_bytes + 32, x_bytes + 32, high[s]);
+                    start[s] = i32x16{};
+                    BYTE_DOT(start[s], u8x64{} + Format::bias, high[s]);
+                }
+                for (int i = 0; i < 8; i++) {
+                    u8x64 w[beside];
+                    format.bytes_of(p + std::size_t(i) * stride, p + std::size_t(i + 8) * stride, j + t, w);
+                    for (int s = 0; s < beside; s++) {
+                        v[s][i] = -start[s];
+                        BYTE_DOT(v[s][i], w[s] + Format::bias, high[s]);
+                        v[s][i] <<= 8;
+                        BYTE_DOT(v[s][i], low[s], w[s]);
+                    }
+                }
+                for (int s = 0; s < beside; s++) sums_of_rows(v[s], dot[t + 2 * s]);
+            }
+            for (int t = 0; t < together; t++) {
+                f32x16 scale;
+                format.rows_scale(p, stride, j + t, dot[t], scale);
+                add_product<Format>(dot[t], scale, x_scale[j + t], total);
+                for (int i = 16 * Format::bytes / tiles * (j + t); i < 16 * Format::bytes / tiles * (j + t + 1);
+                     i += 64)
+                    __builtin_prefetch(later + i, 0, 2);
+                if constexpr (tiles == 8) { // and two rows of the next block, into the first-level cache
+                    const std::byte* next = p + std::size_t(2 * (j + t)) * stride + Format::bytes;
+                    for (int i = 0; i < Format::bytes + 63; i += 64) {
+                        __builtin_prefetch(next + i);
+                        __builtin_prefetch(next + stride + i);
+                    }
+                }
+            }
+        }
+        split += 64 * tiles;
+        x_scale += tiles;
+    }
+}
+
+#define EACH_INTEGER_FORMAT(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+
+INLINE void sixteen_rows(DType type, const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
                          f32x16* total) {
     switch (type) {
-        case DType::Q4_0: return integer_rows<OfQ4_0>(p, x, first, n, total);
-        case DType::Q4_1: return integer_rows<OfQ4_1>(p, x, first, n, total);
-        case DType::Q5_0: return integer_rows<OfQ5_0>(p, x, first, n, total);
-        case DType::Q5_1: return integer_rows<OfQ5_1>(p, x, first, n, total);
-        case DType::Q8_0: return integer_rows<OfQ8_0>(p, x, first, n, total);
-        case DType::Q4_K: return integer_rows<OfQ4_K>(p, x, first, n, total);
-        case DType::Q5_K: return integer_rows<OfQ5_K>(p, x, first, n, total);
-        case DType::Q6_K: return integer_rows<OfQ6_K>(p, x, first, n, total);
+#define ROWS_OF(T) \
+    case DType::T: return integer_rows<Of##T, interleaved_at_load(DType::T)>(group, x, first, n, total);
+        EACH_INTEGER_FORMAT(ROWS_OF)
+#undef ROWS_OF
+        default: return;
+    }
+}
+
+INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
+    switch (w.type) {
+#define INTERLEAVE(T) \
+    case DType::T: return interleave_rows<Of##T>(w, out, first, last);
+        EACH_INTEGER_FORMAT(INTERLEAVE)
+#undef INTERLEAVE
         default: return;
     }
 }
@@ -355,16 +579,23 @@ INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t fi
 
 // Tokens pass over 16 rows in numbers whose x stays in the second-level cache while the rows of the task change.
 INLINE void integer_matmul(const MatmulTask& task) {
-    const TensorView&  w    = *task.weight;
-    const RoundedRows& x    = *task.rounded;
-    const std::size_t  size = 16 * row_bytes(w.type, w.cols);
+    const TensorView&  w      = *task.weight;
+    const RoundedRows& x      = *task.rounded;
+    const std::size_t  stride = row_bytes(w.type, w.cols);
+    const bool         alone =
+        x.n == 1 && !interleaved_at_load(w.type) && x.cols * 2 <= std::int64_t(sizeof(float) * matmul_scratch);
+    auto* split = reinterpret_cast<std::byte*>(task.scratch);
+    if (alone) split_bytes(x, split);
     const std::int64_t goes = (x.n + tokens_at_once - 1) / tokens_at_once, at_once = (x.n + goes - 1) / goes;
     for (std::int64_t first = 0; first < x.n; first += at_once) {
         const std::int64_t n = std::min(at_once, x.n - first);
         for (std::int64_t row = task.first; row < task.last; row += 16) {
-            const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(row / 16) * size;
-            f32x16           total[tokens_at_once];
-            sixteen_rows(w.type, p, x, first, n, total);
+            const RowGroup group{static_cast<const std::byte*>(w.data) + std::size_t(row) * stride, stride,
+                                 std::min<std::int64_t>(16, w.rows - row)};
+            f32x16         total[tokens_at_once];
+            if (!alone || group.here < 16) sixteen_rows(w.type, group, x, first, n, total);
+            else if (w.type == DType::Q8_0) rows_times_one<OfQ8_0>(group, x, split, *total);
+            else rows_times_one<OfQ6_K>(group, x, split, *total);
             store_sums(task, row, first, n, total);
         }
     }

@@ -91,6 +91,64 @@ TEST_CASE("copied blocks carry K and V of every layer") {
         }
 }
 
+// Decoding sequences that begin with the same blocks, others between them, and a prompt: the same bits as each alone.
+TEST_CASE("attention over a shared prefix gives every sequence what it gets alone") {
+    ModelConfig c;
+    c.n_layers = 1, c.n_heads = 14, c.n_kv_heads = 2, c.head_dim = 24; // groups of 7, which no tile divides
+    constexpr int                   block = 5, shared = 30, n_seqs = 9, cols = 14 * 24;
+    std::mt19937                    random(4);
+    std::normal_distribution<float> normal;
+    for (int threads : {1, 3})
+        for (DType type : {DType::F16, DType::F32}) {
+            auto backend = make_cpu_backend(threads);
+            REQUIRE(backend);
+            Backend& b     = **backend;
+            auto     cache = KvCache::create(b, c, type, 400, block);
+            REQUIRE(cache);
+            for (void* array : {cache->layers()[0].k, cache->layers()[0].v})
+                for (std::size_t i = 0; i < 400 * block * 2 * 24; i++) {
+                    const float x = normal(random);
+                    if (type == DType::F32) static_cast<float*>(array)[i] = x;
+                    else static_cast<std::uint16_t*>(array)[i] = f32_to_f16(x);
+                }
+            // Sequence s: of the prefix 30, 30, 17 or no blocks, then some of its own; the last one runs 21 tokens at once.
+            StepPlan all;
+            all.token_start = all.table_start = {0};
+            for (int s = 0, own = shared; s < n_seqs; s++) {
+                const int of_prefix = std::array{shared, shared, 17, 0}[std::size_t(s % 4)],
+                          n = s == n_seqs - 1 ? 21 : 1, length = (of_prefix + s) * block + 22;
+                for (int i = 0; i < (length + block - 1) / block; i++)
+                    all.block_tables.push_back(i < of_prefix ? i : own++);
+                for (int t = 0; t < n; t++) all.tokens.push_back(0), all.positions.push_back(length - n + t);
+                all.context_lens.push_back(length);
+                all.token_start.push_back(int(all.tokens.size()));
+                all.table_start.push_back(int(all.block_tables.size()));
+                REQUIRE(own < 400);
+            }
+            std::vector<float> q(all.tokens.size() * cols), together(q.size()), alone(q.size());
+            for (float& x : q) x = normal(random);
+            const AttentionParams params{14, 0.2f, 0};
+            b.begin_step(all);
+            b.attention({q.data(), all.n_tokens(), cols}, cache->layers()[0], params,
+                        {together.data(), all.n_tokens(), cols});
+            for (std::size_t s = 0; s < n_seqs; s++) {
+                const int first = all.token_start[s], n = all.token_start[s + 1] - first;
+                StepPlan  one;
+                one.tokens.assign(std::size_t(n), 0);
+                one.positions.assign(all.positions.begin() + first, all.positions.begin() + first + n);
+                one.token_start  = {0, n};
+                one.context_lens = {all.context_lens[s]};
+                one.block_tables.assign(all.block_tables.begin() + all.table_start[s],
+                                        all.block_tables.begin() + all.table_start[s + 1]);
+                one.table_start = {0, int(one.block_tables.size())};
+                b.begin_step(one);
+                b.attention({q.data() + first * cols, n, cols}, cache->layers()[0], params,
+                            {alone.data() + first * cols, n, cols});
+            }
+            CHECK(together == alone);
+        }
+}
+
 TEST_CASE("blocks go to the swap pool and come back elsewhere") {
     auto backend = make_cpu_backend(2);
     REQUIRE(backend);

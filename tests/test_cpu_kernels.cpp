@@ -46,9 +46,9 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
     std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
     std::vector<std::int16_t> values(size);
     RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data()};
-    if (integer_products(w.type)) {
+    if (integer_products(w.type)) k->round_rows(x, rounded, 0, n);
+    if (interleaved_at_load(w.type)) {
         k->interleave(w, turned.data(), 0, groups);
-        k->round_rows(x, rounded, 0, n);
         w.data = turned.data();
     }
     std::vector<float> packed(size);
@@ -231,13 +231,13 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                                             want[std::size_t((t * heads + h) * D + d)] +=
                                                 weight[std::size_t(p - lo)] / sum * double(vf[std::size_t(p * D + d)]);
                                 }
-                            AttentionTask task;
-                            task.q = q.data(), task.out = out.data(), task.row_stride = heads * D;
-                            task.n_tokens = n, task.n_heads = heads, task.head_dim = D;
-                            task.first_position = first, task.window = window, task.scale = 0.2f;
+                            const AttentionPart part{q.data(), out.data(), n, first, table.data()};
+                            AttentionTask       task;
+                            task.parts = std::span(&part, 1), task.row_stride = heads * D;
+                            task.n_heads = heads, task.head_dim = D;
+                            task.window = window, task.scale = 0.2f;
                             task.k = kc.data(), task.v = vc.data(), task.block_stride = std::size_t(block_size) * row;
-                            task.block_size = block_size, task.kv_type = type, task.table = table.data(),
-                            task.scratch = scratch.data();
+                            task.block_size = block_size, task.kv_type = type, task.scratch = scratch.data();
                             k->attention(task);
                             REQUIRE(error(out, want) < 2e-6);
                         }

@@ -165,7 +165,7 @@ struct Arguments {
     int    repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, layers = 0, n_requests = 1000, max_sequences = 256;
     int    npp = 512, ntg = 128;
     double bandwidth = 0, tflops = 0;
-    bool   json = false, no_warmup = false;
+    bool   json = false, no_warmup = false, prompt_shared = false;
     std::optional<bool> pipeline;
     // compare
     std::string llama_bench, llama_batched_bench;
@@ -217,13 +217,14 @@ int head_start(int n_sequences, int n_prompt) {
     return n_sequences > 1 ? int(std::int64_t(n_sequences) * n_prompt / batch_tokens) + 2 : 0;
 }
 
-// n_sequences prompts of n_prompt tokens at once, then n_tokens from each, all of them running to the end: the two parts timed
-// apart.
-Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed) {
+// n_sequences prompts of n_prompt tokens at once, or one prompt that often, then n_tokens from each, all of them running to the
+// end: the two parts timed apart.
+Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed,
+                        bool shared = false) {
     std::vector<RequestId> ids;
     for (int i = 0; i < n_sequences; i++) {
         Request r;
-        r.prompt               = random_prompt(engine, std::max(n_prompt, 1), seed * 1000 + unsigned(i));
+        r.prompt               = random_prompt(engine, std::max(n_prompt, 1), seed * 1000 + (shared ? 0 : unsigned(i)));
         r.max_tokens           = n_tokens + 1 + (n_tokens > 0 ? head_start(n_sequences, n_prompt) : 0);
         r.ignore_end           = true;
         r.sampling.temperature = 0;
@@ -375,8 +376,10 @@ int model(Arguments a) {
 int batched(const Arguments& a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());
-    const int      most   = *std::max_element(a.npl.begin(), a.npl.end());
-    Result<Engine> engine = Engine::load(a.model, options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp)));
+    const int     most    = *std::max_element(a.npl.begin(), a.npl.end());
+    EngineOptions options = options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp));
+    options.prefix_cache  = a.prompt_shared;
+    Result<Engine> engine = Engine::load(a.model, options);
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());
     if (!a.json)
@@ -386,9 +389,9 @@ int batched(const Arguments& a) {
             "| ----: | ----: | ---: | -----: | -------: | -------: | -------: | -------: | -------: | -------: | "
             "-----------: |\n");
     for (int n : a.npl) {
-        if (Result<Timed> warm = run_batch(*engine, n, a.npp, std::min(a.ntg, 4), 1); !warm)
+        if (Result<Timed> warm = run_batch(*engine, n, a.npp, std::min(a.ntg, 4), 1, a.prompt_shared); !warm)
             return complain(warm.error());
-        Result<Timed> t = run_batch(*engine, n, a.npp, a.ntg, 2);
+        Result<Timed> t = run_batch(*engine, n, a.npp, a.ntg, 2, a.prompt_shared);
         if (!t) return complain(t.error());
         const double s_pp = double(n) * a.npp / t->prefill, s_tg = double(n) * a.ntg / t->decode,
                      all   = t->prefill + t->decode;
@@ -1055,6 +1058,7 @@ int main(int argc, char** argv) {
     batched_command->add_option("--ntg", a.ntg, "generated tokens")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
+    batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by the sequences");
     batched_command->add_option("--npl", a.npl, "sequences")->delimiter(',')->check(CLI::Range(1, 4096));
     Arguments side; // sizes at which both have been measured three times after about two minutes
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
