@@ -1,9 +1,10 @@
-// A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, and all wait for
-// one another between two of them. Meanwhile the weights of the products to come are already on their way: each multiplying
-// warp has a ring in shared memory (stream.cuh), filled by one warp that knows nothing of operations but which stretch of which
-// rows is next, so that the memory is busy however short the products are. What a launch for each operation costs is not there
-// either.
+// A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, products and
+// attention, and all blocks wait for one another between two of them. Meanwhile the weights of the products to come are already on
+// their way into a ring in shared memory, which knows nothing of operations but which stretch of which row is next: so the memory
+// is busy however short the products are, and what a launch for each operation costs is not there either.
 //
+// The warps of a block: those that multiply take the ring's stages as they come; all with the herald prepare x, attend, and add
+// up; the herald also tells the other blocks how far this one is, and waits for them; the producer plans what fills the ring.
 // Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told.
 //
 // Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192. All blocks are on
@@ -29,7 +30,7 @@ namespace {
 
 constexpr int warps  = 14; // that multiply
 constexpr int herald = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
-constexpr int producer    = 15; // the warp that fills the rings
+constexpr int producer    = 15; // the warp that plans what the ring is filled with
 constexpr int threads     = 16 * 32;
 constexpr int most_stages = 48; // up to two a lane of the producer
 constexpr int ahead       = 6;  // operations that a block knows beyond the one it is at
@@ -840,6 +841,7 @@ void* make_tape(const TapeOp* told, int n) {
     if (!tape->ops || !tape->counter ||
         cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) !=
             cudaSuccess) {
+        cudaGetLastError(); // it has been dealt with
         destroy_tape(tape);
         return nullptr;
     }
@@ -847,7 +849,7 @@ void* make_tape(const TapeOp* told, int n) {
     return tape;
 }
 
-void run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets,
+bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets,
               Stream stream) {
     auto&               t = *static_cast<Tape*>(tape);
     cudaLaunchAttribute together{};
@@ -860,9 +862,13 @@ void run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
     config.stream           = static_cast<cudaStream_t>(stream);
     config.attrs            = &together;
     config.numAttrs         = 1;
-    cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial,
-                       tickets, t.counter, t.done);
+    if (cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial,
+                           tickets, t.counter, t.done) != cudaSuccess) {
+        cudaGetLastError(); // it has been dealt with
+        return false;
+    }
     t.done += unsigned(t.shape.n_ops) * unsigned(n_processors());
+    return true;
 }
 
 } // namespace quire::cuda

@@ -137,7 +137,7 @@ private:
     std::map<std::pair<int, int>, void*> graphs_; // (rows, items) → an executable graph
     std::map<std::pair<int, int>, int>   seen_;   // how often a shape came: the first time it runs as it is
     // Steps of one token: what the first one was told becomes one kernel, where the GPU has that.
-    enum class Telling { not_yet, now, done };
+    enum class Telling : std::uint8_t { not_yet, now, done };
     Telling                   telling_ = Telling::not_yet;
     std::vector<cuda::TapeOp> told_;
     void*                     tape_        = nullptr;
@@ -441,9 +441,9 @@ bool CudaBackend::replay_step() {
     if (!capturing_) return false;
     if (one_token()) {
         if (telling_ == Telling::not_yet) telling_ = Telling::now;
-        if (tape_ != nullptr && n_items_ * limits_.n_kv_heads <= most_tape_items) {
+        if (tape_ != nullptr && n_items_ * limits_.n_kv_heads <= most_tape_items &&
             cuda::run_tape(tape_, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_,
-                           partial_, tickets_, stream_);
+                           partial_, tickets_, stream_)) {
             cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, stream_);
             capturing_ = false;
             return true;
