@@ -28,13 +28,9 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps  = 14; // that multiply
-constexpr int herald = 14; // the warp that speaks with the other blocks, and works with those when they do not multiply
-constexpr int producer    = 15; // the warp that plans what the ring is filled with
+constexpr int warps       = 14; // that multiply; two more have other jobs
 constexpr int threads     = 16 * 32;
 constexpr int most_stages = 48; // up to two a lane of the producer
-constexpr int ahead       = 6;  // operations that a block knows beyond the one it is at
-constexpr int slots       = 12; // .. and those that were: the producer may still look at one of them
 constexpr int most_hidden = 8192;
 
 // An operation of the tape: products of x, or attention.
@@ -71,6 +67,12 @@ struct Shape {
 };
 
 #if __CUDA_ARCH__ >= 900
+
+constexpr int herald =
+    14; // the warp that speaks with the other blocks, and works with those that multiply when they do not
+constexpr int producer = 15; // the warp that plans what the ring is filled with
+constexpr int ahead    = 6;  // operations that a block knows beyond the one it is at
+constexpr int slots    = 12; // .. and those that were: the producer may still look at one of them
 
 // The threads that take part in the operations: all but the producer's.
 struct Team {
