@@ -89,20 +89,29 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
 
 // -- activations
 
-// Eight neighbours a thread.
+// N times eight neighbours a thread, all asked for at once.
+template <int N>
 __global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     wait_for_inputs();
-    const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    const auto silu = [](std::uint32_t g_, std::uint32_t u_) {
+    const std::int64_t first = std::int64_t(blockIdx.x) * blockDim.x * N + threadIdx.x;
+    const auto         silu  = [](std::uint32_t g_, std::uint32_t u_) {
         const float2 g = __half22float2(reinterpret_cast<const __half2&>(g_)),
                      u = __half22float2(reinterpret_cast<const __half2&>(u_));
         const __half2 h =
             __floats2half2_rn(__fdividef(g.x, 1 + __expf(-g.x)) * u.x, __fdividef(g.y, 1 + __expf(-g.y)) * u.y);
         return reinterpret_cast<const std::uint32_t&>(h);
     };
-    const uint4 g = gate[i], u = up[i];
-    gate[i] = make_uint4(silu(g.x, u.x), silu(g.y, u.y), silu(g.z, u.z), silu(g.w, u.w));
+    uint4 g[N], u[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        const std::int64_t i = min(first + k * blockDim.x, n - 1);
+        g[k] = gate[i], u[k] = up[i];
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        if (const std::int64_t i = first + k * blockDim.x; i < n)
+            gate[i] =
+                make_uint4(silu(g[k].x, u[k].x), silu(g[k].y, u[k].y), silu(g[k].z, u[k].z), silu(g[k].w, u[k].w));
 }
 
 __global__ void gelu_kernel(__half* x, std::int64_t n) {
@@ -132,17 +141,20 @@ __global__ void select_rows_kernel(const float2* x, const std::int32_t* rows, fl
 }
 
 // -- rotation and store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane for each pair, whose
-// angle is worked out once for all of them. W neighbouring pairs a lane: 2, or 1 where their number is odd
+// angle is worked out once for all of them. Everything is asked for before anything is written, as a load could not pass a store.
 
 constexpr int rope_warps = 4; // of a block
 
-template <int W>
-__global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
+// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: what is copied at a time.
+template <int W, int H, class Word>
+__global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a, Plan plan) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x;
-    const int          D = a.head_dim, slot = plan.slots[t], lane = threadIdx.x % 32;
-    const int          first   = (int(blockIdx.y) * rope_warps + int(threadIdx.x) / 32) * heads_of_warp;
-    const int          rotated = a.n_heads + a.n_kv_heads, last = min(first + heads_of_warp, rotated + a.n_kv_heads);
+    const int          D = a.head_dim, slot = plan.slots[t], lane = int(threadIdx.x % 32);
+    const int          first  = (int(blockIdx.y) * rope_warps + int(threadIdx.x / 32)) * H;
+    const int          stored = a.n_heads + a.n_kv_heads, all = stored + a.n_kv_heads; // where v begins, and ends
+    // Entries that only fill up a graph have no slot: theirs are not stored.
+    const int rotated = slot < 0 ? a.n_heads : stored;
     // Head h of the block that holds this slot begins there.
     const auto place = [&](void* cache, int h) {
         return static_cast<__half*>(cache) +
@@ -150,10 +162,29 @@ __global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
     };
     const auto source = [&](int head) {
         return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D
-                                : reinterpret_cast<__half*>(a.k) + (t * a.n_kv_heads + head - a.n_heads) * D;
+               : head < stored  ? reinterpret_cast<__half*>(a.k) + (t * a.n_kv_heads + head - a.n_heads) * D
+                                : reinterpret_cast<__half*>(a.v) + (t * a.n_kv_heads + head - stored) * D;
+    };
+    const auto target = [&](int head) {
+        return head < a.n_heads ? source(head)
+               : head < stored  ? place(a.cache_k, head - a.n_heads)
+                                : place(a.cache_v, head - stored);
     };
     const float position = float(plan.positions[t]);
     for (int pair = lane * W; pair < a.half && first < rotated; pair += 32 * W) {
+        // The words hold x x' | y y' of two pairs where they are half a head apart, x y | x' y' where they are neighbours.
+        const int one = a.halves ? pair : 2 * pair, other = a.halves ? pair + a.half : 2 * pair + W;
+        __half    v[H][2 * W];
+#pragma unroll
+        for (int h = 0; h < H; h++) {
+            const __half* from = source(min(first + h, rotated - 1));
+            if constexpr (W == 2) {
+                *reinterpret_cast<__half2*>(v[h])     = *reinterpret_cast<const __half2*>(from + one);
+                *reinterpret_cast<__half2*>(v[h] + 2) = *reinterpret_cast<const __half2*>(from + other);
+            } else {
+                v[h][0] = from[one], v[h][1] = from[other];
+            }
+        }
         float sine[W], cosine[W];
 #pragma unroll
         for (int w = 0; w < W; w++) {
@@ -162,48 +193,47 @@ __global__ void rope_store_kernel(RopeStore a, Plan plan, int heads_of_warp) {
             const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
             sine[w] = __sinf(rest) * a.scale, cosine[w] = __cosf(rest) * a.scale;
         }
-        const int one = a.halves ? pair : 2 * pair, other = a.halves ? pair + a.half : 2 * pair + W;
-#pragma unroll 8
-        for (int head = first; head < min(last, rotated); head++) {
-            if (head >= a.n_heads && slot < 0) break;
-            __half* from = source(head);
-            __half* to   = head < a.n_heads ? from : place(a.cache_k, head - a.n_heads);
-            // The words hold x x' | y y' of two pairs where they are half a head apart, x y | x' y' where they are neighbours.
-            __half     v[2 * W]    = {};
+#pragma unroll
+        for (int h = 0; h < H; h++) {
+            if (first + h >= rotated) break;
+            __half*    to          = target(first + h);
             const auto swap_middle = [&] {
-                const __half h = v[1];
-                v[1] = v[W], v[W] = h;
+                const __half middle = v[h][1];
+                v[h][1] = v[h][W], v[h][W] = middle;
             };
-            if constexpr (W == 2) {
-                *reinterpret_cast<__half2*>(v)     = *reinterpret_cast<const __half2*>(from + one);
-                *reinterpret_cast<__half2*>(v + 2) = *reinterpret_cast<const __half2*>(from + other);
-            } else {
-                v[0] = from[one], v[1] = from[other];
-            }
             if (W == 2 && !a.halves) swap_middle();
 #pragma unroll
             for (int w = 0; w < W; w++) {
-                const float x = __half2float(v[w]), y = __half2float(v[W + w]);
-                v[w]     = __float2half(x * cosine[w] - y * sine[w]);
-                v[W + w] = __float2half(x * sine[w] + y * cosine[w]);
+                const float x = __half2float(v[h][w]), y = __half2float(v[h][W + w]);
+                v[h][w]     = __float2half(x * cosine[w] - y * sine[w]);
+                v[h][W + w] = __float2half(x * sine[w] + y * cosine[w]);
             }
             if (W == 2 && !a.halves) swap_middle();
             if constexpr (W == 2) {
-                *reinterpret_cast<__half2*>(to + one)   = *reinterpret_cast<const __half2*>(v);
-                *reinterpret_cast<__half2*>(to + other) = *reinterpret_cast<const __half2*>(v + 2);
+                *reinterpret_cast<__half2*>(to + one)   = *reinterpret_cast<const __half2*>(v[h]);
+                *reinterpret_cast<__half2*>(to + other) = *reinterpret_cast<const __half2*>(v[h] + 2);
             } else {
-                to[one] = v[0], to[other] = v[1];
+                to[one] = v[h][0], to[other] = v[h][1];
             }
         }
     }
     if (slot < 0) return;
-    for (int head = max(first, a.n_heads); head < last; head++) // what is not rotated
-        if (head < rotated)
-            for (int d = 2 * a.half + lane; d < D; d += 32) place(a.cache_k, head - a.n_heads)[d] = source(head)[d];
-        else {
-            const auto* from = reinterpret_cast<const __half*>(a.v) + (t * a.n_kv_heads + head - rotated) * D;
-            for (int d = lane; d < D; d += 32) place(a.cache_v, head - rotated)[d] = from[d];
+    for (int head = max(first, a.n_heads); head < min(first + H, stored); head++) // what is not rotated
+        for (int d = 2 * a.half + lane; d < D; d += 32) target(head)[d] = source(head)[d];
+    if (const int begin = max(first, stored); begin < min(first + H, all)) { // v
+        constexpr int of_word = int(sizeof(Word) / sizeof(__half)), at_once = H > 1 ? 4 : 1;
+        const int     words = D / of_word, n = (min(first + H, all) - begin) * words;
+        const auto*   from = reinterpret_cast<const Word*>(source(begin));
+        for (int w = lane; w < n; w += 32 * at_once) {
+            Word copied[at_once];
+#pragma unroll
+            for (int i = 0; i < at_once; i++) copied[i] = from[min(w + 32 * i, n - 1)];
+#pragma unroll
+            for (int i = 0; i < at_once; i++)
+                if (const int at = w + 32 * i; at < n)
+                    reinterpret_cast<Word*>(target(begin + at / words))[at % words] = copied[i];
         }
+    }
 }
 
 // -- block copies: every pair in every array, 16 bytes a thread
@@ -259,7 +289,7 @@ void norm(const void* x, bool x_is_float, const float* weight, const float* bias
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
-        run_kernel(kernel, dim3(unsigned(int(rows))), unsigned(threads), 0, raw(stream), x, weight, bias, eps, residual,
+        run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, raw(stream), x, weight, bias, eps, residual,
                        reinterpret_cast<__half*>(out), int(cols));
     };
     const auto choose = [&]<int Most>(std::integral_constant<int, Most>) {
@@ -271,8 +301,12 @@ void norm(const void* x, bool x_is_float, const float* weight, const float* bias
 }
 
 void silu_mul(Half* gate, const Half* up, std::int64_t n, Stream stream) {
-    run_kernel(silu_mul_kernel, dim3(unsigned(blocks_for(n / 8, 256))), unsigned(256), 0, raw(stream),
-               reinterpret_cast<uint4*>(gate), reinterpret_cast<const uint4*>(up), n / 8);
+    const auto run = [&](auto kernel, int at_once) {
+        run_kernel(kernel, dim3(unsigned(blocks_for(n / 8, 256 * at_once))), unsigned(256), 0, raw(stream),
+                   reinterpret_cast<uint4*>(gate), reinterpret_cast<const uint4*>(up), n / 8);
+    };
+    if (n < 1 << 22) run(silu_mul_kernel<1>, 1);
+    else run(silu_mul_kernel<4>, 4);
 }
 
 void gelu(Half* x, std::int64_t n, Stream stream) {
@@ -297,11 +331,16 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Stream stream) {
-    // Few tokens: as many warps as there are heads; many: fewer angles.
-    const int heads = args.n_heads + 2 * args.n_kv_heads, of_warp = n < 32 ? 1 : 8, of_block = rope_warps * of_warp;
-    run_kernel(args.half % 2 == 0 ? rope_store_kernel<2> : rope_store_kernel<1>,
-               dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0, raw(stream), args,
-               plan, of_warp);
+    // Few tokens: as many warps as there are heads; many: fewer angles, and more asked for at once.
+    const int  heads = args.n_heads + 2 * args.n_kv_heads;
+    const auto run   = [&](auto kernel, int of_warp) {
+        const int of_block = rope_warps * of_warp;
+        run_kernel(kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0,
+                     raw(stream), args, plan);
+    };
+    if (args.half % 2 != 0 || args.head_dim % 8 != 0) run(rope_store_kernel<1, 1, __half>, 1);
+    else if (n < 32) run(rope_store_kernel<2, 1, uint4>, 1);
+    else run(rope_store_kernel<2, 8, uint4>, 8);
 }
 
 void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream) {

@@ -163,18 +163,27 @@ struct Attention {
 // Decoding: one token for each sequence, a sequence cut into chunks, so that few long ones keep the GPU busy, too. The
 // items of a sequence stand together.
 struct DecodeItem {
-    std::int32_t row   = -1; // of q; -1: nothing to do
-    std::int32_t table = 0;  // where the sequence's blocks begin in Plan::block_tables
-    std::int32_t
-        begin = 0,
-        end   = 0; // positions of the chunk: it begins where the window does, or at a multiple of the chunks' length
-    std::int32_t n_chunks = 1; // of the sequence
-    std::int32_t index    = 0; // which of them
+    std::int32_t row   = -1;         // of q; -1: nothing to do
+    std::int32_t table = 0;          // where the sequence's blocks begin in Plan::block_tables
+    std::int32_t begin = 0, end = 0; // positions of the chunk
+    std::int32_t n_chunks = 1;       // of the sequence
+    std::int32_t index    = 0;       // which of them
+    std::int32_t old      = 0;       // positions below it were in the cache before this step
 };
 // The length of chunks that suits a step: `work` is the number of positions to be attended to by all kv heads of all rows.
 // attention_chunk is always possible, and gives a row the same sums in any step.
 constexpr int attention_chunk = 256;
 int           decode_chunk(int head_dim, std::int64_t work);
+// Some positions, cut into chunks of equal length (but for the last) that is about `chunk`.
+struct Chunks {
+    int n, length;
+};
+inline Chunks chunks_of(int positions, int chunk) {
+    int n            = (positions + (chunk == attention_chunk ? chunk - 1 : chunk / 2)) / chunk;
+    n                = n > 0 ? n : 1;
+    const int length = ((positions + n - 1) / n + 15) / 16 * 16;
+    return {(positions + length - 1) / length, length};
+}
 // `partial`: [items × heads × (D + 2)] float32; `tickets`: [T × heads] int, zero before and after.
 void attention_decode(const Attention& args, const Plan& plan, const DecodeItem* items, int n_items, float* partial,
                       std::int32_t* tickets, Stream stream);

@@ -409,11 +409,16 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
         chunk = cuda::decode_chunk(limits_.head_dim, work * limits_.n_kv_heads);
     }
     const auto one_query = [&](int row, int s) {
-        const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1, first = begin / chunk,
-                  chunks = (end - 1) / chunk + 1 - first;
-        for (int c = 0; c < chunks; c++)
-            item({row, plan.table_start[std::size_t(s)], std::max(begin, (first + c) * chunk),
-                  std::min(end, (first + c + 1) * chunk), chunks, c});
+        const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1,
+                  old = plan.positions[std::size_t(plan.token_start[std::size_t(s)])];
+        // The same chunks whatever the step, or of equal length.
+        const bool fixed = options_.deterministic;
+        const int  from  = fixed ? begin / chunk * chunk : begin;
+        const auto [n, length] =
+            fixed ? cuda::Chunks{(end - from + chunk - 1) / chunk, chunk} : cuda::chunks_of(end - from, chunk);
+        for (int c = 0; c < n; c++)
+            item({row, plan.table_start[std::size_t(s)], std::max(begin, from + c * length),
+                  std::min(end, from + (c + 1) * length), n, c, old});
     };
     for (int s = 0; s < plan.n_seqs(); s++) {
         const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];

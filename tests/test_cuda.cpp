@@ -250,13 +250,14 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         const int tile = cuda::prefill_tile(c.D);
         if (c.n_queries == 1 && tile > 0) {
             // Short chunks, and as long as the device likes them.
-            const int begin = c.window > 0 ? std::max(0, c.context - c.window) : 0,
-                      chunk = random() % 2 == 0 ? cuda::attention_chunk
-                                                : cuda::decode_chunk(c.D, std::int64_t(1) << (8 + random() % 16)),
-                      first = begin / chunk, n = (c.context - 1) / chunk + 1 - first;
+            const int begin        = c.window > 0 ? std::max(0, c.context - c.window) : 0,
+                      chunk        = random() % 2 == 0 ? cuda::attention_chunk
+                                                       : cuda::decode_chunk(c.D, std::int64_t(1) << (8 + random() % 16)),
+                      old          = int(random() % 2) * (c.context - 1);
+            const auto [n, length] = cuda::chunks_of(c.context - begin, chunk);
             for (int i = 0; i < n; i++)
-                items.insert(items.end(), {0, 0, std::max(begin, (first + i) * chunk),
-                                           std::min(c.context, (first + i + 1) * chunk), n, i});
+                items.insert(items.end(),
+                             {0, 0, begin + i * length, std::min(c.context, begin + (i + 1) * length), n, i, old});
             OnDevice<std::int32_t> list(items), tickets(std::vector<std::int32_t>(std::size_t(c.heads), 0));
             OnDevice<float> partial(std::vector<float>(std::size_t(n) * std::size_t(c.heads) * std::size_t(c.D + 2)));
             for (int again = 0; again < 2; again++) // the tickets are ready for the next launch

@@ -696,6 +696,93 @@ void kernel_line(const std::string& kernel, const std::string& shape, double sec
     std::fflush(stdout);
 }
 
+// The kernels that move a step's activations, blocks and logits, by the bytes that they cannot do without.
+void small_kernels(Gpu& gpu, const Arguments& a) {
+    const auto wanted = [&](std::string_view name) { return name.starts_with(a.only); };
+    const auto halves = [&](std::size_t n) { return static_cast<cuda::Half*>(gpu.halves(n)); };
+    const auto floats = [&](std::size_t n) { return static_cast<float*>(gpu.zeros(n * 4)); };
+    const auto line   = [&](const char* name, const std::string& shape, double bytes,
+                          const std::function<void()>& launch) {
+        if (wanted(name)) kernel_line(name, shape, gpu.seconds([&](int) { launch(); }), bytes, 0, a);
+        gpu.clear();
+    };
+    constexpr std::size_t hidden = 5120, ff = 13824, heads = 40, D = 128, vocab = 32000, block = 16;
+    for (const std::size_t T : {std::size_t(8), std::size_t(64), std::size_t(2048)}) {
+        const auto n = std::int64_t(T);
+        if (wanted("norm")) {
+            auto *x = halves(T * hidden), *out = halves(T * hidden);
+            auto *residual = floats(T * hidden), *weight = floats(hidden);
+            line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
+                cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.stream());
+            });
+        }
+        if (wanted("swiglu")) {
+            auto *gate = halves(T * ff), *up = halves(T * ff);
+            line("swiglu", cat(T, " × ", ff), double(T * ff) * 6,
+                 [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.stream()); });
+        }
+        if (wanted("rope + store")) {
+            std::vector<std::int32_t> numbers(T);
+            std::iota(numbers.begin(), numbers.end(), 0);
+            cuda::Plan plan;
+            plan.positions = plan.slots = static_cast<std::int32_t*>(gpu.ints(numbers));
+            cuda::RopeStore r;
+            r.q = halves(T * hidden), r.k = halves(T * hidden), r.v = halves(T * hidden);
+            r.cache_k = halves((T + block) * hidden), r.cache_v = halves((T + block) * hidden);
+            r.inv_freq = floats(D / 2), r.half = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
+            r.head_dim = int(D), r.block_size = int(block);
+            line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
+                 [&] { cuda::rope_and_store(r, plan, n, gpu.stream()); });
+        }
+    }
+    if (wanted("copy blocks")) { // of 40 layers
+        constexpr std::size_t    n_arrays = 80, n_copies = 16, bytes = block * hidden * 2;
+        std::vector<const void*> arrays;
+        for (std::size_t i = 0; i < n_arrays; i++) arrays.push_back(gpu.zeros(2 * n_copies * bytes));
+        void* bases = gpu.zeros(n_arrays * sizeof(void*));
+        cuda::upload(bases, arrays.data(), n_arrays * sizeof(void*));
+        std::vector<std::int32_t> pairs;
+        for (int i = 0; i < int(n_copies); i++) pairs.insert(pairs.end(), {i, int(n_copies) + i});
+        const auto*      list = static_cast<std::int32_t*>(gpu.ints(pairs));
+        cuda::BlockPools pools;
+        pools.from = static_cast<const void**>(bases), pools.to = static_cast<void**>(bases);
+        pools.n_arrays = int(n_arrays), pools.block_bytes = bytes;
+        line("copy blocks", cat(n_copies, " of 40 layers"), double(n_copies * n_arrays * bytes) * 2,
+             [&] { cuda::copy_blocks(pools, list, int(n_copies), gpu.stream()); });
+    }
+    constexpr std::size_t rows = 64;
+    if (wanted("argmax")) {
+        auto* logits = floats(rows * vocab);
+        auto* best   = static_cast<std::int32_t*>(gpu.zeros(rows * 4));
+        line("argmax", cat(rows, " × ", vocab), double(rows * vocab) * 4,
+             [&] { cuda::argmax(logits, best, std::int64_t(rows), std::int64_t(vocab), gpu.stream()); });
+    }
+    if (wanted("sample")) {
+        std::mt19937                    random(1);
+        std::normal_distribution<float> normal(0, 3);
+        std::vector<float>              values(rows * vocab);
+        for (float& v : values) v = normal(random);
+        auto* logits = floats(rows * vocab);
+        cuda::upload(logits, values.data(), values.size() * 4);
+        std::vector<cuda::SampleTask> tasks(rows);
+        std::vector<double>           draws(rows);
+        for (std::size_t i = 0; i < rows; i++) {
+            cuda::SampleTask& t = tasks[i];
+            t.row = t.first_draw = int(i), t.first_out = int(2 * i), t.n_draws = 1;
+            t.temperature = 0.8f, t.top_k = 40, t.top_p = 0.95f;
+            draws[i] = double(random()) / 4294967296.0;
+        }
+        auto* list    = static_cast<cuda::SampleTask*>(gpu.zeros(rows * sizeof(cuda::SampleTask)));
+        auto* numbers = static_cast<double*>(gpu.zeros(rows * 8));
+        cuda::upload(list, tasks.data(), rows * sizeof(cuda::SampleTask));
+        cuda::upload(numbers, draws.data(), rows * 8);
+        auto* answers = static_cast<std::int32_t*>(gpu.zeros(rows * 16));
+        line("sample", cat(rows, " × ", vocab, ", top_k 40"), double(rows * vocab) * 4, [&] {
+            cuda::sample(logits, std::int64_t(vocab), list, int(rows), nullptr, numbers, answers, gpu.stream());
+        });
+    }
+}
+
 int kernels(const Arguments& a) {
     cuda::DeviceInfo info;
     if (const char* why = cuda::open_device(0, info))
@@ -778,9 +865,9 @@ int kernels(const Arguments& a) {
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const int chunk = cuda::decode_chunk(D, std::int64_t(S) * L * K), chunks = (L + chunk - 1) / chunk;
+                const auto [chunks, length] = cuda::chunks_of(L, cuda::decode_chunk(D, std::int64_t(S) * L * K));
                 for (int c = 0; c < chunks; c++)
-                    items.insert(items.end(), {s, s * per, c * chunk, std::min(L, (c + 1) * chunk), chunks, c});
+                    items.insert(items.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), chunks, c, 0});
             }
             cuda::Plan plan;
             plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(table));
@@ -800,10 +887,10 @@ int kernels(const Arguments& a) {
                 t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
                 all.push_back(t);
             }
-            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 6 * std::size_t(H) * (D + 2) * 4));
+            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
             auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
             const double s       = gpu.seconds([&](int i) {
-                cuda::attention_decode(all[std::size_t(i % copies)], plan, list, int(items.size() / 6), partial,
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, list, int(items.size() / 7), partial,
                                              tickets, gpu.stream());
             });
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",
@@ -833,6 +920,7 @@ int kernels(const Arguments& a) {
         kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
         gpu.clear();
     }
+    small_kernels(gpu, a);
     return 0;
 }
 
@@ -1092,8 +1180,10 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
     CLI::App* kernel_command = app.add_subcommand("kernel", "single kernels of the GPU");
-    kernel_command->add_option("--only", a.only,
-                               "lines whose kernel begins so: vector, batch, cuBLASLt, decode, prefill");
+    kernel_command->add_option(
+        "--only", a.only,
+        "lines whose kernel begins so: vector, batch, cuBLASLt, decode, prefill, norm, swiglu, rope, copy, "
+        "argmax, sample");
     kernel_command->add_option("--bandwidth", a.bandwidth, "GB/s; 4300 by default");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; 790 by default");
     CLI::App* make_command = app.add_subcommand("make-model", "writes a model file of random weights");
