@@ -25,20 +25,22 @@ export namespace quire {
 enum class KvType { f16, f32 };
 
 struct EngineOptions {
-    std::string          device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
-    double               gpu_memory_utilization = 0.92;   // of the GPU's memory, weights and KV together
-    bool                 deterministic          = false;  // on a GPU: the same bits in any batch; a CPU's always are
-    int                  threads                = 0;      // 0: the physical cores
-    std::string          isa;                             // "": the widest there is; "plain", "avx2", "avx512"
-    int                  block_size  = 16;                // tokens, 1..256
-    int                  context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int                  kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
-    int                  swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
-    Recovery             recovery    = Recovery::automatic; // of requests that had to give up their blocks
-    double               watermark   = 0.01; // of the blocks: left free when a request starts beside others
-    KvType               kv_type     = KvType::f16;
-    int                  max_batch_tokens = 512; // of one step, chunks of prompts included
-    int                  max_sequences    = 16;  // running at once
+    std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
+    double      gpu_memory_utilization = 0.92;   // of the GPU's memory, weights and KV together
+    bool        deterministic          = false;  // on a GPU: the same bits in any batch; a CPU's always are
+    int         threads                = 0;      // 0: the physical cores
+    std::string isa;                             // "": the widest there is; "plain", "avx2", "avx512"
+    int         block_size  = 16;                // tokens, 1..256
+    int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
+    int         swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
+    Recovery    recovery    = Recovery::automatic; // of requests that had to give up their blocks
+    double      watermark   = 0.01;                // of the blocks: left free when a request starts beside others
+    KvType      kv_type     = KvType::f16;
+    // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
+    // activations then take less memory; and one for each sequence.
+    int                  max_batch_tokens = 0;
+    int                  max_sequences    = 16; // running at once
     bool                 prefix_cache     = true;
     std::vector<BlockId> free_order       = {}; // the order in which the blocks are handed out at first
     // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
@@ -197,7 +199,8 @@ Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) {
     EngineOptions o = wanted;
     if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
-    if (o.max_sequences < 1 || o.max_batch_tokens < o.max_sequences)
+    if (o.max_sequences < 1 || o.max_batch_tokens < 0 ||
+        (o.max_batch_tokens > 0 && o.max_batch_tokens < o.max_sequences))
         return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences,
                     " sequences");
     if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
@@ -217,6 +220,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     Result<std::unique_ptr<Backend>> backend = make_backend(o);
     if (!backend) return std::unexpected(backend.error());
     if (!o.pipeline) o.pipeline = o.device == "cuda";
+    if (o.max_batch_tokens == 0) o.max_batch_tokens = std::max(o.max_sequences, o.device == "cuda" ? 2048 : 256);
     const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
     if (!model) return std::unexpected(model.error());

@@ -210,11 +210,14 @@ struct Timed {
     int    steps = 0;               // of decoding
 };
 
-constexpr int batch_tokens = 2048; // of a step
-
 // Tokens that the first of some sequences may have before the last one's prompt is read.
-int head_start(int n_sequences, int n_prompt) {
-    return n_sequences > 1 ? int(std::int64_t(n_sequences) * n_prompt / batch_tokens) + 2 : 0;
+int head_start(int n_sequences, int n_prompt, int step_tokens) {
+    return n_sequences > 1 ? int(std::int64_t(n_sequences) * n_prompt / step_tokens) + 2 : 0;
+}
+// .. of a step, as the engine will choose them.
+int step_tokens(const Arguments& a) {
+    cuda::DeviceInfo info;
+    return a.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
 }
 
 // n_sequences prompts of n_prompt tokens at once, or one prompt that often, then n_tokens from each, all of them running to the
@@ -224,8 +227,9 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
     std::vector<RequestId> ids;
     for (int i = 0; i < n_sequences; i++) {
         Request r;
-        r.prompt               = random_prompt(engine, std::max(n_prompt, 1), seed * 1000 + (shared ? 0 : unsigned(i)));
-        r.max_tokens           = n_tokens + 1 + (n_tokens > 0 ? head_start(n_sequences, n_prompt) : 0);
+        r.prompt = random_prompt(engine, std::max(n_prompt, 1), seed * 1000 + (shared ? 0 : unsigned(i)));
+        r.max_tokens =
+            n_tokens + 1 + (n_tokens > 0 ? head_start(n_sequences, n_prompt, engine.options().max_batch_tokens) : 0);
         r.ignore_end           = true;
         r.sampling.temperature = 0;
         Result<RequestId> id   = engine.submit(std::move(r));
@@ -261,7 +265,6 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.prefix_cache           = false;
     o.max_sequences          = n_sequences;
     o.context                = n_tokens;
-    o.max_batch_tokens       = std::max(batch_tokens, n_sequences);
     o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
     o.swap_blocks            = 0;
     o.pipeline               = a.pipeline;
@@ -377,7 +380,7 @@ int batched(const Arguments& a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());
     const int     most    = *std::max_element(a.npl.begin(), a.npl.end());
-    EngineOptions options = options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp));
+    EngineOptions options = options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp, step_tokens(a)));
     options.prefix_cache  = a.prompt_shared;
     Result<Engine> engine = Engine::load(a.model, options);
     if (!engine) return complain(engine.error());

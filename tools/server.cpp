@@ -319,9 +319,9 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--parallel,--max-num-seqs", o.max_sequences, "sequences that run at once (also -np)")
         ->check(within(1, 4096))
         ->capture_default_str();
-    app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens, "tokens of one step")
-        ->check(within(1, 1 << 20))
-        ->capture_default_str();
+    app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
+                   "tokens of one step; by default 2048 on a GPU, 256 on a CPU")
+        ->check(within(1, 1 << 20));
     app.add_option("--device", o.device, "where it runs: the GPU if there is one, or the CPU")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
@@ -479,6 +479,7 @@ int main(int argc, char** argv) {
     }
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
-    if (a.engine.max_batch_tokens < a.engine.max_sequences) a.engine.max_batch_tokens = a.engine.max_sequences;
+    if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)
+        a.engine.max_batch_tokens = a.engine.max_sequences;
     return run(a);
 }
