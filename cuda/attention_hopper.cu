@@ -1,8 +1,8 @@
 // Prefill attention by Hopper's own instructions, for head_dim 64 and 128. A block of threads takes 128 neighbouring queries
 // of one head at a time: two groups of four warps multiply 64 of them each (wgmma, Q, K and V out of shared memory, the
 // probabilities out of registers). While a group's softmax runs, the tensor cores work on its last values and for the other
-// group. The four warps of a third group have jobs of their own: one has the copy engine bring K and V, in tiles of 128
-// positions, two bring Q, one finds out which queries are next, the longest contexts first. They run ahead of the groups that
+// group. The four warps of a third group have jobs of their own: one has the copy engine bring K, another one V, in tiles of 128
+// positions, one brings Q, one finds out which queries are next, the longest contexts first. They run ahead of the groups that
 // multiply, beyond the end of their queries, too: there are as many blocks of threads as processors.
 //
 // Shared memory holds rows of 64 halves, 128 bytes, swizzled as the hardware wants it: the 16-byte word w of row r stands at
@@ -35,7 +35,8 @@ struct Maps {
     CUtensorMap k, v;
 };
 
-[[maybe_unused]] __device__ unsigned next_item; // zero before and after a launch
+// Zero before and after a launch: launches do not run at the same time, as those that share a Workspace (matmul_blocks.cuh).
+[[maybe_unused]] __device__ unsigned next_item;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -63,7 +64,8 @@ __device__ void keep(float (&r)[Count]) {
     for (int i = 0; i < Count; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
 
-// Tells the compiler that all lanes have the same value.
+// Tells the compiler that all lanes have the same value. Descriptors made of such values stand in uniform registers; others
+// are moved there one by one between the products, which then wait.
 __device__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 // What stands at `address`, `stride` bytes between groups of eight rows, `leading` between slabs of 64 where the slab is the
@@ -242,6 +244,7 @@ __global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, 
     };
 
     if (group == 2) {
+        // 56 + 2 · 224 are the 3 · 168 registers of the launch; with one more the others would wait forever.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (warp == 3) { // says what is next
             if (lane != 0) return;
@@ -265,23 +268,27 @@ __global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, 
                 // All blocks together ask as often as there are items, and leave zero.
                 w = item(int(gridDim.x + atomicInc(&next_item, unsigned(n_items - 1))));
             }
-        } else if (warp > 0) { // brings Q of a group
-            const int to     = warp - 1;
-            unsigned  parity = 1;
+        } else if (warp == 2) {    // brings Q
+            unsigned parities = 3; // of the groups
             each([&](const Work& w) {
-                if (w.n_rows <= to * 64) return;
-                barrier_wait(&barriers.q_empty[to], parity);
-                parity ^= 1;
-                for (int row = to * 64; row < to * 64 + 64; row += 32)
-                    copy_rows<D>(
-                        q_tile + row * row_bytes, a.q,
-                        row + lane < w.n_rows ? ((w.first_row + row + lane) * a.n_heads + w.head) * (D / 8) : -1);
-                arrive_when_copied(&barriers.q_full[to]);
+                for (int to = 0; to * 64 < w.n_rows; to++) {
+                    barrier_wait(&barriers.q_empty[to], parities >> to & 1);
+                    parities ^= 1u << to;
+                    for (int row = to * 64; row < to * 64 + 64; row += 32)
+                        copy_rows<D>(
+                            q_tile + row * row_bytes, a.q,
+                            row + lane < w.n_rows ? ((w.first_row + row + lane) * a.n_heads + w.head) * (D / 8) : -1);
+                    arrive_when_copied(&barriers.q_full[to]);
+                }
             });
-        } else { // brings K and V
-            if (lane == 0) prefetch_map(maps.k), prefetch_map(maps.v);
-            int      stage  = 0;
-            unsigned parity = 1;
+        } else { // brings K, or V
+            const CUtensorMap& map   = warp == 0 ? maps.k : maps.v;
+            const Half*        cache = warp == 0 ? a.cache_k : a.cache_v;
+            std::uint64_t *    full  = warp == 0 ? barriers.k_full : barriers.v_full,
+                          *empty     = warp == 0 ? barriers.k_empty : barriers.v_empty;
+            int      stage           = 0;
+            unsigned parity          = 1;
+            if (lane == 0) prefetch_map(map);
             each([&](const Work& w) {
                 const auto* table = plan.block_tables + plan.table_start[w.sequence];
                 const int   head = w.head / (a.n_heads / a.n_kv_heads), last = last_of(w);
@@ -290,27 +297,22 @@ __global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, 
                     return (table[block] * a.n_kv_heads + head) * a.block_size + position - block * a.block_size;
                 };
                 for (int from = begin_of(w); from <= last; from += N) {
-                    const int  n     = min(N, last - from + chunk) / chunk;                     // chunks
-                    const int  row   = by_engine && lane < n ? row_of(from + lane * chunk) : 0; // read before the wait
-                    const auto bring = [&](unsigned char* tile, const Half* cache, const CUtensorMap& map,
-                                           std::uint64_t* full, std::uint64_t* empty) {
-                        barrier_wait(empty, parity);
-                        if (by_engine) {
-                            if (lane == 0) barrier_expect(full, unsigned(n * chunk * row_bytes));
-                            __syncwarp();
-                            if (lane < n) copy_chunk(tile + lane * chunk * row_bytes, map, row, full);
-                        } else {
-                            for (int i = 0; i < N; i += 32) {
-                                const int position = from + i + lane;
-                                copy_rows<D>(tile + i * row_bytes, cache,
-                                             position <= last ? row_of(position) * (D / 8) : -1);
-                            }
-                            arrive_when_copied(full);
+                    unsigned char* tile = kv_tiles + (stage * 2 + warp) * tile_bytes;
+                    const int      n    = min(N, last - from + chunk) / chunk;               // chunks
+                    const int row = by_engine && lane < n ? row_of(from + lane * chunk) : 0; // read before the wait
+                    barrier_wait(empty + stage, parity);
+                    if (by_engine) {
+                        if (lane == 0) barrier_expect(full + stage, unsigned(n * chunk * row_bytes));
+                        __syncwarp();
+                        if (lane < n) copy_chunk(tile + lane * chunk * row_bytes, map, row, full + stage);
+                    } else {
+                        for (int i = 0; i < N; i += 32) {
+                            const int position = from + i + lane;
+                            copy_rows<D>(tile + i * row_bytes, cache,
+                                         position <= last ? row_of(position) * (D / 8) : -1);
                         }
-                    };
-                    unsigned char* tile = kv_tiles + stage * 2 * tile_bytes;
-                    bring(tile, a.cache_k, maps.k, &barriers.k_full[stage], &barriers.k_empty[stage]);
-                    bring(tile + tile_bytes, a.cache_v, maps.v, &barriers.v_full[stage], &barriers.v_empty[stage]);
+                        arrive_when_copied(full + stage);
+                    }
                     if (++stage == stages) stage = 0, parity ^= 1;
                 }
             });
