@@ -3,7 +3,6 @@
 // a time (mma.m16n8k16). What the copy engine writes is swizzled: the 16-byte word w of a row of 128 bytes stands at w ^ (row % 8).
 //
 // Limits: cols is a multiple of 64; x has room for n_rows rounded up to 8, 16, 32 or 64.
-#include <cuda.h> // tensor maps
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -12,6 +11,7 @@
 #include "bulk.cuh"
 #include "kernels.h"
 #include "matmul_blocks.cuh"
+#include "tensor_map.cuh"
 
 namespace quire::cuda {
 
@@ -130,25 +130,6 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
         first = unit + 1;
     }
 #endif
-}
-
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-// The driver's, asked for by name: the program starts without a driver, too.
-Encode encoder() {
-    static const Encode found = [] {
-        void*                           function = nullptr;
-        cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-#else
-        cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
-#endif
-        return result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-    }();
-    return found;
 }
 
 // [rows × cols] halves in tiles of `box_rows` × 64.
