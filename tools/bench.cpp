@@ -162,10 +162,11 @@ struct Arguments {
     double           gpu_memory_utilization = 0.92;
     std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
-    int    repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, layers = 0, n_requests = 1000, max_sequences = 256;
-    int    npp = 512, ntg = 128;
-    double bandwidth = 0, tflops = 0;
-    bool   json = false, no_warmup = false, prompt_shared = false;
+    int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
+        max_sequences       = 256;
+    int                 npp = 512, ntg = 128;
+    double              bandwidth = 0, tflops = 0;
+    bool                json = false, no_warmup = false, prompt_shared = false;
     std::optional<bool> pipeline;
     // compare
     std::string llama_bench, llama_batched_bench;
@@ -217,6 +218,7 @@ int head_start(int n_sequences, int n_prompt, int step_tokens) {
 // .. of a step, as the engine will choose them.
 int step_tokens(const Arguments& a) {
     cuda::DeviceInfo info;
+    if (a.batch_tokens > 0) return a.batch_tokens;
     return a.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
 }
 
@@ -265,6 +267,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.prefix_cache           = false;
     o.max_sequences          = n_sequences;
     o.context                = n_tokens;
+    o.max_batch_tokens       = a.batch_tokens > 0 ? std::max(a.batch_tokens, n_sequences) : 0;
     o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
     o.swap_blocks            = 0;
     o.pipeline               = a.pipeline;
@@ -594,7 +597,7 @@ int throughput(const Arguments& a) {
     o.device              = a.device;
     o.threads             = a.threads;
     o.max_sequences       = a.max_sequences;
-    o.max_batch_tokens    = 2048;
+    o.max_batch_tokens    = std::max(step_tokens(a), a.max_sequences);
     o.context             = 2048;
     o.kv_blocks           = a.kv_blocks;
     o.pipeline            = a.pipeline;
@@ -1128,6 +1131,8 @@ int main(int argc, char** argv) {
                       "of the GPU's memory, weights and KV together")
             ->check(CLI::Range(0.01, 1.0))
             ->capture_default_str();
+        c->add_option("-b,--batch-size", a.batch_tokens, "tokens of a step; 0: 2048 on a GPU, 256 on a CPU")
+            ->check(CLI::Range(0, 1 << 20));
         c->add_option("--kv-blocks", a.kv_blocks, "0: what is needed")->check(CLI::Range(0, 1 << 24));
         c->add_option("--pipeline", a.pipeline, "on or off: begin a step before the last one's outputs are looked at");
         c->add_option("--bandwidth", a.bandwidth, "GB/s of this machine, for the fraction of the limit");
