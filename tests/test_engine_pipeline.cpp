@@ -27,7 +27,11 @@ namespace {
 thread_local std::size_t n_allocations = 0;
 } // namespace
 
-void* operator new(std::size_t n) {
+#if defined(__has_feature) && __has_feature(thread_sanitizer)
+constexpr bool counted = false; // ThreadSanitizer has operators of its own
+#else
+constexpr bool counted = true;
+void*          operator new(std::size_t n) {
     n_allocations++;
     if (void* memory = std::malloc(n > 0 ? n : 1)) return memory;
     throw std::bad_alloc();
@@ -39,6 +43,7 @@ void* operator new(std::size_t n, const std::nothrow_t&) noexcept {
 void operator delete(void* memory) noexcept { std::free(memory); }
 // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDelete): the analyzer takes what it frees for freed by the caller
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
 
 namespace {
 
@@ -303,7 +308,7 @@ TEST_CASE("a step takes memory for nothing but its events", "[engine]") {
         return taken;
     };
     run(1); // lists find their sizes
-    CHECK(n_allocations > 0);
+    CHECK((n_allocations > 0 || !counted));
     CHECK(run(10) == 0);
     CHECK((engine.stats().planned_ahead > 100) == pipelined);
 }
