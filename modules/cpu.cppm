@@ -113,6 +113,7 @@ private:
     std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
     std::vector<float>              rounded_; // the input of the product at hand, in the order of products of integers
     std::vector<float>              packed_;  // and of floats
+    std::vector<std::vector<float>> vectors_; // copies of the weights that are vectors
     // Weights by their place in the file, where the backend reads a copy in another order.
     std::unordered_map<const void*, Buffer>      interleaved_;
     std::unordered_map<const void*, MappedPages> lookups_; // tables that embed() alone reads
@@ -272,8 +273,14 @@ void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias
 }
 
 // Some types are copied into the order that the products want, and the pages of the file given back: embed() may ask for a
-// row of them again. All else stays where it is.
+// row of them again. Vectors are copied, too: each would keep a large page of the file. All else stays where it is.
 Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
+    if (weight.rows == 1 && weight.type == DType::F32) {
+        const auto*        from = static_cast<const float*>(weight.data);
+        std::vector<float> copy(from, from + weight.cols);
+        give_back(pages_around(weight.data), weight.data, std::size_t(weight.cols) * sizeof(float));
+        return TensorView{weight.type, 1, weight.cols, vectors_.emplace_back(std::move(copy)).data()};
+    }
     if (!interleaved_at_load(weight.type) || interleaved_.contains(weight.data)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
