@@ -220,7 +220,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     Result<std::unique_ptr<Backend>> backend = make_backend(o);
     if (!backend) return std::unexpected(backend.error());
     if (!o.pipeline) o.pipeline = o.device == "cuda";
-    if (o.max_batch_tokens == 0) o.max_batch_tokens = std::max(o.max_sequences, o.device == "cuda" ? 2048 : 256);
+    if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
+        o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
     const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
     if (!model) return std::unexpected(model.error());
