@@ -19,6 +19,7 @@
 #include "kernels.h"
 #include "tensor_map.cuh"
 #include "warp.cuh"
+#include "wgmma.cuh"
 
 namespace quire::cuda {
 
@@ -50,32 +51,6 @@ __device__ void arrive_when_copied(std::uint64_t* b) {
 }
 // What ordinary copies wrote, and the thread knows of, is seen by the wgmma that it issues next.
 __device__ void show_tensor_cores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-__device__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int Left>
-__device__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
-}
-// The compiler must not move uses of the accumulators across a wait.
-template <int Count>
-__device__ void keep(float (&r)[Count]) {
-#pragma unroll
-    for (int i = 0; i < Count; i++) asm volatile("" : "+f"(r[i])::"memory");
-}
-
-// Tells the compiler that all lanes have the same value. Descriptors made of such values stand in uniform registers; others
-// are moved there one by one between the products, which then wait.
-__device__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
-
-// What stands at `address`, `stride` bytes between groups of eight rows, `leading` between slabs of 64 where the slab is the
-// wide side. 128-byte swizzle.
-__device__ std::uint64_t descriptor(unsigned address, unsigned leading, unsigned stride) {
-    return std::uint64_t(1 << 30 | stride >> 4) << 32 | (address >> 4 | leading << 12);
-}
-__device__ std::uint64_t further(std::uint64_t descriptor, unsigned bytes) {
-    return descriptor >> 32 << 32 | unsigned(descriptor) + (bytes >> 4);
-}
 
 #define R8(d, i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
@@ -164,9 +139,6 @@ __device__ void copy_chunk(void* to, const CUtensorMap& map, int row, std::uint6
         "[%5];" ::"r"(shared_address(to)),
         "l"(&map), "r"(0), "r"(row % 8), "r"(row / 8), "r"(shared_address(b))
         : "memory");
-}
-__device__ void prefetch_map(const CUtensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // A warp brings 32 rows, each lane's own from its 16-byte word `at` on (zeros where that is negative). Neighbouring lanes

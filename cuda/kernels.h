@@ -239,7 +239,8 @@ struct TapeOp {
     const float* norm_weight = nullptr;
     float        eps         = 0;
     void*        out         = nullptr;  // norm
-    std::int64_t cols        = 0;        // of x
+    bool         x_is_float  = false;    // norm
+    std::int64_t rows = 0, cols = 0;     // of x
     Product      product[most_products]; // gated: gate and up
     int          n_products = 0;
     RopeStore    rope;
@@ -252,5 +253,12 @@ void* make_tape(const TapeOp* ops, int n_ops);
 bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets,
               Stream stream);
 void destroy_tape(void* tape);
+
+// -- dense.cu: what stands between two attentions of a step of 2 to 64 tokens, as a single kernel
+
+// Runs products (weights of halves), gated ones, and norms that follow a product and add its result to the residual: at least
+// two and at most four products, each of what the one before it made. The result of a product that a norm follows is not
+// written. False: not on this GPU, or not these operations; nothing has run then.
+bool run_dense(const TapeOp* ops, int n_ops, int n_tokens, Stream stream);
 
 } // namespace quire::cuda

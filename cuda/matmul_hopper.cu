@@ -17,7 +17,7 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int                     tile_cols = 64, weight_bytes = unit_rows * tile_cols * 2, shared_budget = 200 * 1024;
+constexpr int                     weight_bytes = unit_rows * tile_cols * 2, shared_budget = 200 * 1024;
 constexpr __host__ __device__ int tile_bytes(int n_tokens) { return weight_bytes + n_tokens * tile_cols * 2; }
 constexpr __host__ __device__ int stages_for(int n_tokens) { return shared_budget / tile_bytes(n_tokens); }
 
@@ -27,16 +27,6 @@ struct Maps {
 
 #if __CUDA_ARCH__ >= 900
 
-__device__ void copy_tile(void* to, const CUtensorMap& map, int col, int row, std::uint64_t* b) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_address(to)),
-        "l"(&map), "r"(col), "r"(row), "r"(shared_address(b))
-        : "memory");
-}
-__device__ void prefetch_map(const CUtensorMap& map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 // Four 8 × 8 matrices of halves; a lane gives the address of a row of the one of its eighth.
 __device__ void load_matrices(std::uint32_t (&r)[4], unsigned address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -132,22 +122,13 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
 #endif
 }
 
-// [rows × cols] halves in tiles of `box_rows` × 64.
-bool encode(CUtensorMap& map, const void* data, std::int64_t rows, std::int64_t cols, int box_rows) {
-    const cuuint64_t sizes[2] = {cuuint64_t(cols), cuuint64_t(rows)}, stride = cuuint64_t(cols) * 2;
-    const cuuint32_t box[2] = {tile_cols, cuuint32_t(box_rows)}, steps[2] = {1, 1};
-    return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(data), sizes, &stride, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <int NT>
 bool launch(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
     Maps maps;
     for (int k = 0; k < all.n; k++)
-        if (const Weight& w = all.product[k].weight; !encode(maps.weight[k], w.data, w.rows, cols, unit_rows))
+        if (const Weight& w = all.product[k].weight; !encode_tiles(maps.weight[k], w.data, w.rows, cols, unit_rows))
             return false;
-    if (!encode(maps.x, x, NT * 8, cols, NT * 8)) return false;
+    if (!encode_tiles(maps.x, x, NT * 8, cols, NT * 8)) return false;
     constexpr int            shared = stages_for(NT * 8) * tile_bytes(NT * 8) + 1024;
     static const cudaError_t once =
         cudaFuncSetAttribute(tile_kernel<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);

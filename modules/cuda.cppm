@@ -88,7 +88,10 @@ public:
     void gated(Tensor x, const Projection& gate, const Projection& up) override;
     void add(Tensor x, Tensor y) override;
     void select_logit_rows(Tensor x, Tensor out) override;
-    void choose_best(Tensor logits) override { cuda::argmax(floats(logits), best_, logits.rows, logits.cols, stream_); }
+    void choose_best(Tensor logits) override {
+        flush();
+        cuda::argmax(floats(logits), best_, logits.rows, logits.cols, stream_);
+    }
     SamplingLimits sampling_limits() const override { return sampling_limits_; }
     void           sample(Tensor logits) override;
     StepResults    results() override;
@@ -148,13 +151,19 @@ private:
     void tell(const cuda::TapeOp& op) {
         if (telling_ == Telling::now) told_.push_back(op);
     }
-    float*        partial_ = nullptr;
-    std::int32_t* tickets_ = nullptr;
-    std::int32_t *best_ = nullptr, *host_best_ = nullptr; // of each logit row
-    Half*         dequantized_      = nullptr;
-    std::int64_t  dequantized_size_ = 0;
-    float*        logits_           = nullptr; // pinned
-    std::size_t   logits_size_      = 0;
+    // Norms and products that have not begun yet.
+    std::vector<cuda::TapeOp> queue_;
+    void                      submit(const cuda::TapeOp& op);
+    void                      flush();
+    void                      run(const cuda::TapeOp& op);
+    void                      multiply(const cuda::TapeOp& op);
+    float*                    partial_ = nullptr;
+    std::int32_t*             tickets_ = nullptr;
+    std::int32_t *            best_ = nullptr, *host_best_ = nullptr; // of each logit row
+    Half*                     dequantized_      = nullptr;
+    std::int64_t              dequantized_size_ = 0;
+    float*                    logits_           = nullptr; // pinned
+    std::size_t               logits_size_      = 0;
     // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
     SamplingLimits sampling_limits_;
     std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
@@ -466,6 +475,7 @@ bool CudaBackend::replay_step() {
 }
 
 void CudaBackend::end_step() {
+    flush();
     if (telling_ == Telling::now) {
         telling_ = Telling::done;
         if (!told_.empty()) tape_logits_ = static_cast<const float*>(told_.back().product[0].out);
@@ -530,89 +540,139 @@ void CudaBackend::embed(const TensorView& weight, const TensorView& positions, T
 void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
                        Tensor out) {
     check(out.type == DType::F16, "norm: the result is for a product");
+    if (bias) { // LayerNorm
+        telling_ = Telling::done;
+        flush();
+        cuda::norm(x.data, x.type == DType::F32, vector_of(weight), vector_of(bias), eps,
+                   residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, stream_);
+        return;
+    }
     cuda::TapeOp op;
     op.kind        = cuda::TapeOp::norm;
     op.x           = x.data;
+    op.x_is_float  = x.type == DType::F32;
     op.residual    = residual ? floats(*residual) : nullptr;
     op.norm_weight = vector_of(weight);
     op.eps         = eps;
     op.out         = out.data;
+    op.rows        = x.rows;
     op.cols        = x.cols;
-    if (bias) telling_ = Telling::done;
-    tell(op);
-    cuda::norm(x.data, x.type == DType::F32, vector_of(weight), vector_of(bias), eps,
-               residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, stream_);
+    submit(op);
 }
 
 void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    cuda::Product products[cuda::most_products];
-    int           n = 0;
-    if (telling_ == Telling::now) {
-        cuda::TapeOp op;
-        op.kind = cuda::TapeOp::products;
-        op.x    = x.data;
-        op.cols = x.cols;
-        for (const Projection& p : projections)
-            op.product[op.n_products++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
-                                           p.out.type == DType::F32};
-        tell(op);
-    }
-    const auto f16    = [&] { return weight_of(*projections[0].weight).form == cuda::WeightForm::f16; };
-    const bool batch  = !options_.deterministic && std::ranges::all_of(projections, [](const Projection& p) {
-        return cuda::can_batch(weight_of(*p.weight));
-    });
-    const bool blas   = has_blas_ && !options_.deterministic && f16();
-    const int  vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
-    if (batch && x.rows > vector && x.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
-        for (const Projection& p : projections)
-            products[n++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
-                             p.out.type == DType::F32};
-        cuda::matmul_batch(halves(x), int(x.rows), x.cols, products, n, stream_);
+    cuda::TapeOp op;
+    op.kind = cuda::TapeOp::products;
+    op.x    = x.data;
+    op.rows = x.rows;
+    op.cols = x.cols;
+    for (const Projection& p : projections)
+        op.product[op.n_products++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
+                                       p.out.type == DType::F32};
+    submit(op);
+}
+
+void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
+    cuda::TapeOp op;
+    op.kind       = cuda::TapeOp::gated;
+    op.x          = x.data;
+    op.rows       = x.rows;
+    op.cols       = x.cols;
+    op.product[0] = {weight_of(*gate.weight), nullptr, gate.out.data, false};
+    op.product[1] = {weight_of(*up.weight), nullptr, up.out.data, false};
+    op.n_products = 2;
+    submit(op);
+}
+
+// Norms and products of some tokens wait for those that follow, up to the next attention.
+void CudaBackend::submit(const cuda::TapeOp& op) {
+    tell(op);
+    if (op.rows == shape_.tokens && op.rows > 1 && op.rows <= cuda::most_batch_rows && !options_.deterministic) {
+        queue_.push_back(op);
         return;
     }
-    if (x.rows <= vector || !has_blas_ || options_.deterministic) {
-        for (std::int64_t row = 0; row < x.rows; row += vector) {
-            n = 0;
-            for (const Projection& p : projections) {
-                const std::size_t skip = std::size_t(row * p.out.cols) * (p.out.type == DType::F32 ? 4 : 2);
-                products[n++]          = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr,
-                                          static_cast<std::byte*>(p.out.data) + skip, p.out.type == DType::F32};
+    flush();
+    run(op);
+}
+
+// Runs what waits, as one kernel where that can be.
+void CudaBackend::flush() {
+    std::span<const cuda::TapeOp> ops = queue_;
+    for (; !ops.empty() && ops[0].kind == cuda::TapeOp::norm; ops = ops.subspan(1)) run(ops[0]);
+    if (!cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, stream_))
+        for (const cuda::TapeOp& op : ops) run(op);
+    queue_.clear();
+}
+
+void CudaBackend::run(const cuda::TapeOp& op) {
+    const auto* x    = static_cast<const Half*>(op.x);
+    auto*       gate = static_cast<Half*>(op.product[0].out);
+    if (op.kind == cuda::TapeOp::norm) {
+        cuda::norm(op.x, op.x_is_float, op.norm_weight, nullptr, op.eps, op.residual, static_cast<Half*>(op.out),
+                   op.rows, op.cols, stream_);
+    } else if (op.kind == cuda::TapeOp::products) {
+        multiply(op);
+    } else if (op.rows != 1 || options_.deterministic ||
+               !cuda::matmul_gated(x, op.product[0].weight, op.product[1].weight, gate, stream_)) {
+        multiply(op);
+        cuda::silu_mul(gate, static_cast<const Half*>(op.product[1].out), op.rows * op.product[0].weight.rows, stream_);
+    }
+}
+
+void CudaBackend::multiply(const cuda::TapeOp& op) {
+    const auto*                          x = static_cast<const Half*>(op.x);
+    const std::span<const cuda::Product> products(op.product, std::size_t(op.n_products));
+    const auto is_f16 = [](const cuda::Product& p) { return p.weight.form == cuda::WeightForm::f16; };
+    const bool batch  = !options_.deterministic &&
+                       std::ranges::all_of(products, [](const cuda::Product& p) { return cuda::can_batch(p.weight); });
+    const bool blas   = has_blas_ && !options_.deterministic && is_f16(products[0]);
+    const int  vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
+    if (batch && op.rows > vector && op.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
+        cuda::matmul_batch(x, int(op.rows), op.cols, op.product, op.n_products, stream_);
+        return;
+    }
+    if (op.rows <= vector || !has_blas_ || options_.deterministic) {
+        for (std::int64_t row = 0; row < op.rows; row += vector) {
+            cuda::Product some[cuda::most_products];
+            int           n = 0;
+            for (cuda::Product p : products) {
+                p.out     = static_cast<std::byte*>(p.out) + row * p.weight.rows * (p.out_is_float ? 4 : 2);
+                some[n++] = p;
             }
-            cuda::matmul_vector(halves(x) + row * x.cols, int(std::min<std::int64_t>(vector, x.rows - row)), x.cols,
-                                products, n, options_.deterministic, stream_);
+            cuda::matmul_vector(x + row * op.cols, int(std::min<std::int64_t>(vector, op.rows - row)), op.cols, some, n,
+                                options_.deterministic, stream_);
         }
         return;
     }
-    for (std::size_t i = 0, count = 1; i < projections.size(); i += count) {
-        const Projection&   p = projections[i];
-        const cuda::Weight& w = weight_of(*p.weight);
+    for (std::size_t i = 0, count = 1; i < products.size(); i += count) {
+        const cuda::Product& p = products[i];
         // Neighbours of one shape, weights and results as far from one another, are one product.
         std::int64_t weight_stride = 0, out_stride = 0;
-        for (count = 1; w.form == cuda::WeightForm::f16 && i + count < projections.size(); count++) {
-            const Projection &  before = projections[i + count - 1], &next = projections[i + count];
-            const cuda::Weight &a = weight_of(*before.weight), &b = weight_of(*next.weight);
-            const std::int64_t  apart    = static_cast<const Half*>(b.data) - static_cast<const Half*>(a.data),
-                               out_apart = halves(next.out) - halves(before.out);
-            if (b.form != w.form || b.rows != w.rows || next.out.type != DType::F16 || p.out.type != DType::F16 ||
+        for (count = 1; is_f16(p) && i + count < products.size(); count++) {
+            const cuda::Product &before = products[i + count - 1], &next = products[i + count];
+            const std::int64_t   apart =
+                static_cast<const Half*>(next.weight.data) - static_cast<const Half*>(before.weight.data);
+            const std::int64_t out_apart = static_cast<const Half*>(next.out) - static_cast<const Half*>(before.out);
+            if (!is_f16(next) || next.weight.rows != p.weight.rows || next.out_is_float || p.out_is_float ||
                 apart <= 0 || out_apart <= 0 || (count > 1 && (apart != weight_stride || out_apart != out_stride)))
                 break;
             weight_stride = apart;
             out_stride    = out_apart;
         }
-        const Half* values = static_cast<const Half*>(w.data);
-        if (w.form != cuda::WeightForm::f16) {
-            cuda::dequantize(w, dequantized_, stream_);
+        const Half* values = static_cast<const Half*>(p.weight.data);
+        if (!is_f16(p)) {
+            cuda::dequantize(p.weight, dequantized_, stream_);
             values = dequantized_;
         }
-        cuda::matmul_blas(halves(x), x.rows, values, w.rows, w.cols, p.out.data, p.out.type == DType::F32, stream_,
-                          int(count), weight_stride, out_stride);
-        for (const Projection& each : projections.subspan(i, count))
-            if (each.bias && *each.bias)
-                cuda::add_bias(halves(each.out), vector_of(*each.bias), each.out.rows, each.out.cols, stream_);
+        cuda::matmul_blas(x, op.rows, values, p.weight.rows, p.weight.cols, p.out, p.out_is_float, stream_, int(count),
+                          weight_stride, out_stride);
+        for (const cuda::Product& each : products.subspan(i, count))
+            if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, stream_);
     }
 }
 
 void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
+    flush();
     float*& frequencies = frequencies_[rope.inv_freq.data()];
     if (frequencies == nullptr && !rope.inv_freq.empty()) { // the first step of a model
         frequencies = static_cast<float*>(take(rope.inv_freq.size_bytes()));
@@ -641,6 +701,7 @@ void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope,
 }
 
 void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
+    flush();
     cuda::Attention args;
     args.q          = halves(q);
     args.out        = halves(out);
@@ -664,23 +725,9 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
 
 void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
     if (telling_ == Telling::now) telling_ = Telling::done; // not for a tape
+    flush();
     if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, stream_);
     else cuda::gelu(halves(x), x.rows * x.cols, stream_);
-}
-
-void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
-    cuda::TapeOp op;
-    op.kind       = cuda::TapeOp::gated;
-    op.x          = x.data;
-    op.cols       = x.cols;
-    op.product[0] = {weight_of(*gate.weight), nullptr, gate.out.data, false};
-    op.product[1] = {weight_of(*up.weight), nullptr, up.out.data, false};
-    op.n_products = 2;
-    tell(op);
-    if (x.rows == 1 && !options_.deterministic &&
-        cuda::matmul_gated(halves(x), weight_of(*gate.weight), weight_of(*up.weight), halves(gate.out), stream_))
-        return;
-    Backend::gated(x, gate, up);
 }
 
 void CudaBackend::add(Tensor x, Tensor y) {
@@ -689,6 +736,7 @@ void CudaBackend::add(Tensor x, Tensor y) {
     op.residual = floats(x);
     op.x        = y.data;
     tell(op);
+    flush();
     cuda::add(floats(x), halves(y), x.rows * x.cols, stream_);
 }
 
@@ -698,6 +746,7 @@ void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
     op.x        = x.data;
     op.residual = floats(out);
     tell(op);
+    flush();
     cuda::select_rows(floats(x), on_device_.logit_rows, floats(out), out.rows, x.cols, stream_);
 }
 

@@ -178,6 +178,131 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
     cuda::destroy_stream(stream);
 }
 
+TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain sums", "[cuda]") {
+    if (no_gpu()) return;
+    cuda::Stream stream = cuda::create_stream();
+    std::mt19937 random(4);
+    struct Shape {
+        int from, hidden, ff, kv; // columns of the first x; of the norms; of SwiGLU; rows of the last, smaller products
+    };
+    using Rows         = std::vector<double>;
+    const auto rounded = [](Rows rows) { // as halves
+        for (double& v : rows) v = double(f16_to_f32(f32_to_f16(float(v))));
+        return rows;
+    };
+    const auto product = [](const Rows& x, const std::vector<std::uint16_t>& weight, int n, int cols) {
+        const std::vector<float> w    = floats_of(weight);
+        const int                rows = int(w.size()) / cols;
+        Rows                     out;
+        for (int t = 0; t < n; t++)
+            for (int r = 0; r < rows; r++) {
+                double sum = 0;
+                for (int c = 0; c < cols; c++)
+                    sum += x[std::size_t(t * cols + c)] * double(w[std::size_t(r * cols + c)]);
+                out.push_back(sum);
+            }
+        return out;
+    };
+    for (const auto& [from, hidden, ff, kv] :
+         {Shape{64, 64, 128, 4}, Shape{40, 200, 72, 132}, Shape{512, 384, 1096, 128}, Shape{136, 6400, 24, 8}})
+        for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64}) {
+            if (hidden > 1000 && n != 9) continue;
+            CAPTURE(from, hidden, ff, kv, n);
+            const auto matrix = [&](int rows, int cols) {
+                return random_halves(std::size_t(rows) * std::size_t(cols), random, 1 / std::sqrt(float(cols)));
+            };
+            const auto x = random_halves(std::size_t(n * from), random), o = matrix(hidden, from),
+                       gate = matrix(ff, hidden), up = matrix(ff, hidden), down = matrix(hidden, ff),
+                       q = matrix(std::min(hidden, 512), hidden), k = matrix(kv, hidden), v = matrix(kv, hidden);
+            const std::vector<float> residual = floats_of(random_halves(std::size_t(n * hidden), random)),
+                                     norm_a   = floats_of(random_halves(std::size_t(hidden), random)),
+                                     norm_b   = floats_of(random_halves(std::size_t(hidden), random)),
+                                     bias     = floats_of(random_halves(std::size_t(hidden), random));
+            // What the parts of a layer make of it, rounded where they hand halves on.
+            Rows       sum(residual.begin(), residual.end());
+            const auto normed = [&](const Rows& more, const std::vector<float>& weight) {
+                Rows out;
+                for (int t = 0; t < n; t++) {
+                    double squares = 0;
+                    for (int c = 0; c < hidden; c++) {
+                        double& s = sum[std::size_t(t * hidden + c)];
+                        s += more[std::size_t(t * hidden + c)];
+                        squares += s * s;
+                    }
+                    for (int c = 0; c < hidden; c++)
+                        out.push_back(sum[std::size_t(t * hidden + c)] / std::sqrt(squares / hidden + 1e-5) *
+                                      double(weight[std::size_t(c)]));
+                }
+                return rounded(out);
+            };
+            const std::vector<float> x_floats = floats_of(x);
+            Rows                     first    = product(Rows(x_floats.begin(), x_floats.end()), o, n, from);
+            for (std::size_t i = 0; i < first.size(); i++) first[i] += double(bias[i % std::size_t(hidden)]);
+            const Rows a = normed(first, norm_a);
+            Rows       g = product(a, gate, n, hidden), u = product(a, up, n, hidden);
+            for (std::size_t i = 0; i < g.size(); i++) g[i] = g[i] / (1 + std::exp(-g[i])) * u[i];
+            g                  = rounded(g);
+            const Rows b       = normed(product(g, down, n, ff), norm_b);
+            const Rows wants[] = {product(b, q, n, hidden), product(b, k, n, hidden), product(b, v, n, hidden)};
+
+            const OnDevice<std::uint16_t> there_x(x), there_o(o), there_gate(gate), there_up(up), there_down(down),
+                there_q(q), there_k(k), there_v(v), not_written(std::vector<std::uint16_t>(first.size(), half_nan)),
+                there_a(std::vector<std::uint16_t>(a.size(), half_nan)),
+                there_g(std::vector<std::uint16_t>(g.size(), half_nan)),
+                there_u(std::vector<std::uint16_t>(g.size(), half_nan)),
+                there_b(std::vector<std::uint16_t>(b.size(), half_nan)),
+                out_q(std::vector<std::uint16_t>(wants[0].size(), half_nan)),
+                out_k(std::vector<std::uint16_t>(wants[1].size(), half_nan));
+            const OnDevice<float> there_norm_a(norm_a), there_norm_b(norm_b), there_bias(bias),
+                out_v(std::vector<float>(wants[2].size(), std::numeric_limits<float>::quiet_NaN()));
+            std::vector<cuda::TapeOp> ops(6);
+            const auto                weight = [](const OnDevice<std::uint16_t>& data, int rows, int cols) {
+                cuda::Weight w;
+                w.rows = rows, w.cols = cols, w.data = data.data;
+                return w;
+            };
+            const auto products = [&](cuda::TapeOp& op, const OnDevice<std::uint16_t>& of, int cols,
+                                      std::initializer_list<cuda::Product> list) {
+                op.kind = cuda::TapeOp::products, op.x = of.data, op.rows = n, op.cols = cols;
+                for (const cuda::Product& p : list) op.product[op.n_products++] = p;
+            };
+            const OnDevice<float> there_residual(residual);
+            const auto norm = [&](cuda::TapeOp& op, const OnDevice<std::uint16_t>& out, const OnDevice<float>& w) {
+                op.kind = cuda::TapeOp::norm, op.x = not_written.data, op.residual = there_residual.data;
+                op.norm_weight = w.data, op.eps = 1e-5f, op.out = out.data, op.rows = n, op.cols = hidden;
+            };
+            products(ops[0], there_x, from,
+                     {{weight(there_o, hidden, from), there_bias.data, not_written.data, false}});
+            norm(ops[1], there_a, there_norm_a);
+            products(ops[2], there_a, hidden,
+                     {{weight(there_gate, ff, hidden), nullptr, there_g.data, false},
+                      {weight(there_up, ff, hidden), nullptr, there_u.data, false}});
+            ops[2].kind = cuda::TapeOp::gated;
+            products(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false}});
+            norm(ops[4], there_b, there_norm_b);
+            products(ops[5], there_b, hidden,
+                     {{weight(there_q, std::min(hidden, 512), hidden), nullptr, out_q.data, false},
+                      {weight(there_k, kv, hidden), nullptr, out_k.data, false},
+                      {weight(there_v, kv, hidden), nullptr, out_v.data, true}});
+            for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
+                cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float));
+                if (!cuda::run_dense(ops.data(), int(ops.size()), n, stream)) {
+                    WARN("not tested: only Hopper has this kernel");
+                    return;
+                }
+                cuda::synchronize(stream);
+            }
+            CHECK(relative_error(floats_of(there_a.back(stream)), a) < 2e-3);
+            CHECK(relative_error(floats_of(there_g.back(stream)), g) < 4e-3);
+            CHECK(relative_error(there_residual.back(stream), sum) < 4e-3);
+            CHECK(relative_error(floats_of(there_b.back(stream)), b) < 4e-3);
+            CHECK(relative_error(floats_of(out_q.back(stream)), wants[0]) < 8e-3);
+            CHECK(relative_error(floats_of(out_k.back(stream)), wants[1]) < 8e-3);
+            CHECK(relative_error(out_v.back(stream), wants[2]) < 8e-3);
+        }
+    cuda::destroy_stream(stream);
+}
+
 TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     if (no_gpu()) return;
     cuda::Stream stream = cuda::create_stream();

@@ -702,6 +702,55 @@ void kernel_line(const std::string& kernel, const std::string& shape, double sec
     std::fflush(stdout);
 }
 
+// What stands between two attentions of a layer of the 13 B shape, as one kernel.
+void dense_kernels(Gpu& gpu, const Arguments& a) {
+    if (!std::string_view("dense").starts_with(a.only)) return;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::most_batch_rows;
+    const auto halves   = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
+    auto *     attended = halves(most * hidden), *delta = halves(most * hidden), *normed = halves(most * hidden),
+         *gate = halves(most * ff), *up = halves(most * ff), *q = halves(most * hidden), *k = halves(most * hidden),
+         *v        = halves(most * hidden);
+    auto *residual = static_cast<float*>(gpu.zeros(most * hidden * 4)),
+         *norm     = static_cast<float*>(gpu.zeros(hidden * 4));
+    struct Layer {
+        cuda::Product o, gate, up, down, q, k, v;
+    };
+    const auto product = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
+        cuda::Product p;
+        p.weight.rows = rows, p.weight.cols = cols, p.weight.data = halves(rows * cols), p.out = out;
+        return p;
+    };
+    std::vector<Layer> layers;
+    for (int i = 0; i < 4; i++)
+        layers.push_back({product(hidden, hidden, delta), product(ff, hidden, gate), product(ff, hidden, up),
+                          product(hidden, ff, delta), product(hidden, hidden, q), product(hidden, hidden, k),
+                          product(hidden, hidden, v)});
+    const double weights = double(4 * hidden * hidden + 3 * hidden * ff);
+    for (int n : {4, 8, 16, 32, 64}) {
+        const auto run = [&](const Layer& l) {
+            cuda::TapeOp ops[6];
+            const auto   products = [&](cuda::TapeOp& op, const void* x, std::initializer_list<cuda::Product> list) {
+                op.kind = cuda::TapeOp::products, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
+                for (const cuda::Product& p : list) op.product[op.n_products++] = p;
+            };
+            for (cuda::TapeOp* op : {&ops[1], &ops[4]}) {
+                op->kind = cuda::TapeOp::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
+                op->eps = 1e-5f, op->out = normed, op->rows = n, op->cols = hidden;
+            }
+            products(ops[0], attended, {l.o});
+            products(ops[2], normed, {l.gate, l.up});
+            ops[2].kind = cuda::TapeOp::gated;
+            products(ops[3], gate, {l.down});
+            products(ops[5], normed, {l.q, l.k, l.v});
+            return cuda::run_dense(ops, 6, n, gpu.stream());
+        };
+        if (!run(layers[0])) break;
+        const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
+        kernel_line("dense f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
+    }
+    gpu.clear();
+}
+
 // The kernels that move a step's activations, blocks and logits, by the bytes that they cannot do without.
 void small_kernels(Gpu& gpu, const Arguments& a) {
     const auto wanted = [&](std::string_view name) { return name.starts_with(a.only); };
@@ -926,6 +975,7 @@ int kernels(const Arguments& a) {
         kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
         gpu.clear();
     }
+    dense_kernels(gpu, a);
     small_kernels(gpu, a);
     return 0;
 }
