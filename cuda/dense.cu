@@ -1,5 +1,5 @@
-// The products, norms and SwiGLU between two attentions of a step of some tokens, as one kernel that stays on all processors:
-// products of weights of halves, and what becomes of their results, by turns. The weights of the products to come are on their
+// What stands between two attentions of a step of some tokens, as one kernel that stays on all processors: products of weights
+// of halves, and what becomes of their results (the residual and its norm, SwiGLU, rotation and store), by turns. The weights of the products to come are on their
 // way into a ring in shared memory while all blocks wait for one another, so that the memory is busy all the time.
 //
 // A product is cut into tiles of 128 rows of weights and these into steps of 64 columns, dealt out evenly, in order, to the blocks.
@@ -37,7 +37,7 @@ constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : 1
 constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
 
 // What becomes of a product's sums.
-enum class Then : int { write, swiglu, norm };
+enum class Then : int { write, swiglu, norm, rope };
 
 struct Result {
     const float* bias;
@@ -59,6 +59,8 @@ struct Part {
 
 struct Parts {
     Part      part[most_parts];
+    RopeStore rope;
+    Plan      plan;
     int       n_parts, n_tokens;
     float*    sums;    // of a block's part of a tile, [tokens × 128], at block + tile
     unsigned* counter; // how often a block arrived, and how many are done; zero before and after
@@ -351,13 +353,17 @@ __device__ void combine_norm(const Part& part, const Parts& parts, const Meeting
     wait();
 }
 
+// A loop over small pieces of work by all threads of all blocks: warps that are neighbours in the work are in different blocks.
+__device__ unsigned first_piece() { return (threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32; }
+__device__ unsigned more_pieces() { return gridDim.x * team; }
+
 // The sums, or silu(gate) · up: four rows of a token for a thread at a time.
 __device__ void combine_rows(const Part& part, const Parts& parts) {
     const bool     pairs = part.then == Then::swiglu;
     const unsigned quads = pairs ? tile_rows / 8 : tile_rows / 4, n_tokens = unsigned(parts.n_tokens);
     const unsigned n      = unsigned(n_tiles(part)) * n_tokens * quads;
     const int      stride = parts.n_tokens * tile_rows;
-    for (unsigned i = blockIdx.x * team + threadIdx.x; i < n; i += gridDim.x * team) {
+    for (unsigned i = first_piece(); i < n; i += more_pieces()) {
         const int     quad = int(i % quads), token = int(i / quads % n_tokens), tile = int(i / quads / n_tokens);
         const int     which = pairs ? 0 : product_of(part, tile);
         const Result& r     = part.result[which];
@@ -377,6 +383,71 @@ __device__ void combine_rows(const Part& part, const Parts& parts) {
         const std::int64_t at = std::int64_t(token) * r.rows + row;
         if (r.is_float) *reinterpret_cast<float4*>(static_cast<float*>(r.to) + at) = v;
         else *reinterpret_cast<uint2*>(static_cast<__half*>(r.to) + at) = as_halves(v);
+    }
+}
+
+// Rotates q, and k on its way into the cache, with v: eight dimensions of a head for a thread at a time, two times four that
+// are half a head apart, or neighbours.
+__device__ void combine_rope(const Part& part, const Parts& parts, const Meeting& meeting, unsigned round) {
+    const RopeStore& a = parts.rope;
+    const int        D = a.head_dim, stored = a.n_heads + a.n_kv_heads, stride = parts.n_tokens * tile_rows;
+    const unsigned   eights = unsigned(D / 8), heads = unsigned(stored + a.n_kv_heads);
+    const unsigned   n = unsigned(parts.n_tokens) * heads * eights;
+    for (unsigned i = first_piece(), first = i;; i += more_pieces()) {
+        // What depends on nobody, before the sums are there.
+        const unsigned in    = min(i, n - 1);
+        const int      eight = int(in % eights), head = int(in / eights % heads), token = int(in / eights / heads);
+        const int      which = head < a.n_heads ? 0 : head < stored ? 1 : 2;
+        const int      of    = head - (which == 0 ? 0 : which == 1 ? a.n_heads : stored); // of q's, k's or v's heads
+        const int      d[2]  = {eight * (a.halves ? 4 : 8), eight * (a.halves ? 4 : 8) + (a.halves ? a.half : 4)};
+        const int      slot  = parts.plan.slots[token];
+        Sums           from[2];
+        float4         v[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int row = of * D + d[k];
+            from[k]       = sums_of(part, parts, part.first_tile[which] + row / tile_rows, token);
+            from[k].first += row % tile_rows;
+            v[k] = part.result[which].bias ? *reinterpret_cast<const float4*>(part.result[which].bias + row)
+                                           : float4{0, 0, 0, 0};
+        }
+        float sine[4] = {0, 0, 0, 0}, cosine[4] = {1, 1, 1, 1};
+        if (which < 2) {
+            const float4 frequencies = reinterpret_cast<const float4*>(a.inv_freq)[eight];
+            const float  position    = float(parts.plan.positions[token]);
+            turn(position, frequencies.x, sine[0], cosine[0]);
+            turn(position, frequencies.y, sine[1], cosine[1]);
+            turn(position, frequencies.z, sine[2], cosine[2]);
+            turn(position, frequencies.w, sine[3], cosine[3]);
+#pragma unroll
+            for (int w = 0; w < 4; w++) sine[w] *= a.scale, cosine[w] *= a.scale;
+        }
+        if (i == first) meeting.wait_all(round);
+        if (i >= n) return;
+#pragma unroll 4
+        for (int p = 0; p < max(from[0].n, from[1].n); p++)
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                if (p < from[k].n) add_up(v[k], shared_sums(from[k].first + std::int64_t(p) * stride));
+        const auto rotate = [&](float& x, float& y, int w) {
+            const float turned = x * cosine[w] - y * sine[w];
+            y                  = x * sine[w] + y * cosine[w];
+            x                  = turned;
+        };
+        if (a.halves) {
+            rotate(v[0].x, v[1].x, 0), rotate(v[0].y, v[1].y, 1), rotate(v[0].z, v[1].z, 2), rotate(v[0].w, v[1].w, 3);
+        } else {
+            rotate(v[0].x, v[0].y, 0), rotate(v[0].z, v[0].w, 1), rotate(v[1].x, v[1].y, 2), rotate(v[1].z, v[1].w, 3);
+        }
+        if (which > 0 && slot < 0) continue; // only fills up a graph
+        Half* to =
+            which == 0
+                ? a.q + (std::int64_t(token) * a.n_heads + of) * D
+                : (which == 1 ? a.cache_k : a.cache_v) +
+                      ((std::int64_t(slot / a.block_size) * a.n_kv_heads + of) * a.block_size + slot % a.block_size) *
+                          D;
+#pragma unroll
+        for (int k = 0; k < 2; k++) *reinterpret_cast<uint2*>(to + d[k]) = as_halves(v[k]);
     }
 }
 
@@ -417,6 +488,8 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
             if (part.result[0].rows <= 3 * team * 4)
                 combine_norm<3>(part, parts, meeting, unsigned(2 * p + 1), scratch);
             else combine_norm<4>(part, parts, meeting, unsigned(2 * p + 1), scratch);
+        } else if (part.then == Then::rope) {
+            combine_rope(part, parts, meeting, unsigned(2 * p + 1));
         } else {
             meeting.wait_all(unsigned(2 * p + 1));
             combine_rows(part, parts);
@@ -490,19 +563,37 @@ bool understand(const TapeOp& op, const TapeOp* next, int n_tokens, Part& part) 
     return part.first_tile[part.n_products] <= most_tiles;
 }
 
+// Whether `rope` turns the three results of these products, whole heads of them.
+bool turns(const RopeStore& rope, const Part& part) {
+    return part.then == Then::write && part.n_products == 3 && part.result[0].to == rope.q &&
+           part.result[1].to == rope.k && part.result[2].to == rope.v && rope.half * 2 == rope.head_dim &&
+           rope.head_dim % 8 == 0 && !part.result[0].is_float;
+}
+
 } // namespace
 
-bool run_dense(const TapeOp* ops, int n_ops, int n_tokens, Stream stream) {
-    if (n_ops < 2 || !is_hopper() || encoder() == nullptr || n_tokens < 1 || n_tokens > most_tokens) return false;
+int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream) {
+    if (n_ops < 2 || !is_hopper() || encoder() == nullptr || n_tokens < 1 || n_tokens > most_tokens) return 0;
     Parts parts{};
-    for (int i = 0; i < n_ops; i++) {
-        const TapeOp* next = i + 1 < n_ops && ops[i + 1].kind == TapeOp::norm ? &ops[i + 1] : nullptr;
-        if (parts.n_parts == most_parts || !understand(ops[i], next, n_tokens, parts.part[parts.n_parts++]))
-            return false;
-        if (next) i++;
+    int   done = 0;
+    while (done < n_ops && parts.n_parts < most_parts) {
+        Part&         part = parts.part[parts.n_parts];
+        const TapeOp* next = done + 1 < n_ops ? &ops[done + 1] : nullptr;
+        const bool    norm = next && next->kind == TapeOp::norm;
+        if (!understand(ops[done], norm ? next : nullptr, n_tokens, part)) break;
+        parts.n_parts++;
+        done += norm ? 2 : 1;
+        if (next && next->kind == TapeOp::rope_and_store) {
+            if (!turns(next->rope, part)) break;
+            part.then  = Then::rope;
+            parts.rope = next->rope;
+            done++;
+            break;
+        }
     }
     const Room& room = Room::one();
-    if (parts.n_parts < 2 || !room.sums || !room.counter) return false;
+    if (done < 2 || !room.sums || !room.counter) return 0;
+    parts.plan     = plan;
     parts.n_tokens = n_tokens;
     parts.sums     = room.sums;
     parts.counter  = room.counter;
@@ -512,7 +603,7 @@ bool run_dense(const TapeOp* ops, int n_ops, int n_tokens, Stream stream) {
         case 32: launch<32>(parts, stream); break;
         default: launch<64>(parts, stream); break;
     }
-    return true;
+    return done;
 }
 
 } // namespace quire::cuda

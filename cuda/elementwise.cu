@@ -188,10 +188,8 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
         float sine[W], cosine[W];
 #pragma unroll
         for (int w = 0; w < W; w++) {
-            // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-            const float angle = position * a.inv_freq[pair + w], turns = rintf(angle * 0.15915494309f);
-            const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
-            sine[w] = __sinf(rest) * a.scale, cosine[w] = __cosf(rest) * a.scale;
+            turn(position, a.inv_freq[pair + w], sine[w], cosine[w]);
+            sine[w] *= a.scale, cosine[w] *= a.scale;
         }
 #pragma unroll
         for (int h = 0; h < H; h++) {

@@ -60,6 +60,6 @@ void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int6
 void* make_tape(const TapeOp*, int) { return nullptr; }
 bool  run_tape(void*, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) { return false; }
 void  destroy_tape(void*) {}
-bool  run_dense(const TapeOp*, int, int, Stream) { return false; }
+int   run_dense(const TapeOp*, int, int, const Plan&, Stream) { return 0; }
 
 } // namespace quire::cuda

@@ -151,7 +151,7 @@ private:
     void tell(const cuda::TapeOp& op) {
         if (telling_ == Telling::now) told_.push_back(op);
     }
-    // Norms and products that have not begun yet.
+    // Norms, products and rotations that have not begun yet.
     std::vector<cuda::TapeOp> queue_;
     void                      submit(const cuda::TapeOp& op);
     void                      flush();
@@ -584,7 +584,7 @@ void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) 
     submit(op);
 }
 
-// Norms and products of some tokens wait for those that follow, up to the next attention.
+// Norms, products and rotations of some tokens wait for those that follow, up to the next attention.
 void CudaBackend::submit(const cuda::TapeOp& op) {
     tell(op);
     if (op.rows == shape_.tokens && op.rows > 1 && op.rows <= cuda::most_batch_rows && !options_.deterministic) {
@@ -599,8 +599,8 @@ void CudaBackend::submit(const cuda::TapeOp& op) {
 void CudaBackend::flush() {
     std::span<const cuda::TapeOp> ops = queue_;
     for (; !ops.empty() && ops[0].kind == cuda::TapeOp::norm; ops = ops.subspan(1)) run(ops[0]);
-    if (!cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, stream_))
-        for (const cuda::TapeOp& op : ops) run(op);
+    const int done = cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, on_device_, stream_);
+    for (const cuda::TapeOp& op : ops.subspan(std::size_t(done))) run(op);
     queue_.clear();
 }
 
@@ -610,6 +610,8 @@ void CudaBackend::run(const cuda::TapeOp& op) {
     if (op.kind == cuda::TapeOp::norm) {
         cuda::norm(op.x, op.x_is_float, op.norm_weight, nullptr, op.eps, op.residual, static_cast<Half*>(op.out),
                    op.rows, op.cols, stream_);
+    } else if (op.kind == cuda::TapeOp::rope_and_store) {
+        cuda::rope_and_store(op.rope, on_device_, op.rows, stream_);
     } else if (op.kind == cuda::TapeOp::products) {
         multiply(op);
     } else if (op.rows != 1 || options_.deterministic ||
@@ -672,7 +674,6 @@ void CudaBackend::multiply(const cuda::TapeOp& op) {
 }
 
 void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
-    flush();
     float*& frequencies = frequencies_[rope.inv_freq.data()];
     if (frequencies == nullptr && !rope.inv_freq.empty()) { // the first step of a model
         frequencies = static_cast<float*>(take(rope.inv_freq.size_bytes()));
@@ -696,8 +697,8 @@ void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope,
     cuda::TapeOp op;
     op.kind = cuda::TapeOp::rope_and_store;
     op.rope = args;
-    tell(op);
-    cuda::rope_and_store(args, on_device_, q.rows, stream_);
+    op.rows = q.rows;
+    submit(op);
 }
 
 void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {

@@ -286,7 +286,7 @@ TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain 
                       {weight(there_v, kv, hidden), nullptr, out_v.data, true}});
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
                 cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float));
-                if (!cuda::run_dense(ops.data(), int(ops.size()), n, stream)) {
+                if (!cuda::run_dense(ops.data(), int(ops.size()), n, {}, stream)) {
                     WARN("not tested: only Hopper has this kernel");
                     return;
                 }

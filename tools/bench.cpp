@@ -742,9 +742,9 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
             ops[2].kind = cuda::TapeOp::gated;
             products(ops[3], gate, {l.down});
             products(ops[5], normed, {l.q, l.k, l.v});
-            return cuda::run_dense(ops, 6, n, gpu.stream());
+            return cuda::run_dense(ops, 6, n, {}, gpu.stream());
         };
-        if (!run(layers[0])) break;
+        if (run(layers[0]) == 0) break;
         const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
         kernel_line("dense f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
     }
