@@ -1,19 +1,26 @@
 // What stands between two attentions of a step of some tokens, as one kernel that stays on all processors: products of weights
-// of halves, and what becomes of their results (the residual and its norm, SwiGLU, rotation and store), by turns. The weights of the products to come are on their
-// way into a ring in shared memory while all blocks wait for one another, so that the memory is busy all the time.
+// of halves, and what becomes of their results (the residual and its norm, SwiGLU, rotation and store), by turns. The weights of
+// the products to come are on their way into a ring in shared memory while all blocks wait for one another, so that the memory is
+// busy all the time.
 //
 // A product is cut into tiles of 128 rows of weights and these into steps of 64 columns, dealt out evenly, in order, to the blocks.
-// A block leaves its sums of a tile (or of the part that it has) in memory, token by token; whoever needs results adds up a
-// tile's parts, in the order of the columns. So a row's sums depend on the number of processors only.
+// Where a tile falls to several, the block that begins it adds up what the others leave, in the order of the columns, and
+// finishes it; only for a norm, which needs whole rows, all sums are left in memory. So a row's sums depend on the number of
+// processors only.
+//
+// A tile's rows are 8 times 8 pairs of rows that belong together: neighbours, gate and up, or two that are rotated together. The
+// copy engine sorts them so that a thread gets the sums of both.
 //
 // The warps of a block: two groups of four multiply (wgmma: 64 rows of weights by all tokens), one warp brings weights, one brings
-// x; those that multiply and eight more combine.
+// x, one tells other blocks of sums that are left to them, one waits for such; those that bring nothing, and some more, norm.
 //
-// Limits: Hopper; up to 64 tokens; weights of halves, cols a multiple of 8, rows of 4; RMS norms of up to 8,192 columns.
+// Limits: Hopper; up to 64 tokens; weights of halves, cols a multiple of 8, rows of 16 (gate and up: of 8); RMS norms of up to
+// 8,192 columns; head_dim 16 to 128, a power of two, all of it rotated.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "bulk.cuh"
 #include "kernels.h"
@@ -27,8 +34,9 @@ namespace {
 
 constexpr int                  most_parts = 4, most_tokens = 64, most_tiles = 1024;
 constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
-constexpr int                  team = 16 * 32, threads = team + 64; // those that multiply and combine, and all
-[[maybe_unused]] constexpr int weight_warp = 16, x_warp = 17;
+constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
+constexpr int                  multiplying  = 8;                    // warps
+[[maybe_unused]] constexpr int telling_warp = 8, hearing_warp = 9, weight_warp = 16, x_warp = 17;
 
 // Stages of the rings of weights and of x, N tokens.
 constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
@@ -48,10 +56,12 @@ struct Result {
 
 // Products of one x, and what follows.
 struct Part {
-    CUtensorMap  weight[most_products], x; // tiles of 64 rows; of all tokens
-    Result       result[most_products];    // of the norm: the first one's `to` gets the normed rows
-    int          first_tile[most_products + 1], n_products, n_steps; // of a tile
-    Then         then;
+    CUtensorMap weight[most_products], x;              // tiles of 128 rows, by pairs; of all tokens
+    int    along[most_products], apart[most_products]; // the dimension in which a map's tiles follow, how far apart
+    Result result[most_products];                      // of the norm: the first one's `to` gets the normed rows
+    int    first_tile[most_products + 1], n_products, n_steps; // of a tile
+    Then   then;
+    bool   up_first; // of gate and up, in memory
     const float* norm_weight;
     float        eps;
     float*       residual;
@@ -62,27 +72,45 @@ struct Parts {
     RopeStore rope;
     Plan      plan;
     int       n_parts, n_tokens;
-    float*    sums;    // of a block's part of a tile, [tokens × 128], at block + tile
+    float*    sums;    // for norms: of a block's part of a tile, [tokens × 128], at block + tile
+    float4*   left;    // what a block left to the one that finishes its first tile, as the threads have it
+    unsigned* arrived; // how many have left something of a tile; zero before and after
     unsigned* counter; // how often a block arrived, and how many are done; zero before and after
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-__device__ int n_tiles(const Part& part) { return part.first_tile[part.n_products]; }
-// The steps of all tiles are numbered through and dealt out to as many blocks as there can be, so that each of these has some:
-// where a block's share begins, and whose a step is.
-__device__ unsigned sharing(const Part& part) { return min(gridDim.x, unsigned(n_tiles(part) * part.n_steps)); }
-__device__ int      begin_of(const Part& part, unsigned block) {
-    return int(unsigned(n_tiles(part) * part.n_steps) * min(block, sharing(part)) / sharing(part));
-}
-__device__ int owner_of(const Part& part, int step) {
-    return int((unsigned(step + 1) * sharing(part) - 1) / unsigned(n_tiles(part) * part.n_steps));
-}
 __device__ int product_of(const Part& part, int tile) {
     int which = 0;
     while (tile >= part.first_tile[which + 1]) which++;
     return which;
 }
+
+// The steps of all tiles are numbered through and dealt out to as many blocks as there can be, so that each of these has some:
+// where a block's share begins, and whose a step is.
+__device__ int      n_steps(const Part& part) { return part.first_tile[part.n_products] * part.n_steps; }
+__device__ unsigned sharing(const Part& part) { return min(gridDim.x, unsigned(n_steps(part))); }
+__device__ int      begin_of(const Part& part, unsigned block) {
+    return int(unsigned(n_steps(part)) * min(block, sharing(part)) / sharing(part));
+}
+__device__ int owner_of(const Part& part, int step) {
+    return int((unsigned(step + 1) * sharing(part) - 1) / unsigned(n_steps(part)));
+}
+
+struct Share {
+    int begin, end, of_tile;
+
+    __device__ Share(const Part& part)
+        : begin(begin_of(part, blockIdx.x)), end(begin_of(part, blockIdx.x + 1)), of_tile(part.n_steps) {}
+    __device__ bool empty() const { return begin == end; }
+    __device__ int  first_tile() const { return begin / of_tile; }
+    __device__ int  last_tile() const { return (end - 1) / of_tile; }
+    __device__ bool begins(int tile) const { return tile * of_tile >= begin; }
+    __device__ bool ends(int tile) const { return (tile + 1) * of_tile <= end; }
+    // Whether the block leaves its sums of its first tile to another one; whether others do of its last.
+    __device__ bool leaves() const { return !begins(first_tile()); }
+    __device__ bool awaits() const { return begins(last_tile()) && !ends(last_tile()); }
+};
 
 #define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
@@ -133,6 +161,16 @@ __device__ uint2  as_halves(float4 v) {
 // What threads wrote, the copy engine sees, once it is known of.
 __device__ void show_copy_engine() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// Counts one up, after what was written before; waits until so many are counted.
+__device__ void tell(unsigned* counter) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+__device__ void hear(const unsigned* counter, unsigned n) {
+    unsigned seen;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    while (seen < n);
+}
+
 struct Team {
     static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"(team) : "memory"); }
     static __device__ constexpr int size() { return team; }
@@ -144,14 +182,10 @@ struct Meeting {
 
     __device__ void arrive() const { // by the team
         Team::sync();
-        if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+        if (threadIdx.x == 0) tell(counter);
     }
-    __device__ void wait(unsigned round) const { // by a thread, until all have arrived so often
-        unsigned seen;
-        do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-        while (seen < round * gridDim.x);
-    }
-    __device__ void wait_all(unsigned round) const { // by the team
+    __device__ void wait(unsigned round) const { hear(counter, round * gridDim.x); } // until all have arrived so often
+    __device__ void wait_all(unsigned round) const {                                 // by the team
         if (threadIdx.x == 0) wait(round);
         Team::sync();
     }
@@ -176,6 +210,15 @@ struct At {
     __device__ void wait_full(const Ring& ring) const { barrier_wait(ring.full + stage, parity); }
 };
 
+__device__ void copy_rows(void* to, const CUtensorMap& map, int col, int third, int fourth, std::uint64_t* b,
+                          std::uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+        "%3, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(col), "r"(0), "r"(third), "r"(fourth), "r"(shared_address(b)), "l"(policy)
+        : "memory");
+}
+
 template <int N>
 __device__ void bring_weights(const Parts& parts, const Ring& ring) {
     for (int p = 0; p < parts.n_parts; p++)
@@ -184,18 +227,15 @@ __device__ void bring_weights(const Parts& parts, const Ring& ring) {
     At<weight_stages(N)> at;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
-        const int   end  = begin_of(part, blockIdx.x + 1);
-        int         unit = begin_of(part, blockIdx.x), tile = unit / part.n_steps, step = unit % part.n_steps;
-        for (; unit < end; unit++) {
-            const int      which = part.then == Then::swiglu ? 0 : product_of(part, tile);
-            const bool     pairs = part.then == Then::swiglu; // 64 rows of the gate, then those of up
-            const int      row   = pairs ? tile * 64 : (tile - part.first_tile[which]) * tile_rows;
-            unsigned char* to    = ring.memory + at.stage * weight_bytes;
+        const Share share(part);
+        int         tile = share.begin / part.n_steps, step = share.begin % part.n_steps;
+        for (int i = share.begin; i < share.end; i++) {
+            const int which = product_of(part, tile), place = (tile - part.first_tile[which]) * part.apart[which];
             at.wait_free(ring);
             barrier_expect(ring.full + at.stage, weight_bytes);
-            copy_tile(to, part.weight[which], step * tile_cols, row, ring.full + at.stage, policy);
-            copy_tile(to + weight_bytes / 2, part.weight[pairs ? 1 : which], step * tile_cols, pairs ? row : row + 64,
-                      ring.full + at.stage, policy);
+            copy_rows(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_cols,
+                      part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
+                      policy);
             at.next();
             if (++step == part.n_steps) step = 0, tile++;
         }
@@ -207,23 +247,94 @@ __device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& mee
     for (int p = 0; p < parts.n_parts; p++) prefetch_map(parts.part[p].x);
     wait_for_inputs();
     At<x_stages(N)> at;
+    unsigned        round = 0;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
-        const int   end  = begin_of(part, blockIdx.x + 1);
-        int         unit = begin_of(part, blockIdx.x), step = unit % part.n_steps;
-        if (p > 0 && unit < end) {
-            meeting.wait(unsigned(2 * p));
+        const Share share(part);
+        if (p > 0 && !share.empty()) {
+            meeting.wait(round);
             show_copy_engine();
         }
-        for (; unit < end; unit++) {
+        int step = share.begin % part.n_steps;
+        for (int i = share.begin; i < share.end; i++) {
             at.wait_free(ring);
             barrier_expect(ring.full + at.stage, x_bytes(N));
             copy_tile(ring.memory + at.stage * x_bytes(N), part.x, step * tile_cols, 0, ring.full + at.stage);
             at.next();
             if (++step == part.n_steps) step = 0;
         }
+        round += part.then == Then::norm ? 2 : 1;
     }
 }
+
+// At the end of a tile a thread has the sums of one of its 64 pairs and N / 4 tokens: what(token, first, second) for each.
+__device__ int pair_of_thread() { return int(threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4); }
+template <int N, class What>
+__device__ void for_each_token(const float (&d)[N / 2], int n_tokens, const What& what) {
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (const int token = i * 8 + int(threadIdx.x % 4) * 2 + j; token < n_tokens)
+                what(token, d[4 * i + j], d[4 * i + 2 + j]);
+}
+
+// What becomes of a tile whose sums are complete.
+template <int N>
+__device__ void finish(const Part& part, const Parts& parts, int tile, const float (&d)[N / 2]) {
+    const int     which  = product_of(part, tile);
+    const Result& r      = part.result[which];
+    const int     pair   = (tile - part.first_tile[which]) * (tile_rows / 2) + pair_of_thread();
+    auto*         halves = static_cast<__half*>(r.to);
+    if (part.then == Then::swiglu) {
+        if (pair < r.rows)
+            for_each_token<N>(d, parts.n_tokens, [&](int token, float one, float other) {
+                const float gate = part.up_first ? other : one, up = part.up_first ? one : other;
+                halves[std::int64_t(token) * r.rows + pair] = __float2half(__fdividef(gate, 1 + __expf(-gate)) * up);
+            });
+        return;
+    }
+    if (pair * 2 >= r.rows) return;
+    if (part.then == Then::write) {
+        const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
+        for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+            const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
+            if (r.is_float) static_cast<float2*>(r.to)[at] = {v + bias.x, u + bias.y};
+            else reinterpret_cast<__half2*>(halves)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
+        });
+        return;
+    }
+    // Rotates q, and k on its way into the cache, with v.
+    const RopeStore& a     = parts.rope;
+    const bool       turns = which < 2, apart = turns && a.halves; // two rows that are half a head apart
+    const int        D = a.head_dim, head = pair / (D / 2), in_head = pair % (D / 2);
+    const int        one = apart ? in_head : 2 * in_head, other = apart ? in_head + D / 2 : 2 * in_head + 1;
+    const float bias = r.bias ? r.bias[head * D + one] : 0.0f, other_bias = r.bias ? r.bias[head * D + other] : 0.0f;
+    const float frequency = turns ? a.inv_freq[in_head] : 0.0f;
+    for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+        const int slot = parts.plan.slots[token];
+        if (which > 0 && slot < 0) return; // only fills up a graph
+        float sine = 0, cosine = 1;
+        if (turns) {
+            turn(float(parts.plan.positions[token]), frequency, sine, cosine);
+            sine *= a.scale, cosine *= a.scale;
+        }
+        v += bias, u += other_bias;
+        const float        x = v * cosine - u * sine, y = v * sine + u * cosine;
+        const std::int64_t row =
+            which == 0 ? std::int64_t(token) * a.n_heads + head
+                       : (std::int64_t(slot / a.block_size) * a.n_kv_heads + head) * a.block_size + slot % a.block_size;
+        auto* to = reinterpret_cast<__half*>(which == 0 ? a.q : which == 1 ? a.cache_k : a.cache_v) + row * D;
+        if (apart) to[one] = __float2half(x), to[other] = __float2half(y);
+        else *reinterpret_cast<__half2*>(to + one) = __floats2half2_rn(x, y);
+    });
+}
+
+// Between the warps that multiply and those that speak with other blocks: sums are left; those of others are there.
+struct Talk {
+    std::uint64_t *left, *there;
+    unsigned       left_parity = 0, there_parity = 0;
+};
 
 // Where a block of threads is in both rings.
 template <int N>
@@ -234,12 +345,12 @@ struct Position {
 
 // The block's share of a part's products.
 template <int N>
-__device__ void multiply(const Part& part, int n_tokens, float* sums, const Ring& weights, const Ring& xs,
-                         Position<N>& at) {
-    const int           group = uniform(int(threadIdx.x) / 128), lane = int(threadIdx.x % 32);
+__device__ void multiply(const Part& part, const Parts& parts, const Ring& weights, const Ring& xs, Position<N>& at,
+                         Talk& talk) {
+    constexpr int       words = N / 8, of_block = words * multiplying * 32; // of what is left
+    const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
-    const int           end    = begin_of(part, blockIdx.x + 1);
-    int                 unit = begin_of(part, blockIdx.x), tile = unit / part.n_steps, step = unit % part.n_steps;
+    const Share         share(part);
     const std::uint64_t w0 = descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16, 1024),
                         x0 = descriptor(shared_address(xs.memory), 16, 1024);
     float d[N / 2];
@@ -249,8 +360,8 @@ __device__ void multiply(const Part& part, int n_tokens, float* sums, const Ring
     const auto free = [&] {
         if (leader) barrier_arrive(weights.empty + old_w), barrier_arrive(xs.empty + old_x);
     };
-    for (; unit < end; tile++, step = 0) {
-        const int n = min(end - unit, part.n_steps - step);
+    for (int unit = share.begin, tile = share.first_tile(); unit < share.end; tile++) {
+        const int n = min(share.end, (tile + 1) * part.n_steps) - unit;
         for (int i = 0; i < n; i++) {
             at.w.wait_full(weights);
             at.x.wait_full(xs);
@@ -272,17 +383,54 @@ __device__ void multiply(const Part& part, int n_tokens, float* sums, const Ring
         keep(d);
         free();
         unit += n;
-        float* to =
-            sums + std::int64_t(int(blockIdx.x) + tile) * n_tokens * tile_rows + int(threadIdx.x) / 32 * 16 + lane / 4;
+        if (part.then == Then::norm) {
+            float* to = parts.sums + std::int64_t(int(blockIdx.x) + tile) * parts.n_tokens * tile_rows;
+            for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+                reinterpret_cast<float2*>(to + token * tile_rows)[pair_of_thread()] = {v, u};
+            });
+        } else if (!share.begins(tile)) {
+            float4* to = parts.left + std::int64_t(blockIdx.x) * of_block + threadIdx.x;
 #pragma unroll
-        for (int i = 0; i < N / 8; i++)
+            for (int i = 0; i < words; i++)
+                to[i * multiplying * 32] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(talk.left);
+        } else {
+            if (!share.ends(tile)) {
+                barrier_wait(talk.there, talk.there_parity);
+                talk.there_parity ^= 1;
+                const int last = owner_of(part, (tile + 1) * part.n_steps - 1);
+#pragma unroll 1
+                for (int b = int(blockIdx.x) + 1; b <= last; b++) {
+                    const float4* from = parts.left + std::int64_t(b) * of_block + threadIdx.x;
+                    float4        v[words];
 #pragma unroll
-            for (int j = 0; j < 2; j++)
-                if (const int token = i * 8 + lane % 4 * 2 + j; token < n_tokens) {
-                    to[token * tile_rows]     = d[4 * i + j];
-                    to[token * tile_rows + 8] = d[4 * i + 2 + j];
+                    for (int i = 0; i < words; i++) v[i] = __ldcg(from + i * multiplying * 32);
+#pragma unroll
+                    for (int i = 0; i < words; i++)
+                        d[4 * i] += v[i].x, d[4 * i + 1] += v[i].y, d[4 * i + 2] += v[i].z, d[4 * i + 3] += v[i].w;
                 }
+            }
+            finish<N>(part, parts, tile, d);
+        }
     }
+}
+
+// Beside those that multiply, by a warp each.
+__device__ void tell_others(const Part& part, const Parts& parts, Talk& talk) {
+    const Share share(part);
+    if (part.then == Then::norm || !share.leaves()) return;
+    barrier_wait(talk.left, talk.left_parity);
+    talk.left_parity ^= 1;
+    if (threadIdx.x % 32 == 0) tell(parts.arrived + share.first_tile());
+}
+__device__ void hear_others(const Part& part, const Parts& parts, const Talk& talk) {
+    const Share share(part);
+    if (part.then == Then::norm || !share.awaits() || threadIdx.x % 32 != 0) return;
+    const int tile = share.last_tile();
+    hear(parts.arrived + tile, unsigned(owner_of(part, (tile + 1) * part.n_steps - 1)) - blockIdx.x);
+    parts.arrived[tile] = 0; // for the next part
+    barrier_arrive(talk.there);
 }
 
 // The sums of a tile for one token: so many parts of 128 floats, `stride` floats apart.
@@ -353,111 +501,13 @@ __device__ void combine_norm(const Part& part, const Parts& parts, const Meeting
     wait();
 }
 
-// A loop over small pieces of work by all threads of all blocks: warps that are neighbours in the work are in different blocks.
-__device__ unsigned first_piece() { return (threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32; }
-__device__ unsigned more_pieces() { return gridDim.x * team; }
-
-// The sums, or silu(gate) · up: four rows of a token for a thread at a time.
-__device__ void combine_rows(const Part& part, const Parts& parts) {
-    const bool     pairs = part.then == Then::swiglu;
-    const unsigned quads = pairs ? tile_rows / 8 : tile_rows / 4, n_tokens = unsigned(parts.n_tokens);
-    const unsigned n      = unsigned(n_tiles(part)) * n_tokens * quads;
-    const int      stride = parts.n_tokens * tile_rows;
-    for (unsigned i = first_piece(); i < n; i += more_pieces()) {
-        const int     quad = int(i % quads), token = int(i / quads % n_tokens), tile = int(i / quads / n_tokens);
-        const int     which = pairs ? 0 : product_of(part, tile);
-        const Result& r     = part.result[which];
-        const int     row   = (tile - part.first_tile[which]) * int(quads) * 4 + quad * 4;
-        if (row >= r.rows) continue;
-        Sums from = sums_of(part, parts, tile, token);
-        from.first += quad * 4;
-        float4 v = {0, 0, 0, 0}, u = v;
-#pragma unroll 4
-        for (int p = 0; p < from.n; p++) {
-            add_up(v, shared_sums(from.first + std::int64_t(p) * stride));
-            if (pairs) add_up(u, shared_sums(from.first + std::int64_t(p) * stride + tile_rows / 2));
-        }
-        if (r.bias) add_up(v, *reinterpret_cast<const float4*>(r.bias + row));
-        const auto swiglu = [](float g, float up) { return __fdividef(g, 1 + __expf(-g)) * up; };
-        if (pairs) v = {swiglu(v.x, u.x), swiglu(v.y, u.y), swiglu(v.z, u.z), swiglu(v.w, u.w)};
-        const std::int64_t at = std::int64_t(token) * r.rows + row;
-        if (r.is_float) *reinterpret_cast<float4*>(static_cast<float*>(r.to) + at) = v;
-        else *reinterpret_cast<uint2*>(static_cast<__half*>(r.to) + at) = as_halves(v);
-    }
-}
-
-// Rotates q, and k on its way into the cache, with v: eight dimensions of a head for a thread at a time, two times four that
-// are half a head apart, or neighbours.
-__device__ void combine_rope(const Part& part, const Parts& parts, const Meeting& meeting, unsigned round) {
-    const RopeStore& a = parts.rope;
-    const int        D = a.head_dim, stored = a.n_heads + a.n_kv_heads, stride = parts.n_tokens * tile_rows;
-    const unsigned   eights = unsigned(D / 8), heads = unsigned(stored + a.n_kv_heads);
-    const unsigned   n = unsigned(parts.n_tokens) * heads * eights;
-    for (unsigned i = first_piece(), first = i;; i += more_pieces()) {
-        // What depends on nobody, before the sums are there.
-        const unsigned in    = min(i, n - 1);
-        const int      eight = int(in % eights), head = int(in / eights % heads), token = int(in / eights / heads);
-        const int      which = head < a.n_heads ? 0 : head < stored ? 1 : 2;
-        const int      of    = head - (which == 0 ? 0 : which == 1 ? a.n_heads : stored); // of q's, k's or v's heads
-        const int      d[2]  = {eight * (a.halves ? 4 : 8), eight * (a.halves ? 4 : 8) + (a.halves ? a.half : 4)};
-        const int      slot  = parts.plan.slots[token];
-        Sums           from[2];
-        float4         v[2];
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int row = of * D + d[k];
-            from[k]       = sums_of(part, parts, part.first_tile[which] + row / tile_rows, token);
-            from[k].first += row % tile_rows;
-            v[k] = part.result[which].bias ? *reinterpret_cast<const float4*>(part.result[which].bias + row)
-                                           : float4{0, 0, 0, 0};
-        }
-        float sine[4] = {0, 0, 0, 0}, cosine[4] = {1, 1, 1, 1};
-        if (which < 2) {
-            const float4 frequencies = reinterpret_cast<const float4*>(a.inv_freq)[eight];
-            const float  position    = float(parts.plan.positions[token]);
-            turn(position, frequencies.x, sine[0], cosine[0]);
-            turn(position, frequencies.y, sine[1], cosine[1]);
-            turn(position, frequencies.z, sine[2], cosine[2]);
-            turn(position, frequencies.w, sine[3], cosine[3]);
-#pragma unroll
-            for (int w = 0; w < 4; w++) sine[w] *= a.scale, cosine[w] *= a.scale;
-        }
-        if (i == first) meeting.wait_all(round);
-        if (i >= n) return;
-#pragma unroll 4
-        for (int p = 0; p < max(from[0].n, from[1].n); p++)
-#pragma unroll
-            for (int k = 0; k < 2; k++)
-                if (p < from[k].n) add_up(v[k], shared_sums(from[k].first + std::int64_t(p) * stride));
-        const auto rotate = [&](float& x, float& y, int w) {
-            const float turned = x * cosine[w] - y * sine[w];
-            y                  = x * sine[w] + y * cosine[w];
-            x                  = turned;
-        };
-        if (a.halves) {
-            rotate(v[0].x, v[1].x, 0), rotate(v[0].y, v[1].y, 1), rotate(v[0].z, v[1].z, 2), rotate(v[0].w, v[1].w, 3);
-        } else {
-            rotate(v[0].x, v[0].y, 0), rotate(v[0].z, v[0].w, 1), rotate(v[1].x, v[1].y, 2), rotate(v[1].z, v[1].w, 3);
-        }
-        if (which > 0 && slot < 0) continue; // only fills up a graph
-        Half* to =
-            which == 0
-                ? a.q + (std::int64_t(token) * a.n_heads + of) * D
-                : (which == 1 ? a.cache_k : a.cache_v) +
-                      ((std::int64_t(slot / a.block_size) * a.n_kv_heads + of) * a.block_size + slot % a.block_size) *
-                          D;
-#pragma unroll
-        for (int k = 0; k < 2; k++) *reinterpret_cast<uint2*>(to + d[k]) = as_halves(v[k]);
-    }
-}
-
 #endif
 
 template <int N>
 __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant__ Parts parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))];
+    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
     __shared__ float         scratch[32];
     const Ring               weights{memory, barriers, barriers + weight_stages(N)};
     const Ring               xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
@@ -468,6 +518,7 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
         for (int s = 0; s < weight_stages(N); s++)
             barrier_init(weights.full + s, 1), barrier_init(weights.empty + s, 2);
         for (int s = 0; s < x_stages(N); s++) barrier_init(xs.full + s, 1), barrier_init(xs.empty + s, 2);
+        barrier_init(talks, multiplying), barrier_init(talks + 1, 1);
         barriers_ready();
     }
     __syncthreads();
@@ -479,41 +530,45 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
     }
     wait_for_inputs();
     Position<N> at;
+    Talk        talk{talks, talks + 1};
+    unsigned    round = 0; // of meetings
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
-        if (begin_of(part, blockIdx.x) == begin_of(part, blockIdx.x + 1)) meeting.wait_all(unsigned(2 * p)); // no share
-        else if (warp < 8) multiply<N>(part, parts.n_tokens, parts.sums, weights, xs, at);
-        meeting.arrive();
+        if (Share(part).empty()) meeting.wait_all(round);
+        else if (warp < multiplying) multiply<N>(part, parts, weights, xs, at, talk);
+        else if (warp == telling_warp) tell_others(part, parts, talk);
+        else if (warp == hearing_warp) hear_others(part, parts, talk);
         if (part.then == Then::norm) {
-            if (part.result[0].rows <= 3 * team * 4)
-                combine_norm<3>(part, parts, meeting, unsigned(2 * p + 1), scratch);
-            else combine_norm<4>(part, parts, meeting, unsigned(2 * p + 1), scratch);
-        } else if (part.then == Then::rope) {
-            combine_rope(part, parts, meeting, unsigned(2 * p + 1));
-        } else {
-            meeting.wait_all(unsigned(2 * p + 1));
-            combine_rows(part, parts);
+            meeting.arrive();
+            round++;
+            if (part.result[0].rows <= 3 * team * 4) combine_norm<3>(part, parts, meeting, round, scratch);
+            else combine_norm<4>(part, parts, meeting, round, scratch);
         }
         if (p + 1 == parts.n_parts) break;
         show_copy_engine();
         meeting.arrive();
+        round++;
     }
     // The last one to leave makes the counters ready for the next launch.
     if (threadIdx.x == 0 && atomicAdd(parts.counter + 1, 1) == gridDim.x - 1) parts.counter[0] = parts.counter[1] = 0;
 #endif
 }
 
-// Of the sums of all blocks, and the counters.
+// What all launches share: they do not run at the same time.
 struct Room {
     float*             sums    = nullptr;
-    unsigned*          counter = nullptr;
+    float4*            left    = nullptr;
+    unsigned *         arrived = nullptr, *counter = nullptr;
     static const Room& one() {
         static const Room room;
         return room;
     }
     Room() {
-        sums    = static_cast<float*>(allocate(std::size_t(n_processors() + most_tiles) * most_tokens * tile_rows * 4));
-        counter = static_cast<unsigned*>(allocate(256));
+        constexpr std::size_t tile = std::size_t(most_tokens) * tile_rows * sizeof(float);
+        sums                       = static_cast<float*>(allocate(std::size_t(n_processors() + most_tiles) * tile));
+        left                       = static_cast<float4*>(allocate(std::size_t(n_processors()) * tile));
+        arrived                    = static_cast<unsigned*>(allocate(most_tiles * sizeof(unsigned)));
+        counter                    = static_cast<unsigned*>(allocate(256));
     }
 };
 
@@ -528,46 +583,86 @@ void launch(const Parts& parts, Stream stream) {
 
 constexpr int rounded(int n_tokens) { return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : 64; }
 
-// The products of `op`, followed by `next` if that is their norm.
-bool understand(const TapeOp& op, const TapeOp* next, int n_tokens, Part& part) {
-    const bool pairs = op.kind == TapeOp::gated;
-    if (op.cols % 8 != 0 || (op.kind != TapeOp::products && !pairs)) return false;
-    part.n_products    = op.n_products;
-    part.n_steps       = int((op.cols + tile_cols - 1) / tile_cols);
-    part.then          = pairs ? Then::swiglu : Then::write;
-    part.first_tile[0] = 0;
-    if (!encode_tiles(part.x, op.x, n_tokens, op.cols, rounded(n_tokens))) return false;
-    for (int k = 0; k < op.n_products; k++) {
-        const Product& p = op.product[k];
-        if (p.weight.form != WeightForm::f16 || p.weight.cols != op.cols || p.weight.rows % 4 != 0) return false;
-        if (!encode_tiles(part.weight[k], p.weight.data, p.weight.rows, op.cols, 64)) return false;
-        part.result[k]         = {p.bias, p.out, int(p.weight.rows), p.out_is_float};
-        part.first_tile[k + 1] = part.first_tile[k] + int((p.weight.rows + tile_rows - 1) / tile_rows);
-    }
-    if (pairs) {
-        const Product &gate = op.product[0], &up = op.product[1];
-        if (op.n_products != 2 || gate.weight.rows != up.weight.rows || gate.bias || up.bias || gate.out_is_float)
-            return false;
-        part.first_tile[1] = part.first_tile[2] = int((gate.weight.rows + 63) / 64);
-    }
-    if (next) {
-        if (pairs || op.n_products != 1 || next->x != op.product[0].out || op.product[0].out_is_float ||
-            next->residual == nullptr || next->cols != op.product[0].weight.rows || next->cols > 4 * team * 4)
-            return false;
-        part.then         = Then::norm;
-        part.norm_weight  = next->norm_weight;
-        part.eps          = next->eps;
-        part.residual     = next->residual;
-        part.result[0].to = next->out;
-    }
-    return part.first_tile[part.n_products] <= most_tiles;
+// Tiles of 128 rows, by pairs: [64 columns][8 rows, `row` apart][2, `pair` apart][n3, `third` apart][n4, `fourth` apart], of which
+// a tile has box3 · box4. Distances are in elements.
+bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::int64_t row, std::int64_t pair,
+                  std::int64_t n3, std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
+    const cuuint64_t sizes[5]   = {cuuint64_t(cols), 8, 2, cuuint64_t(n3), cuuint64_t(n4)};
+    const cuuint64_t strides[4] = {cuuint64_t(row) * 2, cuuint64_t(pair) * 2, cuuint64_t(third) * 2,
+                                   cuuint64_t(fourth) * 2};
+    const cuuint32_t box[5] = {tile_cols, 8, 2, cuuint32_t(box3), cuuint32_t(box4)}, steps[5] = {1, 1, 1, 1, 1};
+    return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, const_cast<void*>(data), sizes, strides, box, steps,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Whether `rope` turns the three results of these products, whole heads of them.
-bool turns(const RopeStore& rope, const Part& part) {
-    return part.then == Then::write && part.n_products == 3 && part.result[0].to == rope.q &&
-           part.result[1].to == rope.k && part.result[2].to == rope.v && rope.half * 2 == rope.head_dim &&
-           rope.head_dim % 8 == 0 && !part.result[0].is_float;
+// Whether `rope` turns the results of these three products, whole heads of them.
+bool turns(const RopeStore& rope, const TapeOp& op) {
+    const int D = rope.head_dim;
+    return op.kind == TapeOp::products && op.n_products == 3 && op.product[0].out == rope.q &&
+           op.product[1].out == rope.k && op.product[2].out == rope.v && rope.half * 2 == D && D >= 16 &&
+           tile_rows % D == 0 && !op.product[0].out_is_float;
+}
+// Whether `norm` adds the result of this product to the residual.
+bool norms(const TapeOp& norm, const TapeOp& op) {
+    return op.kind == TapeOp::products && op.n_products == 1 && norm.x == op.product[0].out &&
+           !op.product[0].out_is_float && norm.residual != nullptr && norm.cols == op.product[0].weight.rows &&
+           norm.cols <= 4 * team * 4;
+}
+
+// The products of `op`, and what `next` makes of them. Returns how many of the two it is; 0: not for this kernel.
+int understand(const TapeOp& op, const TapeOp* next, int n_tokens, Parts& parts) {
+    Part&              part = parts.part[parts.n_parts];
+    const std::int64_t cols = op.cols;
+    if (cols % 8 != 0 || (op.kind != TapeOp::products && op.kind != TapeOp::gated)) return 0;
+    for (int k = 0; k < op.n_products; k++)
+        if (op.product[k].weight.form != WeightForm::f16 || op.product[k].weight.cols != cols) return 0;
+    part.n_products    = op.n_products;
+    part.n_steps       = int((cols + tile_cols - 1) / tile_cols);
+    part.then          = Then::write;
+    part.first_tile[0] = 0;
+    if (!encode_tiles(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
+    if (op.kind == TapeOp::gated) {
+        const Weight &     gate = op.product[0].weight, &up = op.product[1].weight;
+        const std::int64_t apart = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
+        part.up_first            = apart < 0;
+        if (gate.rows != up.rows || gate.rows % 8 != 0 || op.product[0].out_is_float ||
+            !encode_pairs(part.weight[0], part.up_first ? up.data : gate.data, cols, cols, std::abs(apart),
+                          gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
+            return 0;
+        part.then          = Then::swiglu;
+        part.n_products    = 1;
+        part.along[0]      = 3;
+        part.apart[0]      = 8;
+        part.result[0]     = {nullptr, op.product[0].out, int(gate.rows), false};
+        part.first_tile[1] = int((gate.rows + 63) / 64);
+        return part.first_tile[1] <= most_tiles ? 1 : 0;
+    }
+    if (next && next->kind == TapeOp::norm && norms(*next, op)) {
+        part.then        = Then::norm;
+        part.norm_weight = next->norm_weight;
+        part.eps         = next->eps;
+        part.residual    = next->residual;
+    } else if (next && next->kind == TapeOp::rope_and_store && turns(next->rope, op)) {
+        part.then  = Then::rope;
+        parts.rope = next->rope;
+    }
+    for (int k = 0; k < op.n_products; k++) {
+        const Product&     p    = op.product[k];
+        const std::int64_t rows = p.weight.rows;
+        const int          D    = parts.rope.head_dim;
+        const bool         half = part.then == Then::rope && k < 2 && parts.rope.halves; // pairs half a head apart
+        if (rows % 16 != 0 || !(half ? encode_pairs(part.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
+                                                    8 * cols, D / 16, rows / D, D * cols, tile_rows / D)
+                                     : encode_pairs(part.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
+                                                    16 * cols, 8, 1, 16 * cols, 1)))
+            return 0;
+        part.along[k]          = half ? 4 : 3;
+        part.apart[k]          = half ? tile_rows / D : 8;
+        part.result[k]         = {p.bias, part.then == Then::norm ? next->out : p.out, int(rows), p.out_is_float};
+        part.first_tile[k + 1] = part.first_tile[k] + int((rows + tile_rows - 1) / tile_rows);
+    }
+    return part.first_tile[part.n_products] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
 }
 
 } // namespace
@@ -576,26 +671,19 @@ int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stre
     if (n_ops < 2 || !is_hopper() || encoder() == nullptr || n_tokens < 1 || n_tokens > most_tokens) return 0;
     Parts parts{};
     int   done = 0;
-    while (done < n_ops && parts.n_parts < most_parts) {
-        Part&         part = parts.part[parts.n_parts];
-        const TapeOp* next = done + 1 < n_ops ? &ops[done + 1] : nullptr;
-        const bool    norm = next && next->kind == TapeOp::norm;
-        if (!understand(ops[done], norm ? next : nullptr, n_tokens, part)) break;
-        parts.n_parts++;
-        done += norm ? 2 : 1;
-        if (next && next->kind == TapeOp::rope_and_store) {
-            if (!turns(next->rope, part)) break;
-            part.then  = Then::rope;
-            parts.rope = next->rope;
-            done++;
-            break;
-        }
+    for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
+        const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);
+        if (n == 0) break;
+        more = parts.part[parts.n_parts++].then != Then::rope;
+        done += n;
     }
     const Room& room = Room::one();
-    if (done < 2 || !room.sums || !room.counter) return 0;
+    if (done < 2 || !room.sums || !room.left || !room.arrived || !room.counter) return 0;
     parts.plan     = plan;
     parts.n_tokens = n_tokens;
     parts.sums     = room.sums;
+    parts.left     = room.left;
+    parts.arrived  = room.arrived;
     parts.counter  = room.counter;
     switch (rounded(n_tokens)) {
         case 8: launch<8>(parts, stream); break;

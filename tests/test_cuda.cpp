@@ -178,12 +178,12 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
     cuda::destroy_stream(stream);
 }
 
-TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain sums", "[cuda]") {
+TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain sums", "[cuda]") {
     if (no_gpu()) return;
     cuda::Stream stream = cuda::create_stream();
     std::mt19937 random(4);
     struct Shape {
-        int from, hidden, ff, kv; // columns of the first x; of the norms; of SwiGLU; rows of the last, smaller products
+        int from, hidden, ff, kv, D; // columns of the first x; of the norms; of SwiGLU; rows of k and v; head_dim
     };
     using Rows         = std::vector<double>;
     const auto rounded = [](Rows rows) { // as halves
@@ -203,17 +203,20 @@ TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain 
             }
         return out;
     };
-    for (const auto& [from, hidden, ff, kv] :
-         {Shape{64, 64, 128, 4}, Shape{40, 200, 72, 132}, Shape{512, 384, 1096, 128}, Shape{136, 6400, 24, 8}})
+    int mode = 0; // what becomes of q, k and v: nothing, they are rotated by neighbours, or by halves
+    for (const auto& [from, hidden, ff, kv, D] : {Shape{64, 64, 128, 16, 16}, Shape{40, 208, 72, 144, 16},
+                                                  Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
         for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64}) {
-            if (hidden > 1000 && n != 9) continue;
-            CAPTURE(from, hidden, ff, kv, n);
+            if (hidden > 1000 && n != 9 && n != 31) continue;
+            mode = (mode + 1) % 3;
+            CAPTURE(from, hidden, ff, kv, D, n, mode);
+            const int  q_rows = std::min(hidden, 384);
             const auto matrix = [&](int rows, int cols) {
                 return random_halves(std::size_t(rows) * std::size_t(cols), random, 1 / std::sqrt(float(cols)));
             };
             const auto x = random_halves(std::size_t(n * from), random), o = matrix(hidden, from),
                        gate = matrix(ff, hidden), up = matrix(ff, hidden), down = matrix(hidden, ff),
-                       q = matrix(std::min(hidden, 512), hidden), k = matrix(kv, hidden), v = matrix(kv, hidden);
+                       q = matrix(q_rows, hidden), k = matrix(kv, hidden), v = matrix(kv, hidden);
             const std::vector<float> residual = floats_of(random_halves(std::size_t(n * hidden), random)),
                                      norm_a   = floats_of(random_halves(std::size_t(hidden), random)),
                                      norm_b   = floats_of(random_halves(std::size_t(hidden), random)),
@@ -243,7 +246,28 @@ TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain 
             for (std::size_t i = 0; i < g.size(); i++) g[i] = g[i] / (1 + std::exp(-g[i])) * u[i];
             g                  = rounded(g);
             const Rows b       = normed(product(g, down, n, ff), norm_b);
-            const Rows wants[] = {product(b, q, n, hidden), product(b, k, n, hidden), product(b, v, n, hidden)};
+            Rows       wants[] = {product(b, q, n, hidden), product(b, k, n, hidden), product(b, v, n, hidden)};
+            // Positions and slots; the last token has none where there are several. Blocks of 4, of which there are 40.
+            std::vector<std::int32_t> positions, slots;
+            for (int t = 0; t < n; t++)
+                positions.push_back(37 * t), slots.push_back(t > 0 && t + 1 == n ? -1 : 3 + 2 * t);
+            std::vector<float> frequencies;
+            for (int i = 0; i < D / 2; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / D)));
+            const auto pair_at = [&](int i) {
+                return mode == 1 ? std::pair(2 * i, 2 * i + 1) : std::pair(i, i + D / 2);
+            };
+            if (mode > 0)
+                for (Rows* rows : {&wants[0], &wants[1]})
+                    for (std::size_t head = 0; head < rows->size(); head += std::size_t(D))
+                        for (int i = 0; i < D / 2; i++) {
+                            const auto [one, other] = pair_at(i);
+                            double &     x = (*rows)[head + std::size_t(one)], &y = (*rows)[head + std::size_t(other)];
+                            const double angle = double(positions[head * std::size_t(n) / rows->size()]) *
+                                                 double(frequencies[std::size_t(i)]);
+                            const double turned = x * std::cos(angle) - y * std::sin(angle);
+                            y                   = x * std::sin(angle) + y * std::cos(angle);
+                            x                   = turned;
+                        }
 
             const OnDevice<std::uint16_t> there_x(x), there_o(o), there_gate(gate), there_up(up), there_down(down),
                 there_q(q), there_k(k), there_v(v), not_written(std::vector<std::uint16_t>(first.size(), half_nan)),
@@ -252,7 +276,8 @@ TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain 
                 there_u(std::vector<std::uint16_t>(g.size(), half_nan)),
                 there_b(std::vector<std::uint16_t>(b.size(), half_nan)),
                 out_q(std::vector<std::uint16_t>(wants[0].size(), half_nan)),
-                out_k(std::vector<std::uint16_t>(wants[1].size(), half_nan));
+                out_k(std::vector<std::uint16_t>(wants[1].size(), half_nan)),
+                out_vh(std::vector<std::uint16_t>(wants[2].size(), half_nan));
             const OnDevice<float> there_norm_a(norm_a), there_norm_b(norm_b), there_bias(bias),
                 out_v(std::vector<float>(wants[2].size(), std::numeric_limits<float>::quiet_NaN()));
             std::vector<cuda::TapeOp> ops(6);
@@ -281,15 +306,32 @@ TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain 
             products(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false}});
             norm(ops[4], there_b, there_norm_b);
             products(ops[5], there_b, hidden,
-                     {{weight(there_q, std::min(hidden, 512), hidden), nullptr, out_q.data, false},
+                     {{weight(there_q, q_rows, hidden), nullptr, out_q.data, false},
                       {weight(there_k, kv, hidden), nullptr, out_k.data, false},
-                      {weight(there_v, kv, hidden), nullptr, out_v.data, true}});
+                      {weight(there_v, kv, hidden), nullptr, mode > 0 ? static_cast<void*>(out_vh.data) : out_v.data,
+                       mode == 0}});
+            const OnDevice<std::int32_t> there_positions(positions), there_slots(slots);
+            const OnDevice<float>        there_frequencies(frequencies);
+            const auto cache = std::vector<std::uint16_t>(std::size_t(40) * 4 * std::size_t(kv), half_nan);
+            const OnDevice<std::uint16_t> cache_k(cache), cache_v(cache);
+            cuda::Plan                    plan;
+            plan.positions = there_positions.data, plan.slots = there_slots.data;
+            if (mode > 0) {
+                cuda::RopeStore& rope = ops.emplace_back().rope;
+                ops.back().kind       = cuda::TapeOp::rope_and_store;
+                rope.q = out_q.data, rope.k = out_k.data, rope.v = out_vh.data;
+                rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
+                rope.half = D / 2, rope.n_heads = q_rows / D, rope.n_kv_heads = kv / D, rope.head_dim = D;
+                rope.block_size = 4, rope.halves = mode == 2;
+            }
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
                 cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float));
-                if (!cuda::run_dense(ops.data(), int(ops.size()), n, {}, stream)) {
+                const int done = cuda::run_dense(ops.data(), int(ops.size()), n, plan, stream);
+                if (done == 0) {
                     WARN("not tested: only Hopper has this kernel");
                     return;
                 }
+                REQUIRE(done == int(ops.size()));
                 cuda::synchronize(stream);
             }
             CHECK(relative_error(floats_of(there_a.back(stream)), a) < 2e-3);
@@ -297,8 +339,28 @@ TEST_CASE("GPU: products, norms and SwiGLU of a layer as one kernel equal plain 
             CHECK(relative_error(there_residual.back(stream), sum) < 4e-3);
             CHECK(relative_error(floats_of(there_b.back(stream)), b) < 4e-3);
             CHECK(relative_error(floats_of(out_q.back(stream)), wants[0]) < 8e-3);
-            CHECK(relative_error(floats_of(out_k.back(stream)), wants[1]) < 8e-3);
-            CHECK(relative_error(out_v.back(stream), wants[2]) < 8e-3);
+            if (mode == 0) {
+                CHECK(relative_error(floats_of(out_k.back(stream)), wants[1]) < 8e-3);
+                CHECK(relative_error(out_v.back(stream), wants[2]) < 8e-3);
+                continue;
+            }
+            // In the cache are the tokens that have slots, and nothing else.
+            const std::vector<float> got[] = {floats_of(cache_k.back(stream)), floats_of(cache_v.back(stream))};
+            for (int which : {0, 1}) {
+                const Rows&        want = wants[1 + which];
+                Rows               wanted;
+                std::vector<float> stored;
+                const auto         total = std::ranges::count_if(got[which], [](float x) { return !std::isnan(x); });
+                for (int t = 0; t < n; t++)
+                    for (int c = 0; c < kv && slots[std::size_t(t)] >= 0; c++) {
+                        const int slot = slots[std::size_t(t)];
+                        wanted.push_back(want[std::size_t(t * kv + c)]);
+                        stored.push_back(
+                            got[which][std::size_t(((slot / 4 * (kv / D) + c / D) * 4 + slot % 4) * D + c % D)]);
+                    }
+                CHECK(relative_error(stored, wanted) < 8e-3);
+                CHECK(total == std::ptrdiff_t(wanted.size()));
+            }
         }
     cuda::destroy_stream(stream);
 }
