@@ -35,13 +35,13 @@ namespace {
 constexpr int                  most_parts = 4, most_tokens = 64, most_tiles = 1024;
 constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
 constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
-constexpr int                  multiplying  = 8;                    // warps
+[[maybe_unused]] constexpr int multiplying  = 8;                    // warps
 [[maybe_unused]] constexpr int telling_warp = 8, hearing_warp = 9, weight_warp = 16, x_warp = 17;
 
 // Stages of the rings of weights and of x, N tokens.
 constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
-constexpr __host__ __device__ int x_stages(int N) { return N == 64 ? 4 : 8; }
-constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : 12; }
+constexpr __host__ __device__ int x_stages(int N) { return N == 64 ? 6 : 8; }
+constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : 11; }
 constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
 
 // What becomes of a product's sums.
@@ -279,55 +279,76 @@ __device__ void for_each_token(const float (&d)[N / 2], int n_tokens, const What
                 what(token, d[4 * i + j], d[4 * i + 2 + j]);
 }
 
-// What becomes of a tile whose sums are complete.
+// The tokens of the step, worked out once: where in the cache they are, of head 0 (-1: nowhere), and their positions.
+struct Tokens {
+    std::int64_t place[most_tokens];
+    float        position[most_tokens];
+
+    __device__ void learn(const Parts& parts) { // by the team
+        const RopeStore& a = parts.rope;
+        const int        t = int(threadIdx.x);
+        if (t < parts.n_tokens && a.block_size > 0) {
+            const int slot = parts.plan.slots[t], block = slot / a.block_size, in_block = slot % a.block_size;
+            place[t]    = slot < 0 ? -1 : (std::int64_t(block) * a.n_kv_heads * a.block_size + in_block) * a.head_dim;
+            position[t] = float(parts.plan.positions[t]);
+        }
+        Team::sync();
+    }
+};
+
+// q is rotated, and k on its way into the cache, with v.
 template <int N>
-__device__ void finish(const Part& part, const Parts& parts, int tile, const float (&d)[N / 2]) {
-    const int     which  = product_of(part, tile);
-    const Result& r      = part.result[which];
-    const int     pair   = (tile - part.first_tile[which]) * (tile_rows / 2) + pair_of_thread();
-    auto*         halves = static_cast<__half*>(r.to);
-    if (part.then == Then::swiglu) {
-        if (pair < r.rows)
-            for_each_token<N>(d, parts.n_tokens, [&](int token, float one, float other) {
-                const float gate = part.up_first ? other : one, up = part.up_first ? one : other;
-                halves[std::int64_t(token) * r.rows + pair] = __float2half(__fdividef(gate, 1 + __expf(-gate)) * up);
-            });
-        return;
-    }
-    if (pair * 2 >= r.rows) return;
-    if (part.then == Then::write) {
-        const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
-        for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
-            const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
-            if (r.is_float) static_cast<float2*>(r.to)[at] = {v + bias.x, u + bias.y};
-            else reinterpret_cast<__half2*>(halves)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
-        });
-        return;
-    }
-    // Rotates q, and k on its way into the cache, with v.
+__device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& tokens, int which, int pair,
+                            const float (&d)[N / 2]) {
+    const Result&    r     = part.result[which];
     const RopeStore& a     = parts.rope;
     const bool       turns = which < 2, apart = turns && a.halves; // two rows that are half a head apart
     const int        D = a.head_dim, head = pair / (D / 2), in_head = pair % (D / 2);
     const int        one = apart ? in_head : 2 * in_head, other = apart ? in_head + D / 2 : 2 * in_head + 1;
     const float bias = r.bias ? r.bias[head * D + one] : 0.0f, other_bias = r.bias ? r.bias[head * D + other] : 0.0f;
     const float frequency = turns ? a.inv_freq[in_head] : 0.0f;
+    auto*       to        = reinterpret_cast<__half*>(which == 0   ? a.q
+                                                      : which == 1 ? a.cache_k
+                                                                   : a.cache_v) +
+               std::int64_t(head) * (which == 0 ? 1 : a.block_size) * D + one;
     for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
-        const int slot = parts.plan.slots[token];
-        if (which > 0 && slot < 0) return; // only fills up a graph
+        const std::int64_t at = which == 0 ? std::int64_t(token) * r.rows : tokens.place[token];
+        if (at < 0) return; // only fills up a graph
         float sine = 0, cosine = 1;
         if (turns) {
-            turn(float(parts.plan.positions[token]), frequency, sine, cosine);
+            turn(tokens.position[token], frequency, sine, cosine);
             sine *= a.scale, cosine *= a.scale;
         }
         v += bias, u += other_bias;
-        const float        x = v * cosine - u * sine, y = v * sine + u * cosine;
-        const std::int64_t row =
-            which == 0 ? std::int64_t(token) * a.n_heads + head
-                       : (std::int64_t(slot / a.block_size) * a.n_kv_heads + head) * a.block_size + slot % a.block_size;
-        auto* to = reinterpret_cast<__half*>(which == 0 ? a.q : which == 1 ? a.cache_k : a.cache_v) + row * D;
-        if (apart) to[one] = __float2half(x), to[other] = __float2half(y);
-        else *reinterpret_cast<__half2*>(to + one) = __floats2half2_rn(x, y);
+        const float x = v * cosine - u * sine, y = v * sine + u * cosine;
+        if (apart) to[at] = __float2half(x), to[at + D / 2] = __float2half(y);
+        else *reinterpret_cast<__half2*>(to + at) = __floats2half2_rn(x, y);
     });
+}
+
+// What becomes of a tile whose sums are complete.
+template <int N>
+__device__ void finish(const Part& part, const Parts& parts, const Tokens& tokens, int tile, const float (&d)[N / 2]) {
+    const int     which  = product_of(part, tile);
+    const Result& r      = part.result[which];
+    const int     pair   = (tile - part.first_tile[which]) * (tile_rows / 2) + pair_of_thread();
+    auto*         halves = static_cast<__half*>(r.to);
+    if (pair * (part.then == Then::swiglu ? 1 : 2) >= r.rows) return;
+    if (part.then == Then::rope) {
+        finish_rope<N>(part, parts, tokens, which, pair, d);
+    } else if (part.then == Then::swiglu) {
+        for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+            const float gate = part.up_first ? u : v, up = part.up_first ? v : u;
+            halves[std::int64_t(token) * r.rows + pair] = __float2half(__fdividef(gate, 1 + __expf(-gate)) * up);
+        });
+    } else {
+        const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
+        for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+            const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
+            if (r.is_float) static_cast<float2*>(r.to)[at] = {v + bias.x, u + bias.y};
+            else reinterpret_cast<__half2*>(halves)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
+        });
+    }
 }
 
 // Between the warps that multiply and those that speak with other blocks: sums are left; those of others are there.
@@ -345,8 +366,8 @@ struct Position {
 
 // The block's share of a part's products.
 template <int N>
-__device__ void multiply(const Part& part, const Parts& parts, const Ring& weights, const Ring& xs, Position<N>& at,
-                         Talk& talk) {
+__device__ void multiply(const Part& part, const Parts& parts, const Tokens& tokens, const Ring& weights,
+                         const Ring& xs, Position<N>& at, Talk& talk) {
     constexpr int       words = N / 8, of_block = words * multiplying * 32; // of what is left
     const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
@@ -411,7 +432,7 @@ __device__ void multiply(const Part& part, const Parts& parts, const Ring& weigh
                         d[4 * i] += v[i].x, d[4 * i + 1] += v[i].y, d[4 * i + 2] += v[i].z, d[4 * i + 3] += v[i].w;
                 }
             }
-            finish<N>(part, parts, tile, d);
+            finish<N>(part, parts, tokens, tile, d);
         }
     }
 }
@@ -509,6 +530,7 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
     __shared__ float         scratch[32];
+    __shared__ Tokens        tokens;
     const Ring               weights{memory, barriers, barriers + weight_stages(N)};
     const Ring               xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
                   barriers + 2 * weight_stages(N) + x_stages(N)};
@@ -529,13 +551,14 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
         return;
     }
     wait_for_inputs();
+    tokens.learn(parts);
     Position<N> at;
     Talk        talk{talks, talks + 1};
     unsigned    round = 0; // of meetings
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         if (Share(part).empty()) meeting.wait_all(round);
-        else if (warp < multiplying) multiply<N>(part, parts, weights, xs, at, talk);
+        else if (warp < multiplying) multiply<N>(part, parts, tokens, weights, xs, at, talk);
         else if (warp == telling_warp) tell_others(part, parts, talk);
         else if (warp == hearing_warp) hear_others(part, parts, talk);
         if (part.then == Then::norm) {
