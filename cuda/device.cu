@@ -20,12 +20,26 @@ void note(cudaError_t error) {
 
 cudaStream_t raw(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
+// What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older one.
+struct Compiled {
+    int arch, hopper;
+};
+__global__ void tell_compiled([[maybe_unused]] Compiled* out) {
+#ifdef __CUDA_ARCH__
+    out->arch = __CUDA_ARCH__;
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    out->hopper = 1;
+#endif
+#endif
+}
+
 } // namespace
 
 static DeviceInfo open; // the one that is
+static Compiled   compiled{};
 
-bool launches_overlap() { return open.major >= 9; }
-bool is_hopper() { return open.major == 9 && open.minor == 0; }
+bool launches_overlap() { return compiled.arch >= 900; }
+bool is_hopper() { return compiled.hopper != 0; }
 int  n_processors() { return open.n_processors; }
 
 const char* open_device(int index, DeviceInfo& info) {
@@ -48,6 +62,13 @@ const char* open_device(int index, DeviceInfo& info) {
     if (const cudaError_t error = cudaMemGetInfo(&info.free, &info.total); error != cudaSuccess)
         return cudaGetErrorString(error);
     open = info;
+    if (compiled.arch == 0)
+        if (auto* there = static_cast<Compiled*>(allocate(sizeof(Compiled)))) {
+            tell_compiled<<<1, 1>>>(there);
+            const cudaError_t error = cudaMemcpy(&compiled, there, sizeof compiled, cudaMemcpyDeviceToHost);
+            release(there);
+            if (error != cudaSuccess) return cudaGetErrorString(error); // no code for this device
+        }
     return nullptr;
 }
 
