@@ -47,10 +47,13 @@ struct Op {
     float*       residual = nullptr; // .. which is written there
     const Half*  x        = nullptr; // x
     Products     all{};
-    // Data, scales and minima of a row, one after another in a stage.
+    // Data, scales and minima lie in a stage one after another, each of all its rows.
     int part_bytes[3] = {}, n_parts = 0, row_bytes = 0;
     // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two passes.
-    int         rows = 0, passes = 0, tasks = 0, span = 0, most_sums = 0; // .. sums of a row at most
+    int      rows = 0, passes = 0, tasks = 0, span = 0, most_sums = 0; // .. sums of a row at most
+    unsigned tasks_inverse = 0;
+    // This block's part, filled in by the producer: pairs, stages.
+    int         first_pair = 0, pairs = 0, stages = 0;
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
     Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
 };
@@ -81,20 +84,24 @@ struct Team {
     static __device__ constexpr int size() { return warps * 32; }
 };
 
-// Where a row of a pair is.
-struct Place {
-    const Product& product;
-    std::int64_t   row;
-};
-__device__ Place place_of(const Op& op, int pair, int r) {
-    if (op.gated) return {op.all.product[r], pair};
-    const int which = op.all.which(pair * 2);
-    return {op.all.product[which], pair * 2 - op.all.first_row[which] + r};
-}
+// The products that a block computes: pairs of rows, about the same number each. What it takes of a product are neighbouring
+// rows: of gate and of up the same ones, of others those of its range that are there.
+struct Rows {
+    const Product* product;
+    std::int64_t   first;      // of the product
+    int            begin, end; // among the block's
 
-// The pairs of rows that a block takes of a product: the same number each, give or take one.
-__device__ int first_pair_of(const Op& op, unsigned block) { return int(unsigned(op.n_pairs) * block / gridDim.x); }
-__device__ int pairs_of(const Op& op) { return first_pair_of(op, blockIdx.x + 1) - first_pair_of(op, blockIdx.x); }
+    __device__ Rows(const Op& op, int which) : product(&op.all.product[which]) {
+        if (op.gated) {
+            first = op.first_pair, begin = which * op.pairs, end = begin + op.pairs;
+            if (which == 2) begin = end = 0;
+            return;
+        }
+        const int from = op.first_pair * 2, low = max(op.all.first_row[which], from),
+                  high = min(op.all.first_row[which + 1], from + op.pairs * 2);
+        first = low - op.all.first_row[which], begin = low - from, end = max(high, low) - from;
+    }
+};
 
 // Stages lie one after another in a ring of bytes, each in one piece: one that does not fit before the end is at the beginning. All
 // warps count them for themselves.
@@ -107,11 +114,8 @@ struct Ring {
     __device__ int      place() const { return stage % most_stages; }
     __device__ unsigned round() const { return unsigned(stage / most_stages) & 1; }
     // The next stage's beginning.
-    __device__ int begin(int n_bytes) {
-        if (at + n_bytes > bytes) at = 0;
-        return at;
-    }
-    __device__ void pass(int n_bytes) { at += n_bytes, stage++; }
+    __device__ int  begin(int n_bytes) const { return at + n_bytes > bytes ? 0 : at; }
+    __device__ void pass(int n_bytes) { at = begin(n_bytes) + n_bytes, stage++; }
 };
 
 // The operations that the producer has read: each has a slot until all are done with it.
@@ -140,7 +144,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
     };
     read(0);
     // Bytes are numbered through, rounds of the ring and gaps at its end included: where the ring's next stage begins, and, of lane
-    // n, where stage n of those that are in it does. `oldest`: the first stage that may still be used.
+    // n, where stage n of those that are in it does. The first stage that may still be used.
     int head = 0, start = 0, oldest = 0;
     for (int op = 0; op < n_ops; op++) {
         if (op >= slots) barrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
@@ -148,36 +152,47 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
         for (int w = 0; w < each; w++)
             if (lane + 32 * w < words) reinterpret_cast<unsigned*>(all.ops + op % slots)[lane + 32 * w] = next[w];
         __syncwarp();
+        Op& from = all.ops[op % slots];
+        if (lane == 0 && !from.attends) {
+            const auto until = [&](unsigned blocks) { return int(unsigned(from.n_pairs) * blocks / gridDim.x); };
+            from.first_pair  = until(blockIdx.x);
+            from.pairs       = until(blockIdx.x + 1) - from.first_pair;
+            from.stages      = (2 * from.pairs + from.rows - 1) / from.rows;
+        }
+        __syncwarp();
         if (lane == 0) barrier_arrive(all.known + op % slots);
         read(op + 1);
-        const Op& from = all.ops[op % slots];
         before(from);
         if (from.attends) continue;
-        const int n_bytes = from.rows * from.row_bytes, first = first_pair_of(from, blockIdx.x),
-                  n_rows = 2 * pairs_of(from);
-        for (int done = 0; done < n_rows; done += from.rows) {
-            const int from_end = ring.at, rows = min(from.rows, n_rows - done);
+        // A lane copies one part of one product's rows.
+        const int part = lane % 3, n_bytes = from.rows * from.row_bytes, bytes = from.part_bytes[part],
+                  part_at = from.rows * (part == 0   ? 0
+                                         : part == 1 ? from.part_bytes[0]
+                                                     : from.row_bytes - bytes);
+        const Rows    mine(from, min(lane / 3, 2));
+        const bool    copies = lane < 9 && part < from.n_parts && mine.begin < mine.end;
+        const Weight& w      = mine.product->weight;
+        const auto*   data   = static_cast<const unsigned char*>(part == 0   ? w.data
+                                                                 : part == 1 ? w.scales
+                                                                             : w.mins) +
+                           mine.first * bytes;
+        for (int stage = 0, done = 0; stage < from.stages; stage++, done += from.rows) {
             const int at = ring.begin(n_bytes);
-            if (at != from_end) head += ring.bytes - from_end;
+            if (at != ring.at) head += ring.bytes - ring.at;
             while (oldest < ring.stage &&
                    (head + n_bytes - __shfl_sync(~0u, start, oldest % most_stages) > ring.bytes ||
                     ring.stage - oldest >= most_stages)) {
                 barrier_wait(ring.empty + oldest % most_stages, unsigned(oldest / most_stages) & 1);
                 oldest++;
             }
-            std::uint64_t* full = ring.full + ring.place();
-            if (lane == 0) barrier_expect(full, unsigned(rows * from.row_bytes));
+            const int rows = min(from.rows, 2 * from.pairs - done);
+            if (lane == 0) barrier_expect(ring.full + ring.place(), unsigned(rows * from.row_bytes));
             __syncwarp();
-            for (int n = lane; n < rows * from.n_parts; n += 32) {
-                int row = n, part = 0, before_it = 0;
-                while (row >= rows) row -= rows, before_it += from.part_bytes[part++];
-                const int     pair = first + (done + row) / 2, bytes = from.part_bytes[part];
-                const Place   place = place_of(from, pair, (done + row) % 2);
-                const Weight& w     = place.product.weight;
-                const void*   data  = part == 0 ? w.data : part == 1 ? w.scales : w.mins;
-                copy_bulk(ring.memory + at + row * from.row_bytes + before_it,
-                          static_cast<const unsigned char*>(data) + place.row * bytes, unsigned(bytes), full, policy);
-            }
+            const int low = max(done, mine.begin), high = min(done + rows, mine.end);
+            if (copies && low < high)
+                copy_bulk(ring.memory + at + part_at + (low - done) * bytes,
+                          data + std::int64_t(low - mine.begin) * bytes, unsigned((high - low) * bytes),
+                          ring.full + ring.place(), policy);
             if (lane == ring.place()) start = head;
             head += n_bytes;
             ring.pass(n_bytes);
@@ -270,15 +285,15 @@ __device__ int dot32(const uint4& w0, const uint4& w1, const uint4& h0, const ui
     return upper * 256 + lower;
 }
 
-// A lane's task: what it keeps of x, and the products with a row of a stage.
+// A lane's task: what it keeps of x, and the products with its weights in a stage.
 template <Kind K>
 struct Task {
     uint4 high[2], low[2];
     float scale;
-    int   total, words, scales, mins; // .. where its weights are in a row
+    int   total, words, scales, mins; // .. where its weights are in a stage
     bool  swapped;                    // which of its two words is first: so that lanes meet no bank twice
 
-    __device__ void take(const Op& op, unsigned char* xs, int task) {
+    __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
         const Numbers x(xs, K, op.cols);
         swapped = (task & 4) != 0;
 #pragma unroll
@@ -289,22 +304,25 @@ struct Task {
         }
         scale  = x.scale[task];
         total  = x.total[task];
-        words  = task * 32;
-        scales = op.part_bytes[0] + task * (K == kind_i8 ? 2 : K == kind_i8_float ? 8 : 4);
-        mins   = op.part_bytes[0] + op.part_bytes[1] + task * 4;
+        words  = row * op.part_bytes[0] + task * 32;
+        scales = op.rows * op.part_bytes[0] + row * op.part_bytes[1] +
+                 task * (K == kind_i8         ? 2
+                         : K == kind_i8_float ? 8
+                                              : 4);
+        mins = op.rows * (op.part_bytes[0] + op.part_bytes[1]) + row * op.part_bytes[2] + task * 4;
     }
-    __device__ float times(const unsigned char* row) const {
-        const uint4 w0 = word_at(row + words + 16 * int(swapped)), w1 = word_at(row + words + 16 * int(!swapped));
+    __device__ float times(const unsigned char* stage) const {
+        const uint4 w0 = word_at(stage + words + 16 * int(swapped)), w1 = word_at(stage + words + 16 * int(!swapped));
         if constexpr (K == kind_i8_float) { // a scale for each word
-            const float2 by = *reinterpret_cast<const float2*>(row + scales);
+            const float2 by = *reinterpret_cast<const float2*>(stage + scales);
             const float  a = float(dot16(w0, high[0], low[0])), b = float(dot16(w1, high[1], low[1]));
             return scale * (a * (swapped ? by.y : by.x) + b * (swapped ? by.x : by.y));
         } else {
             const float v = float(dot32<true>(w0, w1, high[0], high[1], low[0], low[1]));
             if constexpr (K == kind_i8)
-                return scale * (v * __half2float(*reinterpret_cast<const __half*>(row + scales)));
-            return scale * (v * *reinterpret_cast<const float*>(row + scales) -
-                            float(total) * *reinterpret_cast<const float*>(row + mins));
+                return scale * (v * __half2float(*reinterpret_cast<const __half*>(stage + scales)));
+            return scale * (v * *reinterpret_cast<const float*>(stage + scales) -
+                            float(total) * *reinterpret_cast<const float*>(stage + mins));
         }
     }
 };
@@ -319,7 +337,7 @@ struct Task<kind_q4_k> {
     int           shift;        // of the 6-bit scales and minima in the superblock's head
     std::uint32_t lower, upper; // .. and which bits are theirs
 
-    __device__ void take(const Op& op, unsigned char* xs, int task) {
+    __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
         const Numbers x(xs, kind_q4_k, op.cols);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -328,15 +346,15 @@ struct Task<kind_q4_k> {
         }
         scale           = x.scale[task];
         total           = reinterpret_cast<const int2*>(x.total)[task];
-        block           = task / 4 * 144;
+        block           = row * op.row_bytes + task / 4 * 144;
         const int chunk = task % 4;
         words           = block + 16 + chunk * 32;
         shift           = chunk % 2 * 16;
         lower           = chunk < 2 ? 0x3f3fu : 0x0f0fu;
         upper           = chunk < 2 ? 0u : 0x3030u;
     }
-    __device__ float times(const unsigned char* row) const {
-        const uint4 head = word_at(row + block), w0 = word_at(row + words), w1 = word_at(row + words + 16);
+    __device__ float times(const unsigned char* stage) const {
+        const uint4 head = word_at(stage + block), w0 = word_at(stage + words), w1 = word_at(stage + words + 16);
         const int even = dot32<false>(masked(w0, 0x0f0f0f0f), masked(w1, 0x0f0f0f0f), high[0], high[1], low[0], low[1]),
                   odd =
                       dot32<false>(masked(w0, 0xf0f0f0f0), masked(w1, 0xf0f0f0f0), high[2], high[3], low[2], low[3]) >>
@@ -387,33 +405,35 @@ __device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use
 template <Kind K, int P>
 __device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, float* sums) {
     constexpr int at_once = 4 / P; // stages
-    const int     rows = op.rows, tasks = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * pairs_of(op),
+    const int     rows = op.rows, tasks = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * op.pairs,
               lane = int(threadIdx.x % 32), most_sums = op.most_sums;
-    Task<K> x[P];
-    int     at[P];
+    const auto row_of = [&](int seen) { return int(unsigned(seen) * op.tasks_inverse >> 22); };
+    Task<K>    x[P];
 #pragma unroll
     for (int p = 0; p < P; p++) {
-        int row  = (int(threadIdx.x) + p * Team::size()) / tasks,
-            task = int(threadIdx.x) + p * Team::size() - row * tasks;
-        if (row >= rows) row = task = 0;
-        x[p].take(op, xs, task);
-        at[p] = row * op.row_bytes;
+        const int  seen = int(threadIdx.x) + p * Team::size(), row = row_of(seen);
+        const bool used = row < rows;
+        x[p].take(op, xs, used ? row : 0, used ? seen - row * tasks : 0);
     }
-    // Of the sums that this lane gets to see.
-    const int seen = int(threadIdx.x) + lane % P * Team::size(), row = seen / tasks, first = row * tasks,
-              end = min(first + tasks - (seen - lane), 32), stage = lane % 4 / P;
-    const bool writes = row < rows && (lane < 4 || seen - first < 4);
-    float*     to     = sums + (stage * rows + row) * most_sums + seen / 32 - first / 32;
-    int        left   = writes ? n_rows - stage * rows - row : 0;
+    // Of the sums that this lane gets to see. A row has as many as any row: where a warp less has some, zero.
+    const int seen = int(threadIdx.x) + lane % P * Team::size(), row = row_of(seen), first = row * tasks,
+              end = min(first + tasks - (seen - lane), 32), stage = lane % 4 / P, nth = seen / 32 - first / 32;
+    const bool writes = row < rows && (lane < 4 || seen - first < 4),
+               pads   = nth == most_sums - 2 && first + tasks - (seen - lane) <= 32;
+    float* to         = sums + (stage * rows + row) * most_sums + nth;
+    int    left       = writes ? n_rows - stage * rows - row : 0;
 #pragma unroll 1
-    for (int done = 0; done < n_rows; done += at_once * rows) {
+    for (int n_stages = op.stages; n_stages > 0; n_stages -= at_once) {
         float v[4] = {};
-        use_stages<at_once>(ring, n_bytes, (n_rows - done + rows - 1) / rows, [&](int n, const unsigned char* from) {
+        use_stages<at_once>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
 #pragma unroll
-            for (int p = 0; p < P; p++) v[n * P + p] = x[p].times(from + at[p]);
+            for (int p = 0; p < P; p++) v[n * P + p] = x[p].times(from);
         });
         const float sum = four_sums(v, end);
-        if (left > 0) *to = sum;
+        if (left > 0) {
+            *to = sum;
+            if (pads) to[1] = 0;
+        }
         left -= at_once * rows, to += at_once * rows * most_sums;
     }
 }
@@ -421,11 +441,12 @@ __device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, fl
 // The same for halves: P units of 32 words of eight, one after another, to a warp, of one row or two.
 template <int P>
 __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* xs, float* sums) {
-    const int rows = op.rows, units = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * pairs_of(op),
+    const int rows = op.rows, units = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * op.pairs,
               words = op.cols / 8, lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), most_sums = op.most_sums;
-    const int row = warp * P / units, second = (row + 1) * units - warp * P; // the first of the next row
-    uint4     x[P];
-    int       at[P];
+    const int row    = int(unsigned(warp * P) * op.tasks_inverse >> 22),
+              second = (row + 1) * units - warp * P; // the first of the next row
+    uint4 x[P];
+    int   at[P];
 #pragma unroll
     for (int p = 0; p < P; p++) {
         const int  of = p < second ? row : row + 1, word = (warp * P + p - of * units) * 32 + lane;
@@ -433,14 +454,15 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
         x[p]            = used ? word_at(xs + word * 16) : make_uint4(0, 0, 0, 0);
         at[p]           = used ? of * op.row_bytes + word * 16 : 0;
     }
-    const int  stage = lane % 4 / 2, mine = row + lane % 2;
-    const bool writes = lane < 4 && mine < rows && (lane % 2 == 0 || second < P);
-    float*     to     = sums + (stage * rows + mine) * most_sums + warp - mine * units / P;
-    int        left   = writes ? n_rows - stage * rows - mine : 0;
+    const int  stage = lane % 4 / 2, mine = row + lane % 2, nth = warp - mine * units / P;
+    const bool writes = lane < 4 && mine < rows && (lane % 2 == 0 || second < P),
+               pads   = nth == most_sums - 2 && (mine + 1) * units <= (warp + 1) * P;
+    float* to         = sums + (stage * rows + mine) * most_sums + nth;
+    int    left       = writes ? n_rows - stage * rows - mine : 0;
 #pragma unroll 1
-    for (int done = 0; done < n_rows; done += 2 * rows) {
+    for (int n_stages = op.stages; n_stages > 0; n_stages -= 2) {
         float v[4] = {};
-        use_stages<2>(ring, n_bytes, (n_rows - done + rows - 1) / rows, [&](int n, const unsigned char* from) {
+        use_stages<2>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
 #pragma unroll
             for (int p = 0; p < P; p++) {
                 const uint4  w = word_at(from + at[p]);
@@ -454,7 +476,10 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
             }
         });
         const float sum = four_sums(v, 32);
-        if (left > 0) *to = sum;
+        if (left > 0) {
+            *to = sum;
+            if (pads) to[1] = 0;
+        }
         left -= 2 * rows, to += 2 * rows * most_sums;
     }
 }
@@ -478,41 +503,42 @@ __device__ void multiply_rows(const Op& op, Ring& ring, unsigned char* xs, float
     }
 }
 
-// The block's results, from the sums of its warps, times the norm's scale, by the last four warps: of few, by the herald alone. Returns
-// when the herald may tell.
-__device__ void finish_products(const Op& op, const float* sums, const float* squares, int hidden) {
-    constexpr int finishing = 4 * 32;
-    const int first = first_pair_of(op, blockIdx.x), n_pairs = pairs_of(op), nth = Team::size() - 1 - int(threadIdx.x);
-    if (nth >= finishing || (n_pairs <= 32 && nth >= 32)) return;
-    float scale = 1;
-    if (op.norm && op.kind != kind_f16) {
-        float sum = 0;
+// The last four warps write the results: they tell which of these a thread has first, and how many threads there are.
+constexpr int    finishing = 4 * 32;
+__device__ int   first_result() { return Team::size() - 1 - int(threadIdx.x); }
+__device__ float scale_of(const Op& op, const float* squares, int hidden) { // the norm's, where x was made without
+    if (!op.norm || op.kind == kind_f16) return 1;
+    float sum = 0;
 #pragma unroll
-        for (int w = 0; w < warps; w++) sum += squares[w];
-        scale = rsqrtf(__fdividef(sum, float(hidden)) + op.eps);
-    }
+    for (int w = 0; w < warps; w++) sum += squares[w];
+    return rsqrtf(__fdividef(sum, float(hidden)) + op.eps);
+}
+// The block's results from the sums of its warps; few are the herald's alone. The herald may tell when it returns.
+__device__ void finish_products(const Op& op, const float* sums, float scale) {
+    const int n = op.gated ? op.pairs : 2 * op.pairs, nth = first_result();
+    if (nth >= finishing || (n <= 32 && nth >= 32)) return;
     const auto row_sum = [&](int row) {
-        const int    in = row % op.rows, begin = in * op.tasks, n = (begin + op.tasks - 1) / op.span - begin / op.span;
         const float* from = sums + row * op.most_sums;
         float        v    = 0;
-        for (int s = 0; s <= n; s++) v += from[s];
+        for (int s = 0; s < op.most_sums; s++) v += from[s];
         return v * scale;
     };
-    for (int p = nth; p < n_pairs; p += finishing) {
-        const float2 v    = {row_sum(2 * p), row_sum(2 * p + 1)};
-        const int    pair = first + p;
+    for (int r = nth; r < n; r += finishing) {
+        float v = row_sum(r);
         if (op.gated) {
-            static_cast<__half*>(op.all.product[0].out)[pair] = __float2half(__fdividef(v.x, 1 + __expf(-v.x)) * v.y);
+            v = __fdividef(v, 1 + __expf(-v)) * row_sum(r + n);
+            static_cast<__half*>(op.all.product[0].out)[op.first_pair + r] = __float2half(v);
             continue;
         }
-        for (int r = 0; r < 2; r++) {
-            const Place at    = place_of(op, pair, r);
-            const float value = (r == 0 ? v.x : v.y) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
-            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value;
-            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value);
-        }
+        int            row     = op.first_pair * 2 + r;
+        const int      which   = op.all.which(row);
+        const Product& product = op.all.product[which];
+        row -= op.all.first_row[which];
+        if (product.bias) v += product.bias[row];
+        if (product.out_is_float) static_cast<float*>(product.out)[row] = v;
+        else static_cast<__half*>(product.out)[row] = __float2half(v);
     }
-    if (n_pairs <= 32) __syncwarp();
+    if (n <= 32) __syncwarp();
     else asm volatile("bar.sync 2, %0;" ::"n"(finishing) : "memory");
 }
 
@@ -885,8 +911,9 @@ __global__ void __launch_bounds__(threads, 1)
             else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, shape.hidden, residual, xs, squares, wait);
             else make_x<kind_i8>(op, shape.hidden, residual, xs, squares, wait);
             multiply_rows(op, ring, xs, sums);
+            const float scale = first_result() < finishing ? scale_of(op, squares, shape.hidden) : 1;
             Team::sync();
-            finish_products(op, sums, squares, shape.hidden);
+            finish_products(op, sums, scale);
         }
         if (tells) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
@@ -921,6 +948,7 @@ bool share(Op& op) {
         consider(1, 32, tasks, warps * 32);
         if (best == 0 && op.kind != kind_q4_k) consider(2, 32, tasks, 2 * warps * 32);
     }
+    if (best > 0) op.tasks_inverse = ((1u << 22) + unsigned(op.tasks) - 1) / unsigned(op.tasks);
     for (int r = 0; r < op.rows; r++) {
         const int first = r * op.tasks, last = first + op.tasks - 1;
         op.most_sums = std::max(op.most_sums, last / op.span - first / op.span + 1);
