@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <type_traits>
 #include <vector>
 
@@ -30,9 +31,10 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps       = 15; // of the team that does everything but filling the ring
-constexpr int threads     = 16 * 32;
-constexpr int most_hidden = 8192;
+constexpr int  warps        = 15; // of the team that does everything but filling the ring
+constexpr int  threads      = 16 * 32;
+constexpr int  most_hidden  = 8192;
+constexpr Half cleared_half = 0xffff; // a not-a-number that conversions do not make
 
 // An operation of the tape: products of x, or attention.
 struct Op {
@@ -56,6 +58,8 @@ struct Op {
     int         first_pair = 0, pairs = 0, stages = 0;
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
     Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
+    uint4*      cleared   = nullptr;           // by this step for the next one: where results will be, so many words
+    int         n_cleared = 0, n_attended = 0; // .. halves
 };
 static_assert(sizeof(Op) % 4 == 0 && std::is_trivially_copyable_v<Op>);
 
@@ -64,11 +68,12 @@ constexpr __host__ __device__ int task_cols(Kind k) { return k == kind_f16 ? 8 :
 
 // What all operations have in common.
 struct Shape {
-    Weight    embedding;
-    int       hidden = 0, n_ops = 0, x_room = 0, ring_bytes = 0, most_sums = 0; // .. bytes, bytes, floats
-    int       attending = 0;                                                    // warps
-    RopeStore rope;
-    Attention attend;
+    Weight       embedding;
+    int          hidden = 0, n_ops = 0, x_room = 0, ring_bytes = 0, most_sums = 0; // .. bytes, bytes, floats
+    int          attending = 0;                                                    // warps
+    std::int64_t exchanged = 0; // halves that blocks tell one another in a step
+    RopeStore    rope;
+    Attention    attend;
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -129,9 +134,11 @@ struct Slots {
     }
 };
 
-// Fills the ring with the weights of all operations, by one warp. before(op): what else there is to be asked for.
+// Fills the ring with the weights of all operations, by one warp. `exchanged`, `cleared`: where halves for other blocks are in this
+// step and in the next, from where the tape says. before(op): what else there is to be asked for.
 template <class Before>
-__device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, const Before& before) {
+__device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, std::int64_t exchanged,
+                        std::int64_t cleared, const Before& before) {
     constexpr int words = int(sizeof(Op) / 4), each = (words + 31) / 32;
     const int     lane   = int(threadIdx.x % 32);
     const auto    policy = read_once();
@@ -144,7 +151,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
     };
     read(0);
     // Bytes are numbered through, rounds of the ring and gaps at its end included: where the ring's next stage begins, and, of lane
-    // n, where stage n of those that are in it does. The first stage that may still be used.
+    // n, where stage n of those that are in it does. `oldest`: the first that may still be used.
     int head = 0, start = 0, oldest = 0;
     for (int op = 0; op < n_ops; op++) {
         if (op >= slots) barrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
@@ -153,6 +160,16 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             if (lane + 32 * w < words) reinterpret_cast<unsigned*>(all.ops + op % slots)[lane + 32 * w] = next[w];
         __syncwarp();
         Op& from = all.ops[op % slots];
+        if (lane == 0) {
+            const auto find = [&](auto& p) {
+                if (p) p += exchanged;
+            };
+            find(from.add), find(from.x), find(from.q), find(from.k), find(from.v), find(from.attended);
+            for (int k = 0; k < from.all.n; k++)
+                if (Product& to = from.all.product[k]; to.out && !to.out_is_float)
+                    to.out = static_cast<Half*>(to.out) + exchanged;
+            from.cleared += cleared / 8;
+        }
         if (lane == 0 && !from.attends) {
             const auto until = [&](unsigned blocks) { return int(unsigned(from.n_pairs) * blocks / gridDim.x); };
             from.first_pair  = until(blockIdx.x);
@@ -503,6 +520,38 @@ __device__ void multiply_rows(const Op& op, Ring& ring, unsigned char* xs, float
     }
 }
 
+// What blocks tell one another in this kernel are halves, each at an address of its own for each operation and for every other
+// step. A step clears those of the next to what no result is; so who reads a half sees whether it is there yet, and nobody needs
+// to wait until all that was written before the blocks' counter can be seen, too. The counter only says when to look.
+__device__ bool  is_missing(std::uint32_t pair) { return (~pair - 0x00010001u) & pair & 0x80008000u; }
+__device__ uint4 shared_word(const void* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+// v, which was read from there, once it is complete.
+__device__ uint4 complete(uint4 v, const void* p) {
+    while (is_missing(v.x) || is_missing(v.y) || is_missing(v.z) || is_missing(v.w)) v = shared_word(p);
+    return v;
+}
+__device__ Half shared_half(const Half* p) {
+    Half v;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __half complete_half(Half v, const Half* p) {
+    while (v == cleared_half) v = shared_half(p);
+    return __ushort_as_half(v);
+}
+__device__ void put_half(void* halves, int at, float v) {
+    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(static_cast<__half*>(halves) + at),
+                 "h"(__half_as_ushort(__float2half(v)))
+                 : "memory");
+}
+
 // The last four warps write the results: they tell which of these a thread has first, and how many threads there are.
 constexpr int    finishing = 4 * 32;
 __device__ int   first_result() { return Team::size() - 1 - int(threadIdx.x); }
@@ -513,7 +562,7 @@ __device__ float scale_of(const Op& op, const float* squares, int hidden) { // t
     for (int w = 0; w < warps; w++) sum += squares[w];
     return rsqrtf(__fdividef(sum, float(hidden)) + op.eps);
 }
-// The block's results from the sums of its warps; few are the herald's alone. The herald may tell when it returns.
+// The block's results from the sums of its warps; few are the herald's alone.
 __device__ void finish_products(const Op& op, const float* sums, float scale) {
     const int n = op.gated ? op.pairs : 2 * op.pairs, nth = first_result();
     if (nth >= finishing || (n <= 32 && nth >= 32)) return;
@@ -527,7 +576,7 @@ __device__ void finish_products(const Op& op, const float* sums, float scale) {
         float v = row_sum(r);
         if (op.gated) {
             v = __fdividef(v, 1 + __expf(-v)) * row_sum(r + n);
-            static_cast<__half*>(op.all.product[0].out)[op.first_pair + r] = __float2half(v);
+            put_half(op.all.product[0].out, op.first_pair + r, v);
             continue;
         }
         int            row     = op.first_pair * 2 + r;
@@ -536,17 +585,8 @@ __device__ void finish_products(const Op& op, const float* sums, float scale) {
         row -= op.all.first_row[which];
         if (product.bias) v += product.bias[row];
         if (product.out_is_float) static_cast<float*>(product.out)[row] = v;
-        else static_cast<__half*>(product.out)[row] = __float2half(v);
+        else put_half(product.out, row, v);
     }
-    if (n <= 32) __syncwarp();
-    else asm volatile("bar.sync 2, %0;" ::"n"(finishing) : "memory");
-}
-
-// What other blocks wrote in this kernel is not looked for in the first-level cache.
-__device__ uint4 shared_word(const void* p) { return __ldcg(static_cast<const uint4*>(p)); }
-__device__ float shared_half(const Half* p) {
-    const unsigned short bits = __ldcg(p);
-    return __half2float(__ushort_as_half(bits));
 }
 
 // One kv head of the paged cache, as an item sees it. Position `newest` is not there yet: it comes from shared memory.
@@ -710,13 +750,17 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             const bool  turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
             const int   one    = turn && rope.halves ? pair : 2 * pair,
                       other    = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
-            const float  x = shared_half(source + one), y = shared_half(source + other);
+            const Half  x_bits = shared_half(source + one), y_bits = shared_half(source + other);
+            const float x   = __half2float(complete_half(x_bits, source + one)),
+                        y   = __half2float(complete_half(y_bits, source + other));
             const float2 by = turn ? step.turns[pair] : float2{0, 1};
             to[one]         = __float2half(x * by.y - y * by.x);
             to[other]       = __float2half(x * by.x + y * by.y);
         }
-        if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0)
-            s.v[d] = __ushort_as_half(__ldcg(op.v + unit.kv_head * D + d));
+        if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0) {
+            const Half* source = op.v + unit.kv_head * D + d;
+            s.v[d]             = complete_half(shared_half(source), source);
+        }
         Team::sync();
         if (is_last && unit.is_first && threadIdx.x < D) {
             const int          slot = step.slot, d = int(threadIdx.x);
@@ -775,8 +819,10 @@ __device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan
 template <Kind K, class Wait>
 __device__ void take_x(const Op& op, unsigned char* xs, const Wait& wait) {
     wait();
-    each_word<Team>([&](int g) { return shared_word(reinterpret_cast<const uint4*>(op.x) + g); }, op.cols / 8,
-                    [&](int g, const uint4& v) {
+    const auto* x = reinterpret_cast<const uint4*>(op.x);
+    each_word<Team>([&](int g) { return shared_word(x + g); }, op.cols / 8,
+                    [&](int g, const uint4& read) {
+                        const uint4  v = complete(read, x + g);
                         const float2 a = as_float2(v.x), b = as_float2(v.y), c = as_float2(v.z), d = as_float2(v.w);
                         const float  f[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
                         put_x<K>(g, f, xs, op.cols);
@@ -809,6 +855,8 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
         }
 #pragma unroll
         for (int n = 0; n < most; n++) {
+            if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8)
+                more[n] = complete(more[n], reinterpret_cast<const uint4*>(op.add) + g);
             const float2 a = as_float2(more[n].x), b = as_float2(more[n].y), c = as_float2(more[n].z),
                          d = as_float2(more[n].w);
             f[n][0].x += a.x, f[n][0].y += a.y, f[n][0].z += b.x, f[n][0].w += b.y;
@@ -858,7 +906,7 @@ template <int D>
 __global__ void __launch_bounds__(threads, 1)
     tape_kernel(const Op* tape, const __grid_constant__ Shape shape, const __grid_constant__ Plan plan,
                 const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets, unsigned* counter,
-                unsigned start) {
+                unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ std::uint64_t full[most_stages], empty[most_stages], known[slots], done[slots];
@@ -880,7 +928,7 @@ __global__ void __launch_bounds__(threads, 1)
     step.learn(shape, plan, items, n_items);
     __syncthreads();
     if (threadIdx.x / 32 == producer) {
-        produce(tape, shape.n_ops, ops, ring, [&](const Op& op) {
+        produce(tape, shape.n_ops, ops, ring, odd ? shape.exchanged : 0, odd ? 0 : shape.exchanged, [&](const Op& op) {
             if (op.attends) ask_for_cache<D>(op, shape.attend, plan, step);
             if (op.norm) ask(op.norm, shape.hidden * 4);
         });
@@ -892,12 +940,14 @@ __global__ void __launch_bounds__(threads, 1)
 
     const bool tells = threadIdx.x == herald * 32;
     for (int at = 0; at < shape.n_ops; at++) {
-        const Op&  op   = ops.wait(at);
-        const auto wait = [&] { // for what the operation before wrote
+        const Op& op = ops.wait(at);
+        if (const int g = int(blockIdx.x + threadIdx.x * gridDim.x); g < op.n_cleared)
+            op.cleared[g] = make_uint4(~0u, ~0u, ~0u, ~0u);
+        const auto wait = [&] { // until what the operation before wrote is there or about to be
             if (op.waits && tells) {
                 const unsigned wanted = start + unsigned(at) * gridDim.x;
                 unsigned       count;
-                do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+                do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
                 while (int(count - wanted) < 0);
             }
             Team::sync();
@@ -915,7 +965,7 @@ __global__ void __launch_bounds__(threads, 1)
             Team::sync();
             finish_products(op, sums, scale);
         }
-        if (tells) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+        if (tells) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
 #endif
 }
@@ -926,7 +976,9 @@ struct Tape {
     int       shared   = 0; // bytes
     Op*       ops      = nullptr;
     unsigned* counter  = nullptr;
-    unsigned  done     = 0; // what the counter is at
+    unsigned  done     = 0;       // what the counter is at
+    Half*     exchange = nullptr; // what blocks tell one another
+    bool      odd      = false;   // the next step
 };
 
 // How the warps share an operation's rows: those numbers of rows and passes for which most lanes have something to do, in stages
@@ -954,6 +1006,35 @@ bool share(Op& op) {
         op.most_sums = std::max(op.most_sums, last / op.span - first / op.span + 1);
     }
     return best > 0;
+}
+
+// Gives all halves that blocks tell one another places of their own in `memory`, or null to count them only. False: an operation
+// reads what none writes.
+bool exchange(std::vector<Op>& ops, Half* memory, std::int64_t& n) {
+    std::map<const void*, std::int64_t> places; // of what was told to be there
+    n                = 0;
+    const auto write = [&](Half* out, std::int64_t halves) {
+        const std::int64_t at = places[out] = n;
+        n += (halves + 7) / 8 * 8;
+        return memory ? memory + at : out;
+    };
+    bool       known = true;
+    const auto read  = [&](const Half*& p) {
+        const auto found = places.find(p);
+        if (p && found == places.end()) known = false;
+        else if (p && memory) p = memory + found->second;
+    };
+    for (Op& op : ops) {
+        read(op.add), read(op.x), read(op.q), read(op.k), read(op.v);
+        const std::int64_t first = n;
+        if (op.attends) op.attended = write(op.attended, op.n_attended);
+        for (int k = 0; k < (op.gated ? 1 : op.all.n); k++)
+            if (Product& to = op.all.product[k]; !to.out_is_float)
+                to.out = write(static_cast<Half*>(to.out), to.weight.rows);
+        if (memory) op.cleared = reinterpret_cast<uint4*>(memory + first);
+        op.n_cleared = int((n - first) / 8);
+    }
+    return known;
 }
 
 // Reads what was told into operations of the tape. False: something else than a model that it knows.
@@ -1001,14 +1082,15 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
                 if (!rope || rope->rope.q != op.attend.q) return false;
                 shape.attend = op.attend;
                 Op to;
-                to.attends  = true;
-                to.waits    = true;
-                to.q        = rope->rope.q;
-                to.k        = rope->rope.k;
-                to.v        = rope->rope.v;
-                to.cache_k  = rope->rope.cache_k;
-                to.cache_v  = rope->rope.cache_v;
-                to.attended = op.attend.out;
+                to.attends    = true;
+                to.waits      = true;
+                to.q          = rope->rope.q;
+                to.k          = rope->rope.k;
+                to.v          = rope->rope.v;
+                to.cache_k    = rope->rope.cache_k;
+                to.cache_v    = rope->rope.cache_v;
+                to.attended   = op.attend.out;
+                to.n_attended = op.attend.n_heads * op.attend.head_dim;
                 ops.push_back(to);
                 break;
             }
@@ -1054,7 +1136,8 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
            shape.attend.softcap == 0 && (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
 }
 
-using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned);
+using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned,
+                        bool);
 Kernel kernel_of(const Tape& tape) { return tape.head_dim == 64 ? tape_kernel<64> : tape_kernel<128>; }
 
 } // namespace
@@ -1064,6 +1147,7 @@ void destroy_tape(void* tape) {
     auto* t = static_cast<Tape*>(tape);
     release(t->ops);
     release(t->counter);
+    release(t->exchange);
     delete t;
 }
 
@@ -1098,9 +1182,17 @@ void* make_tape(const TapeOp* told, int n) {
     shape.ring_bytes  = (all - shape.hidden * 4 - shape.x_room - shape.most_sums * 4) / 128 * 128;
     tape->shared      = shape.hidden * 4 + shape.x_room + shape.most_sums * 4 + shape.ring_bytes;
     fits              = fits && shape.ring_bytes >= 3 * largest;
-    tape->shape       = shape;
-    tape->ops         = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
-    tape->counter     = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
+    fits              = fits && exchange(ops, nullptr, shape.exchanged);
+    if (fits) {
+        const std::vector<Half> cleared(std::size_t(shape.exchanged) * 2, cleared_half);
+        tape->exchange = static_cast<Half*>(allocate(cleared.size() * sizeof(Half)));
+        fits           = tape->exchange != nullptr;
+        if (fits) upload(tape->exchange, cleared.data(), cleared.size() * sizeof(Half));
+        if (fits) exchange(ops, tape->exchange, shape.exchanged);
+    }
+    tape->shape   = shape;
+    tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
+    tape->counter = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
     if (!tape->ops || !tape->counter ||
         cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) !=
             cudaSuccess) {
@@ -1126,11 +1218,12 @@ bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
     config.attrs            = &together;
     config.numAttrs         = 1;
     if (cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial,
-                           tickets, t.counter, t.done) != cudaSuccess) {
+                           tickets, t.counter, t.done, t.odd) != cudaSuccess) {
         cudaGetLastError(); // it has been dealt with
         return false;
     }
     t.done += unsigned(t.shape.n_ops) * unsigned(n_processors());
+    t.odd = !t.odd;
     return true;
 }
 
