@@ -177,7 +177,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             from.stages      = (2 * from.pairs + from.rows - 1) / from.rows;
         }
         __syncwarp();
-        if (lane == 0) barrier_arrive(all.known + op % slots);
+        barrier_arrive(all.known + op % slots);
         read(op + 1);
         before(from);
         if (from.attends) continue;
@@ -922,7 +922,7 @@ __global__ void __launch_bounds__(threads, 1)
 
     if (threadIdx.x == 0) {
         for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps);
-        for (int s = 0; s < slots; s++) barrier_init(&known[s], 1), barrier_init(&done[s], 1);
+        for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], 1);
         barriers_ready();
     }
     step.learn(shape, plan, items, n_items);
