@@ -1,10 +1,10 @@
 // A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, products and
-// attention, and all blocks wait for one another between two of them. Meanwhile the weights of the products to come are already on
+// attention, and a block waits for what others write for it, half by half. Meanwhile the weights of the products to come are already on
 // their way into a ring in shared memory, which knows nothing of operations but which rows are next: so the memory is busy however
 // short the products are, and what a launch for each operation costs is not there either.
 //
 // The warps of a block: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, attend, and add up. One of
-// these, the herald, also tells the other blocks how far this one is, and waits for them. A stage of the ring is some whole rows, and all
+// these, the herald, also tells the other blocks how far this one is, and waits until they are as far. A stage of the ring is some whole rows, and all
 // warps work on it at once: each lane multiplies the same columns of every stage, whose x it keeps in registers. So x is read from
 // shared memory once and not for each row, and a product ends soon after its last row has come.
 // Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told.
