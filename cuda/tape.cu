@@ -1,19 +1,22 @@
 // A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, products and
-// attention, and all blocks wait for one another between two of them. Meanwhile the weights of the products to come are already on
-// their way into a ring in shared memory, which knows nothing of operations but which stretch of which row is next: so the memory
-// is busy however short the products are, and what a launch for each operation costs is not there either.
+// attention, and a block waits for what others write for it, half by half. Meanwhile the weights of the products to come are already on
+// their way into a ring in shared memory, which knows nothing of operations but which rows are next: so the memory is busy however
+// short the products are, and what a launch for each operation costs is not there either.
 //
-// The warps of a block: those that multiply take the ring's stages as they come; all with the herald prepare x, attend, and add
-// up; the herald also tells the other blocks how far this one is, and waits for them; the producer plans what fills the ring.
+// The warps of a block: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, attend, and add up. One of
+// these, the herald, also tells the other blocks how far this one is, and waits until they are as far. A stage of the ring is some whole rows, and all
+// warps work on it at once: each lane multiplies the same columns of every stage, whose x it keeps in registers. So x is read from
+// shared memory once and not for each row, and a product ends soon after its last row has come.
 // Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told.
 //
-// Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192. All blocks are on
-// the GPU at once (one a processor, a cooperative launch).
+// Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192, other products' columns
+// up to 30720. All blocks are on the GPU at once (one a processor, a cooperative launch).
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <type_traits>
 #include <vector>
 
@@ -28,10 +31,10 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps       = 14; // that multiply; two more have other jobs
-constexpr int threads     = 16 * 32;
-constexpr int most_stages = 48; // up to two a lane of the producer
-constexpr int most_hidden = 8192;
+constexpr int  warps        = 15; // of the team that does everything but filling the ring
+constexpr int  threads      = 16 * 32;
+constexpr int  most_hidden  = 8192;
+constexpr Half cleared_half = 0xffff; // a not-a-number that conversions do not make
 
 // An operation of the tape: products of x, or attention.
 struct Op {
@@ -39,233 +42,551 @@ struct Op {
     bool         waits   = false; // for what the one before wrote
     bool         gated   = false;
     Kind         kind    = kind_f16;
-    int          cols = 0, slice = 0, n_slices = 0; // of x; those of a stage
-    int          n_pairs = 0, of_pair = 0;          // of rows; stages of a pair
-    const float* norm     = nullptr;                // x is the residual's norm, or
+    int          cols = 0, n_pairs = 0; // of x; of rows
+    const float* norm     = nullptr;    // x is the residual's norm, or
     float        eps      = 0;
     const Half*  add      = nullptr; // .. after this was added to the residual
     float*       residual = nullptr; // .. which is written there
     const Half*  x        = nullptr; // x
     Products     all{};
-    // Data, scales and minima of a row, one after another in a stage: bytes of a row, of a full stage's part, of the last one's.
-    int         row_bytes[3] = {}, part_bytes[3] = {}, last_bytes[3] = {}, n_parts = 0;
+    // Data, scales and minima lie in a stage one after another, each of all its rows.
+    int part_bytes[3] = {}, n_parts = 0, row_bytes = 0;
+    // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two passes.
+    int      rows = 0, passes = 0, tasks = 0, span = 0, most_sums = 0; // .. sums of a row at most
+    unsigned tasks_inverse = 0;
+    // This block's part, filled in by the producer: pairs, stages.
+    int         first_pair = 0, pairs = 0, stages = 0;
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
     Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
+    uint4*      cleared   = nullptr;           // by this step for the next one: where results will be, so many words
+    int         n_cleared = 0, n_attended = 0; // .. halves
 };
 static_assert(sizeof(Op) % 4 == 0 && std::is_trivially_copyable_v<Op>);
 
-// Rows of a stage: two share x; where whole numbers are wide, or x is halves, one long row needs fewer copies.
-constexpr __host__ __device__ int rows_of(Kind k) { return k == kind_q4_k ? 2 : 1; }
+// Columns of a lane's task.
+constexpr __host__ __device__ int task_cols(Kind k) { return k == kind_f16 ? 8 : k == kind_q4_k ? 64 : 32; }
 
 // What all operations have in common.
 struct Shape {
-    Weight embedding;
-    int    hidden = 0, n_ops = 0, n_stages = 0, stage_bytes = 0, x_room = 0, most_sums = 0; // .. bytes, bytes, floats
-    int    attending = 0;                                                                   // warps
-    RopeStore rope;
-    Attention attend;
+    Weight       embedding;
+    int          hidden = 0, n_ops = 0, x_room = 0, ring_bytes = 0, most_sums = 0; // .. bytes, bytes, floats
+    int          attending = 0;                                                    // warps
+    std::int64_t exchanged = 0; // halves that blocks tell one another in a step
+    RopeStore    rope;
+    Attention    attend;
 };
 
 #if __CUDA_ARCH__ >= 900
 
-constexpr int herald =
-    14; // the warp that speaks with the other blocks, and works with those that multiply when they do not
-constexpr int producer = 15; // the warp that plans what the ring is filled with
-constexpr int ahead    = 6;  // operations that a block knows beyond the one it is at
-constexpr int slots    = 12; // .. and those that were: the producer may still look at one of them
+constexpr int herald      = 14; // the warp that speaks with the other blocks
+constexpr int producer    = 15; // the warp that fills the ring
+constexpr int most_stages = 32; // in the ring
+constexpr int slots       = 8;  // operations that a block knows
 
 // The threads that take part in the operations: all but the producer's.
 struct Team {
-    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"((herald + 1) * 32) : "memory"); }
-    static __device__ constexpr int size() { return (herald + 1) * 32; }
+    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"(warps * 32) : "memory"); }
+    static __device__ constexpr int size() { return warps * 32; }
 };
 
-// Where a row of a pair is.
-struct Place {
-    const Product& product;
-    std::int64_t   row;
-};
-__device__ Place place_of(const Op& op, int pair, int r) {
-    if (op.gated) return {op.all.product[r], pair};
-    const int which = op.all.which(pair * 2);
-    return {op.all.product[which], pair * 2 - op.all.first_row[which] + r};
-}
+// The products that a block computes: pairs of rows, about the same number each. What it takes of a product are neighbouring
+// rows: of gate and of up the same ones, of others those of its range that are there.
+struct Rows {
+    const Product* product;
+    std::int64_t   first;      // of the product
+    int            begin, end; // among the block's
 
-// The pairs of rows that a block takes of a product: the same number each, give or take one.
-__device__ int first_pair_of(const Op& op, unsigned block) { return int(unsigned(op.n_pairs) * block / gridDim.x); }
-__device__ int stages_of(const Op& op) {
-    return op.attends ? 0 : (first_pair_of(op, blockIdx.x + 1) - first_pair_of(op, blockIdx.x)) * op.of_pair;
-}
-
-// What a place of the ring is to be filled with next. The producer's lanes write them, in parallel, as that is much arithmetic;
-// the copies are begun by the warp that used the place last, as one warp alone would be too slow at it.
-struct Job {
-    const unsigned char* source[2][3];
-    int                  bytes[3], apart[3], n_rows, n_parts;
-
-    __device__ Job taken() const { // read in the order in which it is written here
-        Job           copy;
-        constexpr int words = int(sizeof(Job) / 8);
-        const auto*   from  = reinterpret_cast<const volatile unsigned long long*>(this);
-        auto*         to    = reinterpret_cast<unsigned long long*>(&copy);
-#pragma unroll
-        for (int w = 0; w < words; w++) to[w] = from[w];
-        return copy;
+    __device__ Rows(const Op& op, int which) : product(&op.all.product[which]) {
+        if (op.gated) {
+            first = op.first_pair, begin = which * op.pairs, end = begin + op.pairs;
+            if (which == 2) begin = end = 0;
+            return;
+        }
+        const int from = op.first_pair * 2, low = max(op.all.first_row[which], from),
+                  high = min(op.all.first_row[which + 1], from + op.pairs * 2);
+        first = low - op.all.first_row[which], begin = low - from, end = max(high, low) - from;
     }
 };
-static_assert(sizeof(Job) % 8 == 0);
-// Of a place. `unknown`: no job yet. `ready`: there is one. `vacant`: nothing to be used and no job: the producer begins it.
-enum State : int { unknown, ready, vacant };
 
+// Stages lie one after another in a ring of bytes, each in one piece: one that does not fit before the end is at the beginning. All
+// warps count them for themselves.
 struct Ring {
     unsigned char* memory;
-    std::uint64_t* full;
-    Job*           jobs;
-    int*           states;
-    volatile int*  used; // of each place, the last stage that was
-    std::uint64_t  policy;
+    int            bytes;
+    std::uint64_t *full, *empty; // [most_stages]
+    int            stage = 0, at = 0;
 
-    // Begins the copies of a place's job; by one thread.
-    __device__ void begin(int place, int stage_bytes) const {
-        const Job      job = jobs[place].taken();
-        unsigned char* to  = memory + place * stage_bytes;
-        // Before the copies: the stage may have been used, and its place be free again, as soon as they are there.
-        *static_cast<volatile int*>(states + place) = unknown;
-        barrier_expect(full + place, unsigned((job.bytes[0] + job.bytes[1] + job.bytes[2]) * job.n_rows));
+    __device__ int      place() const { return stage % most_stages; }
+    __device__ unsigned round() const { return unsigned(stage / most_stages) & 1; }
+    // The next stage's beginning.
+    __device__ int  begin(int n_bytes) const { return at + n_bytes > bytes ? 0 : at; }
+    __device__ void pass(int n_bytes) { at = begin(n_bytes) + n_bytes, stage++; }
+};
+
+// The operations that the producer has read: each has a slot until all are done with it.
+struct Slots {
+    Op*            ops;
+    std::uint64_t *known, *done; // [slots]
+
+    __device__ const Op& wait(int op) const {
+        barrier_wait(known + op % slots, unsigned(op / slots) & 1);
+        return ops[op % slots];
+    }
+};
+
+// Fills the ring with the weights of all operations, by one warp. `exchanged`, `cleared`: where halves for other blocks are in this
+// step and in the next, from where the tape says. before(op): what else there is to be asked for.
+template <class Before>
+__device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, std::int64_t exchanged,
+                        std::int64_t cleared, const Before& before) {
+    constexpr int words = int(sizeof(Op) / 4), each = (words + 31) / 32;
+    const int     lane   = int(threadIdx.x % 32);
+    const auto    policy = read_once();
+    unsigned      next[each];
+    const auto    read = [&](int op) {
 #pragma unroll
-        for (int p = 0; p < 3; p++) {
-            if (p >= job.n_parts) break;
-            copy_bulk(to, job.source[0][p], unsigned(job.bytes[p]), full + place, policy);
-            to += job.apart[p];
-            if (job.n_rows == 1) continue;
-            copy_bulk(to, job.source[1][p], unsigned(job.bytes[p]), full + place, policy);
-            to += job.apart[p];
-        }
-    }
-    // A place has been used; by one thread.
-    __device__ void free(int place, int stage, int stage_bytes) const {
-        used[place] = stage;
-        if (atomicCAS(states + place, unknown, vacant) == ready) begin(place, stage_bytes);
-    }
-};
-
-// A place, as a lane of the producer sees it: the stages of all products are numbered through, and those that fall here come one
-// after another.
-struct Planner {
-    int place, stage; // the next one
-    int op = -1, first = 0, end = 0;
-
-    // Goes on if it can, without waiting. False: there is nothing left.
-    __device__ bool step(const Op* ops, const volatile int* known, const Shape& shape, const Ring& ring) {
-        if (stage >= end) {
-            if (op + 1 == shape.n_ops) return false;
-            if (op + 1 >= *known) return true;
-            __threadfence_block();
-            first = end;
-            end += stages_of(ops[++op % slots]);
-            return true;
-        }
-        if (*static_cast<volatile int*>(ring.states + place) == ready) return true;
-        Job&       job  = ring.jobs[place];
-        const Op&  from = ops[op % slots];
-        const int  pair = (stage - first) / from.of_pair, in = stage - first - pair * from.of_pair;
-        const int  row = in / from.n_slices, slice = in - row * from.n_slices;
-        const bool last = slice == from.n_slices - 1, both = from.of_pair == from.n_slices;
-        job.n_rows  = both ? 2 : 1;
-        job.n_parts = from.n_parts;
-        for (int p = 0; p < 3; p++) {
-            job.bytes[p] = last ? from.last_bytes[p] : from.part_bytes[p];
-            job.apart[p] = from.part_bytes[p];
-            for (int r = 0; r < 2; r++) {
-                const Place   at = place_of(from, first_pair_of(from, blockIdx.x) + pair, both ? r : row);
-                const Weight& w  = at.product.weight;
-                job.source[r][p] = static_cast<const unsigned char*>(p == 0   ? w.data
-                                                                     : p == 1 ? w.scales
-                                                                              : w.mins) +
-                                   at.row * from.row_bytes[p] + slice * from.part_bytes[p];
-            }
-        }
-        stage += shape.n_stages;
-        __threadfence_block();
-        if (atomicCAS(ring.states + place, unknown, ready) == vacant) ring.begin(place, shape.stage_bytes);
-        return true;
-    }
-};
-
-__device__ void produce(const Op* ops, const volatile int* known, const Shape& shape, const Ring& ring) {
-    const int lane = int(threadIdx.x % 32);
-    Planner   one{lane, lane}, other{lane + 32, lane + 32};
-    bool      more = one.place < shape.n_stages, other_more = other.place < shape.n_stages;
-    while (more || other_more) {
-        if (more) more = one.step(ops, known, shape, ring);
-        if (other_more) other_more = other.step(ops, known, shape, ring);
-    }
-}
-
-// This operation's stages, which begin at `begin`: a warp takes the next one that none has taken. `mine`: the one that it took
-// and has not used yet. The sum of each row of a stage goes to `sums`.
-template <Kind K>
-__device__ void multiply_stages(const Op& op, const Shape& shape, const unsigned char* xs, const Ring& ring,
-                                int* next_stage, int& mine, int begin, float* sums) {
-    constexpr int R        = rows_of(K);
-    const auto    integers = integers_in(const_cast<unsigned char*>(xs), K, op.cols);
-    const int     cols = op.cols, slice = op.slice, n_slices = op.n_slices, end = begin + stages_of(op),
-              lane = int(threadIdx.x % 32);
-    while (mine < end) {
-        int next = 0;
-        if (lane == 0) next = atomicAdd(next_stage, 1);
-        const int round = mine / shape.n_stages, at = mine - round * shape.n_stages, in = mine - begin,
-                  base = in % n_slices * slice;
-        // A parity tells rounds apart only if the one before is over.
-        while (ring.used[at] != mine - shape.n_stages) {}
-        barrier_wait(ring.full + at, unsigned(round) & 1);
-        float sum[R] = {};
-        add_stage<K, R>(ring.memory + at * shape.stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
-        __syncwarp(); // all have read it
-        if (lane == 0) ring.free(at, mine, shape.stage_bytes);
+        for (int w = 0; w < each; w++)
+            if (op < n_ops && lane + 32 * w < words)
+                next[w] = reinterpret_cast<const unsigned*>(tape + op)[lane + 32 * w];
+    };
+    read(0);
+    // Bytes are numbered through, rounds of the ring and gaps at its end included: where the ring's next stage begins, and, of lane
+    // n, where stage n of those that are in it does. `oldest`: the first that may still be used.
+    int head = 0, start = 0, oldest = 0;
+    for (int op = 0; op < n_ops; op++) {
+        if (op >= slots) barrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
+#pragma unroll
+        for (int w = 0; w < each; w++)
+            if (lane + 32 * w < words) reinterpret_cast<unsigned*>(all.ops + op % slots)[lane + 32 * w] = next[w];
         __syncwarp();
-        if constexpr (R == 2) { // half a warp adds up one row, half the other
-            const float keep = lane < 16 ? sum[0] : sum[1], give = lane < 16 ? sum[1] : sum[0];
-            float       v = keep + __shfl_xor_sync(~0u, give, 16);
-#pragma unroll
-            for (int step = 8; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
-            if (lane % 16 == 0) sums[in * 2 + lane / 16] = v;
-        } else {
-            const float v = warp_sum(sum[0]);
-            if (lane == 0) sums[in] = v;
+        Op& from = all.ops[op % slots];
+        if (lane == 0) {
+            const auto find = [&](auto& p) {
+                if (p) p += exchanged;
+            };
+            find(from.add), find(from.x), find(from.q), find(from.k), find(from.v), find(from.attended);
+            for (int k = 0; k < from.all.n; k++)
+                if (Product& to = from.all.product[k]; to.out && !to.out_is_float)
+                    to.out = static_cast<Half*>(to.out) + exchanged;
+            from.cleared += cleared / 8;
         }
-        mine = __shfl_sync(~0u, next, 0);
+        if (lane == 0 && !from.attends) {
+            const auto until = [&](unsigned blocks) { return int(unsigned(from.n_pairs) * blocks / gridDim.x); };
+            from.first_pair  = until(blockIdx.x);
+            from.pairs       = until(blockIdx.x + 1) - from.first_pair;
+            from.stages      = (2 * from.pairs + from.rows - 1) / from.rows;
+        }
+        __syncwarp();
+        barrier_arrive(all.known + op % slots);
+        read(op + 1);
+        before(from);
+        if (from.attends) continue;
+        // A lane copies one part of one product's rows.
+        const int part = lane % 3, n_bytes = from.rows * from.row_bytes, bytes = from.part_bytes[part],
+                  part_at = from.rows * (part == 0   ? 0
+                                         : part == 1 ? from.part_bytes[0]
+                                                     : from.row_bytes - bytes);
+        const Rows    mine(from, min(lane / 3, 2));
+        const bool    copies = lane < 9 && part < from.n_parts && mine.begin < mine.end;
+        const Weight& w      = mine.product->weight;
+        const auto*   data   = static_cast<const unsigned char*>(part == 0   ? w.data
+                                                                 : part == 1 ? w.scales
+                                                                             : w.mins) +
+                           mine.first * bytes;
+        for (int stage = 0, done = 0; stage < from.stages; stage++, done += from.rows) {
+            const int at = ring.begin(n_bytes);
+            if (at != ring.at) head += ring.bytes - ring.at;
+            while (oldest < ring.stage &&
+                   (head + n_bytes - __shfl_sync(~0u, start, oldest % most_stages) > ring.bytes ||
+                    ring.stage - oldest >= most_stages)) {
+                barrier_wait(ring.empty + oldest % most_stages, unsigned(oldest / most_stages) & 1);
+                oldest++;
+            }
+            const int rows = min(from.rows, 2 * from.pairs - done);
+            if (lane == 0) barrier_expect(ring.full + ring.place(), unsigned(rows * from.row_bytes));
+            __syncwarp();
+            const int low = max(done, mine.begin), high = min(done + rows, mine.end);
+            if (copies && low < high)
+                copy_bulk(ring.memory + at + part_at + (low - done) * bytes,
+                          data + std::int64_t(low - mine.begin) * bytes, unsigned((high - low) * bytes),
+                          ring.full + ring.place(), policy);
+            if (lane == ring.place()) start = head;
+            head += n_bytes;
+            ring.pass(n_bytes);
+        }
     }
 }
 
-// The block's results, from the sums of its stages.
-__device__ void finish_products(const Op& op, const float* sums) {
-    const int first_pair = first_pair_of(op, blockIdx.x), n_pairs = first_pair_of(op, blockIdx.x + 1) - first_pair;
-    // Of a pair: the slices of one row and then of the other, or of both together.
-    const int next = op.of_pair == op.n_slices ? 2 : 1, second = op.of_pair == op.n_slices ? 1 : op.n_slices;
-    for (int p = int(threadIdx.x); p < n_pairs; p += Team::size()) {
-        const float* from = sums + p * 2 * op.n_slices;
-        float2       v    = {0, 0};
-        for (int s = 0; s < op.n_slices; s++) v.x += from[s * next], v.y += from[s * next + second];
-        const int pair = first_pair + p;
+// -- x of the products, in shared memory: halves, or 16 bits of whole numbers by groups with a scale. A task's 16 values at a time
+// are a word of their upper bytes and one of the lower; word k of all tasks lies before word k + 1 of any, so that neighbouring lanes
+// read neighbouring words.
+
+struct Numbers {
+    uint4* words;
+    float* scale; // [tasks]
+    int*   total; // [cols / 32]: Σ of 32 neighbours
+    int    tasks;
+
+    __device__ Numbers(unsigned char* memory, Kind kind, int cols) : tasks(cols / task_cols(kind)) {
+        words = reinterpret_cast<uint4*>(memory);
+        scale = reinterpret_cast<float*>(memory + 2 * cols);
+        total = reinterpret_cast<int*>(scale + tasks);
+    }
+};
+
+// Values 8·g .. 8·g + 7, by whole warps with neighbouring g.
+template <Kind K>
+__device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
+    if constexpr (K == kind_f16) {
+        std::uint32_t h[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const __half2 pair = __floats2half2_rn(f[2 * k], f[2 * k + 1]);
+            h[k]               = *reinterpret_cast<const std::uint32_t*>(&pair);
+        }
+        reinterpret_cast<uint4*>(xs)[g] = make_uint4(h[0], h[1], h[2], h[3]);
+    } else {
+        constexpr int lanes = task_cols(K) / 8; // that share a scale
+        const Numbers to(xs, K, cols);
+        float         most = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) most = fmaxf(most, fabsf(f[k]));
+#pragma unroll
+        for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+        const float inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the upper byte stays below 128
+        // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
+        constexpr float large = 12582912.0f; // 1.5 * 2^23
+        std::uint32_t   n[8], h[2], l[2], bits = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            n[k] = __float_as_uint(fmaf(f[k], inverse, large));
+            bits += n[k];
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const std::uint32_t front = __byte_perm(n[4 * k], n[4 * k + 1], 0x5410),
+                                back  = __byte_perm(n[4 * k + 2], n[4 * k + 3], 0x5410);
+            h[k]                      = __byte_perm(front, back, 0x7531);
+            l[k]                      = __byte_perm(front, back, 0x6420);
+        }
+        int sum = int(bits - 8u * 0x4b400000u);
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const int task = g / lanes, word = g % lanes / 2;
+        auto*     at         = reinterpret_cast<uint2*>(to.words + word * to.tasks + task) + g % 2;
+        at[0]                = make_uint2(h[0], h[1]);
+        at[lanes * to.tasks] = make_uint2(l[0], l[1]); // lanes / 2 words further
+        if (g % lanes == 0) to.scale[task] = most * (1 / 32512.0f);
+        if (g % 4 == 0) to.total[g / 4] = sum;
+    }
+}
+
+// Σ of 32 products and what stood in `sum`: two words of weights by upper and lower bytes of x.
+template <bool Signed>
+__device__ int dot32(const uint4& w0, const uint4& w1, const uint4& h0, const uint4& h1, const uint4& l0,
+                     const uint4& l1) {
+    const std::uint32_t w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w},
+                        h[8] = {h0.x, h0.y, h0.z, h0.w, h1.x, h1.y, h1.z, h1.w},
+                        l[8] = {l0.x, l0.y, l0.z, l0.w, l1.x, l1.y, l1.z, l1.w};
+    int upper = 0, lower = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if constexpr (Signed) {
+            upper = dot4(w[k], h[k], upper);
+            lower = dot4_unsigned(w[k], l[k], lower);
+        } else {
+            asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(upper) : "r"(w[k]), "r"(h[k]));
+            lower = int(__dp4a(w[k], l[k], unsigned(lower)));
+        }
+    }
+    return upper * 256 + lower;
+}
+
+// A lane's task: what it keeps of x, and the products with its weights in a stage.
+template <Kind K>
+struct Task {
+    uint4 high[2], low[2];
+    float scale;
+    int   total, words, scales, mins; // .. where its weights are in a stage
+    bool  swapped;                    // which of its two words is first: so that lanes meet no bank twice
+
+    __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
+        const Numbers x(xs, K, op.cols);
+        swapped = (task & 4) != 0;
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int from = k ^ int(swapped);
+            high[k]        = x.words[from * x.tasks + task];
+            low[k]         = x.words[(2 + from) * x.tasks + task];
+        }
+        scale  = x.scale[task];
+        total  = x.total[task];
+        words  = row * op.part_bytes[0] + task * 32;
+        scales = op.rows * op.part_bytes[0] + row * op.part_bytes[1] +
+                 task * (K == kind_i8         ? 2
+                         : K == kind_i8_float ? 8
+                                              : 4);
+        mins = op.rows * (op.part_bytes[0] + op.part_bytes[1]) + row * op.part_bytes[2] + task * 4;
+    }
+    __device__ float times(const unsigned char* stage) const {
+        const uint4 w0 = word_at(stage + words + 16 * int(swapped)), w1 = word_at(stage + words + 16 * int(!swapped));
+        if constexpr (K == kind_i8_float) { // a scale for each word
+            const float2 by = *reinterpret_cast<const float2*>(stage + scales);
+            const float  a = float(dot16(w0, high[0], low[0])), b = float(dot16(w1, high[1], low[1]));
+            return scale * (a * (swapped ? by.y : by.x) + b * (swapped ? by.x : by.y));
+        } else {
+            const float v = float(dot32<true>(w0, w1, high[0], high[1], low[0], low[1]));
+            if constexpr (K == kind_i8)
+                return scale * (v * __half2float(*reinterpret_cast<const __half*>(stage + scales)));
+            return scale * (v * *reinterpret_cast<const float*>(stage + scales) -
+                            float(total) * *reinterpret_cast<const float*>(stage + mins));
+        }
+    }
+};
+
+// 64 columns of a superblock: two of its eight sub-blocks, whose weights are the nibbles of 32 bytes.
+template <>
+struct Task<kind_q4_k> {
+    uint4         high[4], low[4];
+    float         scale;
+    int2          total;
+    int           block, words;
+    int           shift;        // of the 6-bit scales and minima in the superblock's head
+    std::uint32_t lower, upper; // .. and which bits are theirs
+
+    __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
+        const Numbers x(xs, kind_q4_k, op.cols);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            high[k] = x.words[k * x.tasks + task];
+            low[k]  = x.words[(4 + k) * x.tasks + task];
+        }
+        scale           = x.scale[task];
+        total           = reinterpret_cast<const int2*>(x.total)[task];
+        block           = row * op.row_bytes + task / 4 * 144;
+        const int chunk = task % 4;
+        words           = block + 16 + chunk * 32;
+        shift           = chunk % 2 * 16;
+        lower           = chunk < 2 ? 0x3f3fu : 0x0f0fu;
+        upper           = chunk < 2 ? 0u : 0x3030u;
+    }
+    __device__ float times(const unsigned char* stage) const {
+        const uint4 head = word_at(stage + block), w0 = word_at(stage + words), w1 = word_at(stage + words + 16);
+        const int even = dot32<false>(masked(w0, 0x0f0f0f0f), masked(w1, 0x0f0f0f0f), high[0], high[1], low[0], low[1]),
+                  odd =
+                      dot32<false>(masked(w0, 0xf0f0f0f0), masked(w1, 0xf0f0f0f0), high[2], high[3], low[2], low[3]) >>
+                      4;
+        // A word's two bytes here: of the even and the odd sub-block. The last four of each have 4 bits in one word, 2 in another.
+        const bool          late = upper != 0;
+        const std::uint32_t sc   = ((late ? head.w : head.y) >> shift & lower) | (head.y >> (shift + 2) & upper),
+                            mi   = ((late ? head.w >> 4 : head.z) >> shift & lower) | (head.z >> (shift + 2) & upper);
+        const float2 d           = as_float2(head.x);
+        const int i = even * int(sc & 255) + odd * int(sc >> 8), m = total.x * int(mi & 255) + total.y * int(mi >> 8);
+        return scale * (d.x * float(i) - d.y * float(m));
+    }
+};
+
+// Four sums of a warp at once: the first lane of each segment, which is of neighbouring lanes in whole fours, gets them. Lane l has
+// sum l % 4; `end`: the lane after its segment.
+__device__ float four_sums(const float (&v)[4], int end) {
+    const int   lane = int(threadIdx.x % 32);
+    const bool  odd = lane & 1, later = lane & 2;
+    const float a = (odd ? v[1] : v[0]) + __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1),
+                b = (odd ? v[3] : v[2]) + __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+    float sum     = (later ? b : a) + __shfl_xor_sync(~0u, later ? a : b, 2);
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+        const float other = __shfl_down_sync(~0u, sum, step);
+        if (lane + step < end) sum += other;
+    }
+    return sum;
+}
+
+// use(beginning) for the next n_stages, as they come; each is free again after that.
+template <int N, class Use>
+__device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        if (n >= n_stages) break;
+        const int at = ring.begin(n_bytes);
+        barrier_wait(ring.full + ring.place(), ring.round());
+        use(n, ring.memory + at);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + ring.place());
+        ring.pass(n_bytes);
+    }
+}
+
+// The products of a block's rows with x, for weights that are whole numbers. A warp's sums of a row go to `sums`, op.most_sums to
+// a row. P: passes.
+template <Kind K, int P>
+__device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, float* sums) {
+    constexpr int at_once = 4 / P; // stages
+    const int     rows = op.rows, tasks = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * op.pairs,
+              lane = int(threadIdx.x % 32), most_sums = op.most_sums;
+    const auto row_of = [&](int seen) { return int(unsigned(seen) * op.tasks_inverse >> 22); };
+    Task<K>    x[P];
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        const int  seen = int(threadIdx.x) + p * Team::size(), row = row_of(seen);
+        const bool used = row < rows;
+        x[p].take(op, xs, used ? row : 0, used ? seen - row * tasks : 0);
+    }
+    // Of the sums that this lane gets to see. A row has as many as any row: where a warp less has some, zero.
+    const int seen = int(threadIdx.x) + lane % P * Team::size(), row = row_of(seen), first = row * tasks,
+              end = min(first + tasks - (seen - lane), 32), stage = lane % 4 / P, nth = seen / 32 - first / 32;
+    const bool writes = row < rows && (lane < 4 || seen - first < 4),
+               pads   = nth == most_sums - 2 && first + tasks - (seen - lane) <= 32;
+    float* to         = sums + (stage * rows + row) * most_sums + nth;
+    int    left       = writes ? n_rows - stage * rows - row : 0;
+#pragma unroll 1
+    for (int n_stages = op.stages; n_stages > 0; n_stages -= at_once) {
+        float v[4] = {};
+        use_stages<at_once>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
+#pragma unroll
+            for (int p = 0; p < P; p++) v[n * P + p] = x[p].times(from);
+        });
+        const float sum = four_sums(v, end);
+        if (left > 0) {
+            *to = sum;
+            if (pads) to[1] = 0;
+        }
+        left -= at_once * rows, to += at_once * rows * most_sums;
+    }
+}
+
+// The same for halves: P units of 32 words of eight, one after another, to a warp, of one row or two.
+template <int P>
+__device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* xs, float* sums) {
+    const int rows = op.rows, units = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * op.pairs,
+              words = op.cols / 8, lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), most_sums = op.most_sums;
+    const int row    = int(unsigned(warp * P) * op.tasks_inverse >> 22),
+              second = (row + 1) * units - warp * P; // the first of the next row
+    uint4 x[P];
+    int   at[P];
+#pragma unroll
+    for (int p = 0; p < P; p++) {
+        const int  of = p < second ? row : row + 1, word = (warp * P + p - of * units) * 32 + lane;
+        const bool used = of < rows && word < words;
+        x[p]            = used ? word_at(xs + word * 16) : make_uint4(0, 0, 0, 0);
+        at[p]           = used ? of * op.row_bytes + word * 16 : 0;
+    }
+    const int  stage = lane % 4 / 2, mine = row + lane % 2, nth = warp - mine * units / P;
+    const bool writes = lane < 4 && mine < rows && (lane % 2 == 0 || second < P),
+               pads   = nth == most_sums - 2 && (mine + 1) * units <= (warp + 1) * P;
+    float* to         = sums + (stage * rows + mine) * most_sums + nth;
+    int    left       = writes ? n_rows - stage * rows - mine : 0;
+#pragma unroll 1
+    for (int n_stages = op.stages; n_stages > 0; n_stages -= 2) {
+        float v[4] = {};
+        use_stages<2>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
+#pragma unroll
+            for (int p = 0; p < P; p++) {
+                const uint4  w = word_at(from + at[p]);
+                const float2 a = as_float2(w.x), b = as_float2(w.y), c = as_float2(w.z), d = as_float2(w.w),
+                             e = as_float2(x[p].x), f = as_float2(x[p].y), g = as_float2(x[p].z), h = as_float2(x[p].w);
+                float sum =
+                    a.x * e.x + a.y * e.y + b.x * f.x + b.y * f.y + c.x * g.x + c.y * g.y + d.x * h.x + d.y * h.y;
+                // Beyond the rows of x there are zeros, but here there may be anything.
+                if (p < second) v[2 * n] += sum;
+                else v[2 * n + 1] += sum;
+            }
+        });
+        const float sum = four_sums(v, 32);
+        if (left > 0) {
+            *to = sum;
+            if (pads) to[1] = 0;
+        }
+        left -= 2 * rows, to += 2 * rows * most_sums;
+    }
+}
+
+__device__ void multiply_rows(const Op& op, Ring& ring, unsigned char* xs, float* sums) {
+    const auto numbers = [&](auto kind) {
+        if (op.passes == 1) multiply_numbers<decltype(kind)::value, 1>(op, ring, xs, sums);
+        else multiply_numbers<decltype(kind)::value, 2>(op, ring, xs, sums);
+    };
+    switch (op.kind) {
+        case kind_f16:
+            if (op.span == 3) multiply_halves<3>(op, ring, xs, sums);
+            else if (op.span == 4) multiply_halves<4>(op, ring, xs, sums);
+            else if (op.span == 8) multiply_halves<8>(op, ring, xs, sums);
+            else multiply_halves<1>(op, ring, xs, sums);
+            break;
+        case kind_i8: numbers(std::integral_constant<Kind, kind_i8>{}); break;
+        case kind_i8_float: numbers(std::integral_constant<Kind, kind_i8_float>{}); break;
+        case kind_i8_float_min: numbers(std::integral_constant<Kind, kind_i8_float_min>{}); break;
+        case kind_q4_k: multiply_numbers<kind_q4_k, 1>(op, ring, xs, sums); break;
+    }
+}
+
+// What blocks tell one another in this kernel are halves, each at an address of its own for each operation and for every other
+// step. A step clears those of the next to what no result is; so who reads a half sees whether it is there yet, and nobody needs
+// to wait until all that was written before the blocks' counter can be seen, too. The counter only says when to look.
+__device__ bool  is_missing(std::uint32_t pair) { return (~pair - 0x00010001u) & pair & 0x80008000u; }
+__device__ uint4 shared_word(const void* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+// v, which was read from there, once it is complete.
+__device__ uint4 complete(uint4 v, const void* p) {
+    while (is_missing(v.x) || is_missing(v.y) || is_missing(v.z) || is_missing(v.w)) v = shared_word(p);
+    return v;
+}
+__device__ Half shared_half(const Half* p) {
+    Half v;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __half complete_half(Half v, const Half* p) {
+    while (v == cleared_half) v = shared_half(p);
+    return __ushort_as_half(v);
+}
+__device__ void put_half(void* halves, int at, float v) {
+    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(static_cast<__half*>(halves) + at),
+                 "h"(__half_as_ushort(__float2half(v)))
+                 : "memory");
+}
+
+// The last four warps write the results: they tell which of these a thread has first, and how many threads there are.
+constexpr int    finishing = 4 * 32;
+__device__ int   first_result() { return Team::size() - 1 - int(threadIdx.x); }
+__device__ float scale_of(const Op& op, const float* squares, int hidden) { // the norm's, where x was made without
+    if (!op.norm || op.kind == kind_f16) return 1;
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < warps; w++) sum += squares[w];
+    return rsqrtf(__fdividef(sum, float(hidden)) + op.eps);
+}
+// The block's results from the sums of its warps; few are the herald's alone.
+__device__ void finish_products(const Op& op, const float* sums, float scale) {
+    const int n = op.gated ? op.pairs : 2 * op.pairs, nth = first_result();
+    if (nth >= finishing || (n <= 32 && nth >= 32)) return;
+    const auto row_sum = [&](int row) {
+        const float* from = sums + row * op.most_sums;
+        float        v    = 0;
+        for (int s = 0; s < op.most_sums; s++) v += from[s];
+        return v * scale;
+    };
+    for (int r = nth; r < n; r += finishing) {
+        float v = row_sum(r);
         if (op.gated) {
-            static_cast<__half*>(op.all.product[0].out)[pair] = __float2half(__fdividef(v.x, 1 + __expf(-v.x)) * v.y);
+            v = __fdividef(v, 1 + __expf(-v)) * row_sum(r + n);
+            put_half(op.all.product[0].out, op.first_pair + r, v);
             continue;
         }
-        for (int r = 0; r < 2; r++) {
-            const Place at    = place_of(op, pair, r);
-            const float value = (r == 0 ? v.x : v.y) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
-            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value;
-            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value);
-        }
+        int            row     = op.first_pair * 2 + r;
+        const int      which   = op.all.which(row);
+        const Product& product = op.all.product[which];
+        row -= op.all.first_row[which];
+        if (product.bias) v += product.bias[row];
+        if (product.out_is_float) static_cast<float*>(product.out)[row] = v;
+        else put_half(product.out, row, v);
     }
-}
-
-// What other blocks wrote in this kernel is not looked for in the first-level cache.
-__device__ uint4 shared_word(const void* p) { return __ldcg(static_cast<const uint4*>(p)); }
-__device__ float shared_half(const Half* p) {
-    const unsigned short bits = __ldcg(p);
-    return __half2float(__ushort_as_half(bits));
 }
 
 // One kv head of the paged cache, as an item sees it. Position `newest` is not there yet: it comes from shared memory.
@@ -302,16 +623,24 @@ struct Cache {
 #pragma unroll
                 for (int w = 0; w < Heads<D>::k_words; w++) k[h][w] = word_at(new_k + (j + 4 * w) * 8);
     }
-    __device__ void load_v(int from, const __half* new_v, uint4 (&v)[4][Heads<D>::v_words]) const {
+    __device__ void load_v(int from, uint4 (&v)[4][Heads<D>::v_words]) const {
         const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             const int     position = from + 2 * j + h % 2 + h / 2 * 8;
             const __half* at =
-                !seen(position) ? nullptr : (position == newest ? new_v : place(op.cache_v, position)) + i * (D / 8);
+                seen(position) && position != newest ? place(op.cache_v, position) + i * (D / 8) : nullptr;
 #pragma unroll
             for (int w = 0; w < Heads<D>::v_words; w++) v[h][w] = at ? word_at(at + w * 8) : make_uint4(0, 0, 0, 0);
         }
+    }
+    __device__ void put_v(int from, const __half* new_v, uint4 (&v)[4][Heads<D>::v_words]) const {
+        const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+#pragma unroll
+        for (int h = 0; h < 4; h++)
+            if (from + 2 * j + h % 2 + h / 2 * 8 == newest)
+#pragma unroll
+                for (int w = 0; w < Heads<D>::v_words; w++) v[h][w] = word_at(new_v + i * (D / 8) + w * 8);
     }
 };
 
@@ -405,7 +734,9 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         from += warp * 16;
         uint4 k[2][Heads<D>::k_words];
         if (warp >= n_parts) from = item.end;
-        cache.load_k(from, k);    // depends on nobody
+        uint4 v[4][Heads<D>::v_words];
+        cache.load_k(from, k); // depends on nobody
+        cache.load_v(from, v);
         if (waited) Team::sync(); // the one before is done with the shared memory
         else wait();
         waited = true;
@@ -419,13 +750,17 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             const bool  turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
             const int   one    = turn && rope.halves ? pair : 2 * pair,
                       other    = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
-            const float  x = shared_half(source + one), y = shared_half(source + other);
+            const Half  x_bits = shared_half(source + one), y_bits = shared_half(source + other);
+            const float x   = __half2float(complete_half(x_bits, source + one)),
+                        y   = __half2float(complete_half(y_bits, source + other));
             const float2 by = turn ? step.turns[pair] : float2{0, 1};
             to[one]         = __float2half(x * by.y - y * by.x);
             to[other]       = __float2half(x * by.x + y * by.y);
         }
-        if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0)
-            s.v[d] = __ushort_as_half(__ldcg(op.v + unit.kv_head * D + d));
+        if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0) {
+            const Half* source = op.v + unit.kv_head * D + d;
+            s.v[d]             = complete_half(shared_half(source), source);
+        }
         Team::sync();
         if (is_last && unit.is_first && threadIdx.x < D) {
             const int          slot = step.slot, d = int(threadIdx.x);
@@ -439,16 +774,18 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         if (warp < n_parts) {
             std::uint32_t q[D / 8];
             Heads<D>::load_q(s.q[0], unit.n_heads, q);
-            Heads<D> heads;
-            while (from < item.end) {
-                std::uint32_t weights[2];
+            Heads<D>      heads;
+            std::uint32_t weights[2];
+            if (is_last) cache.put_k(from, s.k, k), cache.put_v(from, s.v, v);
+            heads.weigh(a, q, k, cache.seen(from + i), cache.seen(from + i + 8), weights);
+            heads.add_values(weights, v);
+            while ((from += shape.attending * 16) < item.end) {
+                cache.load_k(from, k);
                 if (is_last) cache.put_k(from, s.k, k);
                 heads.weigh(a, q, k, cache.seen(from + i), cache.seen(from + i + 8), weights);
-                uint4 v[4][Heads<D>::v_words];
-                cache.load_v(from, s.v, v);
+                cache.load_v(from, v);
+                if (is_last) cache.put_v(from, s.v, v);
                 heads.add_values(weights, v);
-                from += shape.attending * 16;
-                cache.load_k(from, k);
             }
             heads.store(unit.n_heads, s.tops[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
@@ -476,78 +813,91 @@ __device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan
                     "prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.place(of, position)) + line));
 }
 
-// -- x of the products, in shared memory: halves, or integers
-
-template <Kind K>
-__device__ void put_x(int g, const uint4& v, unsigned char* xs, int cols) {
-    if constexpr (K == kind_f16) reinterpret_cast<uint4*>(xs)[g] = v;
-    else put_integers<K>(g, v, integers_in(xs, K, cols));
-}
+// -- what the products multiply
 
 // As it is.
-template <Kind K>
-__device__ void take_x(const Op& op, unsigned char* xs) {
-    each_word<Team>([&](int g) { return shared_word(reinterpret_cast<const uint4*>(op.x) + g); }, op.cols / 8,
-                    [&](int g, const uint4& v) { put_x<K>(g, v, xs, op.cols); });
+template <Kind K, class Wait>
+__device__ void take_x(const Op& op, unsigned char* xs, const Wait& wait) {
+    wait();
+    const auto* x = reinterpret_cast<const uint4*>(op.x);
+    each_word<Team>([&](int g) { return shared_word(x + g); }, op.cols / 8,
+                    [&](int g, const uint4& read) {
+                        const uint4  v = complete(read, x + g);
+                        const float2 a = as_float2(v.x), b = as_float2(v.y), c = as_float2(v.z), d = as_float2(v.w);
+                        const float  f[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+                        put_x<K>(g, f, xs, op.cols);
+                    });
 }
 
-// The norm of the residual: each block adds what is new, and norms for itself.
-template <Kind K>
-__device__ void norm_residual(const Op& op, int hidden, float4* residual, unsigned char* xs, float* scratch) {
-    constexpr int most   = (most_hidden / 8 + Team::size() - 1) / Team::size(); // words of eight that a thread has
-    const auto    add_to = [](float4& v, std::uint32_t a, std::uint32_t b) {
-        const float2 p = as_float2(a), q = as_float2(b);
-        v.x += p.x, v.y += p.y, v.z += q.x, v.w += q.y;
-    };
-    uint4 more[most];
+// The norm of the residual: each block adds what is new, and norms for itself. Whole numbers are made before the sum of squares is
+// known: it goes to `squares`, by warps, and the results are scaled.
+template <Kind K, class Wait>
+__device__ void norm_residual(const Op& op, int hidden, float4* residual, unsigned char* xs, float* squares,
+                              const Wait& wait) {
+    constexpr int most = (most_hidden / 8 + Team::size() - 1) / Team::size(); // words of eight that a thread has
+    float4        f[most][2], by[most][2];
 #pragma unroll
-    for (int n = 0; n < most; n++) {
-        const int g = int(threadIdx.x) + n * Team::size();
-        more[n] =
-            op.add && g < hidden / 8 ? shared_word(reinterpret_cast<const uint4*>(op.add) + g) : make_uint4(0, 0, 0, 0);
+    for (int n = 0; n < most; n++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int  g    = int(threadIdx.x) + n * Team::size();
+            const bool used = g < hidden / 8;
+            by[n][h]        = used ? reinterpret_cast<const float4*>(op.norm)[2 * g + h] : float4{};
+            f[n][h]         = used ? residual[2 * g + h] : float4{};
+        }
+    wait();
+    if (op.add) {
+        uint4 more[most];
+#pragma unroll
+        for (int n = 0; n < most; n++) {
+            const int g = int(threadIdx.x) + n * Team::size();
+            more[n]     = g < hidden / 8 ? shared_word(reinterpret_cast<const uint4*>(op.add) + g) : uint4{};
+        }
+#pragma unroll
+        for (int n = 0; n < most; n++) {
+            if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8)
+                more[n] = complete(more[n], reinterpret_cast<const uint4*>(op.add) + g);
+            const float2 a = as_float2(more[n].x), b = as_float2(more[n].y), c = as_float2(more[n].z),
+                         d = as_float2(more[n].w);
+            f[n][0].x += a.x, f[n][0].y += a.y, f[n][0].z += b.x, f[n][0].w += b.y;
+            f[n][1].x += c.x, f[n][1].y += c.y, f[n][1].z += d.x, f[n][1].w += d.y;
+        }
     }
-    float squares = 0;
+    const auto put = [&](int g, const float4& a, const float4& b, const float4& p, const float4& q, float scale) {
+        const float v[8] = {a.x * p.x * scale, a.y * p.y * scale, a.z * p.z * scale, a.w * p.w * scale,
+                            b.x * q.x * scale, b.y * q.y * scale, b.z * q.z * scale, b.w * q.w * scale};
+        put_x<K>(g, v, xs, op.cols);
+    };
+    float sum = 0;
 #pragma unroll
     for (int n = 0; n < most; n++)
         if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8) {
-            float4 a = residual[2 * g], b = residual[2 * g + 1];
-            add_to(a, more[n].x, more[n].y);
-            add_to(b, more[n].z, more[n].w);
+            const float4 a = f[n][0], b = f[n][1];
+            if constexpr (K != kind_f16) put(g, a, b, by[n][0], by[n][1], 1);
+            sum += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
             residual[2 * g] = a, residual[2 * g + 1] = b;
-            squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w + b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
             if (op.residual && blockIdx.x == 0) {
                 reinterpret_cast<float4*>(op.residual)[2 * g]     = a;
                 reinterpret_cast<float4*>(op.residual)[2 * g + 1] = b;
             }
         }
-    float4 by[most][2];
+    if constexpr (K != kind_f16) {
+        sum = warp_sum(sum);
+        if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
+    } else {
+        const float scale = rsqrtf(__fdividef(block_sum<Team>(sum, squares), float(hidden)) + op.eps);
 #pragma unroll
-    for (int n = 0; n < most; n++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int g = int(threadIdx.x) + n * Team::size();
-            by[n][h]    = g < hidden / 8 ? reinterpret_cast<const float4*>(op.norm)[2 * g + h] : float4{};
-        }
-    const float scale  = rsqrtf(__fdividef(block_sum<Team>(squares, scratch), float(hidden)) + op.eps);
-    const auto  halves = [&](float a, float wa, float b, float wb) {
-        const __half2 h = __floats2half2_rn(a * scale * wa, b * scale * wb);
-        return *reinterpret_cast<const std::uint32_t*>(&h);
-    };
-#pragma unroll
-    for (int n = 0; n < most; n++)
-        if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8) {
-            const float4 a = residual[2 * g], b = residual[2 * g + 1], p = by[n][0], q = by[n][1];
-            put_x<K>(g,
-                     make_uint4(halves(a.x, p.x, a.y, p.y), halves(a.z, p.z, a.w, p.w), halves(b.x, q.x, b.y, q.y),
-                                halves(b.z, q.z, b.w, q.w)),
-                     xs, op.cols);
-        }
+        for (int n = 0; n < most; n++)
+            if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8)
+                put(g, f[n][0], f[n][1], by[n][0], by[n][1], scale);
+    }
 }
 
-template <Kind K>
-__device__ void make_x(const Op& op, int hidden, float* residual, unsigned char* xs, float* scratch) {
-    if (op.norm) norm_residual<K>(op, hidden, reinterpret_cast<float4*>(residual), xs, scratch);
-    else take_x<K>(op, xs);
+template <Kind K, class Wait>
+__device__ void make_x(const Op& op, int hidden, float* residual, unsigned char* xs, float* squares, const Wait& wait) {
+    if (op.norm) norm_residual<K>(op, hidden, reinterpret_cast<float4*>(residual), xs, squares, wait);
+    else take_x<K>(op, xs, wait);
+    Team::sync();
 }
 
 #endif
@@ -556,105 +906,66 @@ template <int D>
 __global__ void __launch_bounds__(threads, 1)
     tape_kernel(const Op* tape, const __grid_constant__ Shape shape, const __grid_constant__ Plan plan,
                 const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets, unsigned* counter,
-                unsigned start) {
+                unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t full[most_stages];
-    __shared__ Job           jobs[most_stages];
-    __shared__ int           states[most_stages], used[most_stages], next_stage;
+    __shared__ std::uint64_t full[most_stages], empty[most_stages], known[slots], done[slots];
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
-    __shared__ float                       scratch[32];
+    __shared__ float                       squares[32];
     __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
-    __shared__ int                         known_ops; // how many operations are, or were, in slots
-    Op*                                    ops      = reinterpret_cast<Op*>(slot_memory);
     auto&                                  step     = *reinterpret_cast<Known<D>*>(step_memory);
     float*                                 residual = reinterpret_cast<float*>(memory);
     unsigned char*                         xs       = memory + shape.hidden * 4;
     float*                                 sums     = reinterpret_cast<float*>(xs + shape.x_room);
-    unsigned char*                         rings    = reinterpret_cast<unsigned char*>(sums + shape.most_sums);
-    const int                              warp = int(threadIdx.x / 32), lane = int(threadIdx.x % 32);
+    const Slots                            ops{reinterpret_cast<Op*>(slot_memory), known, done};
+    Ring ring{reinterpret_cast<unsigned char*>(sums + shape.most_sums), shape.ring_bytes, full, empty};
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < shape.n_stages; s++) {
-            barrier_init(&full[s], 1);
-            used[s]   = s - shape.n_stages;
-            states[s] = vacant;
-        }
+        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps);
+        for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], 1);
         barriers_ready();
-        next_stage = 0;
     }
-    const auto learn = [&](int op) { // an operation from the tape; by one warp
-        if (op < shape.n_ops)
-            for (int w = lane; w < int(sizeof(Op) / 4); w += 32)
-                reinterpret_cast<unsigned*>(ops + op % slots)[w] = reinterpret_cast<const unsigned*>(tape + op)[w];
-    };
-    if (warp <= ahead) learn(warp);
     step.learn(shape, plan, items, n_items);
-    if (threadIdx.x == 0) known_ops = min(ahead + 1, shape.n_ops);
     __syncthreads();
-    const Ring ring{rings, full, jobs, states, used, read_once()};
-    if (warp == producer) {
-        produce(ops, &known_ops, shape, ring);
+    if (threadIdx.x / 32 == producer) {
+        produce(tape, shape.n_ops, ops, ring, odd ? shape.exchanged : 0, odd ? 0 : shape.exchanged, [&](const Op& op) {
+            if (op.attends) ask_for_cache<D>(op, shape.attend, plan, step);
+            if (op.norm) ask(op.norm, shape.hidden * 4);
+        });
         return;
     }
     for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
         residual[c] = weight_at(shape.embedding, plan.tokens[0], c);
-    int first_stage = 0, mine = 0; // of the operation; of the warp
-    if (warp < warps && lane == 0) mine = atomicAdd(&next_stage, 1);
-    mine = __shfl_sync(~0u, mine, 0);
+    Team::sync();
 
+    const bool tells = threadIdx.x == herald * 32;
     for (int at = 0; at < shape.n_ops; at++) {
-        const Op&  op   = ops[at % slots];
-        const auto wait = [&] { // for what the operation before wrote
-            if (op.waits && threadIdx.x == herald * 32) {
+        const Op& op = ops.wait(at);
+        if (const int g = int(blockIdx.x + threadIdx.x * gridDim.x); g < op.n_cleared)
+            op.cleared[g] = make_uint4(~0u, ~0u, ~0u, ~0u);
+        const auto wait = [&] { // until what the operation before wrote is there or about to be
+            if (op.waits && tells) {
                 const unsigned wanted = start + unsigned(at) * gridDim.x;
-                while (int(*static_cast<volatile unsigned*>(counter) - wanted) < 0) {}
-                __threadfence();
+                unsigned       count;
+                do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+                while (int(count - wanted) < 0);
             }
             Team::sync();
+            if (tells && at > 0) barrier_arrive(done + (at - 1) % slots); // nobody is at it now
         };
         if (op.attends) {
             attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, step, wait);
+            Team::sync();
         } else {
-            wait();
-            if (op.kind == kind_f16) make_x<kind_f16>(op, shape.hidden, residual, xs, scratch);
-            else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, shape.hidden, residual, xs, scratch);
-            else make_x<kind_i8>(op, shape.hidden, residual, xs, scratch);
+            if (op.kind == kind_f16) make_x<kind_f16>(op, shape.hidden, residual, xs, squares, wait);
+            else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, shape.hidden, residual, xs, squares, wait);
+            else make_x<kind_i8>(op, shape.hidden, residual, xs, squares, wait);
+            multiply_rows(op, ring, xs, sums);
+            const float scale = first_result() < finishing ? scale_of(op, squares, shape.hidden) : 1;
             Team::sync();
-            if (warp < warps) switch (op.kind) {
-                    case kind_f16:
-                        multiply_stages<kind_f16>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
-                        break;
-                    case kind_i8:
-                        multiply_stages<kind_i8>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
-                        break;
-                    case kind_i8_float:
-                        multiply_stages<kind_i8_float>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
-                        break;
-                    case kind_i8_float_min:
-                        multiply_stages<kind_i8_float_min>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
-                        break;
-                    case kind_q4_k:
-                        multiply_stages<kind_q4_k>(op, shape, xs, ring, &next_stage, mine, first_stage, sums);
-                        break;
-                }
-            else if (at + 1 < shape.n_ops) {
-                const Op& next = ops[(at + 1) % slots];
-                if (next.attends) ask_for_cache<D>(next, shape.attend, plan, step);
-                if (next.norm) ask(next.norm, shape.hidden * 4);
-            }
-            Team::sync();
-            finish_products(op, sums);
-            first_stage += stages_of(op);
+            finish_products(op, sums, scale);
         }
-        Team::sync();
-        if (warp == herald) {
-            if (lane == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-            learn(at + 1 + ahead);
-            __threadfence_block();
-            __syncwarp();
-            if (lane == 0) *static_cast<volatile int*>(&known_ops) = min(at + 2 + ahead, shape.n_ops);
-        }
+        if (tells) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
 #endif
 }
@@ -665,8 +976,66 @@ struct Tape {
     int       shared   = 0; // bytes
     Op*       ops      = nullptr;
     unsigned* counter  = nullptr;
-    unsigned  done     = 0; // what the counter is at
+    unsigned  done     = 0;       // what the counter is at
+    Half*     exchange = nullptr; // what blocks tell one another
+    bool      odd      = false;   // the next step
 };
+
+// How the warps share an operation's rows: those numbers of rows and passes for which most lanes have something to do, in stages
+// that are not too large. False: its rows are too long.
+bool share(Op& op) {
+    const int  tasks    = op.cols / task_cols(op.kind);
+    double     best     = 0;
+    const auto consider = [&](int passes, int span, int tasks_of_row, int room) {
+        const int rows = room / tasks_of_row;
+        if (rows < 1 || (rows > 1 && rows * op.row_bytes > 24 * 1024)) return;
+        const double used = double(rows * tasks_of_row) / room;
+        if (used > best) best = used, op.passes = passes, op.span = span, op.tasks = tasks_of_row, op.rows = rows;
+    };
+    if (op.kind == kind_f16) {
+        const int units = (tasks + 31) / 32; // of a warp
+        for (int span : {8, 4, 3, 1})
+            if (span <= units) consider(1, span, units, warps * span);
+    } else {
+        consider(1, 32, tasks, warps * 32);
+        if (best == 0 && op.kind != kind_q4_k) consider(2, 32, tasks, 2 * warps * 32);
+    }
+    if (best > 0) op.tasks_inverse = ((1u << 22) + unsigned(op.tasks) - 1) / unsigned(op.tasks);
+    for (int r = 0; r < op.rows; r++) {
+        const int first = r * op.tasks, last = first + op.tasks - 1;
+        op.most_sums = std::max(op.most_sums, last / op.span - first / op.span + 1);
+    }
+    return best > 0;
+}
+
+// Gives all halves that blocks tell one another places of their own in `memory`, or null to count them only. False: an operation
+// reads what none writes.
+bool exchange(std::vector<Op>& ops, Half* memory, std::int64_t& n) {
+    std::map<const void*, std::int64_t> places; // of what was told to be there
+    n                = 0;
+    const auto write = [&](Half* out, std::int64_t halves) {
+        const std::int64_t at = places[out] = n;
+        n += (halves + 7) / 8 * 8;
+        return memory ? memory + at : out;
+    };
+    bool       known = true;
+    const auto read  = [&](const Half*& p) {
+        const auto found = places.find(p);
+        if (p && found == places.end()) known = false;
+        else if (p && memory) p = memory + found->second;
+    };
+    for (Op& op : ops) {
+        read(op.add), read(op.x), read(op.q), read(op.k), read(op.v);
+        const std::int64_t first = n;
+        if (op.attends) op.attended = write(op.attended, op.n_attended);
+        for (int k = 0; k < (op.gated ? 1 : op.all.n); k++)
+            if (Product& to = op.all.product[k]; !to.out_is_float)
+                to.out = write(static_cast<Half*>(to.out), to.weight.rows);
+        if (memory) op.cleared = reinterpret_cast<uint4*>(memory + first);
+        op.n_cleared = int((n - first) / 8);
+    }
+    return known;
+}
 
 // Reads what was told into operations of the tape. False: something else than a model that it knows.
 bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
@@ -713,14 +1082,15 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
                 if (!rope || rope->rope.q != op.attend.q) return false;
                 shape.attend = op.attend;
                 Op to;
-                to.attends  = true;
-                to.waits    = true;
-                to.q        = rope->rope.q;
-                to.k        = rope->rope.k;
-                to.v        = rope->rope.v;
-                to.cache_k  = rope->rope.cache_k;
-                to.cache_v  = rope->rope.cache_v;
-                to.attended = op.attend.out;
+                to.attends    = true;
+                to.waits      = true;
+                to.q          = rope->rope.q;
+                to.k          = rope->rope.k;
+                to.v          = rope->rope.v;
+                to.cache_k    = rope->rope.cache_k;
+                to.cache_v    = rope->rope.cache_v;
+                to.attended   = op.attend.out;
+                to.n_attended = op.attend.n_heads * op.attend.head_dim;
                 ops.push_back(to);
                 break;
             }
@@ -766,7 +1136,8 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
            shape.attend.softcap == 0 && (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
 }
 
-using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned);
+using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned,
+                        bool);
 Kernel kernel_of(const Tape& tape) { return tape.head_dim == 64 ? tape_kernel<64> : tape_kernel<128>; }
 
 } // namespace
@@ -776,6 +1147,7 @@ void destroy_tape(void* tape) {
     auto* t = static_cast<Tape*>(tape);
     release(t->ops);
     release(t->counter);
+    release(t->exchange);
     delete t;
 }
 
@@ -789,57 +1161,38 @@ void* make_tape(const TapeOp* told, int n) {
     const int group  = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
     const int values = group * tape->head_dim * 4,
               beside = 2 * warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2;
-    int room         = beside + 4 * values;
-    for (const Op& op : ops)
-        if (!op.attends) {
-            room = std::max(room, x_bytes(op.kind, op.cols));
-        }
-    shape.x_room    = (room + 127) / 128 * 128;
-    shape.attending = std::min(warps, (shape.x_room - beside) / values);
-    shape.n_ops     = int(ops.size());
-    // Stages of the size that holds most on average: what the products' rows can be cut into. Many, so that all warps have some of
-    // a short product.
-    constexpr int all      = 215 * 1024;
-    const auto    slice_of = [](const Op& op, int bytes) { // 0: not even the smallest fits
-        const int unit = unit_cols(op.kind), most = bytes / (rows_of(op.kind) * row_bytes(op.kind, unit)) * unit;
-        if (most == 0) return 0;
-        const int n = (op.cols + most - 1) / most;
-        return ((op.cols + n - 1) / n + unit - 1) / unit * unit;
-    };
-    double    best      = 0;
-    const int room_left = all - shape.hidden * 4 - shape.x_room;
-    for (int bytes = 6144; bytes >= 4096; bytes -= 128) {
-        double held = 0, stages = 0;
-        for (const Op& op : ops) {
-            if (op.attends) continue;
-            const int slice = slice_of(op, bytes);
-            if (slice == 0) stages = 1e30;
-            held += double(op.n_pairs) * 2 * row_bytes(op.kind, op.cols);
-            stages += double(op.n_pairs) * 2 / rows_of(op.kind) * ((op.cols + slice - 1) / std::max(slice, 1));
-        }
-        if (held / stages > best) best = held / stages, shape.stage_bytes = bytes;
-    }
+    int  room = beside + 4 * values, largest = 0; // .. stage
+    bool fits = true;
     for (Op& op : ops) {
-        if (op.attends || best < 1) continue;
-        op.slice        = slice_of(op, shape.stage_bytes);
-        op.n_slices     = (op.cols + op.slice - 1) / op.slice;
-        op.of_pair      = op.n_slices * 2 / rows_of(op.kind);
-        shape.most_sums = std::max(shape.most_sums, (op.n_pairs / n_processors() + 1) * 2 * op.n_slices);
+        if (op.attends) continue;
         for (const auto bytes : {data_bytes, scale_bytes, min_bytes}) {
             if (bytes(op.kind, 256) == 0) break;
-            op.row_bytes[op.n_parts]  = bytes(op.kind, op.cols);
-            op.part_bytes[op.n_parts] = bytes(op.kind, op.slice);
-            op.last_bytes[op.n_parts] = bytes(op.kind, op.cols - (op.n_slices - 1) * op.slice);
-            op.n_parts++;
+            op.row_bytes += op.part_bytes[op.n_parts++] = bytes(op.kind, op.cols);
         }
+        fits            = fits && share(op);
+        largest         = std::max(largest, op.rows * op.row_bytes);
+        room            = std::max(room, x_bytes(op.kind, op.cols));
+        shape.most_sums = std::max(shape.most_sums, (op.n_pairs / n_processors() + 1) * 2 * op.most_sums);
     }
-    shape.most_sums = (shape.most_sums + 31) / 32 * 32;
-    shape.n_stages  = best >= 1 ? std::min(most_stages, (room_left - shape.most_sums * 4) / shape.stage_bytes) : 0;
-    tape->shared    = all - room_left + shape.most_sums * 4 + shape.stage_bytes * shape.n_stages;
-    const bool fits = shape.n_stages > warps;
-    tape->shape     = shape;
-    tape->ops       = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
-    tape->counter   = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
+    constexpr int all = 215 * 1024;
+    shape.x_room      = (room + 127) / 128 * 128;
+    shape.attending   = std::min(warps, (shape.x_room - beside) / values);
+    shape.n_ops       = int(ops.size());
+    shape.most_sums   = (shape.most_sums + 31) / 32 * 32;
+    shape.ring_bytes  = (all - shape.hidden * 4 - shape.x_room - shape.most_sums * 4) / 128 * 128;
+    tape->shared      = shape.hidden * 4 + shape.x_room + shape.most_sums * 4 + shape.ring_bytes;
+    fits              = fits && shape.ring_bytes >= 3 * largest;
+    fits              = fits && exchange(ops, nullptr, shape.exchanged);
+    if (fits) {
+        const std::vector<Half> cleared(std::size_t(shape.exchanged) * 2, cleared_half);
+        tape->exchange = static_cast<Half*>(allocate(cleared.size() * sizeof(Half)));
+        fits           = tape->exchange != nullptr;
+        if (fits) upload(tape->exchange, cleared.data(), cleared.size() * sizeof(Half));
+        if (fits) exchange(ops, tape->exchange, shape.exchanged);
+    }
+    tape->shape   = shape;
+    tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
+    tape->counter = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
     if (!tape->ops || !tape->counter ||
         cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) !=
             cudaSuccess) {
@@ -865,11 +1218,12 @@ bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
     config.attrs            = &together;
     config.numAttrs         = 1;
     if (cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial,
-                           tickets, t.counter, t.done) != cudaSuccess) {
+                           tickets, t.counter, t.done, t.odd) != cudaSuccess) {
         cudaGetLastError(); // it has been dealt with
         return false;
     }
     t.done += unsigned(t.shape.n_ops) * unsigned(n_processors());
+    t.odd = !t.odd;
     return true;
 }
 
