@@ -14,7 +14,7 @@
 // The warps of a block: two groups of four multiply (wgmma: 64 rows of weights by all tokens), one warp brings weights, one brings
 // x, one tells other blocks of sums that are left to them, one waits for such; those that bring nothing, and some more, norm.
 //
-// Limits: Hopper; up to 64 tokens; weights of halves, cols a multiple of 8, rows of 16 (gate and up: of 8); RMS norms of up to
+// Limits: Hopper; up to 128 tokens; weights of halves, cols a multiple of 8, rows of 16 (gate and up: of 8); RMS norms of up to
 // 8,192 columns; head_dim 16 to 128, a power of two, all of it rotated.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -32,7 +32,7 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int                  most_parts = 4, most_tokens = 64, most_tiles = 1024;
+constexpr int                  most_parts = 4, most_tokens = most_dense_rows, most_tiles = 1024;
 constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
 constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
 [[maybe_unused]] constexpr int multiplying  = 8;                    // warps
@@ -40,8 +40,8 @@ constexpr int                  team = 16 * 32, threads = team + 64; // those tha
 
 // Stages of the rings of weights and of x, N tokens.
 constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
-constexpr __host__ __device__ int x_stages(int N) { return N == 64 ? 6 : 8; }
-constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : 11; }
+constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 64 ? 6 : 8; }
+constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
 constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
 
 // What becomes of a product's sums.
@@ -114,6 +114,12 @@ struct Share {
 
 #define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
+#define D32                                                                                                      \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
+    "%29,%30,%31"
+#define D64                                                                                                     \
+    D32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
+        "%57,%58,%59,%60,%61,%62,%63"
 
 // d [64 × N] (+)= A [64 × 16] · B [N × 16]ᵀ, both in shared memory.
 template <int N>
@@ -138,16 +144,22 @@ __device__ void multiply_tile(float (&d)[N / 2], std::uint64_t a, std::uint64_t 
             "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;}\n"
             : F16(d, 0)
             : "l"(a), "l"(b), "r"(add));
-    else
+    else if constexpr (N == 64)
         asm volatile(
             "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"
-            "%28,%29,%30,%31}, %32, %33, p, 1, 1, 0, 0;}\n"
+            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D32 "}, %32, %33, p, 1, 1, 0, 0;}\n"
             : F16(d, 0), F16(d, 16)
+            : "l"(a), "l"(b), "r"(add));
+    else
+        asm volatile(
+            "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64 "}, %64, %65, p, 1, 1, 0, 0;}\n"
+            : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48)
             : "l"(a), "l"(b), "r"(add));
 }
 
+#undef D32
+#undef D64
 #undef F4
 #undef F16
 
@@ -604,7 +616,9 @@ void launch(const Parts& parts, Stream stream) {
                static_cast<cudaStream_t>(stream), parts);
 }
 
-constexpr int rounded(int n_tokens) { return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : 64; }
+constexpr int rounded(int n_tokens) {
+    return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128;
+}
 
 // Tiles of 128 rows, by pairs: [64 columns][8 rows, `row` apart][2, `pair` apart][n3, `third` apart][n4, `fourth` apart], of which
 // a tile has box3 · box4. Distances are in elements.
@@ -712,7 +726,8 @@ int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stre
         case 8: launch<8>(parts, stream); break;
         case 16: launch<16>(parts, stream); break;
         case 32: launch<32>(parts, stream); break;
-        default: launch<64>(parts, stream); break;
+        case 64: launch<64>(parts, stream); break;
+        default: launch<128>(parts, stream); break;
     }
     return done;
 }

@@ -254,12 +254,13 @@ bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
               Stream stream);
 void destroy_tape(void* tape);
 
-// -- dense.cu: what stands between two attentions of a step of 2 to 64 tokens, as a single kernel
+// -- dense.cu: what stands between two attentions of a step of 2 to 128 tokens, as a single kernel
 
 // Runs products (weights of halves), gated ones, norms that follow a product and add its result to the residual, and rotation
 // and store of three products' results: at most four times products, each of what those before made. What a norm or the
 // rotation takes from a product is not written in between. Returns how many of the operations were run, from the first on: 0
 // where this GPU cannot, or they are none of these.
-int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream);
+constexpr int most_dense_rows = 128;
+int           run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream);
 
 } // namespace quire::cuda

@@ -411,8 +411,7 @@ __device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use
         const int at = ring.begin(n_bytes);
         barrier_wait(ring.full + ring.place(), ring.round());
         use(n, ring.memory + at);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty + ring.place());
+        barrier_arrive(ring.empty + ring.place());
         ring.pass(n_bytes);
     }
 }
@@ -921,8 +920,8 @@ __global__ void __launch_bounds__(threads, 1)
     Ring ring{reinterpret_cast<unsigned char*>(sums + shape.most_sums), shape.ring_bytes, full, empty};
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps);
-        for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], 1);
+        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps * 32);
+        for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], warps * 32);
         barriers_ready();
     }
     step.learn(shape, plan, items, n_items);
@@ -951,7 +950,7 @@ __global__ void __launch_bounds__(threads, 1)
                 while (int(count - wanted) < 0);
             }
             Team::sync();
-            if (tells && at > 0) barrier_arrive(done + (at - 1) % slots); // nobody is at it now
+            if (at > 0) barrier_arrive(done + (at - 1) % slots); // nobody is at it now
         };
         if (op.attends) {
             attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, step, wait);

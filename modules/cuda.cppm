@@ -587,7 +587,7 @@ void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) 
 // Norms, products and rotations of some tokens wait for those that follow, up to the next attention.
 void CudaBackend::submit(const cuda::TapeOp& op) {
     tell(op);
-    if (op.rows == shape_.tokens && op.rows > 1 && op.rows <= cuda::most_batch_rows && !options_.deterministic) {
+    if (op.rows == shape_.tokens && op.rows > 1 && op.rows <= cuda::most_dense_rows && !options_.deterministic) {
         queue_.push_back(op);
         return;
     }

@@ -705,7 +705,7 @@ void kernel_line(const std::string& kernel, const std::string& shape, double sec
 // What stands between two attentions of a layer of the 13 B shape, as one kernel.
 void dense_kernels(Gpu& gpu, const Arguments& a) {
     if (!std::string_view("dense").starts_with(a.only)) return;
-    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::most_batch_rows;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::most_dense_rows;
     const auto halves   = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
     auto *     attended = halves(most * hidden), *delta = halves(most * hidden), *normed = halves(most * hidden),
          *gate = halves(most * ff), *up = halves(most * ff), *q = halves(most * hidden), *k = halves(most * hidden),
@@ -726,7 +726,7 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
                           product(hidden, ff, delta), product(hidden, hidden, q), product(hidden, hidden, k),
                           product(hidden, hidden, v)});
     const double weights = double(4 * hidden * hidden + 3 * hidden * ff);
-    for (int n : {4, 8, 16, 32, 64}) {
+    for (int n : {4, 8, 16, 32, 64, 128}) {
         const auto run = [&](const Layer& l) {
             cuda::TapeOp ops[6];
             const auto   products = [&](cuda::TapeOp& op, const void* x, std::initializer_list<cuda::Product> list) {
