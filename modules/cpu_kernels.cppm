@@ -119,17 +119,21 @@ module :private;
 
 namespace quire {
 
+typedef float         f32x8 __attribute__((vector_size(32)));
 typedef float         f32x16 __attribute__((vector_size(64)));
 typedef double        f64x16 __attribute__((vector_size(128)));
 typedef std::int32_t  i32x4 __attribute__((vector_size(16)));
 typedef std::int32_t  i32x8 __attribute__((vector_size(32)));
 typedef std::int32_t  i32x16 __attribute__((vector_size(64)));
+typedef std::uint32_t u32x8 __attribute__((vector_size(32)));
 typedef std::uint32_t u32x16 __attribute__((vector_size(64)));
 typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
 typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
+typedef std::uint16_t u16x8 __attribute__((vector_size(16)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
 typedef std::uint8_t  u8x64 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
+typedef _Float16      f16x8 __attribute__((vector_size(16)));
 typedef _Float16      f16x16 __attribute__((vector_size(32)));
 
 // Vectors never cross a call: their ABI depends on the target. So helpers are macros or take pointers.
@@ -527,6 +531,8 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
         DOT(sum, (i16x32)((u16x32)(u) >> 8), (i16x32)(s) >> 8);                        \
     } while (0)
 
+#define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
+
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
 #define FLOAT_ROWS 2
@@ -546,8 +552,9 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
         for (int r_ = 0; r_ < 16; r_++) (sum)[r_] += w_[2 * r_] * x_[2 * r_] + w_[2 * r_ + 1] * x_[2 * r_ + 1]; \
     } while (0)
 namespace plain {
+using Lanes = f32x16;
 #include "matmul_tiles.h"
-}
+} // namespace plain
 SET(plain, false)
 TABLE(plain, "plain")
 #undef FMA
@@ -560,8 +567,8 @@ TABLE(plain, "plain")
 
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define FUSED true
-#define FLOAT_ROWS 2
-#define FLOAT_TOKENS 2
+#define FLOAT_ROWS 3
+#define FLOAT_TOKENS 4
 #define ATTENTION_TILE 2, 2
 #define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
@@ -575,13 +582,30 @@ INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i16x32& x) {
     for (int i = 0; i < 2; i++) s[i] = (i32x8)__builtin_ia32_pmaddwd256(a[i], b[i]);
     sum += __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
-namespace avx2 {
-#include "matmul_tiles.h"
+// Neighbours' products added as 16 bits, then their sums.
+INLINE void small_dot_by_halves(i32x16& sum, const u8x64& u, const u8x64& s) {
+    typedef char  i8x32_ __attribute__((vector_size(32)));
+    typedef short i16x16_ __attribute__((vector_size(32)));
+    i8x32_        a[2], b[2];
+    i32x8         d[2];
+    __builtin_memcpy(a, &u, 64);
+    __builtin_memcpy(b, &s, 64);
+    for (int i = 0; i < 2; i++)
+        d[i] = (i32x8)__builtin_ia32_pmaddwd256((i16x16_)__builtin_ia32_pmaddubsw256(a[i], b[i]), i16x16_{} + 1);
+    sum += __builtin_shufflevector(d[0], d[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
+#undef SMALL_DOT
+#define SMALL_DOT(sum, u, s) small_dot_by_halves(sum, u, s)
+namespace avx2 {
+using Lanes = f32x8;
+#include "matmul_tiles.h"
+} // namespace avx2
 SET(avx2, true)
 #pragma clang attribute pop
 TABLE(avx2, "avx2")
 #undef DOT
+#undef SMALL_DOT
+#define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
 #undef FLOAT_ROWS
 #undef FLOAT_TOKENS
 #undef ATTENTION_TILE
@@ -593,8 +617,9 @@ TABLE(avx2, "avx2")
 #pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
 #define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 namespace avx512 {
+using Lanes = f32x16;
 #include "matmul_tiles.h"
-}
+} // namespace avx512
 SET(avx512, true)
 #pragma clang attribute pop
 TABLE(avx512, "avx512")
@@ -605,8 +630,9 @@ TABLE(avx512, "avx512")
 #undef BYTE_DOT
 #define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
 namespace avx512vnni {
+using Lanes = f32x16;
 #include "matmul_tiles.h"
-}
+} // namespace avx512vnni
 SET(avx512vnni, true)
 #pragma clang attribute pop
 TABLE(avx512vnni, "avx512, vnni")

@@ -2,9 +2,11 @@
 // The includer defines
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
+//   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
 //   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold; 48 rows are a multiple
+//   Lanes           the vector of floats that fits a register: 16, or 8 of them
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
 // Products of integers want 16 neighbouring rows interleaved: of each piece of their blocks (a scale, 16 bytes of elements) all
@@ -513,9 +515,15 @@ INLINE void rows_times_one(const RowGroup& group, const RoundedRows& x, const st
                     format.bytes_of(p + std::size_t(i) * stride, p + std::size_t(i + 8) * stride, j + t, w);
                     for (int s = 0; s < beside; s++) {
                         v[s][i] = -start[s];
-                        BYTE_DOT(v[s][i], w[s] + Format::bias, high[s]);
-                        v[s][i] <<= 8;
-                        BYTE_DOT(v[s][i], low[s], w[s]);
+                        if constexpr (Format::bias <= 32) { // -32 .. 31, times a byte
+                            SMALL_DOT(v[s][i], w[s] + Format::bias, high[s]);
+                            v[s][i] <<= 8;
+                            SMALL_DOT(v[s][i], low[s], w[s]);
+                        } else {
+                            BYTE_DOT(v[s][i], w[s] + Format::bias, high[s]);
+                            v[s][i] <<= 8;
+                            BYTE_DOT(v[s][i], low[s], w[s]);
+                        }
                     }
                 }
                 for (int s = 0; s < beside; s++) sums_of_rows(v[s], dot[t + 2 * s]);
@@ -631,8 +639,8 @@ INLINE void round_rows_body(const float* x, const RoundedRows& to, std::int64_t 
 // -- products of floats: 16 lanes of places, k ascending, then the lanes pairwise, then what is left of the row
 
 // 16 places of a row of floats, wherever they come from
-template <DType T>
-INLINE void load_places(const std::byte* p, f32x16& out) {
+template <DType T, class Vector>
+INLINE void load_places(const std::byte* p, Vector& out) {
     if constexpr (T == DType::F32) {
         LOAD16(out, p);
     } else {
@@ -714,29 +722,50 @@ INLINE void pack_rows_body(const float* x, std::int64_t n, std::int64_t cols, fl
     }
 }
 
+// As many places of a row as a vector has.
+template <DType T, class Vector>
+INLINE void load_lanes(const std::byte* p, Vector& out) {
+    if constexpr (sizeof(Vector) == sizeof(f32x16) || T == DType::F32) {
+        load_places<T>(p, out);
+    } else {
+        u16x8 h;
+        LOAD16(h, p);
+        if constexpr (T == DType::F16) out = __builtin_convertvector((f16x8)h, Vector);
+        else out = (Vector)(__builtin_convertvector(h, u32x8) << 16);
+    }
+}
+
 // R rows times a tile of N tokens, over `length` places, onto sums [N × float_block] that begin at zero with the row.
-// What is `ahead` bytes later is asked for early.
+// What is `ahead` bytes later is asked for early. Narrow registers take one half of the lanes after the other.
 template <DType T, int R, int N>
 INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_t length, std::size_t ahead, bool begin,
                        f32x16* sums) {
-    constexpr std::size_t size = T == DType::F32 ? 4 : 2;
-    f32x16                sum[R][N];
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sum[r][t] = begin ? f32x16{} : sums[t * float_block + r];
-    for (std::int64_t k = 0; k < length; k += 16, x += 16 * N) {
-        f32x16 w[R];
-        for (int r = 0; r < R; r++) {
-            load_places<T>(rows[r] + std::size_t(k) * size, w[r]);
-            __builtin_prefetch(rows[r] + std::size_t(k) * size + ahead);
+    constexpr std::size_t  size  = T == DType::F32 ? 4 : 2;
+    constexpr std::int64_t lanes = sizeof(Lanes) / sizeof(float);
+    for (std::int64_t half = 0; half < 16; half += lanes) {
+        const auto lanes_of = [&](int r, int t) { return reinterpret_cast<float*>(sums + t * float_block + r) + half; };
+        Lanes      sum[R][N];
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < N; t++) {
+                sum[r][t] = Lanes{};
+                if (!begin) LOAD16(sum[r][t], lanes_of(r, t));
+            }
+        const float* at = x + half;
+        for (std::int64_t k = half; k < length; k += 16, at += 16 * N) {
+            Lanes w[R];
+            for (int r = 0; r < R; r++) {
+                load_lanes<T>(rows[r] + std::size_t(k) * size, w[r]);
+                if (half == 0) __builtin_prefetch(rows[r] + std::size_t(k) * size + ahead);
+            }
+            for (int t = 0; t < N; t++) {
+                Lanes a;
+                LOAD16(a, at + 16 * t);
+                for (int r = 0; r < R; r++) sum[r][t] = FMA(w[r], a, sum[r][t]);
+            }
         }
-        for (int t = 0; t < N; t++) {
-            f32x16 a;
-            LOAD16(a, x + 16 * t);
-            for (int r = 0; r < R; r++) sum[r][t] = FMA(w[r], a, sum[r][t]);
-        }
+        for (int r = 0; r < R; r++)
+            for (int t = 0; t < N; t++) STORE16(lanes_of(r, t), sum[r][t]);
     }
-    for (int r = 0; r < R; r++)
-        for (int t = 0; t < N; t++) sums[t * float_block + r] = sum[r][t];
 }
 
 template <DType T, int R, int N>

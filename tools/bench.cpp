@@ -160,7 +160,7 @@ int blocks(int repetitions, bool json) {
 
 struct Arguments {
     double           gpu_memory_utilization = 0.92;
-    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only;
+    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
         max_sequences       = 256;
@@ -264,6 +264,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.device                 = a.device;
     o.gpu_memory_utilization = a.gpu_memory_utilization;
     o.threads                = a.threads;
+    o.isa                    = a.isa;
     o.prefix_cache           = false;
     o.max_sequences          = n_sequences;
     o.context                = n_tokens;
@@ -503,6 +504,8 @@ int compare(const Arguments& a) {
             }
         }
     };
+    const std::vector<std::string> isa =
+        a.isa.empty() ? std::vector<std::string>{} : std::vector<std::string>{"--isa", a.isa};
     const std::vector<std::string> common{"-m", a.model, "-t", threads},
         rates{"-p", list(a.pp), "-n", list(a.tg), "-r", cat(a.repetitions)},
         start{"-p", "16", "-n", "0", "-r", "1", "--no-warmup"},
@@ -518,19 +521,20 @@ int compare(const Arguments& a) {
                 std::fprintf(stderr, "\rround %d, %s   ", round + 1, ours ? "quire" : "llama.cpp");
                 return run_program(std::move(command));
             };
-            auto cold = go(ours ? words({{self, "model", "--device", "cpu"}, common, start, {"--json"}})
+            auto cold = go(ours ? words({{self, "model", "--device", "cpu"}, isa, common, start, {"--json"}})
                                 : words({{a.llama_bench}, common, start, {"-o", "jsonl"}}));
             if (!cold) return complain(cold.error());
             note("process start to 16 tokens read, s", ours, cold->seconds);
-            auto speed = go(ours ? words({{self, "model", "--device", "cpu"}, common, rates, {"--json"}})
+            auto speed = go(ours ? words({{self, "model", "--device", "cpu"}, isa, common, rates, {"--json"}})
                                  : words({{a.llama_bench}, common, rates, {"-o", "jsonl"}}));
             if (!speed) return complain(speed.error());
             read(speed->out, ours);
             note("peak memory, MB", ours, speed->peak_mb);
             if (!batches) continue;
-            auto many = go(ours ? std::vector<std::string>{self, "batched", "--device", "cpu", "-m", a.model, "-t",
-                                                           threads, "--npp", cat(a.npp), "--ntg", cat(a.ntg), "--npl",
-                                                           list(a.npl), "--json"}
+            auto many = go(ours ? words({{self, "batched", "--device", "cpu"},
+                                         isa,
+                                         common,
+                                         {"--npp", cat(a.npp), "--ntg", cat(a.ntg), "--npl", list(a.npl), "--json"}})
                                 : words({{batched_bench, "-m", a.model, "-t", threads, "-c",
                                           cat(most * (a.npp + a.ntg + 8)), "--output-format", "jsonl"},
                                          batch}));
@@ -596,6 +600,7 @@ int throughput(const Arguments& a) {
     EngineOptions o;
     o.device              = a.device;
     o.threads             = a.threads;
+    o.isa                 = a.isa;
     o.max_sequences       = a.max_sequences;
     o.max_batch_tokens    = std::max(step_tokens(a), a.max_sequences);
     o.context             = 2048;
@@ -1177,6 +1182,8 @@ int main(int argc, char** argv) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
         c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
         c->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+        c->add_option("--isa", a.isa, "of the CPU; the widest there is by default")
+            ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
         c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
                       "of the GPU's memory, weights and KV together")
             ->check(CLI::Range(0.01, 1.0))
@@ -1215,6 +1222,8 @@ int main(int argc, char** argv) {
     compare_command->add_option("--llama-batched-bench", side.llama_batched_bench, "by default beside llama-bench")
         ->check(CLI::ExistingFile);
     compare_command->add_option("-t,--threads", side.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+    compare_command->add_option("--isa", side.isa, "instruction set; the widest there is by default")
+        ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
     compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-r,--repetitions", side.repetitions, "of each test in a round")
