@@ -1,12 +1,12 @@
 // A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, products and
-// attention, and a block waits for what others write for it, half by half. Meanwhile the weights of the products to come are already on
-// their way into a ring in shared memory, which knows nothing of operations but which rows are next: so the memory is busy however
-// short the products are, and what a launch for each operation costs is not there either.
+// attention, and a block waits for what others write for it, half by half. Meanwhile the weights of the products to come are
+// already on their way into a ring in shared memory, which knows nothing of operations but which rows are next: so the memory is
+// busy however short the products are, and what a launch for each operation costs is not there either.
 //
-// The warps of a block: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, attend, and add up. One of
-// these, the herald, also tells the other blocks how far this one is, and waits until they are as far. A stage of the ring is some whole rows, and all
-// warps work on it at once: each lane multiplies the same columns of every stage, whose x it keeps in registers. So x is read from
-// shared memory once and not for each row, and a product ends soon after its last row has come.
+// The warps of a block: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, attend, and add up.
+// One of these, the herald, also tells the other blocks how far this one is, and waits until they are as far. A stage of the ring
+// is some whole rows, and all warps work on it at once: each lane multiplies the same columns of every stage, whose x it keeps in
+// registers. So x is read from shared memory once and not for each row, and a product ends soon after its last row has come.
 // Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told.
 //
 // Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192, other products' columns
@@ -51,7 +51,8 @@ struct Op {
     Products     all{};
     // Data, scales and minima lie in a stage one after another, each of all its rows.
     int part_bytes[3] = {}, n_parts = 0, row_bytes = 0;
-    // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two passes.
+    // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two
+    // passes.
     int      rows = 0, passes = 0, tasks = 0, span = 0, most_sums = 0; // .. sums of a row at most
     unsigned tasks_inverse = 0;
     // This block's part, filled in by the producer: pairs, stages.
