@@ -591,6 +591,7 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
 
 // What all launches share: they do not run at the same time.
 struct Room {
+    std::size_t        bytes   = 0;
     float*             sums    = nullptr;
     float4*            left    = nullptr;
     unsigned *         arrived = nullptr, *counter = nullptr;
@@ -600,10 +601,14 @@ struct Room {
     }
     Room() {
         constexpr std::size_t tile = std::size_t(most_tokens) * tile_rows * sizeof(float);
-        sums                       = static_cast<float*>(allocate(std::size_t(n_processors() + most_tiles) * tile));
-        left                       = static_cast<float4*>(allocate(std::size_t(n_processors()) * tile));
-        arrived                    = static_cast<unsigned*>(allocate(most_tiles * sizeof(unsigned)));
-        counter                    = static_cast<unsigned*>(allocate(256));
+        const auto            take = [&](std::size_t n) {
+            bytes += n;
+            return allocate(n);
+        };
+        sums    = static_cast<float*>(take(std::size_t(n_processors() + most_tiles) * tile));
+        left    = static_cast<float4*>(take(std::size_t(n_processors()) * tile));
+        arrived = static_cast<unsigned*>(take(most_tiles * sizeof(unsigned)));
+        counter = static_cast<unsigned*>(take(256));
     }
 };
 
@@ -703,6 +708,8 @@ int understand(const TapeOp& op, const TapeOp* next, int n_tokens, Parts& parts)
 }
 
 } // namespace
+
+std::size_t prepare_dense() { return is_hopper() ? Room::one().bytes : 0; }
 
 int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream) {
     if (n_ops < 2 || !is_hopper() || encoder() == nullptr || n_tokens < 1 || n_tokens > most_tokens) return 0;

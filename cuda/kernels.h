@@ -260,7 +260,9 @@ void destroy_tape(void* tape);
 // and store of three products' results: at most four times products, each of what those before made. What a norm or the
 // rotation takes from a product is not written in between. Returns how many of the operations were run, from the first on: 0
 // where this GPU cannot, or they are none of these.
+// prepare_dense() takes the memory for it, once; bytes.
 constexpr int most_dense_rows = 128;
+std::size_t   prepare_dense();
 int           run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream);
 
 } // namespace quire::cuda

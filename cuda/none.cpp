@@ -57,9 +57,10 @@ bool matmul_gated(const Half*, const Weight&, const Weight&, Half*, Stream) { re
 void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int64_t, void*, bool, Stream, int,
                  std::int64_t, std::int64_t) {}
 
-void* make_tape(const TapeOp*, int) { return nullptr; }
-bool  run_tape(void*, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) { return false; }
-void  destroy_tape(void*) {}
-int   run_dense(const TapeOp*, int, int, const Plan&, Stream) { return 0; }
+void*       make_tape(const TapeOp*, int) { return nullptr; }
+bool        run_tape(void*, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) { return false; }
+void        destroy_tape(void*) {}
+std::size_t prepare_dense() { return 0; }
+int         run_dense(const TapeOp*, int, int, const Plan&, Stream) { return 0; }
 
 } // namespace quire::cuda

@@ -304,7 +304,8 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
 }
 
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
-    limits_            = l;
+    limits_ = l;
+    if (!options_.deterministic) taken_ += cuda::prepare_dense();
     limits_.max_tokens = std::max(l.max_tokens, 8);
     const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
                L = std::size_t(l.max_logit_rows);
