@@ -5,6 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "attention_decode.cuh"
 #include "bulk.cuh"
 #include "kernels.h"
@@ -25,13 +27,13 @@ __host__ __device__ constexpr int power_of_two(int n) {
 // D: head_dim, a multiple of 8; G: query heads of a kv head that a block takes.
 template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
-    decode_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+    decode_kernel(Attention a, Plan plan, float* partial, std::int32_t* tickets) {
     wait_for_inputs();
     constexpr int    lanes = power_of_two(D / 8); // that share a position, 16 bytes each; of those D / 8 have something
     constexpr int    groups = 32 / lanes;         // positions that a warp reads at once
     constexpr int    ahead  = 4;                  // positions of a group in flight
     constexpr int    parts  = decode_warps * groups; // running sums of the block
-    const DecodeItem item   = items[blockIdx.x];
+    const DecodeItem item   = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
     const int  group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int  kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
@@ -147,10 +149,10 @@ __device__ const __half* query_of(const Attention& a, const DecodeItem& item, in
 
 template <int D>
 __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
-    decode_mma_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+    decode_mma_kernel(Attention a, Plan plan, float* partial, std::int32_t* tickets) {
     wait_for_inputs();
     constexpr int    G    = most_heads;
-    const DecodeItem item = items[blockIdx.x];
+    const DecodeItem item = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
@@ -207,6 +209,17 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 // The same on Hopper: K and V come by bulk copies into rings in shared memory, one a warp, tiles of 16 positions block by block
 // of the cache. Chunks may be of any length.
 
+#if __CUDA_ARCH__ >= 900
+
+// A block's item and heads: all the long items of `long_slots` heads, then all the short ones of the others.
+__device__ Share share_of(const DecodeItems& items, int long_slots, int block, int n_slots) {
+    const int rest = block - items.n * long_slots;
+    return rest < 0 ? Share{block % items.n, block / items.n, n_slots}
+                    : Share{items.n + rest % items.n_short, long_slots + rest / items.n_short, n_slots};
+}
+
+#endif
+
 template <int D>
 struct Ring {
     static constexpr int tile_bytes = 16 * D * 2 * 2; // K, then V, of 16 positions
@@ -217,7 +230,7 @@ struct Ring {
 
 template <int D>
 __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
-    decode_stream_kernel(Attention a, Plan plan, const DecodeItem* items, float* partial, std::int32_t* tickets) {
+    decode_stream_kernel(Attention a, Plan plan, int long_slots, int n_slots, float* partial, std::int32_t* tickets) {
 #if __CUDA_ARCH__ >= 900
     using R             = Ring<D>;
     constexpr int     G = most_heads, step = decode_warps * 16; // from a warp's tile to its next
@@ -225,14 +238,15 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
     __shared__ std::uint64_t ready[decode_warps][R::stages];
     __shared__ float         tops[decode_warps][G], sums[decode_warps][G];
     const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
-    unsigned char*           ring = memory + warp * R::warp_bytes;
-    const DecodeItem         item = items[blockIdx.x]; // the plan is older than the kernel before this one
+    unsigned char*           ring  = memory + warp * R::warp_bytes;
+    const Share              share = share_of(plan.items, long_slots, int(blockIdx.x), n_slots);
+    const DecodeItem         item  = plan.items.list[share.item]; // the plan is older than the kernel before this one
     if (item.row < 0) {
         wait_for_inputs();
         return;
     }
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
-    const int kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
+    const int kv_head = share.slot / per_kv, head0 = kv_head * group_size + share.slot % per_kv * G;
     const int n_heads = min(G, kv_head * group_size + group_size - head0);
     const int start = item.begin / 16 * 16 + warp * 16, n_tiles = max(0, item.end - start + step - 1) / step;
 
@@ -248,7 +262,8 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
         barriers_ready();
     }
     __syncwarp();
-    const auto bring = [&](int t) {
+    const std::uint64_t policy = read_once();
+    const auto          bring  = [&](int t) {
         if (t >= n_tiles) return;
         const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
         std::uint64_t* b = &ready[warp][t % R::stages];
@@ -257,10 +272,10 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
         const int position = from + lane % 16, offset = position % a.block_size;
         if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
-            const auto     at    = ((std::int64_t(block) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
-            unsigned char* to    = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
-            copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b);
-            copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b);
+            const auto     at = ((std::int64_t(block) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
+            unsigned char* to = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
+            copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
+            copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
         }
         if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
     };
@@ -297,65 +312,71 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
         bring(t + R::stages);
     }
     heads.store(n_heads, tops[warp], sums[warp], reinterpret_cast<float*>(ring));
-    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps,
-                  &tops[0][0], &sums[0][0], reinterpret_cast<float*>(memory), R::warp_bytes / 4, partial, tickets);
+    combine<D, G>(a, item, share, head0, n_heads, decode_warps, &tops[0][0], &sums[0][0],
+                  reinterpret_cast<float*>(memory), R::warp_bytes / 4, partial, tickets);
 #endif
 }
 
 template <int D, int G>
-void launch_decode(const Attention& a, const Plan& plan, const DecodeItem* items, int n, float* partial,
-                   std::int32_t* tickets, cudaStream_t stream) {
+void launch_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, cudaStream_t stream) {
     const int per_kv = (a.n_heads / a.n_kv_heads + G - 1) / G;
-    run_kernel(decode_kernel<D, G>, dim3(unsigned(n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0, stream, a,
-               plan, items, partial, tickets);
+    run_kernel(decode_kernel<D, G>, dim3(unsigned(plan.items.n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0,
+               stream, a, plan, partial, tickets);
 }
 
 template <int D>
-void launch_decode_for(const Attention& a, const Plan& plan, const DecodeItem* items, int n, float* partial,
-                       std::int32_t* tickets, cudaStream_t stream) {
-    const int group = a.n_heads / a.n_kv_heads;
+void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets,
+                       cudaStream_t stream) {
+    const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
     if constexpr (D == 64 || D == 128 || D == 256) {
-        const unsigned slots = unsigned(a.n_kv_heads * ((group + most_heads - 1) / most_heads));
+        const int slots = a.n_kv_heads * ((group + most_heads - 1) / most_heads);
         if (is_hopper()) {
             constexpr int            bytes = decode_warps * Ring<D>::warp_bytes;
             static const cudaError_t once =
                 cudaFuncSetAttribute(decode_stream_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
             (void)once;
-            return run_kernel(decode_stream_kernel<D>, dim3(unsigned(n), slots), decode_warps * 32, bytes, stream, a,
-                              plan, items, partial, tickets);
+            // The last blocks of threads get shorter items, so that processors end together: about a third of what runs at
+            // once, and only where it runs more than twice.
+            const int at_once = n_processors() * Ring<D>::at_once;
+            const int short_slots =
+                n_short == 0 || n * slots < 2 * at_once ? 0 : std::min(slots, (at_once * 3 / 10 + n / 2) / n);
+            return run_kernel(decode_stream_kernel<D>,
+                              dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)), decode_warps * 32,
+                              bytes, stream, a, plan, slots - short_slots, slots, partial, tickets);
         }
         if (group > 1)
-            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), slots), decode_warps * 32, 0, stream, a, plan,
-                              items, partial, tickets);
+            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, stream, a,
+                              plan, partial, tickets);
     }
-    if (group == 1) launch_decode<D, 1>(a, plan, items, n, partial, tickets, stream);
-    else if (group == 2) launch_decode<D, 2>(a, plan, items, n, partial, tickets, stream);
-    else launch_decode<D, 4>(a, plan, items, n, partial, tickets, stream);
+    if (group == 1) launch_decode<D, 1>(a, plan, partial, tickets, stream);
+    else if (group == 2) launch_decode<D, 2>(a, plan, partial, tickets, stream);
+    else launch_decode<D, 4>(a, plan, partial, tickets, stream);
 }
 
 } // namespace
 
-int decode_chunk(int head_dim, std::int64_t work) {
-    if (!is_hopper() || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return attention_chunk;
+DecodeChunks decode_chunks(int head_dim, std::int64_t work) {
+    DecodeChunks chunks;
+    if (!is_hopper() || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return chunks;
     // What a block of threads does at the beginning and the end of a chunk takes as long as 500 positions: chunks as long as
     // they can be for all processors to have some.
-    int chunk = attention_chunk;
-    while (chunk < 1024 && work / (2 * chunk) >= std::int64_t(n_processors()) * 15 / 8) chunk *= 2;
-    return chunk;
+    while (chunks.length < 1024 && work / (2 * chunks.length) >= std::int64_t(n_processors()) * 15 / 8)
+        chunks.length *= 2;
+    if (chunks.length > attention_chunk) chunks.short_length = attention_chunk;
+    return chunks;
 }
 
-void attention_decode(const Attention& a, const Plan& plan, const DecodeItem* items, int n_items, float* partial,
-                      std::int32_t* tickets, Stream stream) {
+void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Stream stream) {
     auto s = static_cast<cudaStream_t>(stream);
-    if (n_items == 0) return;
+    if (plan.items.n == 0) return;
     switch (a.head_dim) {
-        case 16: launch_decode_for<16>(a, plan, items, n_items, partial, tickets, s); break;
-        case 32: launch_decode_for<32>(a, plan, items, n_items, partial, tickets, s); break;
-        case 64: launch_decode_for<64>(a, plan, items, n_items, partial, tickets, s); break;
-        case 80: launch_decode_for<80>(a, plan, items, n_items, partial, tickets, s); break;
-        case 96: launch_decode_for<96>(a, plan, items, n_items, partial, tickets, s); break;
-        case 128: launch_decode_for<128>(a, plan, items, n_items, partial, tickets, s); break;
-        case 256: launch_decode_for<256>(a, plan, items, n_items, partial, tickets, s); break;
+        case 16: launch_decode_for<16>(a, plan, partial, tickets, s); break;
+        case 32: launch_decode_for<32>(a, plan, partial, tickets, s); break;
+        case 64: launch_decode_for<64>(a, plan, partial, tickets, s); break;
+        case 80: launch_decode_for<80>(a, plan, partial, tickets, s); break;
+        case 96: launch_decode_for<96>(a, plan, partial, tickets, s); break;
+        case 128: launch_decode_for<128>(a, plan, partial, tickets, s); break;
+        case 256: launch_decode_for<256>(a, plan, partial, tickets, s); break;
         default: break; // prefill_tile() is 0 for it: the caller makes it a tile of one row
     }
 }

@@ -80,6 +80,22 @@ void dequantize(const Weight& weight, Half* out, Stream stream);
 
 // -- elementwise.cu
 
+// Decoding's attention: one token for each sequence, a sequence cut into chunks, so that few long ones keep the GPU busy, too.
+// The items of a sequence stand together.
+struct DecodeItem {
+    std::int32_t row   = -1;         // of q; -1: nothing to do
+    std::int32_t table = 0;          // where the sequence's blocks begin in Plan::block_tables
+    std::int32_t begin = 0, end = 0; // positions of the chunk
+    std::int32_t n_chunks = 1;       // of the sequence
+    std::int32_t index    = 0;       // which of them
+    std::int32_t old      = 0;       // positions below it were in the cache before this step
+};
+struct DecodeItems {
+    const DecodeItem* list = nullptr;
+    int               n    = 0;
+    int n_short = 0; // behind them, the same cut shorter: for the last heads, so that all processors end together
+};
+
 // The step's plan on the device. Entries beyond a step's own (graphs are captured for rounded sizes) have slot -1.
 struct Plan {
     const std::int32_t* tokens       = nullptr; // [T]
@@ -88,6 +104,7 @@ struct Plan {
     const std::int32_t* logit_rows   = nullptr; // [L]
     const std::int32_t* table_start  = nullptr; // [S]
     const std::int32_t* block_tables = nullptr;
+    DecodeItems         items;
 };
 
 void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n_tokens,
@@ -160,20 +177,14 @@ struct Attention {
     float       softcap = 0; // 0: none
 };
 
-// Decoding: one token for each sequence, a sequence cut into chunks, so that few long ones keep the GPU busy, too. The
-// items of a sequence stand together.
-struct DecodeItem {
-    std::int32_t row   = -1;         // of q; -1: nothing to do
-    std::int32_t table = 0;          // where the sequence's blocks begin in Plan::block_tables
-    std::int32_t begin = 0, end = 0; // positions of the chunk
-    std::int32_t n_chunks = 1;       // of the sequence
-    std::int32_t index    = 0;       // which of them
-    std::int32_t old      = 0;       // positions below it were in the cache before this step
-};
-// The length of chunks that suits a step: `work` is the number of positions to be attended to by all kv heads of all rows.
+// The lengths of chunks that suit a step: `work` is the number of positions to be attended to by all kv heads of all rows.
 // attention_chunk is always possible, and gives a row the same sums in any step.
 constexpr int attention_chunk = 256;
-int           decode_chunk(int head_dim, std::int64_t work);
+struct DecodeChunks {
+    int length       = attention_chunk;
+    int short_length = 0; // of DecodeItems::n_short; 0: there are none
+};
+DecodeChunks decode_chunks(int head_dim, std::int64_t work);
 // Some positions, cut into chunks of equal length (but for the last) that is about `chunk`.
 struct Chunks {
     int n, length;
@@ -185,8 +196,7 @@ inline Chunks chunks_of(int positions, int chunk) {
     return {(positions + length - 1) / length, length};
 }
 // `partial`: [items × heads × (D + 2)] float32; `tickets`: [T × heads] int, zero before and after.
-void attention_decode(const Attention& args, const Plan& plan, const DecodeItem* items, int n_items, float* partial,
-                      std::int32_t* tickets, Stream stream);
+void attention_decode(const Attention& args, const Plan& plan, float* partial, std::int32_t* tickets, Stream stream);
 // The fastest tile of queries for a head_dim; 0: only the plain kernel can.
 int prefill_tile(int head_dim);
 struct PrefillTile {

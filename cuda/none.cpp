@@ -5,7 +5,7 @@ namespace quire::cuda {
 
 const char* open_device(int, DeviceInfo&) { return "this build has no CUDA (no nvcc was found when it was made)"; }
 bool        can_batch(const Weight&) { return false; }
-int         decode_chunk(int, std::int64_t) { return attention_chunk; }
+DecodeChunks decode_chunks(int, std::int64_t) { return {}; }
 void        matmul_batch(const Half*, int, std::int64_t, const Product*, int, Stream) {}
 const char* open_blas() { return "this build has no CUDA"; }
 const char* last_error() { return nullptr; }
@@ -46,7 +46,7 @@ void copy_blocks(const BlockPools&, const std::int32_t*, int, Stream) {}
 void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const double*, std::int32_t*, Stream) {}
 void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Stream) {}
 
-void attention_decode(const Attention&, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) {}
+void attention_decode(const Attention&, const Plan&, float*, std::int32_t*, Stream) {}
 int  prefill_tile(int) { return 0; }
 int  prefill_tile_hopper(int) { return 0; }
 void attention_prefill_hopper(const Attention&, const Plan&, const PrefillTile*, int, Stream) {}

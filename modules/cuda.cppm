@@ -132,13 +132,14 @@ private:
     std::int32_t *host_ = nullptr, *device_ = nullptr;
     std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
                 at_tables_ = 0, plan_ints_ = 0;
-    const StepPlan*                      plan_ = nullptr;
-    cuda::Plan                           on_device_;
-    StepShape                            shape_;
-    int                                  n_items_ = 0, n_tiles_ = 0;
-    bool                                 capturing_ = false;
-    std::map<std::pair<int, int>, void*> graphs_; // (rows, items) → an executable graph
-    std::map<std::pair<int, int>, int>   seen_;   // how often a shape came: the first time it runs as it is
+    const StepPlan* plan_ = nullptr;
+    cuda::Plan      on_device_;
+    StepShape       shape_;
+    int             n_tiles_   = 0;
+    bool            capturing_ = false;
+    using GraphKey             = std::array<int, 3>; // rows, items, short items
+    std::map<GraphKey, void*> graphs_;               // executable
+    std::map<GraphKey, int>   seen_;                 // how often a shape came: the first time it runs as it is
     // Steps of one token: what the first one was told becomes one kernel, where the GPU has that.
     enum class Telling : std::uint8_t { not_yet, now, done };
     Telling                   telling_ = Telling::not_yet;
@@ -311,7 +312,9 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
                L = std::size_t(l.max_logit_rows);
     // In deterministic steps every token is an item; else one token of each sequence.
     const std::size_t chunks = std::size_t(l.context) / cuda::attention_chunk + 2;
-    const std::size_t items  = std::size_t(rounded_items(int((options_.deterministic ? T : S) * chunks)));
+    const std::size_t items  = options_.deterministic
+                                   ? std::size_t(rounded_items(int(T * chunks)))
+                                   : 2 * std::size_t(rounded_items(int(S * chunks))); // long and short
     const std::size_t tables = S * (std::size_t(l.max_blocks_per_sequence) + 1);
     at_positions_            = T;
     at_slots_                = 2 * T;
@@ -358,6 +361,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.logit_rows   = device_ + at_rows_;
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
+    on_device_.items.list   = reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_);
     return {};
 }
 
@@ -399,9 +403,10 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     }
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
-    n_items_ = n_tiles_ = 0;
-    const auto item     = [&](const cuda::DecodeItem& i) {
-        std::memcpy(host_ + at_items_ + std::size_t(n_items_++) * sizeof i / 4, &i, sizeof i);
+    n_tiles_           = 0;
+    int        n_items = 0;
+    const auto item    = [&](const cuda::DecodeItem& i) {
+        std::memcpy(host_ + at_items_ + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
     };
     const int  tile      = cuda::prefill_tile(limits_.head_dim);
     const auto seen_from = [&](int row) { // by the token of a row
@@ -410,15 +415,15 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     const auto single = [&](int s) { // a sequence of one query
         return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
     };
-    int chunk = cuda::attention_chunk;
+    cuda::DecodeChunks chunks;
     if (!options_.deterministic) {
         std::int64_t work = 0;
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
                 work += plan.positions[std::size_t(row)] + 1 - seen_from(row);
-        chunk = cuda::decode_chunk(limits_.head_dim, work * limits_.n_kv_heads);
+        chunks = cuda::decode_chunks(limits_.head_dim, work * limits_.n_kv_heads);
     }
-    const auto one_query = [&](int row, int s) {
+    const auto one_query = [&](int row, int s, int chunk) {
         const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1,
                   old = plan.positions[std::size_t(plan.token_start[std::size_t(s)])];
         // The same chunks whatever the step, or of equal length.
@@ -433,7 +438,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     for (int s = 0; s < plan.n_seqs(); s++) {
         const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
         if (tile > 0 && (single(s) || options_.deterministic)) {
-            for (int row = first; row < end; row++) one_query(row, s);
+            for (int row = first; row < end; row++) one_query(row, s, chunks.length);
             continue;
         }
         for (int row = first; row < end; row += std::max(tile, 16)) {
@@ -441,8 +446,19 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
             to[0] = s, to[1] = row, to[2] = std::min(std::max(tile, 16), end - row);
         }
     }
-    if (decoding)
-        for (const int wanted = rounded_items(n_items_); n_items_ < wanted;) item({});
+    const auto round_up = [&](int from) { // so many from there on that a graph may be there for them
+        const int n = decoding ? rounded_items(n_items - from) : n_items - from;
+        while (n_items - from < n) item({});
+        return n;
+    };
+    cuda::DecodeItems& items = on_device_.items;
+    items.n                  = round_up(0);
+    items.n_short            = 0;
+    if (chunks.short_length > 0 && tile > 0) {
+        for (int s = 0; s < plan.n_seqs(); s++)
+            if (single(s)) one_query(plan.token_start[std::size_t(s)], s, chunks.short_length);
+        items.n_short = round_up(items.n);
+    }
     cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, stream_);
     capturing_ = decoding && n_tiles_ == 0;
     return shape_;
@@ -456,15 +472,14 @@ bool CudaBackend::replay_step() {
     if (!capturing_) return false;
     if (one_token()) {
         if (telling_ == Telling::not_yet) telling_ = Telling::now;
-        if (tape_ != nullptr && n_items_ * limits_.n_kv_heads <= most_tape_items &&
-            cuda::run_tape(tape_, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_,
-                           partial_, tickets_, stream_)) {
+        if (tape_ != nullptr && on_device_.items.n * limits_.n_kv_heads <= most_tape_items &&
+            cuda::run_tape(tape_, on_device_, on_device_.items.list, on_device_.items.n, partial_, tickets_, stream_)) {
             cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, stream_);
             capturing_ = false;
             return true;
         }
     }
-    const std::pair key{shape_.tokens, n_items_};
+    const GraphKey key{shape_.tokens, on_device_.items.n, on_device_.items.n_short};
     if (const auto found = graphs_.find(key); found != graphs_.end()) {
         cuda::launch_graph(found->second, stream_);
         capturing_ = false;
@@ -487,7 +502,7 @@ void CudaBackend::end_step() {
     capturing_  = false;
     void* graph = cuda::end_capture(stream_);
     check(graph != nullptr, "a step could not be captured");
-    graphs_.emplace(std::pair{shape_.tokens, n_items_}, graph);
+    graphs_.emplace(GraphKey{shape_.tokens, on_device_.items.n, on_device_.items.n_short}, graph);
     cuda::launch_graph(graph, stream_);
 }
 
@@ -719,8 +734,7 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
     op.kind   = cuda::TapeOp::attention;
     op.attend = args;
     tell(op);
-    cuda::attention_decode(args, on_device_, reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_), n_items_,
-                           partial_, tickets_, stream_);
+    cuda::attention_decode(args, on_device_, partial_, tickets_, stream_);
     cuda::attention_prefill(args, on_device_, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), n_tiles_,
                             stream_);
 }

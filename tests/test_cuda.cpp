@@ -372,6 +372,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     struct Case {
         int   D, heads, kv_heads, block, context, n_queries, window;
         float softcap;
+        bool  decodes = n_queries == 1; // each query for itself, as those of many sequences
     };
     std::vector<Case> cases;
     for (int D : {16, 32, 48, 64, 80, 96, 128, 256})
@@ -385,9 +386,12 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             cases.push_back({D, 2, 1, block, 333, 261, block == 32 ? 200 : 0, 0});
         cases.push_back({D, 45, 5, 16, 260, 257, 0, 0});
     }
+    for (auto [D, queries] :
+         {std::pair(64, 56), std::pair(128, 34), std::pair(256, 12)}) // the last heads' chunks are shorter
+        for (int window : {0, 500}) cases.push_back({D, 24, 24, 16, 600, queries, window, 0, true});
     for (const Case& c : cases) {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
-        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap);
+        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap, c.decodes);
         const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
         std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
         std::iota(ids.begin(), ids.end(), 0);
@@ -443,21 +447,33 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
         a.window = c.window, a.softcap = c.softcap;
         const int tile = cuda::prefill_tile(c.D);
-        if (c.n_queries == 1 && tile > 0) {
+        if (c.decodes && tile > 0) {
             // Short chunks, and as long as the device likes them.
-            const int begin        = c.window > 0 ? std::max(0, c.context - c.window) : 0,
-                      chunk        = random() % 2 == 0 ? cuda::attention_chunk
-                                                       : cuda::decode_chunk(c.D, std::int64_t(1) << (8 + random() % 16)),
-                      old          = int(random() % 2) * (c.context - 1);
-            const auto [n, length] = cuda::chunks_of(c.context - begin, chunk);
-            for (int i = 0; i < n; i++)
-                items.insert(items.end(),
-                             {0, 0, begin + i * length, std::min(c.context, begin + (i + 1) * length), n, i, old});
-            OnDevice<std::int32_t> list(items), tickets(std::vector<std::int32_t>(std::size_t(c.heads), 0));
-            OnDevice<float> partial(std::vector<float>(std::size_t(n) * std::size_t(c.heads) * std::size_t(c.D + 2)));
+            const auto lengths =
+                random() % 2 == 0 && c.n_queries == 1
+                    ? cuda::DecodeChunks{}
+                    : cuda::decode_chunks(c.D, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
+            const auto cut = [&](int chunk) {
+                const auto before = items.size();
+                for (int t = 0; t < c.n_queries; t++) {
+                    const int end          = positions[std::size_t(t)] + 1,
+                              begin        = c.window > 0 ? std::max(0, end - c.window) : 0,
+                              old          = int(random() % 2) * (end - 1);
+                    const auto [n, length] = cuda::chunks_of(end - begin, chunk);
+                    for (int i = 0; i < n; i++)
+                        items.insert(items.end(),
+                                     {t, 0, begin + i * length, std::min(end, begin + (i + 1) * length), n, i, old});
+                }
+                return int(items.size() - before) / 7;
+            };
+            plan.items.n = cut(lengths.length);
+            if (lengths.short_length > 0) plan.items.n_short = cut(lengths.short_length);
+            OnDevice<std::int32_t> list(items),
+                tickets(std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
+            OnDevice<float> partial(std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(c.D + 2)));
+            plan.items.list = reinterpret_cast<const cuda::DecodeItem*>(list.data);
             for (int again = 0; again < 2; again++) // the tickets are ready for the next launch
-                cuda::attention_decode(a, plan, reinterpret_cast<const cuda::DecodeItem*>(list.data), n, partial.data,
-                                       tickets.data, stream);
+                cuda::attention_decode(a, plan, partial.data, tickets.data, stream);
             CHECK(relative_error(floats_of(out.back(stream)), want) < 5e-3);
         } else {
             const int most = std::max(tile, 16);

@@ -918,22 +918,29 @@ int kernels(const Arguments& a) {
         for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
             if (!wanted({"decode"})) continue;
             const int                 per = L / size;
-            std::vector<std::int32_t> table, starts, positions, items;
+            std::vector<std::int32_t> table, starts, positions, items, short_items;
             std::mt19937              random(3);
             for (int i = 0; i < S * per; i++) table.push_back(i);
             std::shuffle(table.begin(), table.end(), random);
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const auto [chunks, length] = cuda::chunks_of(L, cuda::decode_chunk(D, std::int64_t(S) * L * K));
-                for (int c = 0; c < chunks; c++)
-                    items.insert(items.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), chunks, c, 0});
+                const auto lengths = cuda::decode_chunks(D, std::int64_t(S) * L * K);
+                const auto cut     = [&](int chunk, std::vector<std::int32_t>& to) {
+                    const auto [chunks, length] = cuda::chunks_of(L, chunk);
+                    for (int c = 0; c < chunks; c++)
+                        to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), chunks, c, 0});
+                };
+                cut(lengths.length, items);
+                if (lengths.short_length > 0) cut(lengths.short_length, short_items);
             }
+            const int n_items = int(items.size() / 7);
+            items.insert(items.end(), short_items.begin(), short_items.end());
             cuda::Plan plan;
-            plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(table));
-            plan.table_start                    = static_cast<std::int32_t*>(gpu.ints(starts));
-            plan.positions                      = static_cast<std::int32_t*>(gpu.ints(positions));
-            const auto*                  list   = static_cast<cuda::DecodeItem*>(gpu.ints(items));
+            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
+            plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
+            plan.items        = {static_cast<cuda::DecodeItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
             const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
             const double                 bytes  = double(n) * 4;
             const int                    copies = std::max(1, int(400e6 / bytes));
@@ -950,8 +957,7 @@ int kernels(const Arguments& a) {
             auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
             auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
             const double s       = gpu.seconds([&](int i) {
-                cuda::attention_decode(all[std::size_t(i % copies)], plan, list, int(items.size() / 7), partial,
-                                             tickets, gpu.stream());
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, tickets, gpu.stream());
             });
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",
                         cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
