@@ -259,9 +259,8 @@ struct TapeOp {
 // The operations of a step of one token with one row of logits, told once, as a kernel for all such steps. Null: not on this
 // GPU, or these operations are not those of a model that it knows.
 void* make_tape(const TapeOp* ops, int n_ops);
-// `items`, `partial`, `tickets`: as for attention_decode(). False: not begun, as something else has some of the GPU's processors.
-bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets,
-              Stream stream);
+// `partial`, `tickets`: as for attention_decode(). False: not begun, as something else has some of the GPU's processors.
+bool run_tape(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Stream stream);
 void destroy_tape(void* tape);
 
 // -- dense.cu: what stands between two attentions of a step of 2 to 128 tokens, as a single kernel

@@ -58,7 +58,7 @@ void matmul_blas(const Half*, std::int64_t, const Half*, std::int64_t, std::int6
                  std::int64_t, std::int64_t) {}
 
 void*       make_tape(const TapeOp*, int) { return nullptr; }
-bool        run_tape(void*, const Plan&, const DecodeItem*, int, float*, std::int32_t*, Stream) { return false; }
+bool        run_tape(void*, const Plan&, float*, std::int32_t*, Stream) { return false; }
 void        destroy_tape(void*) {}
 std::size_t prepare_dense() { return 0; }
 int         run_dense(const TapeOp*, int, int, const Plan&, Stream) { return 0; }

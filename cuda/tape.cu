@@ -1204,8 +1204,7 @@ void* make_tape(const TapeOp* told, int n) {
     return tape;
 }
 
-bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets,
-              Stream stream) {
+bool run_tape(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Stream stream) {
     auto&               t = *static_cast<Tape*>(tape);
     cudaLaunchAttribute together{};
     together.id              = cudaLaunchAttributeCooperative;
@@ -1217,8 +1216,8 @@ bool run_tape(void* tape, const Plan& plan, const DecodeItem* items, int n_items
     config.stream           = static_cast<cudaStream_t>(stream);
     config.attrs            = &together;
     config.numAttrs         = 1;
-    if (cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, items, n_items, partial,
-                           tickets, t.counter, t.done, t.odd) != cudaSuccess) {
+    if (cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, plan.items.list,
+                           plan.items.n, partial, tickets, t.counter, t.done, t.odd) != cudaSuccess) {
         cudaGetLastError(); // it has been dealt with
         return false;
     }

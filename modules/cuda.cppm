@@ -473,7 +473,7 @@ bool CudaBackend::replay_step() {
     if (one_token()) {
         if (telling_ == Telling::not_yet) telling_ = Telling::now;
         if (tape_ != nullptr && on_device_.items.n * limits_.n_kv_heads <= most_tape_items &&
-            cuda::run_tape(tape_, on_device_, on_device_.items.list, on_device_.items.n, partial_, tickets_, stream_)) {
+            cuda::run_tape(tape_, on_device_, partial_, tickets_, stream_)) {
             cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, stream_);
             capturing_ = false;
             return true;
