@@ -3,6 +3,7 @@
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
 //   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
+//   DOT_TOKENS      tokens multiplied together with a tile of integers, more than one where its 16 registers are in memory
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
 //   FEW, MANY       rows, tokens and places of a FloatTile for few and for many tokens
@@ -303,17 +304,29 @@ struct OfQ6_K {
 
 // -- products of integers
 
-// sum[lane] = w · x over the first 16 places of a tile, and over the others
-INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
-    i32x16 a{}, b{}, c{}, d{};
-    for (int i = 0; i < 8; i += 2) {
-        DOT(a, w[i], PAIR(x + 2 * i));
-        DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
-        DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
-        DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
+// sum[token][half][lane] = w · x over the first 16 places of a tile, and over the others, of N neighbouring tokens. Several
+// take the tile from memory, in a loop that stays one: unrolled, it is reordered until the sums no longer fit the registers.
+template <int N>
+INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
+    if constexpr (N == 1) {
+        i32x16 a{}, b{}, c{}, d{};
+        for (int i = 0; i < 8; i += 2) {
+            DOT(a, w[i], PAIR(x + 2 * i));
+            DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
+            DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
+            DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
+        }
+        sum[0][0] = a + b;
+        sum[0][1] = c + d;
+        return;
     }
-    sum[0] = a + b;
-    sum[1] = c + d;
+    for (int half = 0; half < 2; half++, w += 8, x += 16) {
+        i32x16 chain[N] = {};
+#pragma clang loop unroll(disable)
+        for (int i = 0; i < 8; i++)
+            for (int t = 0; t < N; t++) DOT(chain[t], w[i], PAIR(x + 32 * t + 2 * i));
+        for (int t = 0; t < N; t++) sum[t][half] = chain[t];
+    }
 }
 
 // A tile's sums (first half, second half), times the scale of x and what there is of a scale, onto the total. The sums of
@@ -327,6 +340,20 @@ INLINE void add_product(const i32x16* dot, const f32x16& scale, float x_scale, f
     total = FMA(both, scale * x_scale, total);
 }
 
+// One tile's part of the sums of N tokens, with a scale and a sum of x for each.
+template <class Format, int N>
+INLINE void add_tile_of(const i16x32* w, const f32x16& scale, const f32x16& second, const std::int16_t* x,
+                        const float* scales, const float* sums, f32x16* total) {
+    i32x16 dot[N][2];
+    dot_tile<N>(w, x, dot);
+    for (int t = 0; t < N; t++) {
+        f32x16 sum = total[t];
+        add_product<Format>(dot[t], scale, scales[t], sum);
+        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
+        total[t] = sum;
+    }
+}
+
 // One tile's part of every token's sums.
 template <class Format>
 INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
@@ -334,14 +361,10 @@ INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second,
     tile                       = tile * x.n + first;
     const std::int16_t* at     = x.integers + tile * 32;
     const float *       scales = x.scales + tile, *sums = x.sums + tile;
-    for (std::int64_t t = 0; t < n; t++, at += 32) {
-        i32x16 dot[2];
-        dot_tile(w, at, dot);
-        f32x16 sum = total[t];
-        add_product<Format>(dot, scale, scales[t], sum);
-        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
-        total[t] = sum;
-    }
+    std::int64_t        t = 0;
+    for (; t + DOT_TOKENS <= n; t += DOT_TOKENS)
+        add_tile_of<Format, DOT_TOKENS>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
+    for (; t < n; t++) add_tile_of<Format, 1>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
 }
 
 // One block of 16 rows that are `stride` apart, from p to `to`: a piece at byte o of the block comes to stand at 16 · o.
@@ -752,7 +775,7 @@ INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_
     constexpr int          R     = int(Tile.rows);
     constexpr std::size_t  size  = T == DType::F32 ? 4 : 2;
     constexpr std::int64_t lanes = sizeof(Lanes) / sizeof(float), part = (16 * R * N + float_block - 1) / float_block;
-    const float*           next  = x + N * length + row / R * length / 16 * part;
+    const float*           next = x + N * length + row / R * length / 16 * part;
     for (std::int64_t half = 0; half < 16; half += lanes) {
         const auto lanes_of = [&](int r, int t) { return reinterpret_cast<float*>(sums + t * float_block + r) + half; };
         Lanes      sum[R][N];
@@ -763,7 +786,7 @@ INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_
             }
         const float* at = x + half;
         for (std::int64_t k = half; k < length; k += 16, at += 16 * N, next += part) {
-            if (half == 0 && Tile.tokens == many.tokens) __builtin_prefetch(next);
+            if (half == 0 && Tile.width == many.width) __builtin_prefetch(next);
             Lanes w[R];
             for (int r = 0; r < R; r++) {
                 load_lanes<T>(rows[r] + std::size_t(k) * size, w[r]);
