@@ -318,9 +318,8 @@ RoundedRows CpuBackend::round(const Tensor& x) {
 }
 
 const float* CpuBackend::pack(const Tensor& x) {
-    float*             to    = grown(packed_, std::size_t(x.rows * x.cols));
-    const std::int64_t tiles = (x.rows + kernels_.tokens_in_tile - 1) / kernels_.tokens_in_tile;
-    split(tiles, 4, [&](std::int64_t first, std::int64_t last) {
+    float* to = grown(packed_, std::size_t(x.rows * x.cols));
+    split(kernels_.float_tiles(x.rows), 4, [&](std::int64_t first, std::int64_t last) {
         kernels_.pack_rows(floats(x), x.rows, x.cols, to, first, last);
     });
     return to;

@@ -60,8 +60,8 @@ struct MatmulTask {
 };
 inline constexpr std::int64_t tokens_at_once = 128; // of products of integers
 // Of products of floats: places and rows whose weights, and tokens whose sums stay in the caches.
-inline constexpr std::int64_t panel_width = 512, float_block = 48, float_tokens = 64;
-inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + panel_width));
+inline constexpr std::int64_t widest_panel = 1024, float_block = 48, float_tokens = 64;
+inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + widest_panel));
 
 // Neighbouring tokens of one sequence, over the paged cache.
 struct AttentionPart {
@@ -96,8 +96,8 @@ struct CpuKernels {
     // Tokens first .. last-1 of x [n × cols].
     void (*round_rows)(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last);
     // x [n × cols] in the order in which products of floats read it, to out [n · cols]: tiles of tokens first .. last-1 of
-    // the n / tokens_in_tile, rounded up.
-    int tokens_in_tile;
+    // the float_tiles(n).
+    std::int64_t (*float_tiles)(std::int64_t n);
     void (*pack_rows)(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
                       std::int64_t last);
     void (*matmul)(const MatmulTask&);
@@ -150,6 +150,9 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
         if constexpr (Fma) (out) = __builtin_elementwise_fma(a, b, c); \
         else (out) = PLAIN_FMA(a, b, c);                               \
     } while (0)
+
+// Of products of floats: more tokens than these are many.
+constexpr std::int64_t few_tokens = 32;
 
 // What a block of such a type is made of: pieces of 16 bytes from byte `at` on, and smaller ones.
 struct Piece {
@@ -471,12 +474,23 @@ INLINE void norm_body(const float* x, float* residual, const float* weight, floa
 template <bool Fma>
 INLINE void silu_mul_body(float* gate, const float* up, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i += 16) {
-        float     e[16] = {}, g[16] = {};
-        const int m = int(std::min<std::int64_t>(16, n - i));
-        for (int j = 0; j < m; j++) g[j] = gate[i + j];
-        for (int j = 0; j < 16; j++) e[j] = -g[j];
-        exp16<Fma>(e, e);
-        for (int j = 0; j < m; j++) gate[i + j] = g[j] / (1 + e[j]) * up[i + j];
+        const auto bytes = std::size_t(std::min<std::int64_t>(16, n - i)) * sizeof(float);
+        f32x16     g{}, u{}, e;
+        if (bytes == sizeof g) { // of a size the compiler knows
+            LOAD16(g, gate + i);
+            LOAD16(u, up + i);
+        } else {
+            __builtin_memcpy(&g, gate + i, bytes);
+            __builtin_memcpy(&u, up + i, bytes);
+        }
+        float negative[16];
+        e = -g;
+        STORE16(negative, e);
+        exp16<Fma>(negative, negative);
+        LOAD16(e, negative);
+        g = g / (1 + e) * u;
+        if (bytes == sizeof g) STORE16(gate + i, g);
+        else __builtin_memcpy(gate + i, &g, bytes);
     }
 }
 
@@ -510,7 +524,8 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
                           std::int64_t last) {                                                                      \
         NAME::pack_rows_body(x, n, cols, out, first, last);                                                         \
     }                                                                                                               \
-    void attention_##NAME(const AttentionTask& task) { attention_body<FMA_, ATTENTION_TILE>(task); }                \
+    std::int64_t float_tiles_##NAME(std::int64_t n) { return NAME::float_tiles_body(n); }                           \
+    void         attention_##NAME(const AttentionTask& task) { attention_body<FMA_, ATTENTION_TILE>(task); }        \
     void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
         norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
     }                                                                                                               \
@@ -518,9 +533,9 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-#define TABLE(NAME, SPOKEN)                                                                               \
-    const CpuKernels NAME##_kernels{SPOKEN,           interleave_##NAME, round_rows_##NAME, FLOAT_TOKENS, \
-                                    pack_rows_##NAME, matmul_##NAME,     attention_##NAME,  norm_##NAME,  \
+#define TABLE(NAME, SPOKEN)                                                                                     \
+    const CpuKernels NAME##_kernels{SPOKEN,           interleave_##NAME, round_rows_##NAME, float_tiles_##NAME, \
+                                    pack_rows_##NAME, matmul_##NAME,     attention_##NAME,  norm_##NAME,        \
                                     silu_mul_##NAME,  add_##NAME,        store_f16_##NAME};
 
 // Two int16 in every 32 bits of a vector.
@@ -535,8 +550,9 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
-#define FLOAT_ROWS 2
-#define FLOAT_TOKENS 1
+#define DOT_TOKENS 1
+#define FEW 2, 1, 512
+#define MANY 2, 1, 512
 #define ATTENTION_TILE 1, 2
 #define FROM_HALVES(out, h)                                                                                   \
     do {                                                                                                      \
@@ -559,16 +575,18 @@ SET(plain, false)
 TABLE(plain, "plain")
 #undef FMA
 #undef FUSED
-#undef FLOAT_ROWS
-#undef FLOAT_TOKENS
+#undef DOT_TOKENS
+#undef FEW
+#undef MANY
 #undef ATTENTION_TILE
 #undef FROM_HALVES
 #undef DOT
 
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define FUSED true
-#define FLOAT_ROWS 3
-#define FLOAT_TOKENS 4
+#define DOT_TOKENS 4
+#define FEW 3, 4, 512
+#define MANY 3, 4, 1024
 #define ATTENTION_TILE 2, 2
 #define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
@@ -606,11 +624,13 @@ TABLE(avx2, "avx2")
 #undef DOT
 #undef SMALL_DOT
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
-#undef FLOAT_ROWS
-#undef FLOAT_TOKENS
+#undef DOT_TOKENS
+#undef FEW
+#undef MANY
 #undef ATTENTION_TILE
-#define FLOAT_ROWS 3
-#define FLOAT_TOKENS 8
+#define DOT_TOKENS 1
+#define FEW 3, 8, 768
+#define MANY 4, 6, 1024
 #define ATTENTION_TILE 6, 4
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"

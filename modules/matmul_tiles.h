@@ -3,9 +3,10 @@
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
 //   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
+//   DOT_TOKENS      tokens multiplied together with a tile of integers, more than one where its 16 registers are in memory
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
-//   FLOAT_ROWS, FLOAT_TOKENS  as many sums of floats as its registers hold; 48 rows are a multiple
+//   FEW, MANY       rows, tokens and places of a FloatTile for few and for many tokens
 //   Lanes           the vector of floats that fits a register: 16, or 8 of them
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
@@ -303,17 +304,29 @@ struct OfQ6_K {
 
 // -- products of integers
 
-// sum[lane] = w · x over the first 16 places of a tile, and over the others
-INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
-    i32x16 a{}, b{}, c{}, d{};
-    for (int i = 0; i < 8; i += 2) {
-        DOT(a, w[i], PAIR(x + 2 * i));
-        DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
-        DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
-        DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
+// sum[token][half][lane] = w · x over the first 16 places of a tile, and over the others, of N neighbouring tokens. Several
+// take the tile from memory, in a loop that stays one: unrolled, it is reordered until the sums no longer fit the registers.
+template <int N>
+INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
+    if constexpr (N == 1) {
+        i32x16 a{}, b{}, c{}, d{};
+        for (int i = 0; i < 8; i += 2) {
+            DOT(a, w[i], PAIR(x + 2 * i));
+            DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
+            DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
+            DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
+        }
+        sum[0][0] = a + b;
+        sum[0][1] = c + d;
+        return;
     }
-    sum[0] = a + b;
-    sum[1] = c + d;
+    for (int half = 0; half < 2; half++, w += 8, x += 16) {
+        i32x16 chain[N] = {};
+#pragma clang loop unroll(disable)
+        for (int i = 0; i < 8; i++)
+            for (int t = 0; t < N; t++) DOT(chain[t], w[i], PAIR(x + 32 * t + 2 * i));
+        for (int t = 0; t < N; t++) sum[t][half] = chain[t];
+    }
 }
 
 // A tile's sums (first half, second half), times the scale of x and what there is of a scale, onto the total. The sums of
@@ -327,6 +340,20 @@ INLINE void add_product(const i32x16* dot, const f32x16& scale, float x_scale, f
     total = FMA(both, scale * x_scale, total);
 }
 
+// One tile's part of the sums of N tokens, with a scale and a sum of x for each.
+template <class Format, int N>
+INLINE void add_tile_of(const i16x32* w, const f32x16& scale, const f32x16& second, const std::int16_t* x,
+                        const float* scales, const float* sums, f32x16* total) {
+    i32x16 dot[N][2];
+    dot_tile<N>(w, x, dot);
+    for (int t = 0; t < N; t++) {
+        f32x16 sum = total[t];
+        add_product<Format>(dot[t], scale, scales[t], sum);
+        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
+        total[t] = sum;
+    }
+}
+
 // One tile's part of every token's sums.
 template <class Format>
 INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
@@ -334,14 +361,10 @@ INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second,
     tile                       = tile * x.n + first;
     const std::int16_t* at     = x.integers + tile * 32;
     const float *       scales = x.scales + tile, *sums = x.sums + tile;
-    for (std::int64_t t = 0; t < n; t++, at += 32) {
-        i32x16 dot[2];
-        dot_tile(w, at, dot);
-        f32x16 sum = total[t];
-        add_product<Format>(dot, scale, scales[t], sum);
-        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
-        total[t] = sum;
-    }
+    std::int64_t        t = 0;
+    for (; t + DOT_TOKENS <= n; t += DOT_TOKENS)
+        add_tile_of<Format, DOT_TOKENS>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
+    for (; t < n; t++) add_tile_of<Format, 1>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
 }
 
 // One block of 16 rows that are `stride` apart, from p to `to`: a piece at byte o of the block comes to stand at 16 · o.
@@ -702,17 +725,25 @@ INLINE void float_vectors(const MatmulTask& task) {
     }
 }
 
-// Many tokens go in tiles of about the same size, at most FLOAT_TOKENS.
-INLINE std::int64_t float_tiles(std::int64_t n) { return (n + FLOAT_TOKENS - 1) / FLOAT_TOKENS; }
-INLINE std::int64_t tile_begin(std::int64_t tile, std::int64_t n) { return tile * n / float_tiles(n); }
+// Rows × tokens, as many sums as the registers hold (float_block is a multiple of the rows), and the places of a panel, of
+// which a tile of x stays in the first-level cache.
+struct FloatTile {
+    std::int64_t rows, tokens, width;
+};
+constexpr FloatTile few = {FEW}, many = {MANY};
+
+// The tokens go in tiles of about the same size.
+INLINE std::int64_t tiles_of(std::int64_t n, const FloatTile& tile) { return (n + tile.tokens - 1) / tile.tokens; }
+INLINE std::int64_t float_tiles_body(std::int64_t n) { return tiles_of(n, n > few_tokens ? many : few); }
+INLINE std::int64_t tile_begin(std::int64_t tile, std::int64_t n) { return tile * n / float_tiles_body(n); }
 
 // Tiles first .. last-1 of x [n × cols] in the order in which they are read: panel by panel, tile by tile, of each 16
 // places all tokens of the tile. What is left of the rows is left out.
 INLINE void pack_rows_body(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
                            std::int64_t last) {
-    const std::int64_t whole = cols / 16 * 16;
-    for (std::int64_t panel = 0; panel < whole; panel += panel_width) {
-        const std::int64_t length = std::min(panel_width, whole - panel);
+    const std::int64_t whole = cols / 16 * 16, width = n > few_tokens ? many.width : few.width;
+    for (std::int64_t panel = 0; panel < whole; panel += width) {
+        const std::int64_t length = std::min(width, whole - panel);
         for (std::int64_t tile = first; tile < last; tile++) {
             const std::int64_t begin = tile_begin(tile, n), end = tile_begin(tile + 1, n);
             float*             to = out + panel * n + begin * length;
@@ -735,13 +766,16 @@ INLINE void load_lanes(const std::byte* p, Vector& out) {
     }
 }
 
-// R rows times a tile of N tokens, over `length` places, onto sums [N × float_block] that begin at zero with the row.
-// What is `ahead` bytes later is asked for early. Narrow registers take one half of the lanes after the other.
-template <DType T, int R, int N>
-INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_t length, std::size_t ahead, bool begin,
-                       f32x16* sums) {
+// R rows, from the block's `row` on, times a tile of N tokens, over `length` places, onto sums [N × float_block] that begin at
+// zero with the row. What is `ahead` bytes later is asked for early, and of many tokens a part of the next tile's x. Narrow
+// registers take one half of the lanes after the other.
+template <DType T, FloatTile Tile, int N>
+INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_t length, std::int64_t row,
+                       std::size_t ahead, bool begin, f32x16* sums) {
+    constexpr int          R     = int(Tile.rows);
     constexpr std::size_t  size  = T == DType::F32 ? 4 : 2;
-    constexpr std::int64_t lanes = sizeof(Lanes) / sizeof(float);
+    constexpr std::int64_t lanes = sizeof(Lanes) / sizeof(float), part = (16 * R * N + float_block - 1) / float_block;
+    const float*           next = x + N * length + row / R * length / 16 * part;
     for (std::int64_t half = 0; half < 16; half += lanes) {
         const auto lanes_of = [&](int r, int t) { return reinterpret_cast<float*>(sums + t * float_block + r) + half; };
         Lanes      sum[R][N];
@@ -751,7 +785,8 @@ INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_
                 if (!begin) LOAD16(sum[r][t], lanes_of(r, t));
             }
         const float* at = x + half;
-        for (std::int64_t k = half; k < length; k += 16, at += 16 * N) {
+        for (std::int64_t k = half; k < length; k += 16, at += 16 * N, next += part) {
+            if (half == 0 && Tile.width == many.width) __builtin_prefetch(next);
             Lanes w[R];
             for (int r = 0; r < R; r++) {
                 load_lanes<T>(rows[r] + std::size_t(k) * size, w[r]);
@@ -768,26 +803,26 @@ INLINE void float_tile(const std::byte* const* rows, const float* x, std::int64_
     }
 }
 
-template <DType T, int R, int N>
+template <DType T, FloatTile Tile, int N>
 INLINE void float_tile_of(std::int64_t n, const std::byte* const* rows, const float* x, std::int64_t length,
-                          std::size_t ahead, bool begin, f32x16* sums) {
-    if (n >= N) return float_tile<T, R, N>(rows, x, length, ahead, begin, sums);
-    if constexpr (N > 1) float_tile_of<T, R, N - 1>(n, rows, x, length, ahead, begin, sums);
+                          std::int64_t row, std::size_t ahead, bool begin, f32x16* sums) {
+    if (n >= N) return float_tile<T, Tile, N>(rows, x, length, row, ahead, begin, sums);
+    if constexpr (N > 1) float_tile_of<T, Tile, N - 1>(n, rows, x, length, row, ahead, begin, sums);
 }
 
 // A panel of a block of rows, places k .. k + length - 1, at p, times tiles first .. last-1.
-template <DType T>
+template <DType T, FloatTile Tile>
 INLINE void float_panel(const MatmulTask& task, const std::byte* p, std::size_t stride, std::int64_t rows,
                         std::int64_t k, std::int64_t length, std::int64_t first, std::int64_t last, f32x16* sums) {
     const std::int64_t begin = tile_begin(first, task.n);
     for (std::int64_t tile = first; tile < last; tile++) {
         const std::int64_t t = tile_begin(tile, task.n), n = tile_begin(tile + 1, task.n) - t;
-        for (std::int64_t row = 0; row < rows; row += FLOAT_ROWS) {
-            const std::byte* at[FLOAT_ROWS]; // rows that are not there: the last one once more
-            for (std::int64_t r = 0; r < FLOAT_ROWS; r++) at[r] = p + std::size_t(std::min(row + r, rows - 1)) * stride;
-            float_tile_of<T, FLOAT_ROWS, FLOAT_TOKENS>(n, at, task.packed + k * task.n + t * length, length,
-                                                       tile == 0 ? 9 * stride : 0, k == 0,
-                                                       sums + (t - begin) * float_block + row);
+        for (std::int64_t row = 0; row < rows; row += Tile.rows) {
+            const std::byte* at[Tile.rows]; // rows that are not there: the last one once more
+            for (std::int64_t r = 0; r < Tile.rows; r++) at[r] = p + std::size_t(std::min(row + r, rows - 1)) * stride;
+            float_tile_of<T, Tile, Tile.tokens>(n, at, task.packed + k * task.n + t * length, length, row,
+                                                tile == 0 ? 9 * stride : 0, k == 0,
+                                                sums + (t - begin) * float_block + row);
         }
     }
 }
@@ -816,13 +851,11 @@ INLINE void store_block(const MatmulTask& task, const f32x16* sums, std::int64_t
 }
 
 // Blocks of rows whose panels stay in the caches while all tokens pass, which come from further away one by one.
-INLINE void float_matmul(const MatmulTask& task) {
-    const TensorView& w = *task.weight;
-    if (task.n == 1 && w.type == DType::F16) return float_vectors<DType::F16>(task);
-    if (task.n == 1 && w.type == DType::BF16) return float_vectors<DType::BF16>(task);
-    if (task.n == 1 && w.type == DType::F32) return float_vectors<DType::F32>(task);
-    constexpr std::int64_t at_once = float_tokens / FLOAT_TOKENS;
-    const std::int64_t     tiles = float_tiles(task.n), whole = w.cols / 16 * 16;
+template <FloatTile Tile>
+INLINE void float_blocks(const MatmulTask& task) {
+    const TensorView&      w       = *task.weight;
+    constexpr std::int64_t at_once = float_tokens / Tile.tokens;
+    const std::int64_t     tiles = tiles_of(task.n, Tile), whole = w.cols / 16 * 16;
     const std::size_t      stride = row_bytes(w.type, w.cols);
     auto*                  sums   = reinterpret_cast<f32x16*>(task.scratch);
     float*                 panel  = task.scratch + float_tokens * float_block * 16;
@@ -831,30 +864,39 @@ INLINE void float_matmul(const MatmulTask& task) {
             const std::int64_t rows = std::min(float_block, task.last - row), last = std::min(tiles, first + at_once);
             std::int64_t       k = 0;
             do { // a row shorter than 16 has its rest only
-                const std::int64_t length = std::min(panel_width, whole - k);
+                const std::int64_t length = std::min(Tile.width, whole - k);
                 const std::byte*   p =
                     static_cast<const std::byte*>(w.data) + std::size_t(row) * stride + row_bytes(w.type, k);
                 switch (w.type) {
                     case DType::F16:
-                        float_panel<DType::F16>(task, p, stride, rows, k, length, first, last, sums);
+                        float_panel<DType::F16, Tile>(task, p, stride, rows, k, length, first, last, sums);
                         break;
                     case DType::BF16:
-                        float_panel<DType::BF16>(task, p, stride, rows, k, length, first, last, sums);
+                        float_panel<DType::BF16, Tile>(task, p, stride, rows, k, length, first, last, sums);
                         break;
                     default:
                         if (w.type == DType::F32) {
-                            float_panel<DType::F32>(task, p, stride, rows, k, length, first, last, sums);
+                            float_panel<DType::F32, Tile>(task, p, stride, rows, k, length, first, last, sums);
                             break;
                         }
                         for (std::int64_t r = 0; r < rows; r++)
-                            widen_row<FUSED>(w.type, p + std::size_t(r) * stride, panel + r * panel_width, length);
-                        float_panel<DType::F32>(task, reinterpret_cast<const std::byte*>(panel),
-                                                panel_width * sizeof(float), rows, k, length, first, last, sums);
+                            widen_row<FUSED>(w.type, p + std::size_t(r) * stride, panel + r * Tile.width, length);
+                        float_panel<DType::F32, Tile>(task, reinterpret_cast<const std::byte*>(panel),
+                                                      Tile.width * sizeof(float), rows, k, length, first, last, sums);
                 }
-                k += panel_width;
+                k += Tile.width;
             } while (k < whole);
             store_block(task, sums, row, rows, tile_begin(first, task.n), tile_begin(last, task.n));
         }
+}
+
+INLINE void float_matmul(const MatmulTask& task) {
+    const DType type = task.weight->type;
+    if (task.n == 1 && type == DType::F16) return float_vectors<DType::F16>(task);
+    if (task.n == 1 && type == DType::BF16) return float_vectors<DType::BF16>(task);
+    if (task.n == 1 && type == DType::F32) return float_vectors<DType::F32>(task);
+    if (task.n > few_tokens) float_blocks<many>(task);
+    else float_blocks<few>(task);
 }
 
 INLINE void matmul_body(const MatmulTask& task) {

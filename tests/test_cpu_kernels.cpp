@@ -52,7 +52,7 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
         w.data = turned.data();
     }
     std::vector<float> packed(size);
-    const std::int64_t tiles = (n + k->tokens_in_tile - 1) / k->tokens_in_tile;
+    const std::int64_t tiles = k->float_tiles(n);
     k->pack_rows(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
     k->pack_rows(x, n, w.cols, packed.data(), tiles / 2, tiles);
     const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
