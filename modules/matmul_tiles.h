@@ -362,8 +362,9 @@ INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second,
     const std::int16_t* at     = x.integers + tile * 32;
     const float *       scales = x.scales + tile, *sums = x.sums + tile;
     std::int64_t        t = 0;
-    for (; t + DOT_TOKENS <= n; t += DOT_TOKENS)
-        add_tile_of<Format, DOT_TOKENS>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
+    if constexpr (DOT_TOKENS > 1)
+        for (; t + DOT_TOKENS <= n; t += DOT_TOKENS)
+            add_tile_of<Format, DOT_TOKENS>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
     for (; t < n; t++) add_tile_of<Format, 1>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
 }
 
