@@ -304,22 +304,23 @@ struct OfQ6_K {
 
 // -- products of integers
 
-// sum[token][half][lane] = w · x over the first 16 places of a tile, and over the others, of N neighbouring tokens. Several
-// take the tile from memory, in a loop that stays one: unrolled, it is reordered until the sums no longer fit the registers.
-template <int N>
-INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
-    if constexpr (N == 1) {
-        i32x16 a{}, b{}, c{}, d{};
-        for (int i = 0; i < 8; i += 2) {
-            DOT(a, w[i], PAIR(x + 2 * i));
-            DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
-            DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
-            DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
-        }
-        sum[0][0] = a + b;
-        sum[0][1] = c + d;
-        return;
+// sum[lane] = w · x over the first 16 places of a tile, and over the others
+INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
+    i32x16 a{}, b{}, c{}, d{};
+    for (int i = 0; i < 8; i += 2) {
+        DOT(a, w[i], PAIR(x + 2 * i));
+        DOT(b, w[i + 1], PAIR(x + 2 * i + 2));
+        DOT(c, w[i + 8], PAIR(x + 2 * i + 16));
+        DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
     }
+    sum[0] = a + b;
+    sum[1] = c + d;
+}
+
+// The same of N neighbouring tokens, which take the tile from memory, in a loop that stays one: unrolled, it is reordered until
+// the sums no longer fit the registers.
+template <int N>
+INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
     for (int half = 0; half < 2; half++, w += 8, x += 16) {
         i32x16 chain[N] = {};
 #pragma clang loop unroll(disable)
@@ -340,32 +341,33 @@ INLINE void add_product(const i32x16* dot, const f32x16& scale, float x_scale, f
     total = FMA(both, scale * x_scale, total);
 }
 
-// One tile's part of the sums of N tokens, with a scale and a sum of x for each.
-template <class Format, int N>
-INLINE void add_tile_of(const i16x32* w, const f32x16& scale, const f32x16& second, const std::int16_t* x,
-                        const float* scales, const float* sums, f32x16* total) {
-    i32x16 dot[N][2];
-    dot_tile<N>(w, x, dot);
-    for (int t = 0; t < N; t++) {
-        f32x16 sum = total[t];
-        add_product<Format>(dot[t], scale, scales[t], sum);
-        if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + sums[t], sum);
-        total[t] = sum;
-    }
+template <class Format>
+INLINE void add_token(const i32x16* dot, const f32x16& scale, const f32x16& second, float x_scale, float x_sum,
+                      f32x16& total) {
+    f32x16 sum = total;
+    add_product<Format>(dot, scale, x_scale, sum);
+    if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + x_sum, sum);
+    total = sum;
 }
 
-// One tile's part of every token's sums.
-template <class Format>
+// One tile's part of every token's sums, of N tokens together.
+template <class Format, int N>
 INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
                      std::int64_t tile, std::int64_t first, std::int64_t n, f32x16* total) {
     tile                       = tile * x.n + first;
     const std::int16_t* at     = x.integers + tile * 32;
     const float *       scales = x.scales + tile, *sums = x.sums + tile;
-    std::int64_t        t = 0;
-    if constexpr (DOT_TOKENS > 1)
-        for (; t + DOT_TOKENS <= n; t += DOT_TOKENS)
-            add_tile_of<Format, DOT_TOKENS>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
-    for (; t < n; t++) add_tile_of<Format, 1>(w, scale, second, at + t * 32, scales + t, sums + t, total + t);
+    if constexpr (N > 1)
+        for (; n >= N; n -= N, at += 32 * N, scales += N, sums += N, total += N) {
+            i32x16 dots[N][2];
+            dot_tiles<N>(w, at, dots);
+            for (int t = 0; t < N; t++) add_token<Format>(dots[t], scale, second, scales[t], sums[t], total[t]);
+        }
+    for (std::int64_t t = 0; t < n; t++, at += 32) {
+        i32x16 dot[2];
+        dot_tile(w, at, dot);
+        add_token<Format>(dot, scale, second, scales[t], sums[t], total[t]);
+    }
 }
 
 // One block of 16 rows that are `stride` apart, from p to `to`: a piece at byte o of the block comes to stand at 16 · o.
@@ -421,7 +423,7 @@ struct RowGroup {
 
 // The 16 rows times tokens first .. first + n - 1; total [n]. What comes later is asked for early: the processor's own
 // prefetching reaches half of this machine's bandwidth.
-template <class Format, bool Turned>
+template <class Format, bool Turned, int N>
 INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
                          f32x16* total) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
@@ -440,7 +442,7 @@ INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64
                 f32x16 scale, second;
                 format.tile(p, j, w, scale, second);
                 for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
-                add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+                add_tile<Format, N>(w, scale, second, x, block * tiles + j, first, n, total);
             }
         }
         return;
@@ -467,7 +469,7 @@ INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64
                         __builtin_prefetch(next + group.stride + i);
                     }
                 }
-                add_tile<Format>(w, scale, second, x, block * tiles + j, first, n, total);
+                add_tile<Format, N>(w, scale, second, x, block * tiles + j, first, n, total);
             }
         }
     }
@@ -575,15 +577,24 @@ INLINE void rows_times_one(const RowGroup& group, const RoundedRows& x, const st
 
 #define EACH_INTEGER_FORMAT(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K)
 
-INLINE void sixteen_rows(DType type, const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                         f32x16* total) {
+template <int N>
+INLINE void rows_times(DType type, const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                       f32x16* total) {
     switch (type) {
 #define ROWS_OF(T) \
-    case DType::T: return integer_rows<Of##T, interleaved_at_load(DType::T)>(group, x, first, n, total);
+    case DType::T: return integer_rows<Of##T, interleaved_at_load(DType::T), N>(group, x, first, n, total);
         EACH_INTEGER_FORMAT(ROWS_OF)
 #undef ROWS_OF
         default: return;
     }
+}
+
+// Few tokens have loops of their own: those for several together would slow them down.
+INLINE void sixteen_rows(DType type, const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                         f32x16* total) {
+    if constexpr (DOT_TOKENS > 1)
+        if (n >= DOT_TOKENS) return rows_times<DOT_TOKENS>(type, group, x, first, n, total);
+    rows_times<1>(type, group, x, first, n, total);
 }
 
 INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
