@@ -107,29 +107,10 @@ __device__ void multiply_values(float (&d)[32], const std::uint32_t (&a)[4], std
 #undef D32
 #undef D64
 
-__device__ std::uint32_t pack(float a, float b) {
-    const __half2 h = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&h);
-}
-
 __device__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// Word i of lane j of four neighbouring ones → word j of lane i.
-__device__ uint4 transpose_quad(const std::uint32_t (&word)[4]) {
-    const bool    odd = threadIdx.x & 1, high = threadIdx.x & 2;
-    std::uint32_t a[2], b[2]; // of the even and the odd lane: word 0 or 1, and word 2 or 3
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const std::uint32_t other = __shfl_xor_sync(~0u, odd ? word[2 * i] : word[2 * i + 1], 1);
-        a[i] = odd ? other : word[2 * i], b[i] = odd ? word[2 * i + 1] : other;
-    }
-    const std::uint32_t x = __shfl_xor_sync(~0u, high ? a[0] : a[1], 2),
-                        y = __shfl_xor_sync(~0u, high ? b[0] : b[1], 2);
-    return high ? uint4{x, y, a[1], b[1]} : uint4{a[0], b[0], x, y};
 }
 
 // A chunk: rows that are neighbours in the cache and in a tile. `row`: the first, in the cache.

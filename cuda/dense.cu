@@ -112,57 +112,6 @@ struct Share {
     __device__ bool awaits() const { return begins(last_tile()) && !ends(last_tile()); }
 };
 
-#define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
-#define D32                                                                                                      \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
-    "%29,%30,%31"
-#define D64                                                                                                     \
-    D32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56," \
-        "%57,%58,%59,%60,%61,%62,%63"
-
-// d [64 × N] (+)= A [64 × 16] · B [N × 16]ᵀ, both in shared memory.
-template <int N>
-__device__ void multiply_tile(float (&d)[N / 2], std::uint64_t a, std::uint64_t b, int add) {
-    if constexpr (N == 8)
-        asm volatile(
-            "{.reg .pred p; setp.ne.b32 p, %6, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, p, 1, 1, 0, 0;}\n"
-            : F4(d, 0)
-            : "l"(a), "l"(b), "r"(add));
-    else if constexpr (N == 16)
-        asm volatile(
-            "{.reg .pred p; setp.ne.b32 p, %10, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, 0, "
-            "0;}\n"
-            : F4(d, 0), F4(d, 4)
-            : "l"(a), "l"(b), "r"(add));
-    else if constexpr (N == 32)
-        asm volatile(
-            "{.reg .pred p; setp.ne.b32 p, %18, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-            "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, p, 1, 1, 0, 0;}\n"
-            : F16(d, 0)
-            : "l"(a), "l"(b), "r"(add));
-    else if constexpr (N == 64)
-        asm volatile(
-            "{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D32 "}, %32, %33, p, 1, 1, 0, 0;}\n"
-            : F16(d, 0), F16(d, 16)
-            : "l"(a), "l"(b), "r"(add));
-    else
-        asm volatile(
-            "{.reg .pred p; setp.ne.b32 p, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" D64 "}, %64, %65, p, 1, 1, 0, 0;}\n"
-            : F16(d, 0), F16(d, 16), F16(d, 32), F16(d, 48)
-            : "l"(a), "l"(b), "r"(add));
-}
-
-#undef D32
-#undef D64
-#undef F4
-#undef F16
-
 // What other blocks wrote in this kernel is not looked for in the first-level cache.
 __device__ float4 shared_sums(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
 __device__ void   add_up(float4& v, float4 w) { v.x += w.x, v.y += w.y, v.z += w.z, v.w += w.w; }

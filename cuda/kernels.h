@@ -274,4 +274,12 @@ constexpr int most_dense_rows = 128;
 std::size_t   prepare_dense();
 int           run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream);
 
+// -- prompt.cu: products with the many rows of a prompt
+
+// Whether it can run these products on this GPU, once their weights are halves.
+bool can_prompt(const TapeOp& op);
+// Runs the first operation, and the second where that rotates and stores the three results. Returns how many it ran. A row's bits
+// do not depend on how many rows there are.
+int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Stream stream);
+
 } // namespace quire::cuda

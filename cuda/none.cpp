@@ -3,12 +3,12 @@
 
 namespace quire::cuda {
 
-const char* open_device(int, DeviceInfo&) { return "this build has no CUDA (no nvcc was found when it was made)"; }
-bool        can_batch(const Weight&) { return false; }
+const char*  open_device(int, DeviceInfo&) { return "this build has no CUDA (no nvcc was found when it was made)"; }
+bool         can_batch(const Weight&) { return false; }
 DecodeChunks decode_chunks(int, std::int64_t) { return {}; }
-void        matmul_batch(const Half*, int, std::int64_t, const Product*, int, Stream) {}
-const char* open_blas() { return "this build has no CUDA"; }
-const char* last_error() { return nullptr; }
+void         matmul_batch(const Half*, int, std::int64_t, const Product*, int, Stream) {}
+const char*  open_blas() { return "this build has no CUDA"; }
+const char*  last_error() { return nullptr; }
 
 void*  allocate(std::size_t) { return nullptr; }
 void   release(void*) {}
@@ -62,5 +62,8 @@ bool        run_tape(void*, const Plan&, float*, std::int32_t*, Stream) { return
 void        destroy_tape(void*) {}
 std::size_t prepare_dense() { return 0; }
 int         run_dense(const TapeOp*, int, int, const Plan&, Stream) { return 0; }
+
+bool can_prompt(const TapeOp&) { return false; }
+int  run_prompt(const TapeOp*, int, const Plan&, Stream) { return 0; }
 
 } // namespace quire::cuda

@@ -158,6 +158,7 @@ private:
     void                      flush();
     void                      run(const cuda::TapeOp& op);
     void                      multiply(const cuda::TapeOp& op);
+    int                       run_prompt(std::span<const cuda::TapeOp> ops);
     float*                    partial_ = nullptr;
     std::int32_t*             tickets_ = nullptr;
     std::int32_t *            best_ = nullptr, *host_best_ = nullptr; // of each logit row
@@ -603,7 +604,7 @@ void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) 
 // Norms, products and rotations of some tokens wait for those that follow, up to the next attention.
 void CudaBackend::submit(const cuda::TapeOp& op) {
     tell(op);
-    if (op.rows == shape_.tokens && op.rows > 1 && op.rows <= cuda::most_dense_rows && !options_.deterministic) {
+    if (op.rows == shape_.tokens && op.rows > 1 && !options_.deterministic) {
         queue_.push_back(op);
         return;
     }
@@ -611,12 +612,15 @@ void CudaBackend::submit(const cuda::TapeOp& op) {
     run(op);
 }
 
-// Runs what waits, as one kernel where that can be.
+// Runs what waits, as one kernel or a few where that can be.
 void CudaBackend::flush() {
     std::span<const cuda::TapeOp> ops = queue_;
     for (; !ops.empty() && ops[0].kind == cuda::TapeOp::norm; ops = ops.subspan(1)) run(ops[0]);
-    const int done = cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, on_device_, stream_);
-    for (const cuda::TapeOp& op : ops.subspan(std::size_t(done))) run(op);
+    int done = cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, on_device_, stream_);
+    for (ops = ops.subspan(std::size_t(done)); !ops.empty(); ops = ops.subspan(std::size_t(done))) {
+        done = run_prompt(ops);
+        if (done == 0) run(ops[0]), done = 1;
+    }
     queue_.clear();
 }
 
@@ -635,6 +639,26 @@ void CudaBackend::run(const cuda::TapeOp& op) {
         multiply(op);
         cuda::silu_mul(gate, static_cast<const Half*>(op.product[1].out), op.rows * op.product[0].weight.rows, stream_);
     }
+}
+
+// Products with the rows of a prompt, and what follows them, as one kernel; returns how many operations that were, 0 where it
+// cannot, or where there are too few rows.
+int CudaBackend::run_prompt(std::span<const cuda::TapeOp> ops) {
+    constexpr std::int64_t least = 1536; // from there on it is faster than the library
+    if (ops[0].rows < least || options_.deterministic || !cuda::can_prompt(ops[0])) return 0;
+    const std::size_t           n = std::min<std::size_t>(ops.size(), 2);
+    std::array<cuda::TapeOp, 2> with_halves;
+    std::copy_n(ops.begin(), n, with_halves.begin());
+    std::int64_t used = 0;
+    for (int i = 0; i < ops[0].n_products; i++) {
+        cuda::Weight& w = with_halves[0].product[i].weight;
+        if (w.form == cuda::WeightForm::f16) continue;
+        if (used + w.rows * w.cols > dequantized_size_) return 0;
+        cuda::dequantize(w, dequantized_ + used, stream_);
+        w.data = dequantized_ + used, w.form = cuda::WeightForm::f16;
+        used += w.rows * w.cols;
+    }
+    return cuda::run_prompt(with_halves.data(), int(n), on_device_, stream_);
 }
 
 void CudaBackend::multiply(const cuda::TapeOp& op) {

@@ -178,6 +178,152 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
     cuda::destroy_stream(stream);
 }
 
+TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal plain sums", "[cuda]") {
+    if (no_gpu()) return;
+    cuda::Stream stream = cuda::create_stream();
+    std::mt19937 random(7);
+    enum Then { write, swiglu, rotate_neighbours, rotate_halves };
+    struct Shape {
+        int n, cols, rows;
+        int others; // rows of a second and third product, 0: none
+    };
+    // Fewer tiles than processors and more, whole ones and strips of a half and a quarter.
+    for (const auto& [n, cols, rows, others] :
+         {Shape{1, 8, 8, 0}, Shape{7, 64, 264, 8}, Shape{64, 72, 256, 128}, Shape{129, 200, 520, 136},
+          Shape{129, 200, 512, 256}, Shape{256, 1024, 128, 0}, Shape{257, 136, 5000, 0}, Shape{513, 320, 384, 1024},
+          Shape{70, 64, 19456, 0}, Shape{40, 136, 34048, 256}, Shape{300, 64, 10000, 0}})
+        for (Then then : {write, swiglu, rotate_neighbours, rotate_halves}) {
+            const bool gated = then == swiglu, turned = then > swiglu;
+            const int  D = n % 2 != 0 ? 128 : 64, block_size = 4;
+            if (turned && (others == 0 || rows % D != 0 || others % D != 0)) continue;
+            CAPTURE(n, cols, rows, others, then, D);
+            cuda::TapeOp ops[2];
+            ops[0].kind = gated ? cuda::TapeOp::gated : cuda::TapeOp::products;
+            ops[0].rows = n, ops[0].cols = cols;
+            std::vector<int> all_rows{rows};
+            if (gated) all_rows.push_back(rows);
+            else if (others > 0) all_rows.insert(all_rows.end(), {others, others});
+
+            const auto                              x = random_halves(std::size_t(n) * std::size_t(cols), random);
+            const OnDevice<std::uint16_t>           there_x(x);
+            std::vector<std::vector<std::uint16_t>> weights;
+            std::vector<std::vector<float>>         biases;
+            std::deque<OnDevice<std::uint16_t>>     there_weights, out;
+            std::deque<OnDevice<float>>             there_biases;
+            ops[0].x = there_x.data;
+            for (int r : all_rows) {
+                weights.push_back(
+                    random_halves(std::size_t(r) * std::size_t(cols), random, 1 / std::sqrt(float(cols))));
+                biases.push_back(floats_of(random_halves(std::size_t(r), random)));
+                cuda::Product& p = ops[0].product[ops[0].n_products++];
+                p.weight.rows = r, p.weight.cols = cols;
+                p.weight.data = there_weights.emplace_back(weights.back()).data;
+                if (!gated) p.bias = there_biases.emplace_back(biases.back()).data;
+                p.out =
+                    out.emplace_back(std::vector<std::uint16_t>(std::size_t(n) * std::size_t(r) + 64, half_nan)).data;
+            }
+            // Positions and slots; the last token has none where there are several.
+            std::vector<std::int32_t> positions, slots;
+            for (int t = 0; t < n; t++)
+                positions.push_back(37 * t), slots.push_back(t > 0 && t + 1 == n ? -1 : 3 + 2 * t);
+            std::vector<float> frequencies;
+            for (int i = 0; i < D / 2; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / D)));
+            const OnDevice<std::int32_t>  there_positions(positions), there_slots(slots);
+            const OnDevice<float>         there_frequencies(frequencies);
+            const std::size_t             cache_size = turned ? std::size_t(2 * n + 8) * std::size_t(others) : 1;
+            const OnDevice<std::uint16_t> cache_k(std::vector<std::uint16_t>(cache_size, half_nan)),
+                cache_v(std::vector<std::uint16_t>(cache_size, half_nan));
+            cuda::Plan plan;
+            plan.positions = there_positions.data, plan.slots = there_slots.data;
+            if (turned) {
+                cuda::RopeStore& rope = ops[1].rope;
+                ops[1].kind           = cuda::TapeOp::rope_and_store;
+                rope.q                = static_cast<cuda::Half*>(ops[0].product[0].out);
+                rope.k                = static_cast<cuda::Half*>(ops[0].product[1].out);
+                rope.v                = static_cast<cuda::Half*>(ops[0].product[2].out);
+                rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
+                rope.half = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
+                rope.block_size = block_size, rope.scale = 1.25f, rope.halves = then == rotate_halves;
+            }
+            if (!cuda::can_prompt(ops[0])) break;
+            REQUIRE(cuda::run_prompt(ops, turned ? 2 : 1, plan, stream) == (turned ? 2 : 1));
+
+            const std::vector<float> xs      = floats_of(x);
+            const auto               product = [&](std::size_t k) {
+                const std::vector<float> w = floats_of(weights[k]);
+                std::vector<double>      sums;
+                for (int t = 0; t < n; t++)
+                    for (int r = 0; r < all_rows[k]; r++) {
+                        double       sum = gated ? 0 : double(biases[k][std::size_t(r)]);
+                        const float *a = xs.data() + std::ptrdiff_t(t) * cols, *b = w.data() + std::ptrdiff_t(r) * cols;
+                        for (int c = 0; c < cols; c++) sum += double(a[c]) * double(b[c]);
+                        sums.push_back(sum);
+                    }
+                return sums;
+            };
+            const auto rotated = [&](std::vector<double> sums) {
+                for (std::size_t head = 0; head < sums.size(); head += std::size_t(D))
+                    for (int i = 0; i < D / 2; i++) {
+                        const bool halves  = then == rotate_halves;
+                        double &   a       = sums[head + std::size_t(halves ? i : 2 * i)],
+                               &b          = sums[head + std::size_t(halves ? i + D / 2 : 2 * i + 1)];
+                        const double angle = double(positions[head * std::size_t(n) / sums.size()]) *
+                                             double(frequencies[std::size_t(i)]);
+                        const double turn = 1.25 * (a * std::cos(angle) - b * std::sin(angle));
+                        b                 = 1.25 * (a * std::sin(angle) + b * std::cos(angle));
+                        a                 = turn;
+                    }
+                return sums;
+            };
+            for (std::size_t k = 0; k < (gated ? 1 : all_rows.size()); k++) {
+                std::vector<double> want = product(k);
+                if (gated) {
+                    const std::vector<double> up = product(1);
+                    for (std::size_t i = 0; i < want.size(); i++) want[i] = want[i] / (1 + std::exp(-want[i])) * up[i];
+                }
+                if (turned && k < 2) want = rotated(want);
+                std::vector<std::uint16_t> got = out[k].back(stream);
+                if (turned && k > 0) { // in the cache: as rows again
+                    CHECK(std::ranges::all_of(got, [](std::uint16_t h) { return h == half_nan; }));
+                    const auto                 cache = (k == 1 ? cache_k : cache_v).back(stream);
+                    std::vector<std::uint16_t> rows_of;
+                    std::size_t                n_written = 0;
+                    for (int t = 0; t < n; t++)
+                        for (int r = 0; r < others; r++) {
+                            const int slot = slots[std::size_t(t)];
+                            const int at =
+                                ((slot / block_size * (others / D) + r / D) * block_size + slot % block_size) * D +
+                                r % D;
+                            if (slot < 0) want[std::size_t(t * others + r)] = 0;
+                            rows_of.push_back(slot < 0 ? 0 : cache[std::size_t(at)]);
+                            n_written += slot >= 0;
+                        }
+                    CHECK(std::ranges::count_if(cache, [](std::uint16_t h) { return h != half_nan; }) ==
+                          std::ptrdiff_t(n_written));
+                    CHECK(relative_error(floats_of(rows_of), want) < 1e-3);
+                    continue;
+                }
+                CHECK(std::ranges::all_of(std::span(got).subspan(want.size()),
+                                          [](std::uint16_t h) { return h == half_nan; }));
+                got.resize(want.size());
+                CHECK(relative_error(floats_of(got), want) < 1e-3);
+                if (n > 1 && !turned) { // the first rows alone have the same bits
+                    const auto poison = std::vector<std::uint16_t>(out[k].n, half_nan);
+                    cuda::upload(out[k].data, poison.data(), poison.size() * 2);
+                    ops[0].rows = n / 2;
+                    REQUIRE(cuda::run_prompt(ops, 1, plan, stream) == 1);
+                    ops[0].rows           = n;
+                    const auto n_first    = std::ptrdiff_t(n / 2) * all_rows[k];
+                    const auto first_half = out[k].back(stream);
+                    CHECK(std::equal(got.begin(), got.begin() + n_first, first_half.begin()));
+                    CHECK(std::all_of(first_half.begin() + n_first, first_half.end(),
+                                      [](std::uint16_t h) { return h == half_nan; }));
+                }
+            }
+        }
+    cuda::destroy_stream(stream);
+}
+
 TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain sums", "[cuda]") {
     if (no_gpu()) return;
     cuda::Stream stream = cuda::create_stream();

@@ -677,8 +677,7 @@ public:
         memory_.clear();
     }
     // Median seconds of one launch; `launch` gets the number of the repetition.
-    double seconds(const std::function<void(int)>& launch) {
-        constexpr int       each = 10;
+    double seconds(const std::function<void(int)>& launch, int each = 10) {
         std::vector<double> samples;
         for (int i = 0; i < 3; i++) launch(i);
         for (int round = 0; round < 9; round++) {
@@ -752,6 +751,69 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
         if (run(layers[0]) == 0) break;
         const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
         kernel_line("dense f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
+    }
+    gpu.clear();
+}
+
+// The products of a layer of the 13 B shape with a prompt's rows, by our kernel and by cuBLASLt: for some tenths of a second,
+// so that the card is as warm as in use.
+void prompt_kernels(Gpu& gpu, const Arguments& a) {
+    if (!std::string_view("prompt").starts_with(a.only)) return;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = 2048;
+    constexpr int          n_layers = 4;
+    const auto halves = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
+    auto *     x = halves(most * hidden), *wide = halves(most * ff), *gate = halves(2 * most * ff),
+         *qkv = halves(3 * most * hidden), *delta = halves(most * hidden);
+    struct Products {
+        const char*       name;
+        std::int64_t      rows, cols;
+        int               n;
+        bool              gated;
+        const cuda::Half* x;
+        cuda::Half *      out, *weight[n_layers] = {};
+    };
+    Products all[] = {{"q, k, v", hidden, hidden, 3, false, x, qkv},
+                      {"o", hidden, hidden, 1, false, x, delta},
+                      {"gate, up, SwiGLU", ff, hidden, 2, true, x, gate},
+                      {"down", hidden, ff, 1, false, wide, delta}};
+    for (Products& p : all)
+        for (auto& w : p.weight) w = halves(p.rows * p.cols * p.n);
+    for (std::int64_t n : {256, 512, 1024, 2048}) {
+        const auto ours = [&](const Products& p, int layer) {
+            cuda::TapeOp op;
+            op.kind = p.gated ? cuda::TapeOp::gated : cuda::TapeOp::products;
+            op.x = p.x, op.rows = n, op.cols = p.cols, op.n_products = p.n;
+            for (int i = 0; i < p.n; i++) {
+                op.product[i].weight.rows = p.rows, op.product[i].weight.cols = p.cols;
+                op.product[i].weight.data = p.weight[layer] + i * p.rows * p.cols;
+                op.product[i].out         = p.out + i * n * p.rows;
+            }
+            return cuda::can_prompt(op) && cuda::run_prompt(&op, 1, {}, gpu.stream()) == 1;
+        };
+        const auto theirs = [&](const Products& p, int layer) {
+            cuda::matmul_blas(p.x, n, p.weight[layer], p.rows, p.cols, p.out, false, gpu.stream(), p.n, p.rows * p.cols,
+                              n * p.rows);
+            if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.stream());
+            return true;
+        };
+        const auto line = [&](const char* kernel, const std::string& what, double weights, const auto& multiply) {
+            if (!multiply(0)) return;
+            const double s = gpu.seconds([&](int i) { multiply(i % n_layers); }, n == most ? 60 : 20);
+            kernel_line(cat(kernel, " f16"), cat(n, " rows, ", what), s, weights * 2, 2 * double(n) * weights, a);
+        };
+        const auto each = [&](const char* kernel, const auto& multiply) {
+            double total = 0;
+            for (const Products& p : all) {
+                const double weights = double(p.rows * p.cols * p.n);
+                total += weights;
+                line(kernel, p.name, weights, [&](int layer) { return multiply(p, layer); });
+            }
+            line(kernel, "a layer of 13 B", total, [&](int layer) {
+                return std::ranges::all_of(all, [&](const Products& p) { return multiply(p, layer); });
+            });
+        };
+        each("prompt", ours);
+        each("prompt, cuBLASLt", theirs);
     }
     gpu.clear();
 }
@@ -986,6 +1048,7 @@ int kernels(const Arguments& a) {
         kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
         gpu.clear();
     }
+    prompt_kernels(gpu, a);
     dense_kernels(gpu, a);
     small_kernels(gpu, a);
     return 0;
