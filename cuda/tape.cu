@@ -70,9 +70,9 @@ constexpr __host__ __device__ int task_cols(Kind k) { return k == kind_f16 ? 8 :
 // What all operations have in common.
 struct Shape {
     Weight       embedding;
-    int          hidden = 0, n_ops = 0, x_room = 0, ring_bytes = 0, most_sums = 0; // .. bytes, bytes, floats
-    int          attending = 0;                                                    // warps
-    std::int64_t exchanged = 0; // halves that blocks tell one another in a step
+    int          hidden = 0, n_ops = 0, x_room = 0, ring_bytes = 0; // .. bytes, bytes
+    int          attending = 0;                                     // warps
+    std::int64_t exchanged = 0;                                     // halves that blocks tell one another in a step
     RopeStore    rope;
     Attention    attend;
 };
@@ -81,7 +81,7 @@ struct Shape {
 
 constexpr int herald      = 14; // the warp that speaks with the other blocks
 constexpr int producer    = 15; // the warp that fills the ring
-constexpr int most_stages = 32; // in the ring
+constexpr int most_stages = 14; // in the ring
 constexpr int slots       = 8;  // operations that a block knows
 
 // The threads that take part in the operations: all but the producer's.
@@ -114,11 +114,20 @@ struct Rows {
 struct Ring {
     unsigned char* memory;
     int            bytes;
-    std::uint64_t *full, *empty; // [most_stages]
-    int            stage = 0, at = 0;
+    std::uint64_t* full; // [most_stages]
+    unsigned       stage = 0;
+    int            at    = 0;
 
-    __device__ int      place() const { return stage % most_stages; }
-    __device__ unsigned round() const { return unsigned(stage / most_stages) & 1; }
+    // The next stage has come.
+    __device__ void wait() const { barrier_wait(full + stage % most_stages, stage / most_stages & 1); }
+    // A stage is free again when all warps have said so: by one of the sixteen barriers of a block, of which the first two are for
+    // other things.
+    static __device__ void release(unsigned stage) {
+        asm volatile("bar.arrive %0, %1;" ::"r"(2 + stage % most_stages), "n"(threads) : "memory");
+    }
+    static __device__ void wait_released(unsigned stage) { // by the producer
+        asm volatile("bar.sync %0, %1;" ::"r"(2 + stage % most_stages), "n"(threads) : "memory");
+    }
     // The next stage's beginning.
     __device__ int  begin(int n_bytes) const { return at + n_bytes > bytes ? 0 : at; }
     __device__ void pass(int n_bytes) { at = begin(n_bytes) + n_bytes, stage++; }
@@ -153,7 +162,8 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
     read(0);
     // Bytes are numbered through, rounds of the ring and gaps at its end included: where the ring's next stage begins, and, of lane
     // n, where stage n of those that are in it does. `oldest`: the first that may still be used.
-    int head = 0, start = 0, oldest = 0;
+    int      head = 0, start = 0;
+    unsigned oldest = 0;
     for (int op = 0; op < n_ops; op++) {
         if (op >= slots) barrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
 #pragma unroll
@@ -200,18 +210,19 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             while (oldest < ring.stage &&
                    (head + n_bytes - __shfl_sync(~0u, start, oldest % most_stages) > ring.bytes ||
                     ring.stage - oldest >= most_stages)) {
-                barrier_wait(ring.empty + oldest % most_stages, unsigned(oldest / most_stages) & 1);
+                Ring::wait_released(oldest);
                 oldest++;
             }
-            const int rows = min(from.rows, 2 * from.pairs - done);
-            if (lane == 0) barrier_expect(ring.full + ring.place(), unsigned(rows * from.row_bytes));
+            const int      rows  = min(from.rows, 2 * from.pairs - done);
+            const unsigned place = ring.stage % most_stages;
+            if (lane == 0) barrier_expect(ring.full + place, unsigned(rows * from.row_bytes));
             __syncwarp();
             const int low = max(done, mine.begin), high = min(done + rows, mine.end);
             if (copies && low < high)
                 copy_bulk(ring.memory + at + part_at + (low - done) * bytes,
                           data + std::int64_t(low - mine.begin) * bytes, unsigned((high - low) * bytes),
-                          ring.full + ring.place(), policy);
-            if (lane == ring.place()) start = head;
+                          ring.full + place, policy);
+            if (lane == int(place)) start = head;
             head += n_bytes;
             ring.pass(n_bytes);
         }
@@ -410,9 +421,9 @@ __device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use
     for (int n = 0; n < N; n++) {
         if (n >= n_stages) break;
         const int at = ring.begin(n_bytes);
-        barrier_wait(ring.full + ring.place(), ring.round());
+        ring.wait();
         use(n, ring.memory + at);
-        barrier_arrive(ring.empty + ring.place());
+        Ring::release(ring.stage);
         ring.pass(n_bytes);
     }
 }
@@ -432,6 +443,7 @@ __device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, fl
         const bool used = row < rows;
         x[p].take(op, xs, used ? row : 0, used ? seen - row * tasks : 0);
     }
+    Team::sync(); // x is not needed any more, and sums come to its place
     // Of the sums that this lane gets to see. A row has as many as any row: where a warp less has some, zero.
     const int seen = int(threadIdx.x) + lane % P * Team::size(), row = row_of(seen), first = row * tasks,
               end = min(first + tasks - (seen - lane), 32), stage = lane % 4 / P, nth = seen / 32 - first / 32;
@@ -471,6 +483,7 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
         x[p]            = used ? word_at(xs + word * 16) : make_uint4(0, 0, 0, 0);
         at[p]           = used ? of * op.row_bytes + word * 16 : 0;
     }
+    Team::sync(); // x is not needed any more, and sums come to its place
     const int  stage = lane % 4 / 2, mine = row + lane % 2, nth = warp - mine * units / P;
     const bool writes = lane < 4 && mine < rows && (lane % 2 == 0 || second < P),
                pads   = nth == most_sums - 2 && (mine + 1) * units <= (warp + 1) * P;
@@ -658,6 +671,7 @@ struct Unit {
     int   kv_head, head0, n_heads;
     bool  is_first; // of those of its kv head
 
+    Unit() = default;
     __device__ Unit(const Attention& a, int unit) {
         const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + most_heads - 1) / most_heads;
         share.n_slots = a.n_kv_heads * per_kv;
@@ -670,12 +684,37 @@ struct Unit {
     }
 };
 
+// The sums of a sequence's only chunk from its parts.
+template <int D>
+__device__ void combine_parts(const Attention& a, const Unit& unit, int n_parts, const Attending<D>& s) {
+    Team::sync();
+    for (int t = int(threadIdx.x); t < unit.n_heads * D; t += Team::size()) {
+        const int g = t / D, d = t % D;
+        float     top[warps], sum[warps], value[warps], limit = -INFINITY, total = 0, v = 0;
+#pragma unroll
+        for (int p = 0; p < warps; p++) {
+            const bool has = p < n_parts;
+            top[p]         = has ? s.tops[p][g] : -INFINITY;
+            sum[p]         = has ? s.sums[p][g] : 0;
+            value[p]       = has ? s.values[(p * unit.n_heads + g) * D + d] : 0;
+            limit          = fmaxf(limit, top[p]);
+        }
+#pragma unroll
+        for (int p = 0; p < warps; p++) {
+            const float w = weight_of(top[p], limit);
+            total += w * sum[p], v += w * value[p];
+        }
+        put_half(a.out, (unit.head0 + g) * D + d, total > 0 ? __fdividef(v, total) : 0.0f);
+    }
+}
+
 // What all layers' attention needs to know of the step, in shared memory.
 constexpr int known_blocks = 256;
 template <int D>
 struct Known {
     int          newest, slot; // position, and place in the cache
-    DecodeItem   item;         // this block's first
+    Unit         unit;         // this block's first,
+    DecodeItem   item;         // and its item
     int          first_block;  // of that item's range, and the blocks' ids as far as there is room
     std::int32_t blocks[known_blocks];
     float2       turns[D / 2]; // sine and cosine of each pair
@@ -694,6 +733,7 @@ struct Known {
         for (int b = low + int(threadIdx.x); fits && b <= high; b += int(blockDim.x))
             blocks[b - low] = plan.block_tables[first.table + b];
         if (threadIdx.x == 0) {
+            this->unit  = unit;
             newest      = plan.positions[0];
             slot        = plan.slots[0];
             item        = first;
@@ -722,10 +762,11 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
     const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = step.newest;
     bool      waited = false;
     for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
-        const Unit unit(a, n);
+        const bool known = n == int(blockIdx.x);
+        if (!known && n >= n_items * step.unit.share.n_slots) break;
+        const Unit unit = known ? step.unit : Unit(a, n);
         if (unit.share.item >= n_items) break;
-        const bool       known = n == int(blockIdx.x);
-        const DecodeItem item  = known ? step.item : items[unit.share.item];
+        const DecodeItem item = known ? step.item : items[unit.share.item];
         if (item.row < 0) break; // no more
         const Cache<D> cache{op,           a,     known ? step.table(plan) : plan.block_tables + item.table, item,
                              unit.kv_head, newest};
@@ -789,8 +830,10 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             }
             heads.store(unit.n_heads, s.tops[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
-        combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, n_parts, &s.tops[0][0],
-                                     &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
+        if (item.n_chunks == 1) combine_parts<D>(a, unit, n_parts, s);
+        else
+            combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, n_parts, &s.tops[0][0],
+                                         &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
     }
     if (!waited) wait();
 }
@@ -804,7 +847,7 @@ __device__ void ask(const void* memory, int bytes) {
 template <int D>
 __device__ void ask_for_cache(const Op& op, const Attention& a, const Plan& plan, const Known<D>& step) {
     if (step.item.row < 0) return;
-    const Unit     unit(a, int(blockIdx.x));
+    const Unit     unit = step.unit;
     const Cache<D> cache{op, a, step.table(plan), step.item, unit.kv_head, -1};
     for (int position = step.item.begin + int(threadIdx.x % 32); position < step.item.end; position += 32)
         for (const Half* of : {op.cache_k, op.cache_v})
@@ -909,19 +952,19 @@ __global__ void __launch_bounds__(threads, 1)
                 unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t full[most_stages], empty[most_stages], known[slots], done[slots];
+    __shared__ std::uint64_t full[most_stages], known[slots], done[slots];
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
     __shared__ float                       squares[32];
     __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
     auto&                                  step     = *reinterpret_cast<Known<D>*>(step_memory);
     float*                                 residual = reinterpret_cast<float*>(memory);
     unsigned char*                         xs       = memory + shape.hidden * 4;
-    float*                                 sums     = reinterpret_cast<float*>(xs + shape.x_room);
+    float*                                 sums     = reinterpret_cast<float*>(xs);
     const Slots                            ops{reinterpret_cast<Op*>(slot_memory), known, done};
-    Ring ring{reinterpret_cast<unsigned char*>(sums + shape.most_sums), shape.ring_bytes, full, empty};
+    Ring                                   ring{xs + shape.x_room, shape.ring_bytes, full};
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps * 32);
+        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1);
         for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], warps * 32);
         barriers_ready();
     }
@@ -1157,7 +1200,7 @@ void* make_tape(const TapeOp* told, int n) {
     if (!is_hopper() || !understand(told, n, shape, ops)) return nullptr;
     auto* tape     = new Tape;
     tape->head_dim = shape.attend.head_dim;
-    // Shared memory: the residual, x in its widest form (or what attention needs), rings.
+    // Shared memory: the residual, x in its widest form (or the sums, or what attention needs), the ring.
     const int group  = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
     const int values = group * tape->head_dim * 4,
               beside = 2 * warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2;
@@ -1169,18 +1212,17 @@ void* make_tape(const TapeOp* told, int n) {
             if (bytes(op.kind, 256) == 0) break;
             op.row_bytes += op.part_bytes[op.n_parts++] = bytes(op.kind, op.cols);
         }
-        fits            = fits && share(op);
-        largest         = std::max(largest, op.rows * op.row_bytes);
-        room            = std::max(room, x_bytes(op.kind, op.cols));
-        shape.most_sums = std::max(shape.most_sums, (op.n_pairs / n_processors() + 1) * 2 * op.most_sums);
+        const int most_rows = (op.n_pairs / n_processors() + 1) * 2;
+        fits                = fits && share(op);
+        largest             = std::max(largest, op.rows * op.row_bytes);
+        room                = std::max({room, x_bytes(op.kind, op.cols), most_rows * op.most_sums * 4});
     }
     constexpr int all = 215 * 1024;
     shape.x_room      = (room + 127) / 128 * 128;
     shape.attending   = std::min(warps, (shape.x_room - beside) / values);
     shape.n_ops       = int(ops.size());
-    shape.most_sums   = (shape.most_sums + 31) / 32 * 32;
-    shape.ring_bytes  = (all - shape.hidden * 4 - shape.x_room - shape.most_sums * 4) / 128 * 128;
-    tape->shared      = shape.hidden * 4 + shape.x_room + shape.most_sums * 4 + shape.ring_bytes;
+    shape.ring_bytes  = (all - shape.hidden * 4 - shape.x_room) / 128 * 128;
+    tape->shared      = shape.hidden * 4 + shape.x_room + shape.ring_bytes;
     fits              = fits && shape.ring_bytes >= 3 * largest;
     fits              = fits && exchange(ops, nullptr, shape.exchanged);
     if (fits) {
