@@ -62,6 +62,7 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
 //
 // Those read as they stand in the file also have, for 16 tiles of one row at p: row_sums(), of their products with x as
 // split_x() has it, or of their halves where there are two scales; row_values(), what these become and their scales.
+// Bytes without a sign stand for weights with one (w + 128, w + 32), which makes the sums too large by what zeros() gives.
 
 // n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
 INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
@@ -130,7 +131,7 @@ struct OfQ8_0 {
         for (int i = 0; i < 8; i++, p += 2 * bytes, x += 128) two_tiles(p + 2, x, v[i]);
         sums_of_tiles(v, *dot);
     }
-    // -128 .. 127
+    // Tile 2i to lanes 0-7, the next one to the others.
     INLINE void two_tiles(const std::byte* p, const std::byte* x, i32x16& v) {
         v = i32x16{};
 #if SPLIT_BYTES
@@ -171,7 +172,8 @@ struct OfQ8_0 {
         value = __builtin_convertvector(*dot, f32x16);
     }
     static constexpr bool small_weights = false;
-    INLINE void           zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
+    // 16 tiles whose weights are zero
+    INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
 };
 
 struct OfQ4_0 {
@@ -354,7 +356,7 @@ struct OfQ6_K {
                 LOAD16(low, x);
                 LOAD16(high, x + 64);
                 const u16x32 bits = i % 2 ? (u16x32)h >> second_half_by_2 : (u16x32)h << (4 - second_half_by_2);
-                const u8x64  w = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
+                const u8x64  w    = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
                 v[i]              = i32x16{};
                 SMALL_DOT(v[i], w, high);
                 v[i] <<= 8;
@@ -592,7 +594,8 @@ INLINE void split_x(const RoundedRows& x, std::int64_t groups, std::byte* out) {
 #undef FOUR
         if constexpr (SPLIT_BYTES || Format::small_weights) {
             for (int t = 0; t < 2; t++) {
-                const auto low = __builtin_convertvector(v[t] & 255, u8x32), high = __builtin_convertvector(v[t] >> 8, u8x32);
+                const auto low  = __builtin_convertvector(v[t] & 255, u8x32),
+                           high = __builtin_convertvector(v[t] >> 8, u8x32);
                 STORE16(out + 32 * t, low);
                 STORE16(out + 64 + 32 * t, high);
             }
@@ -610,8 +613,8 @@ INLINE std::size_t one_token_scratch(std::int64_t cols) {
 
 template <class Format>
 INLINE void one_token(const MatmulTask& task) {
-    constexpr std::int64_t bytes = 512 / Format::items * Format::bytes;
-    constexpr int          sums  = Format::two_scales ? 2 : 1;
+    constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
+    constexpr int          sums   = Format::two_scales ? 2 : 1;
     const TensorView&      w      = *task.weight;
     const RoundedRows&     x      = *task.rounded;
     const std::size_t      stride = row_bytes(w.type, w.cols);
@@ -641,7 +644,7 @@ INLINE void one_token(const MatmulTask& task) {
     for (std::int64_t row = task.first; row < task.last; row += 16) {
         for (std::int64_t r = 0; r < std::min<std::int64_t>(16, task.last - row); r++, p += stride) {
             for (std::int64_t g = 0; g < whole; g++) {
-                for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + g * bytes + i + 4096);
+                for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + g * bytes + i + 8192);
                 row_group(p + g * bytes, g, r);
             }
             if (whole < groups) {
