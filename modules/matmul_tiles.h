@@ -357,10 +357,11 @@ struct OfQ6_K {
                 LOAD16(high, x + 64);
                 const u16x32 bits = i % 2 ? (u16x32)h >> second_half_by_2 : (u16x32)h << (4 - second_half_by_2);
                 const u8x64  w    = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
-                v[i]              = i32x16{};
-                SMALL_DOT(v[i], w, high);
-                v[i] <<= 8;
-                SMALL_DOT(v[i], low, w - 32);
+                i32x16       sum{};
+                SMALL_DOT(sum, w, high);
+                sum <<= 8;
+                SMALL_DOT(sum, low, w - 32);
+                v[i] = sum;
             }
             sums_of_halves(v, *dot);
         }
