@@ -131,6 +131,9 @@ typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
 typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x8 __attribute__((vector_size(16)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::int8_t   i8x16 __attribute__((vector_size(16)));
+typedef std::int8_t   i8x32 __attribute__((vector_size(32)));
+typedef std::uint8_t  u8x32 __attribute__((vector_size(32)));
 typedef std::uint8_t  u8x64 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x32 __attribute__((vector_size(64)));
 typedef _Float16      f16x8 __attribute__((vector_size(16)));
@@ -547,6 +550,7 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     } while (0)
 
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
+#define SPLIT_BYTES 0
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
@@ -649,6 +653,8 @@ TABLE(avx512, "avx512")
 #define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
 #undef BYTE_DOT
 #define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
+#undef SPLIT_BYTES
+#define SPLIT_BYTES 1
 namespace avx512vnni {
 using Lanes = f32x16;
 #include "matmul_tiles.h"

@@ -3,6 +3,7 @@
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
 //   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
+//   SPLIT_BYTES     whether BYTE_DOT is one instruction, so that 8 bits times the bytes of 16 bits beat 16 bits times 16 bits
 //   DOT_TOKENS      tokens multiplied together with a tile of integers, more than one where its 16 registers are in memory
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
@@ -59,9 +60,9 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
 // in order. The value of a place is scale · w, or scale · w - second. With two scales in a tile they are whole numbers, and part
 // of w; the sums over 16 places fit 32 bits, those over 32 do not.
 //
-// Those read as they stand in the file also have rows_header() for 16 blocks that are `stride` apart; bytes_of(), a tile of two of
-// them as 32 + 32 signed bytes, at least -bias, or, where four tiles lie `together`, tiles j and j + 2; and rows_scale(), which
-// makes of a tile's sums (first half, second half) those that tile()'s w would have given.
+// Those read as they stand in the file also have, for 16 tiles of one row at p: row_sums(), of their products with x as
+// split_x() has it, or of their halves where there are two scales; row_values(), what these become and their scales.
+// Bytes without a sign stand for weights with one (w + 128, w + 32), which makes the sums too large by what zeros() gives.
 
 // n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
 INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
@@ -72,19 +73,41 @@ INLINE void load_halves(const std::byte* p, int offset, f32x16& out) {
     LOAD16(h, p + 16 * offset);
     FROM_HALVES(out, h);
 }
-INLINE void load_halves_of_rows(const std::byte* p, std::size_t stride, f32x16& out) {
-    u16x16 h;
+INLINE void halves_apart(const std::byte* p, std::size_t stride, u16x16& h) {
     for (std::size_t r = 0; r < 16; r++) {
         std::uint16_t one;
         __builtin_memcpy(&one, p + r * stride, 2);
         h[r] = one;
     }
-    FROM_HALVES(out, h);
 }
 // 32 bytes from each of two places
 INLINE void load_two(const std::byte* a, const std::byte* b, u8x64& out) {
     __builtin_memcpy(&out, a, 32);
     __builtin_memcpy(reinterpret_cast<std::byte*>(&out) + 32, b, 32);
+}
+
+// Four lanes of v[i] each → lane i of these four.
+INLINE void sums_of_fours(const i32x16* v, i32x16& dot) {
+#define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+    const i32x16 a = LOW(v[0], v[2]) + HIGH(v[0], v[2]), b = LOW(v[1], v[3]) + HIGH(v[1], v[3]);
+    dot = LOW(a, b) + HIGH(a, b);
+#undef LOW
+#undef HIGH
+}
+// Lanes 4j .. 4j + 3 of v[i] belong to half j % 2 of tile 2i + j / 2 → the sums of 8 tiles' halves.
+INLINE void sums_of_halves(const i32x16* v, i32x16& dot) {
+    sums_of_fours(v, dot);
+    dot = __builtin_shufflevector(dot, dot, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+}
+// Lanes 0-7 of v[i] belong to tile 2i, the others to the next one → the sums of 16 tiles.
+INLINE void sums_of_tiles(const i32x16* v, i32x16& dot) {
+    i32x16 a[4];
+    for (int i = 0; i < 4; i++) // tiles 2i, 2i + 1, 2i + 8, 2i + 9
+        a[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+               __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    sums_of_fours(a, dot);
+    dot = __builtin_shufflevector(dot, dot, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
 }
 
 struct OfQ8_0 {
@@ -103,12 +126,54 @@ struct OfQ8_0 {
         load_halves(p, 0, scale);
     }
 
-    static constexpr int bias = 128, together = 1;
-    INLINE void          rows_header(const std::byte*, std::size_t) {}
-    INLINE void          bytes_of(const std::byte* a, const std::byte* b, int, u8x64* w) { load_two(a + 2, b + 2, *w); }
-    INLINE void          rows_scale(const std::byte* p, std::size_t stride, int, i32x16*, f32x16& scale) {
-        load_halves_of_rows(p, stride, scale);
+    INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
+        i32x16 v[8];
+        for (int i = 0; i < 8; i++, p += 2 * bytes, x += 128) two_tiles(p + 2, x, v[i]);
+        sums_of_tiles(v, *dot);
     }
+    // Tile 2i to lanes 0-7, the next one to the others.
+    INLINE void two_tiles(const std::byte* p, const std::byte* x, i32x16& v) {
+        v = i32x16{};
+#if SPLIT_BYTES
+        u8x64 w, low, high;
+        load_two(p, p + bytes, w);
+        LOAD16(low, x);
+        LOAD16(high, x + 64);
+        BYTE_DOT(v, w ^ 128, high);
+        v <<= 8;
+        BYTE_DOT(v, low, w);
+#else
+        i32x16 sum[2] = {};
+        for (int t = 0; t < 2; t++) {
+            i8x32  w;
+            i16x32 places;
+            LOAD16(w, p + t * bytes);
+            LOAD16(places, x + 64 * t);
+            DOT(sum[t], __builtin_convertvector(w, i16x32), places);
+        }
+        v = __builtin_shufflevector(sum[0], sum[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+            __builtin_shufflevector(sum[0], sum[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+#endif
+    }
+    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
+        u16x16 h;
+        if constexpr (sizeof(Lanes) == sizeof(f32x16)) {
+            u16x32 v[8];
+            __builtin_memcpy(v, p, sizeof v);
+#define FOUR(i) __builtin_shufflevector(v[i], v[i + 1], 2 * i, 2 * i + 17, 2 * i + 34, 2 * i + 51)
+            h = __builtin_shufflevector(__builtin_shufflevector(FOUR(0), FOUR(2), 0, 1, 2, 3, 4, 5, 6, 7),
+                                        __builtin_shufflevector(FOUR(4), FOUR(6), 0, 1, 2, 3, 4, 5, 6, 7), 0, 1, 2, 3,
+                                        4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#undef FOUR
+        } else {
+            halves_apart(p, bytes, h);
+        }
+        FROM_HALVES(scale, h);
+        value = __builtin_convertvector(*dot, f32x16);
+    }
+    static constexpr bool small_weights = false;
+    // 16 tiles whose weights are zero
+    INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
 };
 
 struct OfQ4_0 {
@@ -278,27 +343,50 @@ struct OfQ6_K {
         scale = d;
     }
 
-    static constexpr int bias = 32, together = 4;
-    i32x16               s[4];
-
-    INLINE void rows_header(const std::byte* p, std::size_t stride) {
-        turn(p + 192, stride, s);
-        load_halves_of_rows(p + 208, stride, d);
+    static constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                                2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+    // Of a block four times 64 places. The second 32 bytes have their high bits two further up.
+    INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
+        for (int block = 0; block < 2; block++, p += bytes, dot++) {
+            i32x16 v[4];
+            for (int i = 0; i < 4; i++, x += 128) {
+                u8x64 q, h, low, high;
+                LOAD16(q, p + i / 2 * 64);
+                load_two(p + 128 + i / 2 * 32, p + 128 + i / 2 * 32, h);
+                LOAD16(low, x);
+                LOAD16(high, x + 64);
+                const u16x32 bits = i % 2 ? (u16x32)h >> second_half_by_2 : (u16x32)h << (4 - second_half_by_2);
+                const u8x64  w    = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
+                i32x16       sum{};
+                SMALL_DOT(sum, w, high);
+                sum <<= 8;
+                SMALL_DOT(sum, low, w - 32);
+                v[i] = sum;
+            }
+            sums_of_halves(v, *dot);
+        }
     }
-    INLINE void bytes_of(const std::byte* a, const std::byte* b, int j, u8x64* w) {
-        const int half = j / 4, quarter = j % 4; // 0 or 1
-        u8x64     low, high;
-        load_two(a + half * 64 + quarter * 32, b + half * 64 + quarter * 32, low);
-        load_two(a + 128 + half * 32, b + 128 + half * 32, high);
-        w[0] = (low & 15) + ((u8x64)((u16x32)high << (4 - 2 * quarter)) & 0x30) - 32;
-        w[1] = ((u8x64)((u16x32)low >> 4) & 15) + ((u8x64)((u16x32)high >> (2 * quarter)) & 0x30) - 32;
+    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
+        f32x16 f[2];
+        u16x16 h[2];
+        for (int block = 0; block < 2; block++, p += bytes) {
+            i8x16         s;
+            std::uint16_t d;
+            LOAD16(s, p + 192);
+            LOAD16(d, p + 208);
+            f[block] = __builtin_convertvector(dot[block] * __builtin_convertvector(s, i32x16), f32x16);
+            h[block] = u16x16{} + d;
+        }
+        FROM_HALVES(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
+        value = __builtin_shufflevector(f[0], f[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+                __builtin_shufflevector(f[0], f[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
     }
-    INLINE void rows_scale(const std::byte*, std::size_t, int j, i32x16* dot, f32x16& scale) {
-        i32x16 first, second;
-        scales(s[j / 2], j, first, second);
-        dot[0] *= first;
-        dot[1] *= second;
-        scale = d;
+    static constexpr bool small_weights = true;
+    INLINE void           zeros(std::byte* p) {
+        for (int block = 0; block < 2; block++, p += bytes) {
+            std::memset(p, 0, 128);
+            std::memset(p + 128, 0xaa, 64);
+        }
     }
 };
 
@@ -475,103 +563,106 @@ INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64
     }
 }
 
-// -- products of integers with one token and rows as they stand in the file: to turn them would take longer than to
-// multiply. x is cut into high bytes with a sign and low ones without, and a row's bytes are multiplied by both where they are;
-// what the lanes hold is exact in any order, and is brought together by rows as late as possible.
-
-// x of the tiles, each 32 low bytes and 32 high ones, the places in their own order
-INLINE void split_bytes(const RoundedRows& x, std::byte* out) {
-#define FOUR(at) at, at + 4, at + 2, at + 6 // every other byte of four places in the order 0 2 1 3
-#define ALL(at) \
-    FOUR(at), FOUR(at + 8), FOUR(at + 16), FOUR(at + 24), FOUR(at + 32), FOUR(at + 40), FOUR(at + 48), FOUR(at + 56)
-    for (std::int64_t k = 0; k < x.cols; k += 32) {
-        u8x64 v;
-        LOAD16(v, x.integers + k);
-        v = __builtin_shufflevector(v, v, ALL(0), ALL(1));
-        STORE16(out + 2 * k, v);
+INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
+                       const f32x16* total) {
+    const std::int64_t rows = task.weight->rows, here = std::min<std::int64_t>(16, rows - row);
+    f32x16             bias{};
+    if (task.bias) std::memcpy(&bias, task.bias + row, std::size_t(here) * sizeof(float));
+    for (std::int64_t t = 0; t < n; t++) {
+        const f32x16 sum = task.bias ? total[t] + bias : total[t];
+        float*       out = task.out + (first + t) * rows + row;
+        if (here == 16) STORE16(out, sum);
+        else std::memcpy(out, &sum, std::size_t(here) * sizeof(float));
     }
-#undef FOUR
-#undef ALL
 }
 
-// Lanes 0-3 of v[i] belong to the first half of row i's tile, 4-7 to its second, 8-15 to row i + 8 → sums of 16 rows.
-INLINE void sums_of_rows(const i32x16* v, i32x16* dot) {
-#define EACH(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
-    for (int half = 0; half < 2; half++) {
-        i32x16 a[4], b[2];
-        for (int i = 0; i < 4; i++) // rows i, i + 8, i + 4, i + 12
-            a[i] = half == 0 ? EACH(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-                             : EACH(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-        for (int i = 0; i < 2; i++)
-            b[i] = EACH(a[i], a[i + 2], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
-                   EACH(a[i], a[i + 2], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-        const i32x16 c = EACH(b[0], b[1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
-                         EACH(b[0], b[1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
-        dot[half] = EACH(c, c, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 12, 13, 14, 15);
+// -- products of integers with one token and rows as they stand in the file, one row after the other, so that they come from
+// memory in one stream: to turn them would take longer than to multiply. What the lanes hold is exact in any order; a row's
+// tiles are brought together 16 at a time, and multiplied by their scales at the end, 16 rows at a time.
+
+// x in tiles of 32 places, in their own order, two after another: with SPLIT_BYTES, or for weights of 6 bits, as 64 low bytes
+// without and 64 high bytes with a sign, else as int16; zeros up to a whole number of 16 tiles.
+template <class Format>
+INLINE void split_x(const RoundedRows& x, std::int64_t groups, std::byte* out) {
+    for (std::int64_t k = 0; k < groups * 512; k += 64, out += 128) {
+        i16x32 v[2] = {};
+        for (int t = 0; t < 2; t++)
+            if (k + 32 * t < x.cols) LOAD16(v[t], x.integers + k + 32 * t);
+#define FOUR(at) at, at + 2, at + 1, at + 3
+        for (int t = 0; t < 2; t++)
+            v[t] = __builtin_shufflevector(v[t], v[t], FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20),
+                                           FOUR(24), FOUR(28));
+#undef FOUR
+        if constexpr (SPLIT_BYTES || Format::small_weights) {
+            for (int t = 0; t < 2; t++) {
+                const auto low  = __builtin_convertvector(v[t] & 255, u8x32),
+                           high = __builtin_convertvector(v[t] >> 8, u8x32);
+                STORE16(out + 32 * t, low);
+                STORE16(out + 64 + 32 * t, high);
+            }
+        } else {
+            STORE16(out, v);
+        }
     }
-#undef EACH
+}
+
+// Floats of scratch memory: x; for each 16 tiles what the sums are too large by (two vectors); for each of 16 rows their
+// tiles' values and scales.
+INLINE std::size_t one_token_scratch(std::int64_t cols) {
+    return std::size_t((cols + 511) / 512) * (256 + 2 * 16 + 2 * 16 * 16 + 16);
 }
 
 template <class Format>
-INLINE void rows_times_one(const RowGroup& group, const RoundedRows& x, const std::byte* split, f32x16& total) {
-    constexpr int     tiles = Format::items / 32, together = Format::together, beside = together > 1 ? 2 : 1;
-    const std::size_t stride = group.stride;
-    const std::byte * p = group.p, *later = p + 16 * stride;
-    const float*      x_scale = x.scales;
-    Format            format;
-    total = f32x16{};
-    for (std::int64_t k = 0; k < x.cols; k += Format::items, p += Format::bytes, later += 16 * Format::bytes) {
-        format.rows_header(p, stride);
-#pragma clang loop unroll(full)
-        for (int j = 0; j < tiles; j += together) {
-            i32x16 dot[together][2];
-#pragma clang loop unroll(full)
-            for (int t = 0; t < std::max(1, together / 2); t++) { // tiles t and t + 2
-                u8x64  low[beside], high[beside];
-                i32x16 v[beside][8], start[beside];
-                for (int s = 0; s < beside; s++) {
-                    const std::byte* x_bytes = split + 64 * (j + t + 2 * s);
-                    load_two(x_bytes, x_bytes, low[s]);
-                    load_two(x_bytes + 32, x_bytes + 32, high[s]);
-                    start[s] = i32x16{};
-                    BYTE_DOT(start[s], u8x64{} + Format::bias, high[s]);
-                }
-                for (int i = 0; i < 8; i++) {
-                    u8x64 w[beside];
-                    format.bytes_of(p + std::size_t(i) * stride, p + std::size_t(i + 8) * stride, j + t, w);
-                    for (int s = 0; s < beside; s++) {
-                        v[s][i] = -start[s];
-                        if constexpr (Format::bias <= 32) { // -32 .. 31, times a byte
-                            SMALL_DOT(v[s][i], w[s] + Format::bias, high[s]);
-                            v[s][i] <<= 8;
-                            SMALL_DOT(v[s][i], low[s], w[s]);
-                        } else {
-                            BYTE_DOT(v[s][i], w[s] + Format::bias, high[s]);
-                            v[s][i] <<= 8;
-                            BYTE_DOT(v[s][i], low[s], w[s]);
-                        }
-                    }
-                }
-                for (int s = 0; s < beside; s++) sums_of_rows(v[s], dot[t + 2 * s]);
+INLINE void one_token(const MatmulTask& task) {
+    constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
+    constexpr int          sums   = Format::two_scales ? 2 : 1;
+    const TensorView&      w      = *task.weight;
+    const RoundedRows&     x      = *task.rounded;
+    const std::size_t      stride = row_bytes(w.type, w.cols);
+    const std::int64_t     groups = (x.cols + 511) / 512, whole = x.cols / 512, tiles = x.cols / 32;
+    auto*                  split = reinterpret_cast<std::byte*>(task.scratch);
+    auto*                  over  = reinterpret_cast<i32x16*>(split + groups * 1024);
+    auto *                 value = reinterpret_cast<f32x16*>(over + groups * 2), *scale = value + groups * 16;
+    f32x16*                x_scale = scale + groups * 16;
+    Format                 format;
+    split_x<Format>(x, groups, split);
+    for (std::int64_t g = 0; g < groups; g++) {
+        std::byte zeros[bytes];
+        format.zeros(zeros);
+        format.row_sums(zeros, split + g * 1024, over + sums * g);
+    }
+    std::memcpy(x_scale, x.scales, std::size_t(tiles) * sizeof(float));
+
+    const auto row_group = [&](const std::byte* p, std::int64_t g, std::int64_t r) __attribute__((always_inline)) {
+        i32x16 dot[2];
+        format.row_sums(p, split + g * 1024, dot);
+        for (int i = 0; i < sums; i++) dot[i] -= over[sums * g + i];
+        f32x16& to = scale[r * groups + g];
+        format.row_values(p, dot, value[r * groups + g], to);
+        to *= x_scale[g];
+    };
+    const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(task.first) * stride;
+    for (std::int64_t row = task.first; row < task.last; row += 16) {
+        for (std::int64_t r = 0; r < std::min<std::int64_t>(16, task.last - row); r++, p += stride) {
+            for (std::int64_t g = 0; g < whole; g++) {
+                for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + g * bytes + i + 8192);
+                row_group(p + g * bytes, g, r);
             }
-            for (int t = 0; t < together; t++) {
-                f32x16 scale;
-                format.rows_scale(p, stride, j + t, dot[t], scale);
-                add_product<Format>(dot[t], scale, x_scale[j + t], total);
-                for (int i = 16 * Format::bytes / tiles * (j + t); i < 16 * Format::bytes / tiles * (j + t + 1);
-                     i += 64)
-                    __builtin_prefetch(later + i, 0, 2);
-                if constexpr (tiles == 8) { // and two rows of the next block, into the first-level cache
-                    const std::byte* next = p + std::size_t(2 * (j + t)) * stride + Format::bytes;
-                    for (int i = 0; i < Format::bytes + 63; i += 64) {
-                        __builtin_prefetch(next + i);
-                        __builtin_prefetch(next + stride + i);
-                    }
-                }
+            if (whole < groups) {
+                std::byte rest[bytes] = {};
+                std::memcpy(rest, p + whole * bytes, stride - std::size_t(whole * bytes));
+                row_group(rest, whole, r);
             }
         }
-        split += 64 * tiles;
-        x_scale += tiles;
+        f32x16 total{};
+        for (std::int64_t t = 0; t < tiles; t += 4) {
+            const std::size_t at = std::size_t(t) * sizeof(float), apart = std::size_t(groups) * sizeof(f32x16);
+            i32x16            v[4], s[4];
+            turn(reinterpret_cast<const std::byte*>(value) + at, apart, v);
+            turn(reinterpret_cast<const std::byte*>(scale) + at, apart, s);
+            for (int i = 0; i < 4 && t + i < tiles; i++) total = FMA((f32x16)v[i], (f32x16)s[i], total);
+        }
+        store_sums(task, row, 0, 1, &total);
     }
 }
 
@@ -607,28 +698,15 @@ INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t fi
     }
 }
 
-INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
-                       const f32x16* total) {
-    const std::int64_t rows = task.weight->rows, here = std::min<std::int64_t>(16, rows - row);
-    f32x16             bias{};
-    if (task.bias) std::memcpy(&bias, task.bias + row, std::size_t(here) * sizeof(float));
-    for (std::int64_t t = 0; t < n; t++) {
-        const f32x16 sum = task.bias ? total[t] + bias : total[t];
-        float*       out = task.out + (first + t) * rows + row;
-        if (here == 16) STORE16(out, sum);
-        else std::memcpy(out, &sum, std::size_t(here) * sizeof(float));
-    }
-}
-
 // Tokens pass over 16 rows in numbers whose x stays in the second-level cache while the rows of the task change.
 INLINE void integer_matmul(const MatmulTask& task) {
     const TensorView&  w      = *task.weight;
     const RoundedRows& x      = *task.rounded;
     const std::size_t  stride = row_bytes(w.type, w.cols);
-    const bool         alone =
-        x.n == 1 && !interleaved_at_load(w.type) && x.cols * 2 <= std::int64_t(sizeof(float) * matmul_scratch);
-    auto* split = reinterpret_cast<std::byte*>(task.scratch);
-    if (alone) split_bytes(x, split);
+    if (x.n == 1 && !interleaved_at_load(w.type) && one_token_scratch(x.cols) <= matmul_scratch) {
+        if (w.type == DType::Q8_0) return one_token<OfQ8_0>(task);
+        return one_token<OfQ6_K>(task);
+    }
     const std::int64_t goes = (x.n + tokens_at_once - 1) / tokens_at_once, at_once = (x.n + goes - 1) / goes;
     for (std::int64_t first = 0; first < x.n; first += at_once) {
         const std::int64_t n = std::min(at_once, x.n - first);
@@ -636,9 +714,7 @@ INLINE void integer_matmul(const MatmulTask& task) {
             const RowGroup group{static_cast<const std::byte*>(w.data) + std::size_t(row) * stride, stride,
                                  std::min<std::int64_t>(16, w.rows - row)};
             f32x16         total[tokens_at_once];
-            if (!alone || group.here < 16) sixteen_rows(w.type, group, x, first, n, total);
-            else if (w.type == DType::Q8_0) rows_times_one<OfQ8_0>(group, x, split, *total);
-            else rows_times_one<OfQ6_K>(group, x, split, *total);
+            sixteen_rows(w.type, group, x, first, n, total);
             store_sums(task, row, first, n, total);
         }
     }
