@@ -20,7 +20,7 @@ import quire.thread_pool;
 
 export namespace quire {
 
-// threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avx512": that one, or an error.
+// threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avxvnni", "avx512": that one, or an error.
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "");
 
 } // namespace quire
@@ -127,7 +127,8 @@ private:
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
     const CpuKernels* kernels = cpu_kernels(isa);
     if (!kernels)
-        return fail("instruction set ", quote(isa), " is not one of plain, avx2, avx512, or this machine lacks it");
+        return fail("instruction set ", quote(isa),
+                    " is not one of plain, avx2, avxvnni, avx512, or this machine lacks it");
     return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
 }
 

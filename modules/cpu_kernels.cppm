@@ -109,7 +109,7 @@ struct CpuKernels {
     void (*store_f16)(const float* x, std::uint16_t* out, std::int64_t n);
 };
 
-// By name ("plain", "avx2", "avx512"), or the widest that processor and operating system grant for "".
+// By name ("plain", "avx2", "avxvnni", "avx512"), or the widest that processor and operating system grant for "".
 // Null: no such name, or not granted here.
 const CpuKernels* cpu_kernels(std::string_view name = "");
 
@@ -543,12 +543,13 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
 
 // Two int16 in every 32 bits of a vector.
 #define PAIR(x) ((i16x32)(i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
-#define BYTE_DOT(sum, u, s)                                                            \
+#define PLAIN_BYTE_DOT(sum, u, s)                                                      \
     do {                                                                               \
         DOT(sum, (i16x32)((u16x32)(u) & 255), (i16x32)(s) << 8 >> 8); /* even bytes */ \
         DOT(sum, (i16x32)((u16x32)(u) >> 8), (i16x32)(s) >> 8);                        \
     } while (0)
 
+#define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
 #define SPLIT_BYTES 0
 
@@ -628,6 +629,46 @@ TABLE(avx2, "avx2")
 #undef DOT
 #undef SMALL_DOT
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
+
+// As AVX-512's, in halves: processors of laptops.
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
+#define BOTH_HALVES(name, instruction)                                                                   \
+    INLINE void name(i32x16& sum, const void* w, const void* x) {                                        \
+        i32x8 a[2], b[2], s[2];                                                                          \
+        __builtin_memcpy(a, w, 64);                                                                      \
+        __builtin_memcpy(b, x, 64);                                                                      \
+        __builtin_memcpy(s, &sum, 64);                                                                   \
+        for (int i = 0; i < 2; i++) s[i] = instruction(s[i], a[i], b[i]);                                \
+        sum = __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); \
+    }
+BOTH_HALVES(dot_vnni, __builtin_ia32_vpdpwssd256)
+BOTH_HALVES(byte_dot_vnni, __builtin_ia32_vpdpbusd256)
+#undef BOTH_HALVES
+#define DOT(sum, w, x)                   \
+    do {                                 \
+        const i16x32 w_ = (w), x_ = (x); \
+        dot_vnni(sum, &w_, &x_);         \
+    } while (0)
+#undef BYTE_DOT
+#define BYTE_DOT(sum, u, s)                           \
+    do {                                              \
+        const u8x64 u_ = (u8x64)(u), s_ = (u8x64)(s); \
+        byte_dot_vnni(sum, &u_, &s_);                 \
+    } while (0)
+#undef SPLIT_BYTES
+#define SPLIT_BYTES 1
+namespace avxvnni {
+using Lanes = f32x8;
+#include "matmul_tiles.h"
+} // namespace avxvnni
+SET(avxvnni, true)
+#pragma clang attribute pop
+TABLE(avxvnni, "avx2, vnni")
+#undef DOT
+#undef BYTE_DOT
+#define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
+#undef SPLIT_BYTES
+#define SPLIT_BYTES 0
 #undef DOT_TOKENS
 #undef FEW
 #undef MANY
@@ -668,9 +709,11 @@ const CpuKernels* cpu_kernels(std::string_view name) {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
+    const bool vnni    = avx512 && __builtin_cpu_supports("avx512vnni");
     if (vnni && (name.empty() || name == "avx512vnni")) return &avx512vnni_kernels;
     if (avx512 && (name.empty() || name == "avx512")) return &avx512_kernels;
+    if (avxvnni && (name.empty() || name == "avxvnni")) return &avxvnni_kernels;
     if (avx2 && (name.empty() || name == "avx2")) return &avx2_kernels;
     if (name.empty() || name == "plain") return &plain_kernels;
     return nullptr;

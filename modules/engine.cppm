@@ -29,7 +29,7 @@ struct EngineOptions {
     double      gpu_memory_utilization = 0.92;   // of the GPU's memory, weights and KV together
     bool        deterministic          = false;  // on a GPU: the same bits in any batch; a CPU's always are
     int         threads                = 0;      // 0: the physical cores
-    std::string isa;                             // "": the widest there is; "plain", "avx2", "avx512"
+    std::string isa;                             // "": the widest there is; "plain", "avx2", "avxvnni", "avx512"
     int         block_size  = 16;                // tokens, 1..256
     int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
     int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare

@@ -81,7 +81,7 @@ TEST_CASE("every instruction set agrees with the plain path within rounding") {
     Engine       plain   = load(path, o);
     const auto   request = greedy({5, 6, 7, 8, 9, 10, 11, 300, 301, 302, 5, 5, 6}, 8);
     const Answer want    = run(plain, {request})[0];
-    for (const char* isa : {"avx2", "avx512"}) {
+    for (const char* isa : {"avx2", "avxvnni", "avx512"}) {
         o.isa               = isa;
         o.device            = "cpu";
         Result<Engine> wide = Engine::load(path, o);

@@ -1252,7 +1252,7 @@ int main(int argc, char** argv) {
         c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
         c->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
         c->add_option("--isa", a.isa, "of the CPU; the widest there is by default")
-            ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
+            ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
                       "of the GPU's memory, weights and KV together")
             ->check(CLI::Range(0.01, 1.0))
@@ -1292,7 +1292,7 @@ int main(int argc, char** argv) {
         ->check(CLI::ExistingFile);
     compare_command->add_option("-t,--threads", side.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
     compare_command->add_option("--isa", side.isa, "instruction set; the widest there is by default")
-        ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
+        ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
     compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-r,--repetitions", side.repetitions, "of each test in a round")

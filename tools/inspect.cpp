@@ -339,7 +339,7 @@ int main(int argc, char** argv) {
             ->capture_default_str();
         c->add_flag("--deterministic", a.deterministic, "on a GPU: the same bits in any batch");
         c->add_option("--isa", a.isa, "instruction set; the widest there is by default")
-            ->check(CLI::IsMember({"plain", "avx2", "avx512"}));
+            ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
     };
     CLI::App* show_command     = command("show", "metadata, tensors, KV bytes per token");
