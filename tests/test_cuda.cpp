@@ -885,7 +885,7 @@ TEST_CASE("GPU: a sequence alone, its steps being one kernel, answers as on the 
             o.kv_blocks      = 512;
             Engine       gpu = load(path, o);
             std::mt19937 random(5);
-            for (int n : {1, 15, 130, 250, 700}) { // one chunk of attention, and some
+            for (int n : {1, 15, 130, 250, 700, 1900}) { // one chunk of attention, and some; a long prompt
                 CAPTURE(n);
                 std::vector<Token> prompt;
                 for (int i = 0; i < n; i++) prompt.push_back(int(random() % unsigned(shape.vocab_size)));
