@@ -544,7 +544,7 @@ int compare(const Arguments& a) {
     std::fprintf(stderr, "\n");
     const auto middle = [](std::vector<double> v) {
         std::sort(v.begin(), v.end());
-        return v.empty() ? 0.0 : v[v.size() / 2];
+        return v.empty() ? 0.0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
     };
     std::printf("| %s, %s threads | quire | llama.cpp | ratio | of the rounds |\n| --- | ---: | ---: | ---: | ---: |\n",
                 std::filesystem::path(a.model).filename().c_str(), threads.c_str());
