@@ -34,6 +34,7 @@ namespace {
 constexpr int  warps        = 15; // of the team that does everything but filling the ring
 constexpr int  threads      = 16 * 32;
 constexpr int  most_hidden  = 8192;
+constexpr int  most_claims  = 16;     // chunks of a product
 constexpr Half cleared_half = 0xffff; // a not-a-number that conversions do not make
 
 // An operation of the tape: products of x, or attention.
@@ -54,9 +55,16 @@ struct Op {
     // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two
     // passes.
     int      rows = 0, passes = 0, tasks = 0, span = 0, most_sums = 0; // .. sums of a row at most
-    unsigned tasks_inverse = 0;
+    unsigned tasks_inverse = 0, rows_inverse = 0;
+    int      batch = 0; // stages whose sums a warp adds up together
     // This block's part, filled in by the producer: pairs, stages.
-    int         first_pair = 0, pairs = 0, stages = 0;
+    int first_pair = 0, pairs = 0, stages = 0;
+    // Processors do not get the same share of a busy memory. So of long gated products a block has only `own` chunks, of `rows`
+    // pairs each (two stages: of gate, of up), and claims more of what is left as it has room for them.
+    int       own = 0, n_claimable = 0;
+    unsigned *claims = nullptr, *next_claims      = nullptr; // how many have been claimed in this step; in the next one
+    int       claimed[most_claims + 1], n_claimed = 0;       // first pairs, and then -1; filled in by the producer
+    // Of attention, and what blocks tell one another.
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
     Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
     uint4*      cleared   = nullptr;           // by this step for the next one: where results will be, so many words
@@ -148,7 +156,7 @@ struct Slots {
 // step and in the next, from where the tape says. before(op): what else there is to be asked for.
 template <class Before>
 __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, std::int64_t exchanged,
-                        std::int64_t cleared, const Before& before) {
+                        std::int64_t cleared, bool odd, const Before& before) {
     constexpr int words = int(sizeof(Op) / 4), each = (words + 31) / 32;
     const int     lane   = int(threadIdx.x % 32);
     const auto    policy = read_once();
@@ -180,12 +188,15 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
                 if (Product& to = from.all.product[k]; to.out && !to.out_is_float)
                     to.out = static_cast<Half*>(to.out) + exchanged;
             from.cleared += cleared / 8;
+            from.next_claims = from.claims + int(!odd);
+            from.claims += int(odd);
         }
         if (lane == 0 && !from.attends) {
-            const auto until = [&](unsigned blocks) { return int(unsigned(from.n_pairs) * blocks / gridDim.x); };
-            from.first_pair  = until(blockIdx.x);
-            from.pairs       = until(blockIdx.x + 1) - from.first_pair;
-            from.stages      = (2 * from.pairs + from.rows - 1) / from.rows;
+            const auto until  = [&](unsigned blocks) { return int(unsigned(from.n_pairs) * blocks / gridDim.x); };
+            const bool claims = from.n_claimable > 0;
+            from.pairs        = claims ? from.own * from.rows : until(blockIdx.x + 1) - until(blockIdx.x);
+            from.first_pair   = claims ? int(blockIdx.x) * from.pairs : until(blockIdx.x);
+            from.stages       = (2 * from.pairs + from.rows - 1) / from.rows;
         }
         __syncwarp();
         barrier_arrive(all.known + op % slots);
@@ -198,33 +209,52 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
                                          : part == 1 ? from.part_bytes[0]
                                                      : from.row_bytes - bytes);
         const Rows    mine(from, min(lane / 3, 2));
-        const bool    copies = lane < 9 && part < from.n_parts && mine.begin < mine.end;
-        const Weight& w      = mine.product->weight;
-        const auto*   data   = static_cast<const unsigned char*>(part == 0   ? w.data
-                                                                 : part == 1 ? w.scales
-                                                                             : w.mins) +
-                           mine.first * bytes;
-        for (int stage = 0, done = 0; stage < from.stages; stage++, done += from.rows) {
-            const int at = ring.begin(n_bytes);
-            if (at != ring.at) head += ring.bytes - ring.at;
+        const bool    copies    = lane < 9 && part < from.n_parts && lane / 3 < from.all.n;
+        const Weight& w         = mine.product->weight;
+        const auto*   data      = static_cast<const unsigned char*>(part == 0 ? w.data : part == 1 ? w.scales : w.mins);
+        const auto    have_room = [&](int stage_bytes) {
+            const int skipped = ring.begin(stage_bytes) != ring.at ? ring.bytes - ring.at : 0;
             while (oldest < ring.stage &&
-                   (head + n_bytes - __shfl_sync(~0u, start, oldest % most_stages) > ring.bytes ||
+                   (head + skipped + stage_bytes - __shfl_sync(~0u, start, oldest % most_stages) > ring.bytes ||
                     ring.stage - oldest >= most_stages)) {
                 Ring::wait_released(oldest);
                 oldest++;
             }
-            const int      rows  = min(from.rows, 2 * from.pairs - done);
+        };
+        // A stage of some rows, of which this lane brings n from row `first` of its product on.
+        const auto bring = [&](int stage_bytes, int rows, int to, std::int64_t first, int n) {
+            const int at = ring.begin(stage_bytes);
+            have_room(stage_bytes);
+            if (at != ring.at) head += ring.bytes - ring.at;
             const unsigned place = ring.stage % most_stages;
             if (lane == 0) barrier_expect(ring.full + place, unsigned(rows * from.row_bytes));
             __syncwarp();
-            const int low = max(done, mine.begin), high = min(done + rows, mine.end);
-            if (copies && low < high)
-                copy_bulk(ring.memory + at + part_at + (low - done) * bytes,
-                          data + std::int64_t(low - mine.begin) * bytes, unsigned((high - low) * bytes),
+            if (copies && n > 0)
+                copy_bulk(ring.memory + at + part_at + to * bytes, data + first * bytes, unsigned(n * bytes),
                           ring.full + place, policy);
             if (lane == int(place)) start = head;
-            head += n_bytes;
-            ring.pass(n_bytes);
+            head += stage_bytes;
+            ring.pass(stage_bytes);
+        };
+        for (int stage = 0, done = 0; stage < from.stages; stage++, done += from.rows) {
+            const int rows = min(from.rows, 2 * from.pairs - done), low = max(done, mine.begin),
+                      high = min(done + rows, mine.end);
+            bring(n_bytes, rows, low - done, mine.first + low - mine.begin, high - low);
+        }
+        for (int n = 0; from.n_claimable > 0; n++) {
+            int chunk = from.n_claimable;
+            have_room(n_bytes); // who claims early takes it from somebody quicker
+            if (lane == 0 && n < most_claims) chunk = int(atomicAdd(from.claims, 1u));
+            chunk            = __shfl_sync(~0u, chunk, 0);
+            const bool there = chunk < from.n_claimable;
+            const int  first = (from.own * int(gridDim.x) + chunk) * from.rows,
+                      rows   = min(from.rows, from.n_pairs - first);
+            if (lane == 0) from.claimed[n] = there ? first : -1, from.n_claimed = n;
+            if (!there) { // a stage of nothing says so
+                bring(0, 0, 0, 0, 0);
+                break;
+            }
+            for (int which = 0; which < 2; which++) bring(n_bytes, rows, 0, first, lane / 3 == which ? rows : 0);
         }
     }
 }
@@ -428,14 +458,24 @@ __device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use
     }
 }
 
+// How many stages come after the block's own: two of a chunk that it has claimed.
+__device__ int claimed_stages(const Op& op, Ring& ring, int nth) {
+    if (op.n_claimable == 0) return 0;
+    ring.wait();
+    if (op.claimed[nth] >= 0) return 2;
+    Ring::release(ring.stage);
+    ring.pass(0);
+    return 0;
+}
+
 // The products of a block's rows with x, for weights that are whole numbers. A warp's sums of a row go to `sums`, op.most_sums to
 // a row. P: passes.
 template <Kind K, int P>
 __device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, float* sums) {
     constexpr int at_once = 4 / P; // stages
-    const int     rows = op.rows, tasks = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * op.pairs,
-              lane = int(threadIdx.x % 32), most_sums = op.most_sums;
-    const auto row_of = [&](int seen) { return int(unsigned(seen) * op.tasks_inverse >> 22); };
+    const int     rows = op.rows, tasks = op.tasks, n_bytes = rows * op.row_bytes, lane = int(threadIdx.x % 32),
+              most_sums = op.most_sums;
+    const auto row_of   = [&](int seen) { return int(unsigned(seen) * op.tasks_inverse >> 22); };
     Task<K>    x[P];
 #pragma unroll
     for (int p = 0; p < P; p++) {
@@ -450,28 +490,28 @@ __device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, fl
     const bool writes = row < rows && (lane < 4 || seen - first < 4),
                pads   = nth == most_sums - 2 && first + tasks - (seen - lane) <= 32;
     float* to         = sums + (stage * rows + row) * most_sums + nth;
-    int    left       = writes ? n_rows - stage * rows - row : 0;
 #pragma unroll 1
-    for (int n_stages = op.stages; n_stages > 0; n_stages -= at_once) {
+    for (int n_stages = op.stages, chunk = 0;; n_stages -= at_once) {
+        if (n_stages <= 0 && (n_stages = claimed_stages(op, ring, chunk++)) == 0) break;
         float v[4] = {};
         use_stages<at_once>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
 #pragma unroll
             for (int p = 0; p < P; p++) v[n * P + p] = x[p].times(from);
         });
         const float sum = four_sums(v, end);
-        if (left > 0) {
+        if (writes && stage < n_stages) {
             *to = sum;
             if (pads) to[1] = 0;
         }
-        left -= at_once * rows, to += at_once * rows * most_sums;
+        to += at_once * rows * most_sums;
     }
 }
 
 // The same for halves: P units of 32 words of eight, one after another, to a warp, of one row or two.
 template <int P>
 __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* xs, float* sums) {
-    const int rows = op.rows, units = op.tasks, n_bytes = rows * op.row_bytes, n_rows = 2 * op.pairs,
-              words = op.cols / 8, lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), most_sums = op.most_sums;
+    const int rows = op.rows, units = op.tasks, n_bytes = rows * op.row_bytes, words = op.cols / 8,
+              lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), most_sums = op.most_sums;
     const int row    = int(unsigned(warp * P) * op.tasks_inverse >> 22),
               second = (row + 1) * units - warp * P; // the first of the next row
     uint4 x[P];
@@ -488,9 +528,9 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
     const bool writes = lane < 4 && mine < rows && (lane % 2 == 0 || second < P),
                pads   = nth == most_sums - 2 && (mine + 1) * units <= (warp + 1) * P;
     float* to         = sums + (stage * rows + mine) * most_sums + nth;
-    int    left       = writes ? n_rows - stage * rows - mine : 0;
 #pragma unroll 1
-    for (int n_stages = op.stages; n_stages > 0; n_stages -= 2) {
+    for (int n_stages = op.stages, chunk = 0;; n_stages -= 2) {
+        if (n_stages <= 0 && (n_stages = claimed_stages(op, ring, chunk++)) == 0) break;
         float v[4] = {};
         use_stages<2>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
 #pragma unroll
@@ -506,11 +546,11 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
             }
         });
         const float sum = four_sums(v, 32);
-        if (left > 0) {
+        if (writes && stage < n_stages) {
             *to = sum;
             if (pads) to[1] = 0;
         }
-        left -= 2 * rows, to += 2 * rows * most_sums;
+        to += 2 * rows * most_sums;
     }
 }
 
@@ -577,21 +617,30 @@ __device__ float scale_of(const Op& op, const float* squares, int hidden) { // t
 }
 // The block's results from the sums of its warps; few are the herald's alone.
 __device__ void finish_products(const Op& op, const float* sums, float scale) {
-    const int n = op.gated ? op.pairs : 2 * op.pairs, nth = first_result();
+    const int n = (op.gated ? op.pairs : 2 * op.pairs) + op.n_claimed * op.rows, nth = first_result();
     if (nth >= finishing || (n <= 32 && nth >= 32)) return;
-    const auto row_sum = [&](int row) {
+    const int  own_batches = op.batch == 4 ? (op.stages + 3) / 4 : (op.stages + 1) / 2;
+    const auto row_sum     = [&](int row) {
         const float* from = sums + row * op.most_sums;
         float        v    = 0;
         for (int s = 0; s < op.most_sums; s++) v += from[s];
         return v * scale;
     };
     for (int r = nth; r < n; r += finishing) {
-        float v = row_sum(r);
         if (op.gated) {
-            v = __fdividef(v, 1 + __expf(-v)) * row_sum(r + n);
-            put_half(op.all.product[0].out, op.first_pair + r, v);
+            int pair = op.first_pair + r, gate = r, up = r + op.pairs;
+            if (const int more = r - op.pairs; more >= 0) { // of the chunks that were claimed, each a batch of its own
+                const int chunk = int(unsigned(more) * op.rows_inverse >> 20), batches = own_batches + chunk;
+                pair = op.claimed[chunk] + more - chunk * op.rows;
+                gate = batches * op.batch * op.rows + more - chunk * op.rows;
+                up   = gate + op.rows;
+                if (pair >= op.n_pairs) continue;
+            }
+            const float v = row_sum(gate);
+            put_half(op.all.product[0].out, pair, __fdividef(v, 1 + __expf(-v)) * row_sum(up));
             continue;
         }
+        float          v       = row_sum(r);
         int            row     = op.first_pair * 2 + r;
         const int      which   = op.all.which(row);
         const Product& product = op.all.product[which];
@@ -688,22 +737,16 @@ struct Unit {
 template <int D>
 __device__ void combine_parts(const Attention& a, const Unit& unit, int n_parts, const Attending<D>& s) {
     Team::sync();
-    for (int t = int(threadIdx.x); t < unit.n_heads * D; t += Team::size()) {
-        const int g = t / D, d = t % D;
-        float     top[warps], sum[warps], value[warps], limit = -INFINITY, total = 0, v = 0;
+    const int  part = int(threadIdx.x % 32);
+    const bool has  = part < n_parts;
+    for (int t = int(threadIdx.x); t < unit.n_heads * D; t += Team::size()) { // a warp is at one head
+        const int   g = t / D, d = t % D;
+        const float top = has ? s.tops[part][g] : -INFINITY, weight = weight_of(top, warp_max(top)),
+                    total = warp_sum(has ? weight * s.sums[part][g] : 0.0f);
+        float v           = 0;
 #pragma unroll
-        for (int p = 0; p < warps; p++) {
-            const bool has = p < n_parts;
-            top[p]         = has ? s.tops[p][g] : -INFINITY;
-            sum[p]         = has ? s.sums[p][g] : 0;
-            value[p]       = has ? s.values[(p * unit.n_heads + g) * D + d] : 0;
-            limit          = fmaxf(limit, top[p]);
-        }
-#pragma unroll
-        for (int p = 0; p < warps; p++) {
-            const float w = weight_of(top[p], limit);
-            total += w * sum[p], v += w * value[p];
-        }
+        for (int p = 0; p < warps; p++)
+            v += __shfl_sync(~0u, weight, p) * (p < n_parts ? s.values[(p * unit.n_heads + g) * D + d] : 0.0f);
         put_half(a.out, (unit.head0 + g) * D + d, total > 0 ? __fdividef(v, total) : 0.0f);
     }
 }
@@ -715,6 +758,7 @@ struct Known {
     int          newest, slot; // position, and place in the cache
     Unit         unit;         // this block's first,
     DecodeItem   item;         // and its item
+    bool         has_second;   // unit
     int          first_block;  // of that item's range, and the blocks' ids as far as there is room
     std::int32_t blocks[known_blocks];
     float2       turns[D / 2]; // sine and cosine of each pair
@@ -738,6 +782,8 @@ struct Known {
             slot        = plan.slots[0];
             item        = first;
             first_block = fits ? low : -1;
+            const Unit second(a, int(blockIdx.x + gridDim.x));
+            has_second = second.share.item < n_items && items[second.share.item].row >= 0;
         }
         for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += int(blockDim.x)) {
             // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
@@ -763,7 +809,8 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
     bool      waited = false;
     for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
         const bool known = n == int(blockIdx.x);
-        if (!known && n >= n_items * step.unit.share.n_slots) break;
+        // All would wait for this block while it looked up that it has no more.
+        if (!known && (!step.has_second || n >= n_items * step.unit.share.n_slots)) break;
         const Unit unit = known ? step.unit : Unit(a, n);
         if (unit.share.item >= n_items) break;
         const DecodeItem item = known ? step.item : items[unit.share.item];
@@ -971,10 +1018,11 @@ __global__ void __launch_bounds__(threads, 1)
     step.learn(shape, plan, items, n_items);
     __syncthreads();
     if (threadIdx.x / 32 == producer) {
-        produce(tape, shape.n_ops, ops, ring, odd ? shape.exchanged : 0, odd ? 0 : shape.exchanged, [&](const Op& op) {
-            if (op.attends) ask_for_cache<D>(op, shape.attend, plan, step);
-            if (op.norm) ask(op.norm, shape.hidden * 4);
-        });
+        produce(tape, shape.n_ops, ops, ring, odd ? shape.exchanged : 0, odd ? 0 : shape.exchanged, odd,
+                [&](const Op& op) {
+                    if (op.attends) ask_for_cache<D>(op, shape.attend, plan, step);
+                    if (op.norm) ask(op.norm, shape.hidden * 4);
+                });
         return;
     }
     for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
@@ -986,9 +1034,11 @@ __global__ void __launch_bounds__(threads, 1)
         const Op& op = ops.wait(at);
         if (const int g = int(blockIdx.x + threadIdx.x * gridDim.x); g < op.n_cleared)
             op.cleared[g] = make_uint4(~0u, ~0u, ~0u, ~0u);
+        if (op.n_claimable > 0 && blockIdx.x == 0 && threadIdx.x == 0) *op.next_claims = 0;
         const auto wait = [&] { // until what the operation before wrote is there or about to be
             if (op.waits && tells) {
-                const unsigned wanted = start + unsigned(at) * gridDim.x;
+                // Not until the last ones are: a word that is missing is asked for again, and many blocks wait for the last.
+                const unsigned wanted = start + unsigned(at) * gridDim.x - gridDim.x / 8;
                 unsigned       count;
                 do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
                 while (int(count - wanted) < 0);
@@ -1018,7 +1068,7 @@ struct Tape {
     int       head_dim = 0;
     int       shared   = 0; // bytes
     Op*       ops      = nullptr;
-    unsigned* counter  = nullptr;
+    unsigned* counter  = nullptr; // .. and what is claimed, behind it
     unsigned  done     = 0;       // what the counter is at
     Half*     exchange = nullptr; // what blocks tell one another
     bool      odd      = false;   // the next step
@@ -1043,6 +1093,8 @@ bool share(Op& op) {
         consider(1, 32, tasks, warps * 32);
         if (best == 0 && op.kind != kind_q4_k) consider(2, 32, tasks, 2 * warps * 32);
     }
+    op.batch = op.kind == kind_f16 ? 2 : 4 / std::max(op.passes, 1);
+    if (best > 0) op.rows_inverse = (1u << 20) / unsigned(op.rows) + 1;
     if (best > 0) op.tasks_inverse = ((1u << 22) + unsigned(op.tasks) - 1) / unsigned(op.tasks);
     for (int r = 0; r < op.rows; r++) {
         const int first = r * op.tasks, last = first + op.tasks - 1;
@@ -1212,10 +1264,19 @@ void* make_tape(const TapeOp* told, int n) {
             if (bytes(op.kind, 256) == 0) break;
             op.row_bytes += op.part_bytes[op.n_parts++] = bytes(op.kind, op.cols);
         }
-        const int most_rows = (op.n_pairs / n_processors() + 1) * 2;
-        fits                = fits && share(op);
-        largest             = std::max(largest, op.rows * op.row_bytes);
-        room                = std::max({room, x_bytes(op.kind, op.cols), most_rows * op.most_sums * 4});
+        if (!share(op)) {
+            fits = false;
+            break;
+        }
+        const int blocks = n_processors(), chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / blocks;
+        int       batches = ((op.n_pairs / blocks + 1) * 2 + op.rows * op.batch - 1) / (op.rows * op.batch);
+        if (op.gated && each >= most_claims / 2) {
+            op.own         = std::max(each * 3 / 4, (chunks + blocks - 1) / blocks - most_claims / 2);
+            op.n_claimable = chunks - op.own * blocks;
+            batches += most_claims;
+        }
+        largest = std::max(largest, op.rows * op.row_bytes);
+        room    = std::max({room, x_bytes(op.kind, op.cols), batches * op.batch * op.rows * op.most_sums * 4});
     }
     constexpr int all = 215 * 1024;
     shape.x_room      = (room + 127) / 128 * 128;
@@ -1234,7 +1295,8 @@ void* make_tape(const TapeOp* told, int n) {
     }
     tape->shape   = shape;
     tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
-    tape->counter = static_cast<unsigned*>(fits ? allocate(256) : nullptr);
+    tape->counter = static_cast<unsigned*>(fits ? allocate((1 + 2 * ops.size()) * sizeof(unsigned)) : nullptr);
+    for (std::size_t op = 0; tape->counter && op < ops.size(); op++) ops[op].claims = tape->counter + 1 + 2 * op;
     if (!tape->ops || !tape->counter ||
         cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) !=
             cudaSuccess) {

@@ -58,6 +58,11 @@ __device__ inline float warp_sum(float v) {
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
     return v;
 }
+__device__ inline float warp_max(float v) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
+    return v;
+}
 
 // Sine and cosine of position · frequency: the angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
 __device__ inline void turn(float position, float frequency, float& sine, float& cosine) {

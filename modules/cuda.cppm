@@ -161,7 +161,7 @@ private:
     int                       run_prompt(std::span<const cuda::TapeOp> ops);
     float*                    partial_ = nullptr;
     std::int32_t*             tickets_ = nullptr;
-    std::int32_t *            best_ = nullptr, *host_best_ = nullptr; // of each logit row
+    std::int32_t*             best_ = nullptr; // of each logit row; pinned, so that kernels write it there themselves
     Half*                     dequantized_      = nullptr;
     std::int64_t              dequantized_size_ = 0;
     float*                    logits_           = nullptr; // pinned
@@ -331,8 +331,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     tickets_         = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
     logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
     logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
-    best_            = static_cast<std::int32_t*>(take((std::max(L, T) + 64) * 4));
-    host_best_       = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
+    best_            = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
     sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::most_top, l.vocab_size)};
     const std::size_t request =
@@ -350,9 +349,9 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     if (dequantized_size_ > 0) dequantized_ = static_cast<Half*>(take(std::size_t(dequantized_size_) * 2));
     for (void* memory :
          {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
-          static_cast<void*>(host_best_), static_cast<void*>(host_sampling_), static_cast<void*>(host_answers_)})
+          static_cast<void*>(best_), static_cast<void*>(host_sampling_), static_cast<void*>(host_answers_)})
         if (memory != nullptr) owned_host_.push_back(memory);
-    if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !best_ || !host_best_ || !pairs_ ||
+    if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !best_ || !pairs_ ||
         !host_sampling_ || !sampling_ || !host_answers_ || !answers_ || !pool_pointers_[1] ||
         (dequantized_size_ > 0 && !dequantized_))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
@@ -535,11 +534,10 @@ void CudaBackend::sample(Tensor logits) {
 
 StepResults CudaBackend::results() {
     const auto n = std::size_t(shape_.logit_rows);
-    if (n > 0) cuda::copy_to_host(host_best_, best_, n * 4, stream_);
     if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), stream_);
     cuda::synchronize(stream_);
     check_device("a step");
-    return {{host_best_, n}, {host_answers_, std::exchange(n_answers_, 0)}};
+    return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}};
 }
 
 // -- the operations
