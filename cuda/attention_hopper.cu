@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, 
     const bool          by_engine = chunk >= least_chunk; // K and V
     if (threadIdx.x == 0) {
         barrier_init(&barriers.work_full, 1);
-        barrier_init(&barriers.work_empty, 11); // the warps that are told
+        barrier_init(&barriers.work_empty, 11 * 32); // all lanes of the warps that are told
         for (int g = 0; g < 2; g++) {
             barrier_init(&barriers.q_full[g], 32);
             barrier_init(&barriers.q_empty[g], 1);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, 
             barrier_wait(&barriers.work_full, parity);
             const Work w{uniform(next.head), uniform(next.sequence), uniform(next.first_row), uniform(next.n_rows),
                          uniform(next.first)};
-            if (lane == 0) barrier_arrive(&barriers.work_empty);
+            barrier_arrive(&barriers.work_empty);
             if (w.head < 0) return;
             job(w);
         }

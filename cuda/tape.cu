@@ -89,7 +89,7 @@ struct Shape {
 
 constexpr int herald      = 14; // the warp that speaks with the other blocks
 constexpr int producer    = 15; // the warp that fills the ring
-constexpr int most_stages = 14; // in the ring
+constexpr int most_stages = 16; // in the ring
 constexpr int slots       = 8;  // operations that a block knows
 
 // The threads that take part in the operations: all but the producer's.
@@ -122,23 +122,20 @@ struct Rows {
 struct Ring {
     unsigned char* memory;
     int            bytes;
-    std::uint64_t* full; // [most_stages]
-    unsigned       stage = 0;
+    std::uint64_t *full, *empty; // [most_stages]
     int            at    = 0;
+    unsigned       place = 0, parity = 0; // among the stages; of its round
 
     // The next stage has come.
-    __device__ void wait() const { barrier_wait(full + stage % most_stages, stage / most_stages & 1); }
-    // A stage is free again when all warps have said so: by one of the sixteen barriers of a block, of which the first two are for
-    // other things.
-    static __device__ void release(unsigned stage) {
-        asm volatile("bar.arrive %0, %1;" ::"r"(2 + stage % most_stages), "n"(threads) : "memory");
-    }
-    static __device__ void wait_released(unsigned stage) { // by the producer
-        asm volatile("bar.sync %0, %1;" ::"r"(2 + stage % most_stages), "n"(threads) : "memory");
-    }
+    __device__ void wait() const { barrier_wait(full + place, parity); }
+    // This thread is done with it.
+    __device__ void release() const { barrier_arrive(empty + place); }
     // The next stage's beginning.
     __device__ int  begin(int n_bytes) const { return at + n_bytes > bytes ? 0 : at; }
-    __device__ void pass(int n_bytes) { at = begin(n_bytes) + n_bytes, stage++; }
+    __device__ void pass(int n_bytes) {
+        at = begin(n_bytes) + n_bytes;
+        if (++place == most_stages) place = 0, parity ^= 1;
+    }
 };
 
 // The operations that the producer has read: each has a slot until all are done with it.
@@ -169,9 +166,9 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
     };
     read(0);
     // Bytes are numbered through, rounds of the ring and gaps at its end included: where the ring's next stage begins, and, of lane
-    // n, where stage n of those that are in it does. `oldest`: the first that may still be used.
-    int      head = 0, start = 0;
-    unsigned oldest = 0;
+    // n, where the stage at place n does. `in_use`: how many may still be used, from place `oldest` on.
+    int      head = 0, start = 0, oldest = 0, in_use = 0;
+    unsigned oldest_parity = 0;
     for (int op = 0; op < n_ops; op++) {
         if (op >= slots) barrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
 #pragma unroll
@@ -214,11 +211,11 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
         const auto*   data      = static_cast<const unsigned char*>(part == 0 ? w.data : part == 1 ? w.scales : w.mins);
         const auto    have_room = [&](int stage_bytes) {
             const int skipped = ring.begin(stage_bytes) != ring.at ? ring.bytes - ring.at : 0;
-            while (oldest < ring.stage &&
-                   (head + skipped + stage_bytes - __shfl_sync(~0u, start, oldest % most_stages) > ring.bytes ||
-                    ring.stage - oldest >= most_stages)) {
-                Ring::wait_released(oldest);
-                oldest++;
+            while (in_use > 0 && (in_use == most_stages ||
+                                  head + skipped + stage_bytes - __shfl_sync(~0u, start, oldest) > ring.bytes)) {
+                barrier_wait(ring.empty + oldest, oldest_parity);
+                in_use--;
+                if (++oldest == most_stages) oldest = 0, oldest_parity ^= 1;
             }
         };
         // A stage of some rows, of which this lane brings n from row `first` of its product on.
@@ -226,14 +223,13 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             const int at = ring.begin(stage_bytes);
             have_room(stage_bytes);
             if (at != ring.at) head += ring.bytes - ring.at;
-            const unsigned place = ring.stage % most_stages;
-            if (lane == 0) barrier_expect(ring.full + place, unsigned(rows * from.row_bytes));
+            if (lane == 0) barrier_expect(ring.full + ring.place, unsigned(rows * from.row_bytes));
             __syncwarp();
             if (copies && n > 0)
                 copy_bulk(ring.memory + at + part_at + to * bytes, data + first * bytes, unsigned(n * bytes),
-                          ring.full + place, policy);
-            if (lane == int(place)) start = head;
-            head += stage_bytes;
+                          ring.full + ring.place, policy);
+            if (lane == int(ring.place)) start = head;
+            head += stage_bytes, in_use++;
             ring.pass(stage_bytes);
         };
         for (int stage = 0, done = 0; stage < from.stages; stage++, done += from.rows) {
@@ -259,9 +255,8 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
     }
 }
 
-// -- x of the products, in shared memory: halves, or 16 bits of whole numbers by groups with a scale. A task's 16 values at a time
-// are a word of their upper bytes and one of the lower; word k of all tasks lies before word k + 1 of any, so that neighbouring lanes
-// read neighbouring words.
+// -- x of the products, in shared memory: halves, or whole numbers of 16 bits, whose groups have a scale each. Word k of all
+// tasks, eight numbers, lies before word k + 1 of any, so that neighbouring lanes read neighbouring words.
 
 struct Numbers {
     uint4* words;
@@ -295,74 +290,59 @@ __device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
         for (int k = 0; k < 8; k++) most = fmaxf(most, fabsf(f[k]));
 #pragma unroll
         for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-        const float inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the upper byte stays below 128
+        const float inverse = most > 0 ? __fdividef(32767.0f, most) : 0.0f;
         // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
         constexpr float large = 12582912.0f; // 1.5 * 2^23
-        std::uint32_t   n[8], h[2], l[2], bits = 0;
+        std::uint32_t   n[8], bits = 0;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             n[k] = __float_as_uint(fmaf(f[k], inverse, large));
             bits += n[k];
         }
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const std::uint32_t front = __byte_perm(n[4 * k], n[4 * k + 1], 0x5410),
-                                back  = __byte_perm(n[4 * k + 2], n[4 * k + 3], 0x5410);
-            h[k]                      = __byte_perm(front, back, 0x7531);
-            l[k]                      = __byte_perm(front, back, 0x6420);
-        }
         int sum = int(bits - 8u * 0x4b400000u);
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        const int task = g / lanes, word = g % lanes / 2;
-        auto*     at         = reinterpret_cast<uint2*>(to.words + word * to.tasks + task) + g % 2;
-        at[0]                = make_uint2(h[0], h[1]);
-        at[lanes * to.tasks] = make_uint2(l[0], l[1]); // lanes / 2 words further
-        if (g % lanes == 0) to.scale[task] = most * (1 / 32512.0f);
+        const int task = g / lanes;
+        to.words[g % lanes * to.tasks + task] =
+            make_uint4(__byte_perm(n[0], n[1], 0x5410), __byte_perm(n[2], n[3], 0x5410),
+                       __byte_perm(n[4], n[5], 0x5410), __byte_perm(n[6], n[7], 0x5410));
+        if (g % lanes == 0) to.scale[task] = most * (1 / 32767.0f);
         if (g % 4 == 0) to.total[g / 4] = sum;
     }
 }
 
-// Σ of 32 products and what stood in `sum`: two words of weights by upper and lower bytes of x.
+// sum and Σ of 16 products: 16 weights' bytes by two words of x.
 template <bool Signed>
-__device__ int dot32(const uint4& w0, const uint4& w1, const uint4& h0, const uint4& h1, const uint4& l0,
-                     const uint4& l1) {
-    const std::uint32_t w[8] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w},
-                        h[8] = {h0.x, h0.y, h0.z, h0.w, h1.x, h1.y, h1.z, h1.w},
-                        l[8] = {l0.x, l0.y, l0.z, l0.w, l1.x, l1.y, l1.z, l1.w};
-    int upper = 0, lower = 0;
+__device__ int dot(const uint4& w, const uint4& x0, const uint4& x1, int sum) {
+    const std::uint32_t weights[4] = {w.x, w.y, w.z, w.w}, x[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < 4; k++) {
         if constexpr (Signed) {
-            upper = dot4(w[k], h[k], upper);
-            lower = dot4_unsigned(w[k], l[k], lower);
+            asm("dp2a.lo.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(x[2 * k]), "r"(weights[k]));
+            asm("dp2a.hi.s32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(x[2 * k + 1]), "r"(weights[k]));
         } else {
-            asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(upper) : "r"(w[k]), "r"(h[k]));
-            lower = int(__dp4a(w[k], l[k], unsigned(lower)));
+            asm("dp2a.lo.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(x[2 * k]), "r"(weights[k]));
+            asm("dp2a.hi.s32.u32 %0, %1, %2, %0;" : "+r"(sum) : "r"(x[2 * k + 1]), "r"(weights[k]));
         }
     }
-    return upper * 256 + lower;
+    return sum;
 }
 
 // A lane's task: what it keeps of x, and the products with its weights in a stage.
 template <Kind K>
 struct Task {
-    uint4 high[2], low[2];
+    uint4 x[4];
     float scale;
     int   total, words, scales, mins; // .. where its weights are in a stage
     bool  swapped;                    // which of its two words is first: so that lanes meet no bank twice
 
     __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
-        const Numbers x(xs, K, op.cols);
+        const Numbers from(xs, K, op.cols);
         swapped = (task & 4) != 0;
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const int from = k ^ int(swapped);
-            high[k]        = x.words[from * x.tasks + task];
-            low[k]         = x.words[(2 + from) * x.tasks + task];
-        }
-        scale  = x.scale[task];
-        total  = x.total[task];
+        for (int k = 0; k < 4; k++) x[k] = from.words[(k ^ (swapped ? 2 : 0)) * from.tasks + task];
+        scale  = from.scale[task];
+        total  = from.total[task];
         words  = row * op.part_bytes[0] + task * 32;
         scales = op.rows * op.part_bytes[0] + row * op.part_bytes[1] +
                  task * (K == kind_i8         ? 2
@@ -374,10 +354,10 @@ struct Task {
         const uint4 w0 = word_at(stage + words + 16 * int(swapped)), w1 = word_at(stage + words + 16 * int(!swapped));
         if constexpr (K == kind_i8_float) { // a scale for each word
             const float2 by = *reinterpret_cast<const float2*>(stage + scales);
-            const float  a = float(dot16(w0, high[0], low[0])), b = float(dot16(w1, high[1], low[1]));
+            const float  a = float(dot<true>(w0, x[0], x[1], 0)), b = float(dot<true>(w1, x[2], x[3], 0));
             return scale * (a * (swapped ? by.y : by.x) + b * (swapped ? by.x : by.y));
         } else {
-            const float v = float(dot32<true>(w0, w1, high[0], high[1], low[0], low[1]));
+            const float v = float(dot<true>(w1, x[2], x[3], dot<true>(w0, x[0], x[1], 0)));
             if constexpr (K == kind_i8)
                 return scale * (v * __half2float(*reinterpret_cast<const __half*>(stage + scales)));
             return scale * (v * *reinterpret_cast<const float*>(stage + scales) -
@@ -389,39 +369,38 @@ struct Task {
 // 64 columns of a superblock: two of its eight sub-blocks, whose weights are the nibbles of 32 bytes.
 template <>
 struct Task<kind_q4_k> {
-    uint4         high[4], low[4];
+    uint4         x[8];
     float         scale;
     int2          total;
     int           block, words;
-    int           shift;        // of the 6-bit scales and minima in the superblock's head
-    std::uint32_t lower, upper; // .. and which bits are theirs
+    int           shift, min_shift; // of the 6-bit scales and minima in the superblock's head
+    std::uint32_t lower, upper;     // .. and which bits are theirs
 
     __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
-        const Numbers x(xs, kind_q4_k, op.cols);
+        const Numbers from(xs, kind_q4_k, op.cols);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            high[k] = x.words[k * x.tasks + task];
-            low[k]  = x.words[(4 + k) * x.tasks + task];
-        }
-        scale           = x.scale[task];
-        total           = reinterpret_cast<const int2*>(x.total)[task];
+        for (int k = 0; k < 8; k++) x[k] = from.words[k * from.tasks + task];
+        scale           = from.scale[task];
+        total           = reinterpret_cast<const int2*>(from.total)[task];
         block           = row * op.row_bytes + task / 4 * 144;
         const int chunk = task % 4;
         words           = block + 16 + chunk * 32;
         shift           = chunk % 2 * 16;
+        min_shift       = chunk < 2 ? shift : shift + 4;
         lower           = chunk < 2 ? 0x3f3fu : 0x0f0fu;
         upper           = chunk < 2 ? 0u : 0x3030u;
     }
     __device__ float times(const unsigned char* stage) const {
         const uint4 head = word_at(stage + block), w0 = word_at(stage + words), w1 = word_at(stage + words + 16);
-        const int even = dot32<false>(masked(w0, 0x0f0f0f0f), masked(w1, 0x0f0f0f0f), high[0], high[1], low[0], low[1]),
-                  odd =
-                      dot32<false>(masked(w0, 0xf0f0f0f0), masked(w1, 0xf0f0f0f0), high[2], high[3], low[2], low[3]) >>
-                      4;
+        const int   even =
+                      dot<false>(masked(w1, 0x0f0f0f0f), x[2], x[3], dot<false>(masked(w0, 0x0f0f0f0f), x[0], x[1], 0)),
+                  odd = dot<false>(masked(w1, 0xf0f0f0f0), x[6], x[7],
+                                   dot<false>(masked(w0, 0xf0f0f0f0), x[4], x[5], 0)) >>
+                        4;
         // A word's two bytes here: of the even and the odd sub-block. The last four of each have 4 bits in one word, 2 in another.
         const bool          late = upper != 0;
         const std::uint32_t sc   = ((late ? head.w : head.y) >> shift & lower) | (head.y >> (shift + 2) & upper),
-                            mi   = ((late ? head.w >> 4 : head.z) >> shift & lower) | (head.z >> (shift + 2) & upper);
+                            mi   = ((late ? head.w : head.z) >> min_shift & lower) | (head.z >> (shift + 2) & upper);
         const float2 d           = as_float2(head.x);
         const int i = even * int(sc & 255) + odd * int(sc >> 8), m = total.x * int(mi & 255) + total.y * int(mi >> 8);
         return scale * (d.x * float(i) - d.y * float(m));
@@ -453,7 +432,7 @@ __device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use
         const int at = ring.begin(n_bytes);
         ring.wait();
         use(n, ring.memory + at);
-        Ring::release(ring.stage);
+        ring.release();
         ring.pass(n_bytes);
     }
 }
@@ -463,7 +442,7 @@ __device__ int claimed_stages(const Op& op, Ring& ring, int nth) {
     if (op.n_claimable == 0) return 0;
     ring.wait();
     if (op.claimed[nth] >= 0) return 2;
-    Ring::release(ring.stage);
+    ring.release();
     ring.pass(0);
     return 0;
 }
@@ -999,7 +978,7 @@ __global__ void __launch_bounds__(threads, 1)
                 unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t full[most_stages], known[slots], done[slots];
+    __shared__ std::uint64_t full[most_stages], empty[most_stages], known[slots], done[slots];
     __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
     __shared__ float                       squares[32];
     __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
@@ -1008,10 +987,10 @@ __global__ void __launch_bounds__(threads, 1)
     unsigned char*                         xs       = memory + shape.hidden * 4;
     float*                                 sums     = reinterpret_cast<float*>(xs);
     const Slots                            ops{reinterpret_cast<Op*>(slot_memory), known, done};
-    Ring                                   ring{xs + shape.x_room, shape.ring_bytes, full};
+    Ring                                   ring{xs + shape.x_room, shape.ring_bytes, full, empty};
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1);
+        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps * 32);
         for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], warps * 32);
         barriers_ready();
     }
