@@ -7,7 +7,8 @@
 // One of these, the herald, also tells the other blocks how far this one is, and waits until they are as far. A stage of the ring
 // is some whole rows, and all warps work on it at once: each lane multiplies the same columns of every stage, whose x it keeps in
 // registers. So x is read from shared memory once and not for each row, and a product ends soon after its last row has come.
-// Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told.
+// Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told. Of gate and up some rows are
+// nobody's: who is quicker takes more of them.
 //
 // Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192, other products' columns
 // up to 30720. All blocks are on the GPU at once (one a processor, a cooperative launch).
@@ -62,8 +63,10 @@ struct Op {
     // Processors do not get the same share of a busy memory. So of long gated products a block has only `own` chunks, of `rows`
     // pairs each (two stages: of gate, of up), and claims more of what is left as it has room for them.
     int       own = 0, n_claimable = 0;
-    unsigned *claims = nullptr, *next_claims      = nullptr; // how many have been claimed in this step; in the next one
-    int       claimed[most_claims + 1], n_claimed = 0;       // first pairs, and then -1; filled in by the producer
+    unsigned* claims                   = nullptr; // how many have been claimed in this step
+    unsigned* next_claims              = nullptr; // .. and in the next one
+    int       claimed[most_claims + 1] = {};      // first pairs, and then -1; filled in by the producer
+    int       n_claimed                = 0;
     // Of attention, and what blocks tell one another.
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
     Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
@@ -1016,7 +1019,7 @@ __global__ void __launch_bounds__(threads, 1)
         if (op.n_claimable > 0 && blockIdx.x == 0 && threadIdx.x == 0) *op.next_claims = 0;
         const auto wait = [&] { // until what the operation before wrote is there or about to be
             if (op.waits && tells) {
-                // Not until the last ones are: a word that is missing is asked for again, and many blocks wait for the last.
+                // Most blocks are enough: what is missing is seen to be, and asked for again.
                 const unsigned wanted = start + unsigned(at) * gridDim.x - gridDim.x / 8;
                 unsigned       count;
                 do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");

@@ -872,7 +872,8 @@ TEST_CASE("GPU: a sequence alone, its steps being one kernel, answers as on the 
     if (no_gpu()) return;
     constexpr ModelShape shapes[] = {{"heads of 64, groups of 4", 3, 512, 8, 2, 1280, 2048, 2048},
                                      {"one kv head for 16", 2, 1024, 16, 1, 512, 2048, 2048},
-                                     {"heads of 128, 8 of them", 2, 1024, 8, 8, 2816, 2048, 2048}};
+                                     {"heads of 128, 8 of them", 2, 1024, 8, 8, 2816, 2048, 2048},
+                                     {"rows that blocks claim", 1, 5120, 40, 8, 6400, 2048, 2048}};
     const std::string    path     = temporary();
     for (const ModelShape& shape : shapes)
         for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K}) {

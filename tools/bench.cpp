@@ -361,7 +361,8 @@ int model(Arguments a) {
                                {"model_n_params", work->parameters},
                                {"test", test},
                                {"avg_ts", mean},
-                               {"stddev_ts", deviation}});
+                               {"stddev_ts", deviation},
+                               {"samples_ts", rates}});
         else
             std::printf("| %s | %.2f GiB | %.2f B | %s | %.2f ± %.2f | %.1f | %.0f | %s |\n", name.c_str(),
                         work->weight_bytes / double(1 << 30), work->parameters / 1e9, test.c_str(), mean, deviation,
