@@ -73,8 +73,8 @@ double relative_error(const std::vector<float>& got, const std::vector<double>& 
 }
 
 std::vector<float> floats_of(const std::vector<std::uint16_t>& halves) {
-    std::vector<float> out;
-    for (std::uint16_t h : halves) out.push_back(f16_to_f32(h));
+    std::vector<float> out(halves.size());
+    for (std::size_t i = 0; i < halves.size(); i++) out[i] = f16_to_f32(halves[i]);
     return out;
 }
 
@@ -111,8 +111,8 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                                weights.data() + std::ptrdiff_t(r) * cols, cols);
                 const auto          x = random_halves(std::size_t(64) * std::size_t(cols), random);
                 std::vector<double> want;
-                std::vector<float>  bias;
-                for (int r = 0; r < rows; r++) bias.push_back(float(r % 5));
+                std::vector<float>  bias(std::size_t(rows), 0.0f);
+                for (int r = 0; r < rows; r++) bias[std::size_t(r)] = float(r % 5);
                 for (int t = 0; t < n; t++)
                     for (int r = 0; r < rows; r++) {
                         double sum = double(bias[std::size_t(r)]);
@@ -197,8 +197,8 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             const int  D = n % 2 != 0 ? 128 : 64, block_size = 4;
             if (turned && (others == 0 || rows % D != 0 || others % D != 0)) continue;
             CAPTURE(n, cols, rows, others, then, D);
-            cuda::TapeOp ops[2];
-            ops[0].kind = gated ? cuda::TapeOp::gated : cuda::TapeOp::products;
+            cuda::TapeOp ops[2] = {};
+            ops[0].kind         = gated ? cuda::TapeOp::gated : cuda::TapeOp::products;
             ops[0].rows = n, ops[0].cols = cols;
             std::vector<int> all_rows{rows};
             if (gated) all_rows.push_back(rows);

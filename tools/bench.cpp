@@ -863,7 +863,7 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
         std::vector<const void*> arrays;
         for (std::size_t i = 0; i < n_arrays; i++) arrays.push_back(gpu.zeros(2 * n_copies * bytes));
         void* bases = gpu.zeros(n_arrays * sizeof(void*));
-        cuda::upload(bases, arrays.data(), n_arrays * sizeof(void*));
+        cuda::upload(bases, static_cast<const void*>(arrays.data()), n_arrays * sizeof(void*));
         std::vector<std::int32_t> pairs;
         for (int i = 0; i < int(n_copies); i++) pairs.insert(pairs.end(), {i, int(n_copies) + i});
         const auto*      list = static_cast<std::int32_t*>(gpu.ints(pairs));
