@@ -310,10 +310,11 @@ RoundedRows CpuBackend::round(const Tensor& x) {
     const std::size_t tiles = cols / 32;
     RoundedRows       to;
     to.n = x.rows, to.cols = x.cols;
-    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 2 * tiles)));
+    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 5 * tiles)));
     to.scales   = reinterpret_cast<float*>(to.integers + n * cols);
     to.sums     = to.scales + n * tiles;
-    split(x.rows, std::max<std::int64_t>(1, 16384 / x.cols),
+    to.products = reinterpret_cast<std::int32_t*>(to.sums + n * tiles);
+    split(x.rows, x.rows > few_rows ? 8 : std::max<std::int64_t>(1, 16384 / x.cols), // eight share lines of memory
           [&](std::int64_t first, std::int64_t last) { kernels_.round_rows(floats(x), to, first, last); });
     return to;
 }
@@ -353,8 +354,9 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
     const std::int64_t most  = packed              ? 9
                                : x.rows > few_rows ? 8
-                                                   : 64; // 9 · 16 rows are three blocks of products of floats
-    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(all / (8 * threads), 1, most);
+                                                   : 64;    // 9 · 16 rows are three blocks of products of floats
+    const std::int64_t even  = all / (8 * threads) / 2 * 2; // two groups at once cost less than each alone
+    const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(even, 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
         for (std::size_t i = 0; i < projections.size(); i++) {

@@ -44,6 +44,9 @@ struct RoundedRows {
     std::int16_t* integers = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
     float*        scales   = nullptr; // [cols / 32][n]
     float*        sums     = nullptr; // likewise, of the integers, times the scale
+    // [3][cols / 32][n], - Σ of the products of neighbours in the first half of the places, in the second, in both, modulo 2^32;
+    // for kernels that use them.
+    std::int32_t* products = nullptr;
 };
 
 // Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
@@ -58,7 +61,7 @@ struct MatmulTask {
     std::int64_t       first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
     float*             scratch = nullptr;   // matmul_scratch floats
 };
-inline constexpr std::int64_t tokens_at_once = 128; // of products of integers
+inline constexpr std::int64_t tokens_at_once = 256; // at most, of products of integers
 // Of products of floats: places and rows whose weights, and tokens whose sums stay in the caches.
 inline constexpr std::int64_t widest_panel = 1024, float_block = 48, float_tokens = 64;
 inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + widest_panel));
@@ -143,6 +146,8 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
 #define INLINE [[gnu::always_inline]] inline
+// A float in every lane. (f32x16{} + x costs an addition, as -0 would become 0.)
+#define ALL(x) ((f32x16)(i32x16{} + std::bit_cast<std::int32_t>(x)))
 
 // a · b + c of vectors, rounded once. Without an instruction for it in double, which gives the same bits but where the
 // result is rounded twice in a row to the other side: the plain path is the reference of the others.
@@ -185,6 +190,20 @@ INLINE float sum_lanes(const float* lane) {
     for (int i = 0; i < 8; i++) s8[i] = lane[i] + lane[i + 8];
     for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
     return (s4[0] + s4[2]) + (s4[1] + s4[3]);
+}
+
+// (What the compiler makes of its own reduction looks after NaN lane by lane.)
+INLINE float largest_lane(const f32x16& lanes) {
+#define TURNED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+    f32x16 v = lanes, other;
+    other    = TURNED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v        = v > other ? v : other;
+    other    = TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v        = v > other ? v : other;
+    other    = TURNED(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    v        = v > other ? v : other;
+    return v[0] > v[1] ? v[0] : v[1];
+#undef TURNED
 }
 
 template <bool Fma>
@@ -307,7 +326,7 @@ INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_
         f32x16 v[V];
         for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
         for (int i = 0; i < Q; i++) {
-            const f32x16 w = f32x16{} + a[i][step];
+            const f32x16 w = ALL(a[i][step]);
             for (int j = 0; j < V; j++) EITHER_FMA(sum[i][j], w, v[j], sum[i][j]);
         }
     }
@@ -333,7 +352,7 @@ INLINE float soften(float* score, int a, int b, float scale, float* top, float* 
         best = __builtin_elementwise_max(best, s);
         STORE16(score + j, s);
     }
-    const float highest = std::max(*top, __builtin_reduce_max(best));
+    const float highest = std::max(*top, largest_lane(best));
     for (int j = 0; j < attention_chunk; j += 16) {
         f32x16       s;
         const i32x16 seen = (lane + j >= a) & (lane + j < b);
@@ -413,7 +432,8 @@ INLINE void attention_body(const AttentionTask& task) {
     std::fill(acc, acc + n_queries * padded, 0.0f);
     std::fill(top, top + n_queries, -std::numeric_limits<float>::infinity());
     std::fill(sum, sum + n_queries, 0.0f);
-    std::fill(c.v, c.v + attention_chunk * padded, 0.0f); // the padding of V's rows stays zero
+    for (int p = 0; p < attention_chunk && D < padded; p++) // the padding of V's rows stays zero
+        std::fill(c.v + p * padded + D, c.v + (p + 1) * padded, 0.0f);
     int next = 0;
     for (const AttentionPart& part : task.parts)
         for (int t = 0; t < part.n_tokens; t++)
@@ -552,6 +572,7 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
 #define SPLIT_BYTES 0
+#define PAIRED_PLACES 0
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
@@ -701,8 +722,16 @@ using Lanes = f32x16;
 #include "matmul_tiles.h"
 } // namespace avx512vnni
 SET(avx512vnni, true)
-#pragma clang attribute pop
 TABLE(avx512vnni, "avx512, vnni")
+#undef PAIRED_PLACES
+#define PAIRED_PLACES 1
+namespace avx512pairs {
+using Lanes = f32x16;
+#include "matmul_tiles.h"
+} // namespace avx512pairs
+SET(avx512pairs, true)
+#pragma clang attribute pop
+TABLE(avx512pairs, "avx512, vnni")
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     // cpuid and xgetbv: the processor has it, and the operating system saves its registers.
@@ -711,6 +740,8 @@ const CpuKernels* cpu_kernels(std::string_view name) {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
     const bool vnni    = avx512 && __builtin_cpu_supports("avx512vnni");
+    // AMD's add in four units and multiply in two of them; Intel's do both in the same two.
+    if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd")))) return &avx512pairs_kernels;
     if (vnni && (name.empty() || name == "avx512vnni")) return &avx512vnni_kernels;
     if (avx512 && (name.empty() || name == "avx512")) return &avx512_kernels;
     if (avxvnni && (name.empty() || name == "avxvnni")) return &avxvnni_kernels;

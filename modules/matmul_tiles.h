@@ -4,6 +4,7 @@
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
 //   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
 //   SPLIT_BYTES     whether BYTE_DOT is one instruction, so that 8 bits times the bytes of 16 bits beat 16 bits times 16 bits
+//   PAIRED_PLACES   whether additions cost so much less than products that half the products are replaced (add_pairs)
 //   DOT_TOKENS      tokens multiplied together with a tile of integers, more than one where its 16 registers are in memory
 //   FMA(a, b, c)    a · b + c, fused where the target can
 //   FUSED           whether it can
@@ -57,11 +58,10 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
 }
 
 // Each format: `items` and `bytes` of a block, and its pieces; header() for the block at p, then tile() for each of its tiles,
-// in order. The value of a place is scale · w, or scale · w - second. With two scales in a tile they are whole numbers, and part
-// of w; the sums over 16 places fit 32 bits, those over 32 do not.
+// in order. The value of a place is scale · w, or scale · w - second; with two_scales, scale · w · part[0 or 1].
 //
 // Those read as they stand in the file also have, for 16 tiles of one row at p: row_sums(), of their products with x as
-// split_x() has it, or of their halves where there are two scales; row_values(), what these become and their scales.
+// split_x() has it, or of their halves with two_scales; row_values(), what these become and their scales.
 // Bytes without a sign stand for weights with one (w + 128, w + 32), which makes the sums too large by what zeros() gives.
 
 // n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
@@ -87,28 +87,50 @@ INLINE void load_two(const std::byte* a, const std::byte* b, u8x64& out) {
 }
 
 // Four lanes of v[i] each → lane i of these four.
-INLINE void sums_of_fours(const i32x16* v, i32x16& dot) {
 #define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
 #define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+INLINE void sums_of_fours(const i32x16* v, i32x16& dot) {
     const i32x16 a = LOW(v[0], v[2]) + HIGH(v[0], v[2]), b = LOW(v[1], v[3]) + HIGH(v[1], v[3]);
     dot = LOW(a, b) + HIGH(a, b);
+}
+INLINE void largest_of_fours(const i32x16* v, i32x16& out) {
+    const i32x16 a = __builtin_elementwise_max(LOW(v[0], v[2]), HIGH(v[0], v[2])),
+                 b = __builtin_elementwise_max(LOW(v[1], v[3]), HIGH(v[1], v[3]));
+    out            = __builtin_elementwise_max(LOW(a, b), HIGH(a, b));
+}
 #undef LOW
 #undef HIGH
-}
 // Lanes 4j .. 4j + 3 of v[i] belong to half j % 2 of tile 2i + j / 2 → the sums of 8 tiles' halves.
 INLINE void sums_of_halves(const i32x16* v, i32x16& dot) {
     sums_of_fours(v, dot);
     dot = __builtin_shufflevector(dot, dot, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
-// Lanes 0-7 of v[i] belong to tile 2i, the others to the next one → the sums of 16 tiles.
+// Lanes 0-7 of v[i], i < 8, → lane 2i, the others → lane 2i + 1: the sums, or the largest.
+#define FIRST(x, y) __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define SECOND(x, y) __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+#define SORTED(v) __builtin_shufflevector(v, v, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15)
 INLINE void sums_of_tiles(const i32x16* v, i32x16& dot) {
     i32x16 a[4];
-    for (int i = 0; i < 4; i++) // tiles 2i, 2i + 1, 2i + 8, 2i + 9
-        a[i] = __builtin_shufflevector(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-               __builtin_shufflevector(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    for (int i = 0; i < 4; i++) a[i] = FIRST(v[i], v[i + 4]) + SECOND(v[i], v[i + 4]);
     sums_of_fours(a, dot);
-    dot = __builtin_shufflevector(dot, dot, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    dot = SORTED(dot);
 }
+INLINE void largest_of_tiles(const i32x16* v, i32x16& out) {
+    i32x16 a[4];
+    for (int i = 0; i < 4; i++) a[i] = __builtin_elementwise_max(FIRST(v[i], v[i + 4]), SECOND(v[i], v[i + 4]));
+    largest_of_fours(a, out);
+    out = SORTED(out);
+}
+#undef FIRST
+#undef SECOND
+#undef SORTED
+
+// 16 rows × 32 places
+struct UnpackedTile {
+    i16x32 w[16];
+    f32x16 scale, second;
+    f32x16 part[2]; // of two_scales: that of each half
+};
 
 struct OfQ8_0 {
     static constexpr int    items = 32, bytes = 34;
@@ -116,14 +138,14 @@ struct OfQ8_0 {
     static constexpr Pieces pieces = {2, 2, {{{0, 2}}}};
 
     INLINE void header(const std::byte*) {}
-    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[8];
         load(p, 2, 8, q);
         for (int i = 0; i < 8; i++) {
-            w[2 * i]     = (i16x32)q[i] << 8 >> 8;
-            w[2 * i + 1] = (i16x32)q[i] >> 8;
+            to.w[2 * i]     = (i16x32)q[i] << 8 >> 8;
+            to.w[2 * i + 1] = (i16x32)q[i] >> 8;
         }
-        load_halves(p, 0, scale);
+        load_halves(p, 0, to.scale);
     }
 
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
@@ -182,17 +204,17 @@ struct OfQ4_0 {
     static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
 
     INLINE void header(const std::byte*) {}
-    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4];
         load(p, 2, 4, q);
         for (int i = 0; i < 4; i++) { // q - 8, as a nibble with a sign
-            const auto v = (i16x32)(q[i] ^ int(0x88888888));
-            w[2 * i]     = v << 12 >> 12;
-            w[2 * i + 1] = v << 4 >> 12;
-            w[2 * i + 8] = v << 8 >> 12;
-            w[2 * i + 9] = v >> 12;
+            const auto v    = (i16x32)(q[i] ^ int(0x88888888));
+            to.w[2 * i]     = v << 12 >> 12;
+            to.w[2 * i + 1] = v << 4 >> 12;
+            to.w[2 * i + 8] = v << 8 >> 12;
+            to.w[2 * i + 9] = v >> 12;
         }
-        load_halves(p, 0, scale);
+        load_halves(p, 0, to.scale);
     }
 };
 
@@ -202,13 +224,13 @@ struct OfQ4_1 {
     static constexpr Pieces pieces = {4, 1, {{{0, 2}, {2, 2}}}};
 
     INLINE void header(const std::byte*) {}
-    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4];
         load(p, 4, 4, q);
-        nibbles(q, w);
-        load_halves(p, 0, scale);
-        load_halves(p, 2, second);
-        second = -second;
+        nibbles(q, to.w);
+        load_halves(p, 0, to.scale);
+        load_halves(p, 2, to.second);
+        to.second = -to.second;
     }
 };
 
@@ -218,14 +240,14 @@ struct OfQ5_0 {
     static constexpr Pieces pieces = {6, 1, {{{0, 2}, {2, 4}}}};
 
     INLINE void header(const std::byte*) {}
-    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16&) {
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4], fifth;
         load(p, 2, 1, &fifth);
         load(p, 6, 4, q);
-        nibbles(q, w);
-        fifth_bits(fifth, w);
-        for (int i = 0; i < 16; i++) w[i] -= 16;
-        load_halves(p, 0, scale);
+        nibbles(q, to.w);
+        fifth_bits(fifth, to.w);
+        for (int i = 0; i < 16; i++) to.w[i] -= 16;
+        load_halves(p, 0, to.scale);
     }
 };
 
@@ -235,15 +257,15 @@ struct OfQ5_1 {
     static constexpr Pieces pieces = {8, 1, {{{0, 2}, {2, 2}, {4, 4}}}};
 
     INLINE void header(const std::byte*) {}
-    INLINE void tile(const std::byte* p, int, Tile w, f32x16& scale, f32x16& second) {
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
         i32x16 q[4], fifth;
         load(p, 4, 1, &fifth);
         load(p, 8, 4, q);
-        nibbles(q, w);
-        fifth_bits(fifth, w);
-        load_halves(p, 0, scale);
-        load_halves(p, 2, second);
-        second = -second;
+        nibbles(q, to.w);
+        fifth_bits(fifth, to.w);
+        load_halves(p, 0, to.scale);
+        load_halves(p, 2, to.second);
+        to.second = -to.second;
     }
 };
 
@@ -282,11 +304,11 @@ struct OfQ4_K {
     ScalesK                 scales;
 
     INLINE void header(const std::byte* p) { scales.read(p); }
-    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
         i32x16 q[8];
         load(p, 16 + j / 2 * 32, 8, q); // two tiles share their bytes
-        half_bytes(q, j % 2 * 4, w);
-        scales.at(j, scale, second);
+        half_bytes(q, j % 2 * 4, to.w);
+        scales.at(j, to.scale, to.second);
     }
 };
 
@@ -297,50 +319,45 @@ struct OfQ5_K {
     ScalesK                 scales;
 
     INLINE void header(const std::byte* p) { scales.read(p); }
-    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16& second) {
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
         i32x16 q[8], high[8];
         load(p, 48 + j / 2 * 32, 8, q);
         load(p, 16, 8, high);
-        half_bytes(q, j % 2 * 4, w);
+        half_bytes(q, j % 2 * 4, to.w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> j;
-            w[2 * i] |= (i16x32)(h << 4 & 16);
-            w[2 * i + 1] |= (i16x32)(h >> 4 & 16);
+            to.w[2 * i] |= (i16x32)(h << 4 & 16);
+            to.w[2 * i + 1] |= (i16x32)(h >> 4 & 16);
         }
-        scales.at(j, scale, second);
+        scales.at(j, to.scale, to.second);
     }
 };
 
-// A scale for each 16 places, a byte, times that of the block. w · byte fits int16, and the sum over 16 places int32.
+// A scale for each 16 places, a byte, times that of the block. A sum over 16 places fits 24 bits, with its scale 32, and
+// w · scale fits 16.
 struct OfQ6_K {
     static constexpr int    items = 256, bytes = 210;
     static constexpr bool   has_min = false, two_scales = true;
     static constexpr Pieces pieces{0, 13, {{{208, 2}}}};
     f32x16                  d;
 
-    // s: bytes j / 2 * 4 .. + 3 of the 16 scales of each row; two of them are this tile's
-    INLINE void scales(const i32x16& s, int j, i32x16& first, i32x16& second) {
-        const i32x16 two = s << (j % 2 ? 0 : 16); // on top
-        first            = two << 8 >> 24;
-        second           = two >> 24;
-    }
     INLINE void header(const std::byte* p) { load_halves(p, 208, d); }
-    INLINE void tile(const std::byte* p, int j, Tile w, f32x16& scale, f32x16&) {
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
         const int half = j / 4, quarter = j % 4;
-        i32x16    low[8], high[8], s, first, second;
+        i32x16    low[8], high[8], scales;
         load(p, half * 64 + quarter % 2 * 32, 8, low);
         load(p, 128 + half * 32, 8, high);
-        load(p, 192 + j / 2 * 4, 1, &s);
-        scales(s, j, first, second);
-        half_bytes(low, quarter / 2 * 4, w);
+        load(p, 192 + j / 2 * 4, 1, &scales); // two of the four are this tile's
+        half_bytes(low, quarter / 2 * 4, to.w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> (2 * quarter);
-            w[2 * i] |= (i16x32)(h << 4 & 0x30);
-            w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
+            to.w[2 * i] |= (i16x32)(h << 4 & 0x30);
+            to.w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
         }
-        const auto a = (i16x32)((first & 0xffff) | first << 16), b = (i16x32)((second & 0xffff) | second << 16);
-        for (int i = 0; i < 16; i++) w[i] = (w[i] - 32) * (i < 8 ? a : b);
-        scale = d;
+        for (i16x32& w : to.w) w -= 32;
+        for (int part = 0; part < 2; part++)
+            to.part[part] = __builtin_convertvector(scales << (24 - (j % 2 * 2 + part) * 8) >> 24, f32x16);
+        to.scale = d;
     }
 
     static constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -392,7 +409,8 @@ struct OfQ6_K {
 
 // -- products of integers
 
-// sum[lane] = w · x over the first 16 places of a tile, and over the others
+// sum[lane] = w · x over a tile, or over its first and its second half
+template <class Format>
 INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
     i32x16 a{}, b{}, c{}, d{};
     for (int i = 0; i < 8; i += 2) {
@@ -402,59 +420,104 @@ INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
         DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
     }
     sum[0] = a + b;
-    sum[1] = c + d;
+    if constexpr (Format::two_scales) sum[1] = c + d;
+    else sum[0] += c + d;
 }
 
 // The same of N neighbouring tokens, which take the tile from memory, in a loop that stays one: unrolled, it is reordered until
 // the sums no longer fit the registers.
-template <int N>
+template <class Format, int N>
 INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
-    for (int half = 0; half < 2; half++, w += 8, x += 16) {
+    constexpr int parts = Format::two_scales ? 2 : 1, length = 16 / parts;
+    for (int part = 0; part < parts; part++, w += length, x += 2 * length) {
         i32x16 chain[N] = {};
 #pragma clang loop unroll(disable)
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < length; i++)
             for (int t = 0; t < N; t++) DOT(chain[t], w[i], PAIR(x + 32 * t + 2 * i));
-        for (int t = 0; t < N; t++) sum[t][half] = chain[t];
+        for (int t = 0; t < N; t++) sum[t][part] = chain[t];
     }
 }
 
-// A tile's sums (first half, second half), times the scale of x and what there is of a scale, onto the total. The sums of
-// integers are exact; the floats made of them are added tile by tile, so that nothing depends on the number of tokens.
-template <class Format>
-INLINE void add_product(const i32x16* dot, const f32x16& scale, float x_scale, f32x16& total) {
-    f32x16 both;
-    if constexpr (Format::two_scales)
-        both = __builtin_convertvector(dot[0], f32x16) + __builtin_convertvector(dot[1], f32x16);
-    else both = __builtin_convertvector(dot[0] + dot[1], f32x16);
-    total = FMA(both, scale * x_scale, total);
-}
-
-template <class Format>
-INLINE void add_token(const i32x16* dot, const f32x16& scale, const f32x16& second, float x_scale, float x_sum,
-                      f32x16& total) {
-    f32x16 sum = total;
-    add_product<Format>(dot, scale, x_scale, sum);
-    if constexpr (Format::has_min) sum = FMA(-second, f32x16{} + x_sum, sum);
+// A tile's sums, times the scale of x and what there is of scales, onto the total. The sums of integers are exact; the floats
+// made of them are added tile by tile, so that nothing depends on the number of tokens.
+//
+// Of two scales each is part of w (Scaled), or comes after: a sum of 16 places is exact as a float, so that both round alike.
+template <class Format, bool Scaled>
+INLINE void add_token(const i32x16* dot, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
+    f32x16 value = __builtin_convertvector(dot[0], f32x16);
+    if constexpr (Format::two_scales) {
+        f32x16 other = __builtin_convertvector(dot[1], f32x16);
+        if constexpr (!Scaled) value *= w.part[0], other *= w.part[1];
+        value += other;
+    }
+    f32x16 sum = FMA(value, w.scale * x_scale, total);
+    if constexpr (Format::has_min) sum = FMA(-w.second, ALL(x_sum), sum);
     total = sum;
 }
 
-// One tile's part of every token's sums, of N tokens together.
-template <class Format, int N>
-INLINE void add_tile(const i16x32* w, const f32x16& scale, const f32x16& second, const RoundedRows& x,
-                     std::int64_t tile, std::int64_t first, std::int64_t n, f32x16* total) {
-    tile                       = tile * x.n + first;
-    const std::int16_t* at     = x.integers + tile * 32;
-    const float *       scales = x.scales + tile, *sums = x.sums + tile;
+INLINE void multiply_parts(UnpackedTile& t) {
+    i32x16 scale[2];
+    for (int part = 0; part < 2; part++) scale[part] = __builtin_convertvector(t.part[part], i32x16);
+    for (int i = 0; i < 16; i++) t.w[i] *= (i16x32)((scale[i / 8] & 0xffff) | scale[i / 8] << 16);
+}
+
+// A tile of x, from some token on. Moved by additions alone: a row's tiles follow each other too quickly for more.
+struct Tokens {
+    const std::int16_t* integers;
+    const float *       scales, *sums;
+    const std::int32_t* products[3];
+
+    INLINE void move(std::int64_t n) {
+        integers += 32 * n;
+        scales += n, sums += n;
+        for (auto& p : products) p += n;
+    }
+};
+
+// One tile's part of n tokens' sums, of N tokens together.
+template <class Format, int N, bool Scaled>
+INLINE void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
     if constexpr (N > 1)
-        for (; n >= N; n -= N, at += 32 * N, scales += N, sums += N, total += N) {
+        for (; n >= N; n -= N, x.move(N), total += N) {
             i32x16 dots[N][2];
-            dot_tiles<N>(w, at, dots);
-            for (int t = 0; t < N; t++) add_token<Format>(dots[t], scale, second, scales[t], sums[t], total[t]);
+            dot_tiles<Format, N>(w.w, x.integers, dots);
+            for (int t = 0; t < N; t++) add_token<Format, Scaled>(dots[t], w, x.scales[t], x.sums[t], total[t]);
         }
-    for (std::int64_t t = 0; t < n; t++, at += 32) {
+    for (std::int64_t t = 0; t < n; t++) {
         i32x16 dot[2];
-        dot_tile(w, at, dot);
-        add_token<Format>(dot, scale, second, scales[t], sums[t], total[t]);
+        dot_tile<Format>(w.w, x.integers + 32 * t, dot);
+        add_token<Format, Scaled>(dot, w, x.scales[t], x.sums[t], total[t]);
+    }
+}
+
+// The same of two groups of 16 rows with half the products (S. Winograd, A New Algorithm for Inner Product, 1968):
+//   w0 · x0 + w1 · x1 = (w1 + x0) · (w0 + x1) - w0 · w1 - x0 · x1
+// What is taken off belongs to the row or to the token, and is worked out once for all that it meets. Whole numbers: the sums
+// are the same, though they overflow on the way (round_rows_body leaves room for w + x). Both groups share what is loaded of x.
+constexpr int paired_tokens = 4;
+
+template <class Format>
+INLINE void add_pairs(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
+    constexpr int T = paired_tokens, parts = Format::two_scales ? 2 : 1, length = 16 / parts;
+    i32x16        weights[2][parts] = {}; // Σ w0 · w1
+    for (int r = 0; r < 2; r++)
+        for (int i = 0; i < 16; i += 2) DOT(weights[r][i / length], w[r].w[i], w[r].w[i + 1]);
+    for (std::int64_t first = 0; first < n; first += T, x.move(T)) {
+        i32x16 sum[2][T][parts];
+        for (int t = 0; t < T; t++)
+            for (int r = 0; r < 2; r++)
+                for (int part = 0; part < parts; part++)
+                    sum[r][t][part] = x.products[Format::two_scales ? part : 2][t] - weights[r][part];
+#pragma clang loop unroll(disable)
+        for (int at = 0; at < length; at += 2)
+            for (int part = 0; part < parts; part++)
+                for (int t = 0, i = part * length + at; t < T; t++) {
+                    const i16x32 x0 = PAIR(x.integers + 32 * t + 2 * i), x1 = PAIR(x.integers + 32 * t + 2 * i + 2);
+                    for (int r = 0; r < 2; r++) DOT(sum[r][t][part], w[r].w[i + 1] + x0, w[r].w[i] + x1);
+                }
+        for (int t = 0; t < T; t++)
+            for (int r = 0; r < 2; r++)
+                add_token<Format, false>(sum[r][t], w[r], x.scales[t], x.sums[t], total[r][first + t]);
     }
 }
 
@@ -509,55 +572,74 @@ struct RowGroup {
     std::int64_t     here;
 };
 
-// The 16 rows times tokens first .. first + n - 1; total [n]. What comes later is asked for early: the processor's own
-// prefetching reaches half of this machine's bandwidth.
-template <class Format, bool Turned, int N>
-INLINE void integer_rows(const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                         f32x16* total) {
+// R groups of 16 rows times tokens first .. first + n - 1; total [R][n]. What comes later is asked for early: the processor's
+// own prefetching reaches half of this machine's bandwidth.
+template <class Format, bool Turned, int N, int R>
+INLINE void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                         f32x16 (*total)[tokens_at_once]) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
     constexpr int at_once = Turned ? 1 : 8 / tiles;                       // blocks turned together: 256 places
-    for (std::int64_t t = 0; t < n; t++) total[t] = f32x16{};
-    Format                format;
-    alignas(64) std::byte panel[Turned ? 1 : at_once * bytes];
+    for (int r = 0; r < R; r++)
+        for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
+    const std::int64_t all = x.n, paired = R == 2 ? n / paired_tokens * paired_tokens : 0;
+    const std::int64_t plane = x.cols / 32 * x.n;
+    Tokens             at{x.integers, x.scales, x.sums, {x.products, x.products + plane, x.products + 2 * plane}};
+    at.move(first);
+    const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
+        Tokens rest = at;
+        rest.move(paired);
+        if constexpr (R == 2) add_pairs<Format>(w, at, paired, total);
+        for (int r = 0; r < R; r++) add_tile<Format, N, R == 1>(w[r], rest, n - paired, total[r] + paired);
+        at.move(all);
+    };
+    Format                format[R];
+    alignas(64) std::byte panel[R][Turned ? 1 : at_once * bytes];
     const std::int64_t    blocks = x.cols / Format::items;
     if constexpr (Turned) {
-        const std::byte* p = group.p;
-        for (std::int64_t block = 0; block < blocks; block++, p += bytes) {
-            format.header(p);
+        for (std::int64_t block = 0; block < blocks; block++) {
+            const std::int64_t later = block * bytes + 8192, rest = blocks * bytes; // then comes the other group
+            const std::int64_t ahead = later < rest ? 8192 : 8192 + (R - 1) * rest;
+            for (int r = 0; r < R; r++) format[r].header(group[r].p + block * bytes);
 #pragma clang loop unroll(full)
             for (int j = 0; j < tiles; j++) {
-                i16x32 w[16];
-                f32x16 scale, second;
-                format.tile(p, j, w, scale, second);
-                for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64) __builtin_prefetch(p + 8192 + i);
-                add_tile<Format, N>(w, scale, second, x, block * tiles + j, first, n, total);
+                UnpackedTile w[R];
+                for (int r = 0; r < R; r++) {
+                    const std::byte* p = group[r].p + block * bytes;
+                    format[r].tile(p, j, w[r]);
+                    for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
+                        __builtin_prefetch(p + ahead + i);
+                }
+                add(w);
             }
         }
         return;
     }
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
-        const std::int64_t here  = Turned ? 1 : std::min<std::int64_t>(at_once, blocks - begin);
-        const std::byte*   p     = Turned ? group.p + begin * bytes : panel;
-        const std::byte*   later = Turned ? p + 8192 : group.p + 16 * group.stride + begin * bytes;
-        if constexpr (!Turned) interleave_blocks<Format>(group.p, group.stride, group.here, begin, here, panel);
-        for (std::int64_t block = begin; block < begin + here; block++, p += bytes, later += bytes) {
-            format.header(p);
+        const std::int64_t here = std::min<std::int64_t>(at_once, blocks - begin);
+        for (int r = 0; r < R; r++)
+            interleave_blocks<Format>(group[r].p, group[r].stride, group[r].here, begin, here, panel[r]);
+        for (std::int64_t block = begin; block < begin + here; block++) {
+            const std::int64_t done = (block - begin) * bytes;
+            for (int r = 0; r < R; r++) format[r].header(panel[r] + done);
 #pragma clang loop unroll(full)
             for (int j = 0; j < tiles; j++) {
-                i16x32 w[16];
-                f32x16 scale, second;
-                format.tile(p, j, w, scale, second);
-                for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
-                    __builtin_prefetch(later + i, 0, Turned ? 3 : 2);
-                if constexpr (!Turned) { // and two rows of the next panel, from the second-level cache to the first
-                    const std::byte* next = group.p + std::size_t(2 * ((block - begin) * tiles + j)) * group.stride +
+                UnpackedTile w[R];
+                for (int r = 0; r < R; r++) {
+                    const std::size_t stride = group[r].stride;
+                    const std::byte*  later  = group[r].p + 16 * R * stride + begin * bytes + done;
+                    format[r].tile(panel[r] + done, j, w[r]);
+                    if constexpr (Format::two_scales && R == 1) multiply_parts(w[r]);
+                    for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
+                        __builtin_prefetch(later + i, 0, 2);
+                    // and two rows of the next panel, from the second-level cache to the first
+                    const std::byte* next = group[r].p + std::size_t(2 * ((block - begin) * tiles + j)) * stride +
                                             (begin + at_once) * Format::bytes;
                     for (int i = 0; i < at_once * Format::bytes + 63; i += 64) {
                         __builtin_prefetch(next + i);
-                        __builtin_prefetch(next + group.stride + i);
+                        __builtin_prefetch(next + stride + i);
                     }
                 }
-                add_tile<Format, N>(w, scale, second, x, block * tiles + j, first, n, total);
+                add(w);
             }
         }
     }
@@ -668,24 +750,16 @@ INLINE void one_token(const MatmulTask& task) {
 
 #define EACH_INTEGER_FORMAT(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K)
 
-template <int N>
-INLINE void rows_times(DType type, const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                       f32x16* total) {
+template <int N, int R>
+INLINE void rows_times(DType type, const RowGroup* group, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                       f32x16 (*total)[tokens_at_once]) {
     switch (type) {
 #define ROWS_OF(T) \
-    case DType::T: return integer_rows<Of##T, interleaved_at_load(DType::T), N>(group, x, first, n, total);
+    case DType::T: return integer_rows<Of##T, interleaved_at_load(DType::T), N, R>(group, x, first, n, total);
         EACH_INTEGER_FORMAT(ROWS_OF)
 #undef ROWS_OF
         default: return;
     }
-}
-
-// Few tokens have loops of their own: those for several together would slow them down.
-INLINE void sixteen_rows(DType type, const RowGroup& group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                         f32x16* total) {
-    if constexpr (DOT_TOKENS > 1)
-        if (n >= DOT_TOKENS) return rows_times<DOT_TOKENS>(type, group, x, first, n, total);
-    rows_times<1>(type, group, x, first, n, total);
 }
 
 INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
@@ -698,7 +772,7 @@ INLINE void interleave_body(const TensorView& w, std::byte* out, std::int64_t fi
     }
 }
 
-// Tokens pass over 16 rows in numbers whose x stays in the second-level cache while the rows of the task change.
+// Tokens pass over 16 or 32 rows in numbers whose x stays in the second-level cache while the rows of the task change.
 INLINE void integer_matmul(const MatmulTask& task) {
     const TensorView&  w      = *task.weight;
     const RoundedRows& x      = *task.rounded;
@@ -707,44 +781,95 @@ INLINE void integer_matmul(const MatmulTask& task) {
         if (w.type == DType::Q8_0) return one_token<OfQ8_0>(task);
         return one_token<OfQ6_K>(task);
     }
-    const std::int64_t goes = (x.n + tokens_at_once - 1) / tokens_at_once, at_once = (x.n + goes - 1) / goes;
+    // Fewer tokens do not pay for the unpacking, which no longer finds units idle.
+    const std::int64_t paired_from = w.type == DType::Q6_K ? 64 : 24;
+    const std::int64_t most = tokens_at_once / (PAIRED_PLACES ? 1 : 2), goes = (x.n + most - 1) / most;
+    const std::int64_t at_once = (x.n + goes - 1) / goes;
     for (std::int64_t first = 0; first < x.n; first += at_once) {
         const std::int64_t n = std::min(at_once, x.n - first);
-        for (std::int64_t row = task.first; row < task.last; row += 16) {
-            const RowGroup group{static_cast<const std::byte*>(w.data) + std::size_t(row) * stride, stride,
-                                 std::min<std::int64_t>(16, w.rows - row)};
-            f32x16         total[tokens_at_once];
-            sixteen_rows(w.type, group, x, first, n, total);
-            store_sums(task, row, first, n, total);
+        for (std::int64_t row = task.first, groups; row < task.last; row += 16 * groups) {
+            const auto group = [&](std::int64_t at) {
+                return RowGroup{static_cast<const std::byte*>(w.data) + std::size_t(at) * stride, stride,
+                                std::min<std::int64_t>(16, w.rows - at)};
+            };
+            const RowGroup two[2] = {group(row), group(row + 16)};
+            f32x16         total[2][tokens_at_once];
+            groups = PAIRED_PLACES && n >= paired_from && row + 16 < task.last ? 2 : 1;
+            if (PAIRED_PLACES && groups == 2) rows_times<1, 2>(w.type, two, x, first, n, total);
+            else if (n > 1) rows_times<DOT_TOKENS, 1>(w.type, two, x, first, n, total);
+            else rows_times<1, 1>(w.type, two, x, first, 1, total); // multiplied as it is unpacked
+            for (std::int64_t r = 0; r < groups; r++) store_sums(task, row + 16 * r, first, n, total[r]);
         }
     }
 }
 
-// 16 bits for the largest of 32 places. NaN and infinity come back through the scale.
-INLINE void round_rows_body(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; t++)
-        for (std::int64_t k = 0; k < to.cols; k += 32) {
-            f32x16 v[2];
-            LOAD16(v[0], x + t * to.cols + k);
-            LOAD16(v[1], x + t * to.cols + k + 16);
-            // of floats without a sign the bits compare as the values do
-            const float largest = std::bit_cast<float>(
-                __builtin_reduce_max(__builtin_elementwise_max((i32x16)v[0] & 0x7fffffff, (i32x16)v[1] & 0x7fffffff)));
-            const float        inverse = largest > 0 ? 32767 / largest : 0;
-            const std::int64_t tile    = k / 32 * to.n + t;
-            i32x16             sum{};
-            for (int half = 0; half < 2; half++) {
-                // adding 1.5 · 2^23 rounds to an integer, the low bits of the sum
-                const i32x16 q = (i32x16)(v[half] * inverse + 12582912.0f) - 0x4b400000;
-                sum += q;
-                const i16x16 narrow = __builtin_convertvector(q, i16x16);
-                const i16x16 turned =
-                    __builtin_shufflevector(narrow, narrow, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-                STORE16(to.integers + tile * 32 + 16 * half, turned);
-            }
-            to.scales[tile] = largest / 32767;
-            to.sums[tile]   = float(__builtin_reduce_add(sum)) * to.scales[tile];
+// Whole numbers of 16 bits, with room for a weight beside the largest (add_pairs). NaN and infinity come back through the scale.
+constexpr float largest_integer = 32767 - 128;
+
+constexpr int rounded_together = 8; // tokens
+
+// A tile of `here` neighbouring tokens whose places stand at x, `cols` apart.
+INLINE void round_tiles(const float* x, std::int64_t cols, const RoundedRows& to, std::int64_t tile,
+                        std::int64_t here) {
+    i32x16 most[rounded_together] = {}, sum[rounded_together] = {}, product[rounded_together] = {}, lanes;
+    for (std::int64_t t = 0; t < here; t++) { // of floats without a sign the bits compare as the values do
+        i32x16 a, b;
+        LOAD16(a, x + t * cols);
+        LOAD16(b, x + t * cols + 16);
+        most[t] = __builtin_elementwise_max(a & 0x7fffffff, b & 0x7fffffff);
+    }
+    largest_of_tiles(most, lanes);
+    const i32x16 other   = __builtin_shufflevector(lanes, lanes, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    const auto   largest = (f32x16)__builtin_elementwise_max(lanes, other);
+    const f32x16 inverse = largest > 0 ? largest_integer / largest : f32x16{};
+    for (std::int64_t t = 0; t < here; t++) {
+        i16x16 natural[2];
+        for (int half = 0; half < 2; half++) {
+            f32x16 v;
+            LOAD16(v, x + t * cols + 16 * half);
+            // adding 1.5 · 2^23 rounds to an integer, the low bits of the sum
+            natural[half] = __builtin_convertvector((i32x16)(v * inverse[2 * t] + 12582912.0f) - 0x4b400000, i16x16);
         }
+#define JOIN(a, b)                                                                                                  \
+    __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, \
+                            23, 24, 25, 26, 27, 28, 29, 30, 31)
+#define FOUR(at) at, at + 2, at + 1, at + 3
+        const i16x32 v = JOIN(natural[0], natural[1]);
+        const i16x32 turned =
+            __builtin_shufflevector(v, v, FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20), FOUR(24), FOUR(28));
+#undef FOUR
+#undef JOIN
+        STORE16(to.integers + (tile + t) * 32, turned);
+        DOT(sum[t], v, i16x32{} + 1);
+        if constexpr (PAIRED_PLACES) DOT(product[t], v, (i16x32)((u32x16)v >> 16));
+    }
+#define EVEN(v) __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14)
+#define ODD(v) __builtin_shufflevector(v, v, 1, 3, 5, 7, 9, 11, 13, 15)
+    const auto  bytes = std::size_t(here) * sizeof(float);
+    const f32x8 scale = EVEN(largest) / largest_integer;
+    sums_of_tiles(sum, lanes);
+    const f32x8 sums = __builtin_convertvector(EVEN(lanes) + ODD(lanes), f32x8) * scale;
+    std::memcpy(to.scales + tile, &scale, bytes);
+    std::memcpy(to.sums + tile, &sums, bytes);
+    if constexpr (PAIRED_PLACES) {
+        sums_of_tiles(product, lanes);
+        const i32x8 products[] = {-EVEN(lanes), -ODD(lanes), -EVEN(lanes) - ODD(lanes)};
+        for (int i = 0; i < 3; i++) std::memcpy(to.products + i * to.n * (to.cols / 32) + tile, products + i, bytes);
+    }
+#undef EVEN
+#undef ODD
+}
+
+INLINE void round_rows_body(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; t += rounded_together) {
+        const std::int64_t here = std::min<std::int64_t>(rounded_together, last - t);
+        for (std::int64_t k = 0; k < to.cols; k += 32) {
+            const float*       at   = x + t * to.cols + k;
+            const std::int64_t tile = k / 32 * to.n + t;
+            if (here == rounded_together) round_tiles(at, to.cols, to, tile, rounded_together); // of a number known
+            else round_tiles(at, to.cols, to, tile, here);
+        }
+    }
 }
 
 // -- products of floats: 16 lanes of places, k ascending, then the lanes pairwise, then what is left of the row

@@ -13,7 +13,7 @@ namespace {
 
 std::vector<const CpuKernels*> all_kernels() {
     std::vector<const CpuKernels*> found;
-    for (const char* name : {"plain", "avx2", "avxvnni", "avx512", "avx512vnni"})
+    for (const char* name : {"plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512pairs"})
         if (const CpuKernels* k = cpu_kernels(name)) found.push_back(k);
     return found;
 }
@@ -45,7 +45,8 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
     std::vector<std::byte>    turned(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
     std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
     std::vector<std::int16_t> values(size);
-    RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data()};
+    std::vector<std::int32_t> products(size);
+    RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data(), products.data()};
     if (integer_products(w.type)) k->round_rows(x, rounded, 0, n);
     if (interleaved_at_load(w.type)) {
         k->interleave(w, turned.data(), 0, groups);
@@ -146,7 +147,7 @@ TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
     for (const CpuKernels* k : all_kernels())
         for (DType type : {DType::F16, DType::BF16, DType::F32, DType::Q2_K, DType::Q8_0, DType::Q4_0, DType::Q4_K,
                            DType::Q5_1, DType::Q6_K})
-            for (int n : {3, 6, 133}) {
+            for (int n : {3, 6, 27, 133}) {
                 const int              cols = 256 * 3, rows = 43;
                 const auto             x      = noise(std::size_t(n * cols), 5);
                 const std::size_t      stride = row_bytes(type, cols);
@@ -162,6 +163,33 @@ TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
                 CAPTURE(k->name, dtype_info(type).name, n);
                 CHECK(together == alone);
             }
+}
+
+TEST_CASE("the largest sums of whole numbers fit") {
+    for (const CpuKernels* k : all_kernels())
+        for (DType type : {DType::Q6_K, DType::Q8_0})
+            for (int n : {1, 2, 70})
+                for (float sign : {1.0f, -1.0f}) {
+                    constexpr int          rows = 32, cols = 256;
+                    const std::size_t      stride = row_bytes(type, cols);
+                    std::vector<std::byte> blocks(stride * rows); // Q6_K: 0 - 32 times -128
+                    for (std::size_t b = 0; b < blocks.size(); b += std::size_t(dtype_info(type).bytes)) {
+                        const std::uint16_t one = f32_to_f16(1);
+                        if (type == DType::Q6_K) {
+                            std::fill_n(blocks.data() + b + 192, 16, std::byte(0x80));
+                            std::memcpy(blocks.data() + b + 208, &one, 2);
+                        } else {
+                            std::memcpy(blocks.data() + b, &one, 2);
+                            std::fill_n(blocks.data() + b + 2, 32, std::byte(0x80));
+                        }
+                    }
+                    const std::vector<float> x(std::size_t(n * cols), sign);
+                    std::vector<float>       out(std::size_t(n * rows));
+                    product(k, {type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
+                    const double want = double(sign) * cols * (type == DType::Q6_K ? 4096 : -128);
+                    CAPTURE(k->name, dtype_info(type).name, n);
+                    CHECK(error(out, std::vector<double>(out.size(), want)) < 1e-6);
+                }
 }
 
 TEST_CASE("what is not a number stays so") {
