@@ -97,7 +97,7 @@ private:
     static float* grown(std::vector<float>& memory, std::size_t n);
     float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
 
-    RoundedRows  round(const Tensor& x);
+    RoundedRows  round(const Tensor& x, bool for_large);
     const float* pack(const Tensor& x);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
@@ -305,12 +305,12 @@ Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
     return weight;
 }
 
-RoundedRows CpuBackend::round(const Tensor& x) {
+RoundedRows CpuBackend::round(const Tensor& x, bool for_large) {
     const auto        n = std::size_t(x.rows), cols = std::size_t(x.cols);
     const std::size_t tiles = cols / 32;
     RoundedRows       to;
-    to.n = x.rows, to.cols = x.cols;
-    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 5 * tiles)));
+    to.n = x.rows, to.cols = x.cols, to.for_large = for_large;
+    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 3 * tiles)));
     to.scales   = reinterpret_cast<float*>(to.integers + n * cols);
     to.sums     = to.scales + n * tiles;
     to.products = reinterpret_cast<std::int32_t*>(to.sums + n * tiles);
@@ -330,7 +330,9 @@ const float* CpuBackend::pack(const Tensor& x) {
 void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     check(projections.size() <= 4, "matmul: more projections than any model has");
     RoundedRows                 rounded;
-    const float*                packed = nullptr;
+    const bool                  for_large = std::any_of(projections.begin(), projections.end(),
+                                                        [](const Projection& p) { return large_integers(p.weight->type); });
+    const float*                packed    = nullptr;
     std::array<TensorView, 4>   weight;
     std::array<std::int64_t, 5> begin{}; // of the groups of 16 rows of each, in one list of them all
     for (std::size_t i = 0; i < projections.size(); i++) {
@@ -347,7 +349,7 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
             check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
             weight[i].data = copy->second.data();
         }
-        if (rounded.n == 0) rounded = round(x);
+        if (rounded.n == 0) rounded = round(x, for_large);
     }
     const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;

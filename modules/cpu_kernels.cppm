@@ -37,16 +37,22 @@ constexpr bool interleaved_at_load(DType type) {
     return integer_products(type) && type != DType::Q8_0 && type != DType::Q6_K;
 }
 
+// Those whose whole numbers have 14 bits, with a scale in them, instead of at most 8.
+constexpr bool large_integers(DType type) { return type == DType::Q6_K; }
+
+// The largest whole number that x is rounded to: a weight's beside it still fits 16 bits. NaN and infinity come back through
+// the scale.
+constexpr std::int32_t largest_integer(bool large_weights) { return large_weights ? 32767 - 4096 : 32767 - 128; }
+
 // The input of such a product: n rows rounded to 16 bits, with a scale for each 32 places: 256 times finer than the 8 bits
 // that are usual, so that the products are those of floats for all that matters.
 struct RoundedRows {
     std::int64_t  n = 0, cols = 0;
-    std::int16_t* integers = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
-    float*        scales   = nullptr; // [cols / 32][n]
-    float*        sums     = nullptr; // likewise, of the integers, times the scale
-    // [3][cols / 32][n], - Σ of the products of neighbours in the first half of the places, in the second, in both, modulo 2^32;
-    // for kernels that use them.
-    std::int32_t* products = nullptr;
+    std::int16_t* integers  = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
+    float*        scales    = nullptr; // [cols / 32][n]
+    float*        sums      = nullptr; // likewise, of the integers, times the scale
+    std::int32_t* products  = nullptr; // likewise, - Σ of the products of neighbours, for kernels that use them
+    bool          for_large = false;   // any of the weights has large_integers()
 };
 
 // Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
@@ -573,6 +579,7 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
 #define SPLIT_BYTES 0
 #define PAIRED_PLACES 0
+#define ANY_NEGATIVE(v) (__builtin_reduce_or(v) < 0)
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
@@ -640,6 +647,13 @@ INLINE void small_dot_by_halves(i32x16& sum, const u8x64& u, const u8x64& s) {
 }
 #undef SMALL_DOT
 #define SMALL_DOT(sum, u, s) small_dot_by_halves(sum, u, s)
+#undef ANY_NEGATIVE
+#define ANY_NEGATIVE(v) any_negative(v)
+INLINE bool any_negative(const i32x16& v) {
+    f32x8 half[2];
+    __builtin_memcpy(half, &v, sizeof v);
+    return __builtin_ia32_movmskps256((f32x8)((i32x8)half[0] | (i32x8)half[1])) != 0;
+}
 namespace avx2 {
 using Lanes = f32x8;
 #include "matmul_tiles.h"
@@ -699,6 +713,8 @@ TABLE(avxvnni, "avx2, vnni")
 #define MANY 4, 6, 1024
 #define ATTENTION_TILE 6, 4
 
+#undef ANY_NEGATIVE
+#define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
 #define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)

@@ -3,6 +3,7 @@
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
 //   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
+//   ANY_NEGATIVE(v) whether a lane of int32 is negative
 //   SPLIT_BYTES     whether BYTE_DOT is one instruction, so that 8 bits times the bytes of 16 bits beat 16 bits times 16 bits
 //   PAIRED_PLACES   whether additions cost so much less than products that half the products are replaced (add_pairs)
 //   DOT_TOKENS      tokens multiplied together with a tile of integers, more than one where its 16 registers are in memory
@@ -58,7 +59,8 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
 }
 
 // Each format: `items` and `bytes` of a block, and its pieces; header() for the block at p, then tile() for each of its tiles,
-// in order. The value of a place is scale · w, or scale · w - second; with two_scales, scale · w · part[0 or 1].
+// in order. The value of a place is scale · w, or scale · w - second. With two_scales, one for each half of a tile, they are whole
+// numbers and part of w; the sum over a half fits 32 bits, that of both nearly always (add_halves).
 //
 // Those read as they stand in the file also have, for 16 tiles of one row at p: row_sums(), of their products with x as
 // split_x() has it, or of their halves with two_scales; row_values(), what these become and their scales.
@@ -129,8 +131,16 @@ INLINE void largest_of_tiles(const i32x16* v, i32x16& out) {
 struct UnpackedTile {
     i16x32 w[16];
     f32x16 scale, second;
-    f32x16 part[2]; // of two_scales: that of each half
 };
+
+// value = the sum of both halves, rounded once, even where it does not fit 32 bits (the scales of a tile as large as they can be,
+// and all its places, too).
+INLINE void add_halves(const i32x16* half, f32x16& value) {
+    const i32x16 sum = half[0] + half[1];
+    value            = __builtin_convertvector(sum, f32x16);
+    if (ANY_NEGATIVE((half[0] ^ sum) & (half[1] ^ sum))) [[unlikely]]
+        value = __builtin_convertvector(AS_DOUBLE(half[0]) + AS_DOUBLE(half[1]), f32x16);
+}
 
 struct OfQ8_0 {
     static constexpr int    items = 32, bytes = 34;
@@ -333,8 +343,7 @@ struct OfQ5_K {
     }
 };
 
-// A scale for each 16 places, a byte, times that of the block. A sum over 16 places fits 24 bits, with its scale 32, and
-// w · scale fits 16.
+// A scale for each 16 places, a byte, times that of the block. w · byte fits 14 bits.
 struct OfQ6_K {
     static constexpr int    items = 256, bytes = 210;
     static constexpr bool   has_min = false, two_scales = true;
@@ -354,9 +363,11 @@ struct OfQ6_K {
             to.w[2 * i] |= (i16x32)(h << 4 & 0x30);
             to.w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
         }
-        for (i16x32& w : to.w) w -= 32;
-        for (int part = 0; part < 2; part++)
-            to.part[part] = __builtin_convertvector(scales << (24 - (j % 2 * 2 + part) * 8) >> 24, f32x16);
+        for (int half = 0; half < 2; half++) {
+            const i32x16 byte = scales << (24 - (j % 2 * 2 + half) * 8) >> 24;
+            const auto   both = (i16x32)((byte & 0xffff) | byte << 16);
+            for (int i = 8 * half; i < 8 * half + 8; i++) to.w[i] = (to.w[i] - 32) * both;
+        }
         to.scale = d;
     }
 
@@ -384,19 +395,20 @@ struct OfQ6_K {
         }
     }
     INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
-        f32x16 f[2];
+        i32x16 v[2], half[2];
         u16x16 h[2];
         for (int block = 0; block < 2; block++, p += bytes) {
             i8x16         s;
             std::uint16_t d;
             LOAD16(s, p + 192);
             LOAD16(d, p + 208);
-            f[block] = __builtin_convertvector(dot[block] * __builtin_convertvector(s, i32x16), f32x16);
+            v[block] = dot[block] * __builtin_convertvector(s, i32x16);
             h[block] = u16x16{} + d;
         }
         FROM_HALVES(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
-        value = __builtin_shufflevector(f[0], f[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-                __builtin_shufflevector(f[0], f[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        half[0] = __builtin_shufflevector(v[0], v[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        half[1] = __builtin_shufflevector(v[0], v[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        add_halves(half, value);
     }
     static constexpr bool small_weights = true;
     INLINE void           zeros(std::byte* p) {
@@ -438,87 +450,88 @@ INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) 
     }
 }
 
-// A tile's sums, times the scale of x and what there is of scales, onto the total. The sums of integers are exact; the floats
+// A tile's sum, times the scale of x and what there is of a scale, onto the total. The sums of integers are exact; the floats
 // made of them are added tile by tile, so that nothing depends on the number of tokens.
-//
-// Of two scales each is part of w (Scaled), or comes after: a sum of 16 places is exact as a float, so that both round alike.
-template <class Format, bool Scaled>
-INLINE void add_token(const i32x16* dot, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
-    f32x16 value = __builtin_convertvector(dot[0], f32x16);
-    if constexpr (Format::two_scales) {
-        f32x16 other = __builtin_convertvector(dot[1], f32x16);
-        if constexpr (!Scaled) value *= w.part[0], other *= w.part[1];
-        value += other;
-    }
+template <class Format>
+INLINE void add_value(const f32x16& value, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
     f32x16 sum = FMA(value, w.scale * x_scale, total);
     if constexpr (Format::has_min) sum = FMA(-w.second, ALL(x_sum), sum);
     total = sum;
 }
 
-INLINE void multiply_parts(UnpackedTile& t) {
-    i32x16 scale[2];
-    for (int part = 0; part < 2; part++) scale[part] = __builtin_convertvector(t.part[part], i32x16);
-    for (int i = 0; i < 16; i++) t.w[i] *= (i16x32)((scale[i / 8] & 0xffff) | scale[i / 8] << 16);
+template <class Format>
+INLINE void add_token(const i32x16* dot, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
+    f32x16 value;
+    if constexpr (Format::two_scales) add_halves(dot, value);
+    else value = __builtin_convertvector(dot[0], f32x16);
+    add_value<Format>(value, w, x_scale, x_sum, total);
 }
 
 // A tile of x, from some token on. Moved by additions alone: a row's tiles follow each other too quickly for more.
 struct Tokens {
     const std::int16_t* integers;
     const float *       scales, *sums;
-    const std::int32_t* products[3];
+    const std::int32_t* products;
 
     INLINE void move(std::int64_t n) {
         integers += 32 * n;
-        scales += n, sums += n;
-        for (auto& p : products) p += n;
+        scales += n, sums += n, products += n;
     }
 };
 
 // One tile's part of n tokens' sums, of N tokens together.
-template <class Format, int N, bool Scaled>
+template <class Format, int N>
 INLINE void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
     if constexpr (N > 1)
         for (; n >= N; n -= N, x.move(N), total += N) {
             i32x16 dots[N][2];
             dot_tiles<Format, N>(w.w, x.integers, dots);
-            for (int t = 0; t < N; t++) add_token<Format, Scaled>(dots[t], w, x.scales[t], x.sums[t], total[t]);
+            for (int t = 0; t < N; t++) add_token<Format>(dots[t], w, x.scales[t], x.sums[t], total[t]);
         }
     for (std::int64_t t = 0; t < n; t++) {
         i32x16 dot[2];
         dot_tile<Format>(w.w, x.integers + 32 * t, dot);
-        add_token<Format, Scaled>(dot, w, x.scales[t], x.sums[t], total[t]);
+        add_token<Format>(dot, w, x.scales[t], x.sums[t], total[t]);
     }
 }
 
 // The same of two groups of 16 rows with half the products (S. Winograd, A New Algorithm for Inner Product, 1968):
 //   w0 · x0 + w1 · x1 = (w1 + x0) · (w0 + x1) - w0 · w1 - x0 · x1
 // What is taken off belongs to the row or to the token, and is worked out once for all that it meets. Whole numbers: the sums
-// are the same, though they overflow on the way (round_rows_body leaves room for w + x). Both groups share what is loaded of x.
+// are the same, though they overflow on the way (largest_integer() leaves room for w + x). Both groups share what is loaded of x.
 constexpr int paired_tokens = 4;
 
 template <class Format>
 INLINE void add_pairs(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
-    constexpr int T = paired_tokens, parts = Format::two_scales ? 2 : 1, length = 16 / parts;
-    i32x16        weights[2][parts] = {}; // Σ w0 · w1
+    constexpr int T          = paired_tokens;
+    i32x16        weights[2] = {}; // Σ w0 · w1
     for (int r = 0; r < 2; r++)
-        for (int i = 0; i < 16; i += 2) DOT(weights[r][i / length], w[r].w[i], w[r].w[i + 1]);
+        for (int i = 0; i < 16; i += 2) DOT(weights[r], w[r].w[i], w[r].w[i + 1]);
     for (std::int64_t first = 0; first < n; first += T, x.move(T)) {
-        i32x16 sum[2][T][parts];
+        i32x16 sum[2][T];
         for (int t = 0; t < T; t++)
-            for (int r = 0; r < 2; r++)
-                for (int part = 0; part < parts; part++)
-                    sum[r][t][part] = x.products[Format::two_scales ? part : 2][t] - weights[r][part];
+            for (int r = 0; r < 2; r++) sum[r][t] = x.products[t] - weights[r];
 #pragma clang loop unroll(disable)
-        for (int at = 0; at < length; at += 2)
-            for (int part = 0; part < parts; part++)
-                for (int t = 0, i = part * length + at; t < T; t++) {
-                    const i16x32 x0 = PAIR(x.integers + 32 * t + 2 * i), x1 = PAIR(x.integers + 32 * t + 2 * i + 2);
-                    for (int r = 0; r < 2; r++) DOT(sum[r][t][part], w[r].w[i + 1] + x0, w[r].w[i] + x1);
-                }
+        for (int i = 0; i < 16; i += 2)
+            for (int t = 0; t < T; t++) {
+                const i16x32 x0 = PAIR(x.integers + 32 * t + 2 * i), x1 = PAIR(x.integers + 32 * t + 2 * i + 2);
+                for (int r = 0; r < 2; r++) DOT(sum[r][t], w[r].w[i + 1] + x0, w[r].w[i] + x1);
+            }
         for (int t = 0; t < T; t++)
             for (int r = 0; r < 2; r++)
-                add_token<Format, false>(sum[r][t], w[r], x.scales[t], x.sums[t], total[r][first + t]);
+                add_value<Format>(__builtin_convertvector(sum[r][t], f32x16), w[r], x.scales[t], x.sums[t],
+                                  total[r][first + t]);
     }
+}
+
+// Whether the sum over a tile fits 32 bits whatever x is.
+template <class Format>
+INLINE bool sum_fits(const UnpackedTile& w) {
+    if constexpr (!Format::two_scales) return true;
+    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max() / largest_integer(true);
+    i32x16                 sum{};
+    for (const i16x32& v : w.w) DOT(sum, __builtin_elementwise_abs(v), i16x32{} + 1);
+    return !ANY_NEGATIVE(most - sum);
 }
 
 // One block of 16 rows that are `stride` apart, from p to `to`: a piece at byte o of the block comes to stand at 16 · o.
@@ -581,15 +594,19 @@ INLINE void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64
     constexpr int at_once = Turned ? 1 : 8 / tiles;                       // blocks turned together: 256 places
     for (int r = 0; r < R; r++)
         for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
-    const std::int64_t all = x.n, paired = R == 2 ? n / paired_tokens * paired_tokens : 0;
-    const std::int64_t plane = x.cols / 32 * x.n;
-    Tokens             at{x.integers, x.scales, x.sums, {x.products, x.products + plane, x.products + 2 * plane}};
+    const std::int64_t all = x.n;
+    Tokens             at{x.integers, x.scales, x.sums, x.products};
     at.move(first);
     const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
+        std::int64_t paired = 0;
+        if constexpr (R == 2)
+            if (sum_fits<Format>(w[0]) && sum_fits<Format>(w[1])) {
+                paired = n / paired_tokens * paired_tokens;
+                add_pairs<Format>(w, at, paired, total);
+            }
         Tokens rest = at;
         rest.move(paired);
-        if constexpr (R == 2) add_pairs<Format>(w, at, paired, total);
-        for (int r = 0; r < R; r++) add_tile<Format, N, R == 1>(w[r], rest, n - paired, total[r] + paired);
+        for (int r = 0; r < R; r++) add_tile<Format, N>(w[r], rest, n - paired, total[r] + paired);
         at.move(all);
     };
     Format                format[R];
@@ -628,7 +645,6 @@ INLINE void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64
                     const std::size_t stride = group[r].stride;
                     const std::byte*  later  = group[r].p + 16 * R * stride + begin * bytes + done;
                     format[r].tile(panel[r] + done, j, w[r]);
-                    if constexpr (Format::two_scales && R == 1) multiply_parts(w[r]);
                     for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
                         __builtin_prefetch(later + i, 0, 2);
                     // and two rows of the next panel, from the second-level cache to the first
@@ -803,15 +819,13 @@ INLINE void integer_matmul(const MatmulTask& task) {
     }
 }
 
-// Whole numbers of 16 bits, with room for a weight beside the largest (add_pairs). NaN and infinity come back through the scale.
-constexpr float largest_integer = 32767 - 128;
-
 constexpr int rounded_together = 8; // tokens
 
 // A tile of `here` neighbouring tokens whose places stand at x, `cols` apart.
 INLINE void round_tiles(const float* x, std::int64_t cols, const RoundedRows& to, std::int64_t tile,
                         std::int64_t here) {
-    i32x16 most[rounded_together] = {}, sum[rounded_together] = {}, product[rounded_together] = {}, lanes;
+    const auto most_of_x              = float(largest_integer(to.for_large));
+    i32x16     most[rounded_together] = {}, sum[rounded_together] = {}, product[rounded_together] = {}, lanes;
     for (std::int64_t t = 0; t < here; t++) { // of floats without a sign the bits compare as the values do
         i32x16 a, b;
         LOAD16(a, x + t * cols);
@@ -821,7 +835,7 @@ INLINE void round_tiles(const float* x, std::int64_t cols, const RoundedRows& to
     largest_of_tiles(most, lanes);
     const i32x16 other   = __builtin_shufflevector(lanes, lanes, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
     const auto   largest = (f32x16)__builtin_elementwise_max(lanes, other);
-    const f32x16 inverse = largest > 0 ? largest_integer / largest : f32x16{};
+    const f32x16 inverse = largest > 0 ? most_of_x / largest : f32x16{};
     for (std::int64_t t = 0; t < here; t++) {
         i16x16 natural[2];
         for (int half = 0; half < 2; half++) {
@@ -846,15 +860,15 @@ INLINE void round_tiles(const float* x, std::int64_t cols, const RoundedRows& to
 #define EVEN(v) __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14)
 #define ODD(v) __builtin_shufflevector(v, v, 1, 3, 5, 7, 9, 11, 13, 15)
     const auto  bytes = std::size_t(here) * sizeof(float);
-    const f32x8 scale = EVEN(largest) / largest_integer;
+    const f32x8 scale = EVEN(largest) / most_of_x;
     sums_of_tiles(sum, lanes);
     const f32x8 sums = __builtin_convertvector(EVEN(lanes) + ODD(lanes), f32x8) * scale;
     std::memcpy(to.scales + tile, &scale, bytes);
     std::memcpy(to.sums + tile, &sums, bytes);
     if constexpr (PAIRED_PLACES) {
         sums_of_tiles(product, lanes);
-        const i32x8 products[] = {-EVEN(lanes), -ODD(lanes), -EVEN(lanes) - ODD(lanes)};
-        for (int i = 0; i < 3; i++) std::memcpy(to.products + i * to.n * (to.cols / 32) + tile, products + i, bytes);
+        const i32x8 products = -(EVEN(lanes) + ODD(lanes));
+        std::memcpy(to.products + tile, &products, bytes);
     }
 #undef EVEN
 #undef ODD

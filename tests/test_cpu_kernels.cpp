@@ -46,7 +46,7 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
     std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
     std::vector<std::int16_t> values(size);
     std::vector<std::int32_t> products(size);
-    RoundedRows               rounded{n, w.cols, values.data(), scales.data(), sums.data(), products.data()};
+    RoundedRows rounded{n, w.cols, values.data(), scales.data(), sums.data(), products.data(), large_integers(w.type)};
     if (integer_products(w.type)) k->round_rows(x, rounded, 0, n);
     if (interleaved_at_load(w.type)) {
         k->interleave(w, turned.data(), 0, groups);
