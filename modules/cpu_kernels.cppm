@@ -152,6 +152,13 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
 #define INLINE [[gnu::always_inline]] inline
+// Into each of a block's tiles, but for the checks of a sanitizer, which take a quarter of an hour to compile there. (A call
+// costs 6 to 17 %.)
+#if __has_feature(address_sanitizer)
+#define INLINE_TILES [[gnu::noinline]]
+#else
+#define INLINE_TILES INLINE
+#endif
 // A float in every lane. (f32x16{} + x costs an addition, as -0 would become 0.)
 #define ALL(x) ((f32x16)(i32x16{} + std::bit_cast<std::int32_t>(x)))
 
@@ -539,16 +546,10 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     for (; i < n; i++) out[i] = f32_to_f16(x[i]);
 }
 
-// -- one set of functions per target; the includes see different DOTs
+// -- sets of functions per target; the includes see different DOTs. Products of integers come in more ways than all else.
 
-#define SET(NAME, FMA_)                                                                                             \
-    void matmul_##NAME(const MatmulTask& task) { NAME::matmul_body(task); }                                         \
-    void interleave_##NAME(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {            \
-        NAME::interleave_body(w, out, first, last);                                                                 \
-    }                                                                                                               \
-    void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) {          \
-        NAME::round_rows_body(x, to, first, last);                                                                  \
-    }                                                                                                               \
+#define FLOATS(NAME, FMA_)                                                                                          \
+    void float_matmul_##NAME(const MatmulTask& task) { NAME::float_matmul(task); }                                  \
     void pack_rows_##NAME(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,        \
                           std::int64_t last) {                                                                      \
         NAME::pack_rows_body(x, n, cols, out, first, last);                                                         \
@@ -562,10 +563,30 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-#define TABLE(NAME, SPOKEN)                                                                                     \
-    const CpuKernels NAME##_kernels{SPOKEN,           interleave_##NAME, round_rows_##NAME, float_tiles_##NAME, \
-                                    pack_rows_##NAME, matmul_##NAME,     attention_##NAME,  norm_##NAME,        \
-                                    silu_mul_##NAME,  add_##NAME,        store_f16_##NAME};
+#define INTEGERS(NAME, FLOATS_OF)                                                                          \
+    void matmul_##NAME(const MatmulTask& task) {                                                           \
+        if (integer_products(task.weight->type)) NAME::integer_matmul(task);                               \
+        else float_matmul_##FLOATS_OF(task);                                                               \
+    }                                                                                                      \
+    void interleave_##NAME(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {   \
+        NAME::interleave_body(w, out, first, last);                                                        \
+    }                                                                                                      \
+    void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) { \
+        NAME::round_rows_body(x, to, first, last);                                                         \
+    }
+
+#define TABLE(NAME, FLOATS_OF, SPOKEN)                       \
+    const CpuKernels NAME##_kernels{SPOKEN,                  \
+                                    interleave_##NAME,       \
+                                    round_rows_##NAME,       \
+                                    float_tiles_##FLOATS_OF, \
+                                    pack_rows_##FLOATS_OF,   \
+                                    matmul_##NAME,           \
+                                    attention_##FLOATS_OF,   \
+                                    norm_##FLOATS_OF,        \
+                                    silu_mul_##FLOATS_OF,    \
+                                    add_##FLOATS_OF,         \
+                                    store_f16_##FLOATS_OF};
 
 // Two int16 in every 32 bits of a vector.
 #define PAIR(x) ((i16x32)(i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
@@ -604,8 +625,9 @@ namespace plain {
 using Lanes = f32x16;
 #include "matmul_tiles.h"
 } // namespace plain
-SET(plain, false)
-TABLE(plain, "plain")
+FLOATS(plain, false)
+INTEGERS(plain, plain)
+TABLE(plain, plain, "plain")
 #undef FMA
 #undef FUSED
 #undef DOT_TOKENS
@@ -658,9 +680,10 @@ namespace avx2 {
 using Lanes = f32x8;
 #include "matmul_tiles.h"
 } // namespace avx2
-SET(avx2, true)
+FLOATS(avx2, true)
+INTEGERS(avx2, avx2)
 #pragma clang attribute pop
-TABLE(avx2, "avx2")
+TABLE(avx2, avx2, "avx2")
 #undef DOT
 #undef SMALL_DOT
 #define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
@@ -696,9 +719,9 @@ namespace avxvnni {
 using Lanes = f32x8;
 #include "matmul_tiles.h"
 } // namespace avxvnni
-SET(avxvnni, true)
+INTEGERS(avxvnni, avx2)
 #pragma clang attribute pop
-TABLE(avxvnni, "avx2, vnni")
+TABLE(avxvnni, avx2, "avx2, vnni")
 #undef DOT
 #undef BYTE_DOT
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
@@ -722,9 +745,10 @@ namespace avx512 {
 using Lanes = f32x16;
 #include "matmul_tiles.h"
 } // namespace avx512
-SET(avx512, true)
+FLOATS(avx512, true)
+INTEGERS(avx512, avx512)
 #pragma clang attribute pop
-TABLE(avx512, "avx512")
+TABLE(avx512, avx512, "avx512")
 #undef DOT
 
 #pragma clang attribute push(__attribute__((target(AVX512 ",avx512vnni"))), apply_to = function)
@@ -737,17 +761,17 @@ namespace avx512vnni {
 using Lanes = f32x16;
 #include "matmul_tiles.h"
 } // namespace avx512vnni
-SET(avx512vnni, true)
-TABLE(avx512vnni, "avx512, vnni")
+INTEGERS(avx512vnni, avx512)
+TABLE(avx512vnni, avx512, "avx512, vnni")
 #undef PAIRED_PLACES
 #define PAIRED_PLACES 1
 namespace avx512pairs {
 using Lanes = f32x16;
 #include "matmul_tiles.h"
 } // namespace avx512pairs
-SET(avx512pairs, true)
+INTEGERS(avx512pairs, avx512)
 #pragma clang attribute pop
-TABLE(avx512pairs, "avx512, vnni")
+TABLE(avx512pairs, avx512, "avx512, vnni")
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     // cpuid and xgetbv: the processor has it, and the operating system saves its registers.

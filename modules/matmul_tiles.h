@@ -534,6 +534,17 @@ INLINE bool sum_fits(const UnpackedTile& w) {
     return !ANY_NEGATIVE(most - sum);
 }
 
+template <class Format>
+INLINE_TILES void add_two(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
+    std::int64_t paired = 0;
+    if (sum_fits<Format>(w[0]) && sum_fits<Format>(w[1])) {
+        paired = n / paired_tokens * paired_tokens;
+        add_pairs<Format>(w, x, paired, total);
+    }
+    x.move(paired);
+    for (int r = 0; r < 2; r++) add_tile<Format, 1>(w[r], x, n - paired, total[r] + paired);
+}
+
 // One block of 16 rows that are `stride` apart, from p to `to`: a piece at byte o of the block comes to stand at 16 · o.
 template <class Format>
 INLINE void interleave_block(const std::byte* p, std::size_t stride, std::byte* to) {
@@ -598,15 +609,8 @@ INLINE void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64
     Tokens             at{x.integers, x.scales, x.sums, x.products};
     at.move(first);
     const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
-        std::int64_t paired = 0;
-        if constexpr (R == 2)
-            if (sum_fits<Format>(w[0]) && sum_fits<Format>(w[1])) {
-                paired = n / paired_tokens * paired_tokens;
-                add_pairs<Format>(w, at, paired, total);
-            }
-        Tokens rest = at;
-        rest.move(paired);
-        for (int r = 0; r < R; r++) add_tile<Format, N>(w[r], rest, n - paired, total[r] + paired);
+        if constexpr (R == 2) add_two<Format>(w, at, n, total);
+        else add_tile<Format, N>(w[0], at, n, total[0]);
         at.move(all);
     };
     Format                format[R];
@@ -1124,9 +1128,4 @@ INLINE void float_matmul(const MatmulTask& task) {
     if (task.n == 1 && type == DType::F32) return float_vectors<DType::F32>(task);
     if (task.n > few_tokens) float_blocks<many>(task);
     else float_blocks<few>(task);
-}
-
-INLINE void matmul_body(const MatmulTask& task) {
-    if (integer_products(task.weight->type)) integer_matmul(task);
-    else float_matmul(task);
 }
