@@ -1,4 +1,4 @@
-// quire.cpu_kernels: the inner loops of the CPU backend, one source compiled for three instruction sets.
+// quire.cpu_kernels: the inner loops of the CPU backend, one source compiled for each instruction set.
 //
 // Each loop is an always-inline function over vectors of 16 floats; at the end of the file it is inlined into functions
 // that carry a target (none, AVX2, AVX-512), and the compiler lowers the vectors to what that target has. So the plain
