@@ -12,6 +12,7 @@ export module quire.cpu;
 import quire.backend;
 import quire.base;
 import quire.cpu_kernels;
+import quire.host_memory;
 import quire.quants;
 import quire.request;
 import quire.std;
@@ -55,9 +56,12 @@ public:
     std::size_t memory_for_cache() const override {
         return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4;
     }
-    std::size_t            memory_taken() const override { return taken_; }
-    DType                  activation_type() const override { return DType::F32; }
-    Result<void>           prepare_steps(const StepLimits&) override { return {}; }
+    std::size_t  memory_taken() const override { return taken_; }
+    DType        activation_type() const override { return DType::F32; }
+    Result<void> prepare_steps(const StepLimits&) override {
+        copies_.settle();
+        return {};
+    }
     Result<TensorView>     prepare(const TensorView& weight) override;
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
@@ -115,13 +119,14 @@ private:
     std::vector<float>              packed_;  // and of floats
     std::vector<std::vector<float>> vectors_; // copies of the weights that are vectors
     // Weights by their place in the file, where the backend reads a copy in another order.
-    std::unordered_map<const void*, Buffer>      interleaved_;
-    std::unordered_map<const void*, MappedPages> lookups_; // tables that embed() alone reads
-    const StepPlan*                              plan_ = nullptr;
-    std::vector<QueryTile>                       tiles_;
-    std::vector<TileGroup>                       groups_;
-    std::vector<float>                           turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
-    bool                                         turned_ = false;
+    std::unordered_map<const void*, const std::byte*> interleaved_;
+    LargePages                                        copies_;  // which lie here
+    std::unordered_map<const void*, MappedPages>      lookups_; // tables that embed() alone reads
+    const StepPlan*                                   plan_ = nullptr;
+    std::vector<QueryTile>                            tiles_;
+    std::vector<TileGroup>                            groups_;
+    std::vector<float>                                turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
+    bool                                              turned_ = false;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
@@ -132,13 +137,10 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view 
     return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
 }
 
-// Pages of zeros come from the operating system when they are first touched.
 Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
-    bytes      = std::max<std::size_t>(bytes, 64);
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) return fail_with(ErrorKind::system, "cannot take ", bytes >> 20, " MiB of memory");
-    taken_ += bytes;
-    return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
+    Result<Buffer> buffer = fresh_memory(bytes);
+    if (buffer) taken_ += buffer->bytes();
+    return buffer;
 }
 
 // At least n floats, on a line of 64 bytes.
@@ -216,10 +218,9 @@ static MappedPages pages_around(const void* data) {
 
 // The process keeps no pages of these bytes, nor of what shares a large page with them.
 static void give_back(const MappedPages& pages, const void* data, std::size_t bytes) {
-    constexpr std::uintptr_t large = std::uintptr_t(2) << 20;
-    const auto               at    = reinterpret_cast<std::uintptr_t>(data);
-    const std::uintptr_t     begin = std::max(pages.begin, at / large * large),
-                         end       = std::min(pages.end, (at + bytes + large - 1) / large * large);
+    const auto           at    = reinterpret_cast<std::uintptr_t>(data);
+    const std::uintptr_t begin = std::max(pages.begin, at / large_page * large_page),
+                         end   = std::min(pages.end, (at + bytes + large_page - 1) / large_page * large_page);
     if (begin < end)
         madvise(static_cast<std::byte*>(const_cast<void*>(data)) + std::ptrdiff_t(begin - at), end - begin,
                 MADV_DONTNEED);
@@ -285,18 +286,20 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
     if (!interleaved_at_load(weight.type) || interleaved_.contains(weight.data)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
-    Result<Buffer>     buffer = allocate(std::size_t(groups) * 16 * stride);
-    if (!buffer) return std::unexpected(buffer.error());
-    auto* to = static_cast<std::byte*>(buffer->data());
-    madvise(to, buffer->bytes(), MADV_HUGEPAGE); // or not: a matter of speed alone
+    const std::size_t  bytes  = std::size_t(groups) * 16 * stride;
+    Result<std::byte*> memory = copies_.take(bytes);
+    if (!memory) return std::unexpected(memory.error());
+    taken_ += bytes;
+    std::byte*        to    = *memory;
     const MappedPages pages = pages_around(weight.data);
     split(groups, std::max<std::int64_t>(1, std::int64_t((std::size_t(4) << 20) / (16 * stride))),
           [&](std::int64_t first, std::int64_t last) {
+              copies_.touch(to + std::size_t(first) * 16 * stride, std::size_t(last - first) * 16 * stride);
               kernels_.interleave(weight, to, first, last);
               give_back(pages, static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride,
                         std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride);
           });
-    interleaved_.emplace(weight.data, std::move(*buffer));
+    interleaved_.emplace(weight.data, to);
     return weight;
 }
 
@@ -347,7 +350,7 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
         if (interleaved_at_load(p.weight->type)) {
             const auto copy = interleaved_.find(p.weight->data);
             check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
-            weight[i].data = copy->second.data();
+            weight[i].data = copy->second;
         }
         if (rounded.n == 0) rounded = round(x, for_large);
     }

@@ -152,12 +152,12 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
 #define INLINE [[gnu::always_inline]] inline
-// Into each of a block's tiles, but for the checks of a sanitizer, which take a quarter of an hour to compile there. (A call
-// costs 6 to 17 %.)
+// The large parts of a product, in one function: but for the checks of a sanitizer, with which such functions take a quarter of
+// an hour to compile. (A call costs 6 to 17 %.)
 #if __has_feature(address_sanitizer)
-#define INLINE_TILES [[gnu::noinline]]
+#define INLINE_PARTS [[gnu::noinline]]
 #else
-#define INLINE_TILES INLINE
+#define INLINE_PARTS INLINE
 #endif
 // A float in every lane. (f32x16{} + x costs an addition, as -0 would become 0.)
 #define ALL(x) ((f32x16)(i32x16{} + std::bit_cast<std::int32_t>(x)))

@@ -136,10 +136,13 @@ struct UnpackedTile {
 // value = the sum of both halves, rounded once, even where it does not fit 32 bits (the scales of a tile as large as they can be,
 // and all its places, too).
 INLINE void add_halves(const i32x16* half, f32x16& value) {
-    const i32x16 sum = half[0] + half[1];
-    value            = __builtin_convertvector(sum, f32x16);
-    if (ANY_NEGATIVE((half[0] ^ sum) & (half[1] ^ sum))) [[unlikely]]
-        value = __builtin_convertvector(AS_DOUBLE(half[0]) + AS_DOUBLE(half[1]), f32x16);
+    const i32x16 a = half[0], b = half[1], sum = a + b, wrong = (a ^ sum) & (b ^ sum);
+    value = __builtin_convertvector(sum, f32x16);
+    if (ANY_NEGATIVE(wrong))
+        [[unlikely]] { // half the sum, odd if anything was lost: so far down it does not matter what
+        const i32x16 by_2 = ((a >> 1) + (b >> 1) + (a & b & 1)) | ((a ^ b) & 1);
+        value             = wrong < 0 ? 2 * __builtin_convertvector(by_2, f32x16) : value;
+    }
 }
 
 struct OfQ8_0 {
@@ -481,7 +484,7 @@ struct Tokens {
 
 // One tile's part of n tokens' sums, of N tokens together.
 template <class Format, int N>
-INLINE void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
+INLINE_PARTS void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
     if constexpr (N > 1)
         for (; n >= N; n -= N, x.move(N), total += N) {
             i32x16 dots[N][2];
@@ -535,7 +538,7 @@ INLINE bool sum_fits(const UnpackedTile& w) {
 }
 
 template <class Format>
-INLINE_TILES void add_two(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
+INLINE_PARTS void add_two(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
     std::int64_t paired = 0;
     if (sum_fits<Format>(w[0]) && sum_fits<Format>(w[1])) {
         paired = n / paired_tokens * paired_tokens;
@@ -581,7 +584,7 @@ INLINE void interleave_blocks(const std::byte* rows, std::size_t stride, std::in
 
 // Groups of 16 rows first .. last-1, whole.
 template <class Format>
-INLINE void interleave_rows(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
+INLINE_PARTS void interleave_rows(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
     const std::size_t stride = row_bytes(w.type, w.cols);
     for (std::int64_t row = first * 16; row < last * 16; row += 16)
         interleave_blocks<Format>(static_cast<const std::byte*>(w.data) + std::size_t(row) * stride, stride,
@@ -599,8 +602,8 @@ struct RowGroup {
 // R groups of 16 rows times tokens first .. first + n - 1; total [R][n]. What comes later is asked for early: the processor's
 // own prefetching reaches half of this machine's bandwidth.
 template <class Format, bool Turned, int N, int R>
-INLINE void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                         f32x16 (*total)[tokens_at_once]) {
+INLINE_PARTS void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64_t first, std::int64_t n,
+                               f32x16 (*total)[tokens_at_once]) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
     constexpr int at_once = Turned ? 1 : 8 / tiles;                       // blocks turned together: 256 places
     for (int r = 0; r < R; r++)
@@ -715,7 +718,7 @@ INLINE std::size_t one_token_scratch(std::int64_t cols) {
 }
 
 template <class Format>
-INLINE void one_token(const MatmulTask& task) {
+INLINE_PARTS void one_token(const MatmulTask& task) {
     constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
     constexpr int          sums   = Format::two_scales ? 2 : 1;
     const TensorView&      w      = *task.weight;
@@ -1043,8 +1046,9 @@ INLINE void float_tile_of(std::int64_t n, const std::byte* const* rows, const fl
 
 // A panel of a block of rows, places k .. k + length - 1, at p, times tiles first .. last-1.
 template <DType T, FloatTile Tile>
-INLINE void float_panel(const MatmulTask& task, const std::byte* p, std::size_t stride, std::int64_t rows,
-                        std::int64_t k, std::int64_t length, std::int64_t first, std::int64_t last, f32x16* sums) {
+INLINE_PARTS void float_panel(const MatmulTask& task, const std::byte* p, std::size_t stride, std::int64_t rows,
+                              std::int64_t k, std::int64_t length, std::int64_t first, std::int64_t last,
+                              f32x16* sums) {
     const std::int64_t begin = tile_begin(first, task.n);
     for (std::int64_t tile = first; tile < last; tile++) {
         const std::int64_t t = tile_begin(tile, task.n), n = tile_begin(tile + 1, task.n) - t;

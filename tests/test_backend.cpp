@@ -6,6 +6,7 @@ import quire.backend;
 import quire.base;
 import quire.config;
 import quire.cpu;
+import quire.host_memory;
 import quire.kv_cache;
 import quire.model;
 import quire.request;
@@ -28,6 +29,33 @@ TEST_CASE("the pool runs every item once, on any number of threads") {
                 for (auto& h : hits) REQUIRE(h == 1);
             }
     }
+}
+
+TEST_CASE("copies of weights lie side by side, are zero at first, and outgrow a chunk") {
+    LargePages pages;
+    const auto sizes = {std::size_t(1), std::size_t(100), std::size_t(5 << 20), std::size_t(64),
+                        std::size_t(300 << 20)};
+    std::vector<std::pair<std::byte*, std::size_t>> pieces;
+    for (const std::size_t bytes : sizes) {
+        const Result<std::byte*> piece = pages.take(bytes);
+        REQUIRE(piece);
+        CHECK(reinterpret_cast<std::uintptr_t>(*piece) % 64 == 0);
+        pieces.emplace_back(*piece, std::min<std::size_t>(bytes, 8 << 20)); // of the largest its beginning
+        pages.touch(*piece, pieces.back().second);
+    }
+    CHECK(pieces[1].first == pieces[0].first + 64);
+    for (std::size_t i = 0; i < pieces.size(); i++) {
+        const std::span memory(pieces[i].first, pieces[i].second);
+        CHECK(std::ranges::all_of(memory, [](std::byte b) { return b == std::byte{0}; }));
+        std::ranges::fill(memory, std::byte(i + 1));
+    }
+    pages.settle();
+    for (std::size_t i = 0; i < pieces.size(); i++)
+        CHECK(std::ranges::all_of(std::span(pieces[i].first, pieces[i].second),
+                                  [&](std::byte b) { return b == std::byte(i + 1); }));
+    const Result<std::byte*> too_much = pages.take(std::size_t(1) << 55);
+    REQUIRE(!too_much);
+    CHECK(too_much.error().kind == ErrorKind::system);
 }
 
 TEST_CASE("rope turns pairs by position, and K and V land in their slots") {
