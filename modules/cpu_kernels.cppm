@@ -597,7 +597,6 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     } while (0)
 
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
-#define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
 #define SPLIT_BYTES 0
 #define PAIRED_PLACES 0
 #define ANY_NEGATIVE(v) (__builtin_reduce_or(v) < 0)
@@ -655,20 +654,6 @@ INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i16x32& x) {
     for (int i = 0; i < 2; i++) s[i] = (i32x8)__builtin_ia32_pmaddwd256(a[i], b[i]);
     sum += __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
-// Neighbours' products added as 16 bits, then their sums.
-INLINE void small_dot_by_halves(i32x16& sum, const u8x64& u, const u8x64& s) {
-    typedef char  i8x32_ __attribute__((vector_size(32)));
-    typedef short i16x16_ __attribute__((vector_size(32)));
-    i8x32_        a[2], b[2];
-    i32x8         d[2];
-    __builtin_memcpy(a, &u, 64);
-    __builtin_memcpy(b, &s, 64);
-    for (int i = 0; i < 2; i++)
-        d[i] = (i32x8)__builtin_ia32_pmaddwd256((i16x16_)__builtin_ia32_pmaddubsw256(a[i], b[i]), i16x16_{} + 1);
-    sum += __builtin_shufflevector(d[0], d[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
-#undef SMALL_DOT
-#define SMALL_DOT(sum, u, s) small_dot_by_halves(sum, u, s)
 #undef ANY_NEGATIVE
 #define ANY_NEGATIVE(v) any_negative(v)
 INLINE bool any_negative(const i32x16& v) {
@@ -685,8 +670,6 @@ INTEGERS(avx2, avx2)
 #pragma clang attribute pop
 TABLE(avx2, avx2, "avx2")
 #undef DOT
-#undef SMALL_DOT
-#define SMALL_DOT(sum, u, s) BYTE_DOT(sum, u, s)
 
 // As AVX-512's, in halves: processors of laptops.
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)

@@ -2,7 +2,6 @@
 // The includer defines
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
-//   SMALL_DOT(sum, u, s)  the same where two neighbours' products together fit 16 bits
 //   ANY_NEGATIVE(v) whether a lane of int32 is negative
 //   SPLIT_BYTES     whether BYTE_DOT is one instruction, so that 8 bits times the bytes of 16 bits beat 16 bits times 16 bits
 //   PAIRED_PLACES   whether additions cost so much less than products that half the products are replaced (add_pairs)
@@ -102,11 +101,6 @@ INLINE void largest_of_fours(const i32x16* v, i32x16& out) {
 }
 #undef LOW
 #undef HIGH
-// Lanes 4j .. 4j + 3 of v[i] belong to half j % 2 of tile 2i + j / 2 → the sums of 8 tiles' halves.
-INLINE void sums_of_halves(const i32x16* v, i32x16& dot) {
-    sums_of_fours(v, dot);
-    dot = __builtin_shufflevector(dot, dot, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-}
 // Lanes 0-7 of v[i], i < 8, → lane 2i, the others → lane 2i + 1: the sums, or the largest.
 #define FIRST(x, y) __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
 #define SECOND(x, y) __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
@@ -206,7 +200,6 @@ struct OfQ8_0 {
         FROM_HALVES(scale, h);
         value = __builtin_convertvector(*dot, f32x16);
     }
-    static constexpr bool small_weights = false;
     // 16 tiles whose weights are zero
     INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
 };
@@ -323,6 +316,24 @@ struct OfQ4_K {
         half_bytes(q, j % 2 * 4, to.w);
         scales.at(j, to.scale, to.second);
     }
+
+    // The sums of tiles j and j + 1 and one token. The nibbles stay where they are in their 16 bits, so that they count 256 and 16
+    // times, but for the last, which would be a sign: a sum of 16 places still fits. A loop that stays one, as in dot_tiles().
+    INLINE void two_sums(const std::byte* p, int j, const std::int16_t* x, i32x16* dot) {
+        i32x16 a{}, b{}, c{}, d{};
+#pragma clang loop unroll(disable)
+        for (int i = 0; i < 8; i++) {
+            u16x32 v;
+            LOAD16(v, p + 16 * (16 + j / 2 * 32) + 64 * i);
+            DOT(a, (i16x32)(v & 0x000f), PAIR(x + 4 * i));
+            DOT(b, (i16x32)(v & 0x0f00), PAIR(x + 4 * i + 2));
+            DOT(c, (i16x32)(v & 0x00f0), PAIR(x + 4 * i + 32));
+            DOT(d, (i16x32)(v >> 12), PAIR(x + 4 * i + 34));
+        }
+        dot[0] = a + (b >> 8);
+        dot[1] = (c >> 4) + d;
+    }
+    INLINE void tile_scales(int j, UnpackedTile& to) { scales.at(j, to.scale, to.second); }
 };
 
 struct OfQ5_K {
@@ -376,45 +387,54 @@ struct OfQ6_K {
 
     static constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                                                 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
-    // Of a block four times 64 places. The second 32 bytes have their high bits two further up.
+    // Of two blocks, each four times 64 places: half h of these i in lane 4h + i. The second 32 bytes have their high bits two
+    // further up.
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
         for (int block = 0; block < 2; block++, p += bytes, dot++) {
             i32x16 v[4];
             for (int i = 0; i < 4; i++, x += 128) {
-                u8x64 q, h, low, high;
+                u8x64 q, h, first, second; // of x: low and high bytes, or even and odd places
                 LOAD16(q, p + i / 2 * 64);
                 load_two(p + 128 + i / 2 * 32, p + 128 + i / 2 * 32, h);
-                LOAD16(low, x);
-                LOAD16(high, x + 64);
+                LOAD16(first, x);
+                LOAD16(second, x + 64);
                 const u16x32 bits = i % 2 ? (u16x32)h >> second_half_by_2 : (u16x32)h << (4 - second_half_by_2);
                 const u8x64  w    = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
                 i32x16       sum{};
-                SMALL_DOT(sum, w, high);
-                sum <<= 8;
-                SMALL_DOT(sum, low, w - 32);
+                if constexpr (SPLIT_BYTES) {
+                    BYTE_DOT(sum, w, second);
+                    sum <<= 8;
+                    BYTE_DOT(sum, first, w - 32);
+                } else {
+                    DOT(sum, (i16x32)((u16x32)w & 255), (i16x32)first);
+                    DOT(sum, (i16x32)((u16x32)w >> 8), (i16x32)second);
+                }
                 v[i] = sum;
             }
-            sums_of_halves(v, *dot);
+            sums_of_fours(v, *dot);
         }
     }
     INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
-        i32x16 v[2], half[2];
+        i32x16 v[2];
         u16x16 h[2];
         for (int block = 0; block < 2; block++, p += bytes) {
             i8x16         s;
             std::uint16_t d;
             LOAD16(s, p + 192);
             LOAD16(d, p + 208);
+            s        = __builtin_shufflevector(s, s, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             v[block] = dot[block] * __builtin_convertvector(s, i32x16);
             h[block] = u16x16{} + d;
         }
         FROM_HALVES(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
-        half[0] = __builtin_shufflevector(v[0], v[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-        half[1] = __builtin_shufflevector(v[0], v[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-        add_halves(half, value);
+        const i32x16 half[2] = {
+            __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+            __builtin_shufflevector(v[0], v[1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)};
+        f32x16 tiles; // 0, 2, 4, 6, 1, 3, 5, 7 of each block
+        add_halves(half, tiles);
+        value = __builtin_shufflevector(tiles, tiles, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
     }
-    static constexpr bool small_weights = true;
-    INLINE void           zeros(std::byte* p) {
+    INLINE void zeros(std::byte* p) {
         for (int block = 0; block < 2; block++, p += bytes) {
             std::memset(p, 0, 128);
             std::memset(p + 128, 0xaa, 64);
@@ -425,7 +445,7 @@ struct OfQ6_K {
 // -- products of integers
 
 // sum[lane] = w · x over a tile, or over its first and its second half
-template <class Format>
+template <bool Halves>
 INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
     i32x16 a{}, b{}, c{}, d{};
     for (int i = 0; i < 8; i += 2) {
@@ -435,15 +455,15 @@ INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
         DOT(d, w[i + 9], PAIR(x + 2 * i + 18));
     }
     sum[0] = a + b;
-    if constexpr (Format::two_scales) sum[1] = c + d;
+    if constexpr (Halves) sum[1] = c + d;
     else sum[0] += c + d;
 }
 
 // The same of N neighbouring tokens, which take the tile from memory, in a loop that stays one: unrolled, it is reordered until
 // the sums no longer fit the registers.
-template <class Format, int N>
+template <bool Halves, int N>
 INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
-    constexpr int parts = Format::two_scales ? 2 : 1, length = 16 / parts;
+    constexpr int parts = Halves ? 2 : 1, length = 16 / parts;
     for (int part = 0; part < parts; part++, w += length, x += 2 * length) {
         i32x16 chain[N] = {};
 #pragma clang loop unroll(disable)
@@ -462,10 +482,10 @@ INLINE void add_value(const f32x16& value, const UnpackedTile& w, float x_scale,
     total = sum;
 }
 
-template <class Format>
+template <class Format, bool Halves>
 INLINE void add_token(const i32x16* dot, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
     f32x16 value;
-    if constexpr (Format::two_scales) add_halves(dot, value);
+    if constexpr (Halves) add_halves(dot, value);
     else value = __builtin_convertvector(dot[0], f32x16);
     add_value<Format>(value, w, x_scale, x_sum, total);
 }
@@ -482,19 +502,40 @@ struct Tokens {
     }
 };
 
-// One tile's part of n tokens' sums, of N tokens together.
-template <class Format, int N>
-INLINE_PARTS void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
+// Whether the sum over a tile fits 32 bits whatever x is.
+template <class Format>
+INLINE bool sum_fits(const UnpackedTile& w) {
+    if constexpr (!Format::two_scales) return true;
+    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max() / largest_integer(true);
+    i32x16                 sum{};
+    for (const i16x32& v : w.w) DOT(sum, __builtin_elementwise_abs(v), i16x32{} + 1);
+    return !ANY_NEGATIVE(most - sum);
+}
+
+// One tile's part of n tokens' sums, of N tokens together, of whole tiles or of halves.
+template <class Format, bool Halves, int N>
+INLINE void add_tokens(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
     if constexpr (N > 1)
         for (; n >= N; n -= N, x.move(N), total += N) {
             i32x16 dots[N][2];
-            dot_tiles<Format, N>(w.w, x.integers, dots);
-            for (int t = 0; t < N; t++) add_token<Format>(dots[t], w, x.scales[t], x.sums[t], total[t]);
+            dot_tiles<Halves, N>(w.w, x.integers, dots);
+            for (int t = 0; t < N; t++) add_token<Format, Halves>(dots[t], w, x.scales[t], x.sums[t], total[t]);
         }
     for (std::int64_t t = 0; t < n; t++) {
         i32x16 dot[2];
-        dot_tile<Format>(w.w, x.integers + 32 * t, dot);
-        add_token<Format>(dot, w, x.scales[t], x.sums[t], total[t]);
+        dot_tile<Halves>(w.w, x.integers + 32 * t, dot);
+        add_token<Format, Halves>(dot, w, x.scales[t], x.sums[t], total[t]);
+    }
+}
+
+// To know that a tile is one sum costs as much as one or two tokens, and saves a tenth of each.
+template <class Format, int N>
+INLINE_PARTS void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
+    if constexpr (Format::two_scales) {
+        if (n >= 16 && sum_fits<Format>(w)) add_tokens<Format, false, N>(w, x, n, total);
+        else add_tokens<Format, true, N>(w, x, n, total);
+    } else {
+        add_tokens<Format, false, N>(w, x, n, total);
     }
 }
 
@@ -525,16 +566,6 @@ INLINE void add_pairs(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*
                 add_value<Format>(__builtin_convertvector(sum[r][t], f32x16), w[r], x.scales[t], x.sums[t],
                                   total[r][first + t]);
     }
-}
-
-// Whether the sum over a tile fits 32 bits whatever x is.
-template <class Format>
-INLINE bool sum_fits(const UnpackedTile& w) {
-    if constexpr (!Format::two_scales) return true;
-    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max() / largest_integer(true);
-    i32x16                 sum{};
-    for (const i16x32& v : w.w) DOT(sum, __builtin_elementwise_abs(v), i16x32{} + 1);
-    return !ANY_NEGATIVE(most - sum);
 }
 
 template <class Format>
@@ -598,6 +629,29 @@ struct RowGroup {
     std::size_t      stride; // of a row in the file
     std::int64_t     here;
 };
+
+// One token and 16 interleaved rows whose tiles are multiplied two at a time. What comes later is asked for early, as below.
+template <class Format>
+INLINE void one_token_by_two(const std::byte* p, const RoundedRows& x, f32x16& total) {
+    constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes;
+    f32x16        sum{};
+    Format        format;
+    for (std::int64_t tile = 0; tile < x.cols / 32; tile += tiles, p += bytes) {
+        format.header(p);
+#pragma clang loop unroll(full)
+        for (int j = 0; j < tiles; j += 2) {
+            i32x16 dot[2];
+            format.two_sums(p, j, x.integers + (tile + j) * 32, dot);
+            for (int i = bytes / tiles * j; i < bytes / tiles * (j + 2); i += 64) __builtin_prefetch(p + 8192 + i);
+            for (int k = 0; k < 2; k++) {
+                UnpackedTile w;
+                format.tile_scales(j + k, w);
+                add_token<Format, false>(dot + k, w, x.scales[tile + j + k], x.sums[tile + j + k], sum);
+            }
+        }
+    }
+    total = sum;
+}
 
 // R groups of 16 rows times tokens first .. first + n - 1; total [R][n]. What comes later is asked for early: the processor's
 // own prefetching reaches half of this machine's bandwidth.
@@ -685,20 +739,31 @@ INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t fi
 // memory in one stream: to turn them would take longer than to multiply. What the lanes hold is exact in any order; a row's
 // tiles are brought together 16 at a time, and multiplied by their scales at the end, 16 rows at a time.
 
-// x in tiles of 32 places, in their own order, two after another: with SPLIT_BYTES, or for weights of 6 bits, as 64 low bytes
-// without and 64 high bytes with a sign, else as int16; zeros up to a whole number of 16 tiles.
+// x in tiles of 32 places, two after another: with SPLIT_BYTES as 64 low bytes without and 64 high bytes with a sign, else as int16,
+// for weights that are bytes of their own in their order, for others the even ones of both tiles first; zeros up to a whole number of
+// 16 tiles.
 template <class Format>
 INLINE void split_x(const RoundedRows& x, std::int64_t groups, std::byte* out) {
     for (std::int64_t k = 0; k < groups * 512; k += 64, out += 128) {
         i16x32 v[2] = {};
         for (int t = 0; t < 2; t++)
             if (k + 32 * t < x.cols) LOAD16(v[t], x.integers + k + 32 * t);
+        if constexpr (!SPLIT_BYTES && Format::two_scales) {
+#define PAIRS(x, from)                                                                                                 \
+    __builtin_shufflevector(x[0], x[1], from, from + 2, from + 4, from + 6, from + 8, from + 10, from + 12, from + 14, \
+                            from + 16, from + 18, from + 20, from + 22, from + 24, from + 26, from + 28, from + 30)
+            const i32x16 both[2] = {(i32x16)v[0], (i32x16)v[1]}, even = PAIRS(both, 0), odd = PAIRS(both, 1);
+#undef PAIRS
+            STORE16(out, even);
+            STORE16(out + 64, odd);
+            continue;
+        }
 #define FOUR(at) at, at + 2, at + 1, at + 3
         for (int t = 0; t < 2; t++)
             v[t] = __builtin_shufflevector(v[t], v[t], FOUR(0), FOUR(4), FOUR(8), FOUR(12), FOUR(16), FOUR(20),
                                            FOUR(24), FOUR(28));
 #undef FOUR
-        if constexpr (SPLIT_BYTES || Format::small_weights) {
+        if constexpr (SPLIT_BYTES) {
             for (int t = 0; t < 2; t++) {
                 const auto low  = __builtin_convertvector(v[t] & 255, u8x32),
                            high = __builtin_convertvector(v[t] >> 8, u8x32);
@@ -742,9 +807,10 @@ INLINE_PARTS void one_token(const MatmulTask& task) {
         i32x16 dot[2];
         format.row_sums(p, split + g * 1024, dot);
         for (int i = 0; i < sums; i++) dot[i] -= over[sums * g + i];
-        f32x16& to = scale[r * groups + g];
-        format.row_values(p, dot, value[r * groups + g], to);
-        to *= x_scale[g];
+        f32x16 values, scales;
+        format.row_values(p, dot, values, scales);
+        value[r * groups + g] = values;
+        scale[r * groups + g] = scales * x_scale[g];
     };
     const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(task.first) * stride;
     for (std::int64_t row = task.first; row < task.last; row += 16) {
@@ -759,14 +825,16 @@ INLINE_PARTS void one_token(const MatmulTask& task) {
                 row_group(rest, whole, r);
             }
         }
-        f32x16 total{};
-        for (std::int64_t t = 0; t < tiles; t += 4) {
+        f32x16     total{};
+        const auto add_four = [&](std::int64_t t, std::int64_t here) __attribute__((always_inline)) {
             const std::size_t at = std::size_t(t) * sizeof(float), apart = std::size_t(groups) * sizeof(f32x16);
             i32x16            v[4], s[4];
             turn(reinterpret_cast<const std::byte*>(value) + at, apart, v);
             turn(reinterpret_cast<const std::byte*>(scale) + at, apart, s);
-            for (int i = 0; i < 4 && t + i < tiles; i++) total = FMA((f32x16)v[i], (f32x16)s[i], total);
-        }
+            for (std::int64_t i = 0; i < here; i++) total = FMA((f32x16)v[i], (f32x16)s[i], total);
+        };
+        for (std::int64_t t = 0; t < tiles / 4 * 4; t += 4) add_four(t, 4); // a number known
+        if (tiles % 4 > 0) add_four(tiles / 4 * 4, tiles % 4);
         store_sums(task, row, 0, 1, &total);
     }
 }
@@ -819,6 +887,7 @@ INLINE void integer_matmul(const MatmulTask& task) {
             f32x16         total[2][tokens_at_once];
             groups = PAIRED_PLACES && n >= paired_from && row + 16 < task.last ? 2 : 1;
             if (PAIRED_PLACES && groups == 2) rows_times<1, 2>(w.type, two, x, first, n, total);
+            else if (x.n == 1 && w.type == DType::Q4_K) one_token_by_two<OfQ4_K>(two[0].p, x, total[0][0]);
             else if (n > 1) rows_times<DOT_TOKENS, 1>(w.type, two, x, first, n, total);
             else rows_times<1, 1>(w.type, two, x, first, 1, total); // multiplied as it is unpacked
             for (std::int64_t r = 0; r < groups; r++) store_sums(task, row + 16 * r, first, n, total[r]);

@@ -167,17 +167,22 @@ TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
 
 TEST_CASE("the largest sums of whole numbers fit") {
     for (const CpuKernels* k : all_kernels())
-        for (DType type : {DType::Q6_K, DType::Q8_0})
-            for (int n : {1, 2, 70})
+        for (DType type : {DType::Q6_K, DType::Q8_0, DType::Q4_K})
+            for (int n : {1, 2, 20, 70})
                 for (float sign : {1.0f, -1.0f}) {
                     constexpr int          rows = 32, cols = 256;
                     const std::size_t      stride = row_bytes(type, cols);
-                    std::vector<std::byte> blocks(stride * rows); // Q6_K: 0 - 32 times -128
+                    std::vector<std::byte> blocks(stride * rows); // Q6_K: -32 times -128
                     for (std::size_t b = 0; b < blocks.size(); b += std::size_t(dtype_info(type).bytes)) {
                         const std::uint16_t one = f32_to_f16(1);
                         if (type == DType::Q6_K) {
                             std::fill_n(blocks.data() + b + 192, 16, std::byte(0x80));
                             std::memcpy(blocks.data() + b + 208, &one, 2);
+                        } else if (type == DType::Q4_K) { // 63 times 15, no minimum
+                            std::memcpy(blocks.data() + b, &one, 2);
+                            std::fill_n(blocks.data() + b + 4, 4, std::byte(0xff));
+                            std::fill_n(blocks.data() + b + 12, 4, std::byte(0x0f));
+                            std::fill_n(blocks.data() + b + 16, 128, std::byte(0xff));
                         } else {
                             std::memcpy(blocks.data() + b, &one, 2);
                             std::fill_n(blocks.data() + b + 2, 32, std::byte(0x80));
@@ -186,7 +191,8 @@ TEST_CASE("the largest sums of whole numbers fit") {
                     const std::vector<float> x(std::size_t(n * cols), sign);
                     std::vector<float>       out(std::size_t(n * rows));
                     product(k, {type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
-                    const double want = double(sign) * cols * (type == DType::Q6_K ? 4096 : -128);
+                    const double largest = type == DType::Q6_K ? 4096 : type == DType::Q4_K ? 945 : -128;
+                    const double want    = double(sign) * cols * largest;
                     CAPTURE(k->name, dtype_info(type).name, n);
                     CHECK(error(out, std::vector<double>(out.size(), want)) < 1e-6);
                 }
