@@ -56,9 +56,9 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
     const std::int64_t tiles = k->float_tiles(n);
     k->pack_rows(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
     k->pack_rows(x, n, w.cols, packed.data(), tiles / 2, tiles);
-    const auto at = (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64;
-    k->matmul(
-        {&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows, reinterpret_cast<float*>(at)});
+    const auto beyond = reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
+    k->matmul({&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows,
+               scratch.data() + (64 - beyond) % 64 / sizeof(float)});
 }
 
 } // namespace
