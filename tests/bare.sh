@@ -30,6 +30,7 @@ mirror=${DEBIAN_MIRROR:-$(mirror_of)}
 [ -n "$mirror" ] || fail "apt knows no Debian here; name a mirror in DEBIAN_MIRROR"
 
 root=$(mktemp -d "${TMPDIR:-/var/tmp}/quire-bare-$release.XXXXXX")
+chmod 755 "$root" # a user has to be able to enter
 log=$root.log
 trap 'rm -rf --one-file-system "$root"; rm -f "$log"' EXIT
 
