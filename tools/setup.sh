@@ -129,13 +129,13 @@ update() { apt update >>"$log" || true; } # somebody else's broken source is no 
 # What apt-get says on standard input, as far as it tells how far it is: a line that changes on a terminal, else a line for
 # each tenth package.
 progress() {
-    awk -v log="$log" -v terminal="$([ ! -t 1 ] || echo yes)" '
+    awk -v file="$log" -v terminal="$([ ! -t 1 ] || echo yes)" '
         function show(what) {
             if (terminal) printf "\r\033[Ksetup: %s", what
             else if (what !~ /^(fetching|unpacking)/ || n_shown++ % 10 == 0) print "setup: " what
             fflush()
         }
-        { print >>log; fflush(log) }
+        { print >>file; fflush(file) }
         /^[0-9]+ upgraded,/ { total = $3 }
         /^Need to get/ { sub(/\.$/, ""); printf "setup: %s packages; n%s\n", total, substr($0, 2); fflush() }
         /^After this operation/ { sub(/\.$/, ""); printf "setup: a%s\n", substr($0, 2); fflush() }
