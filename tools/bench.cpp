@@ -1,4 +1,4 @@
-// bench: how fast the parts of quire are on this machine.
+// bench: measures how fast the parts of quire are on this machine.
 // Exit codes: 0, 1 (something cannot be measured: one line on stderr), 2 (wrong usage).
 #include <sys/resource.h>
 #include <sys/wait.h>

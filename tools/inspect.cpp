@@ -1,4 +1,4 @@
-// inspect: looks into a model file and runs its parts one by one; every command answers with one line of JSON.
+// inspect: shows what is in a model file and runs single parts of the engine; every command prints one line of JSON.
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 

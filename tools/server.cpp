@@ -1,4 +1,4 @@
-// server: an OpenAI-compatible endpoint for many users of one engine.
+// server: an OpenAI-compatible server for many users of one engine.
 // Exit codes: 0, 1 (a model, address or file that cannot be used: one line on stderr; or a second signal), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
