@@ -85,7 +85,7 @@ double score_of(const Request& request, double logprob, int n_generated) {
 // Answers that are compared with one another are given when all are there.
 bool withheld(const Request& request) { return request.beam_width > 0 || request.best_of > request.n; }
 
-// The likeliest token as it is, and nothing is said about it.
+// The most likely token, without log-probabilities.
 bool takes_best(const Request& r) { return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r); }
 
 // The chosen token and the best ones, from a device's answer.
@@ -390,7 +390,7 @@ void Decoder::search(std::span<const Scheduled> items, std::vector<Output>& out)
     const auto     last  = [&](int beam) {
         return row(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
     };
-    const auto best_of = [&](int beam) { // a device's answer, the likeliest tokens
+    const auto best_of = [&](int beam) { // a device's answer, the most likely tokens
         return answer(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
     };
     const auto extend = [&](Sequence& s, const BeamCandidate& c) {

@@ -74,7 +74,7 @@ struct GenerationRequest {
     int                      truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
     bool                     cache_prompt    = true;
     std::string              id;      // request_id
-    std::vector<std::string> unknown; // fields that nobody knows, for the log
+    std::vector<std::string> unknown; // unknown fields, for the log
 };
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);

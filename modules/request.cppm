@@ -77,7 +77,7 @@ enum class FinishReason : std::uint8_t {
     none,      // still running
     stop,      // an end token or a stop token; a pinned prefix that is ready
     length,    // max_tokens, the model's context or the whole pool is used up
-    cancelled, // by whoever asked
+    cancelled, // by the caller
     refused,   // could never run: see the message
     failed,    // the model's numbers are not finite, or no token can come: see the message
 };
@@ -112,7 +112,7 @@ struct Output {
     std::chrono::steady_clock::time_point first_run{};           // when its prompt was scheduled for the first time
 };
 
-// -- the seam between scheduling and compute ------------------------------------------------------------
+// -- the interface between scheduling and compute -------------------------------------------------------
 
 // Whole-block copies inside the device pool (copy-on-write) or between the pools (swap).
 struct BlockCopy {

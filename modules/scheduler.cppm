@@ -14,7 +14,7 @@ export namespace quire {
 // How a request that gave up its blocks comes by its KV again. `automatic`: what costs less time, by RecoveryCosts.
 enum class Recovery : std::uint8_t { automatic, swap, recompute };
 
-// Measured by whoever runs the steps; 0: not yet.
+// Measured by the engine; 0: not yet.
 struct RecoveryCosts {
     double seconds_per_block = 0; // copied between device and swap pool, one way
     double seconds_per_token = 0; // computed in a prefill

@@ -1127,7 +1127,7 @@ Result<std::vector<std::string>> workload(const ServeArguments& a, bool chat) {
     return request_bodies(*prompts, o);
 }
 
-// The text of each different request when nobody else is there.
+// The text of each different request when it runs alone.
 Result<std::map<std::string_view, std::string>> texts_alone(const LoadTarget&               target,
                                                             const std::vector<std::string>& bodies, double timeout) {
     std::map<std::string_view, std::string> texts;

@@ -199,7 +199,7 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
     std::size_t first = 0, last = trace.steps.size();
     if (a.step > 0) first = std::size_t(a.step) - 1, last = first + 1;
     else if (!whole && !a.all) {
-        // The step to look at when nobody says which: the last one in which somebody holds blocks.
+        // The step to show by default: the last one in which a sequence holds blocks.
         for (std::size_t i = 0; i < trace.steps.size(); i++)
             if (totals(trace.steps[i]).used > 0) first = i;
         last = first + 1;

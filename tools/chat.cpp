@@ -21,7 +21,7 @@ struct Arguments {
     double gpu_memory_utilization                                                = 0.92;
     bool   deterministic                                                         = false;
     int    n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
-    std::optional<float> temperature; // 0.8; the model that ships is best without chance: 0
+    std::optional<float> temperature; // default 0.8; 0 for the toy model
     float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t         seed = -1;
     bool single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
