@@ -111,7 +111,9 @@ public:
     virtual Result<Buffer> allocate(std::size_t bytes) = 0;
     // Memory of the host that the device copies to and from at full speed.
     virtual Result<Buffer> allocate_host(std::size_t bytes) = 0;
-    // Bytes that KV blocks may take when nobody says how much; asked when the weights are there.
+    // Bytes that can still be taken.
+    virtual std::size_t memory_available() const = 0;
+    // Of these what KV blocks may take when nobody says how much; asked when the weights are there.
     virtual std::size_t memory_for_cache() const = 0;
     // Bytes taken so far: weights that are not read from the file as it is, buffers, workspaces.
     virtual std::size_t memory_taken() const = 0;

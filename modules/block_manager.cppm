@@ -27,6 +27,8 @@ struct BlockManagerOptions {
     int n_swap     = 0;  // blocks of the second pool, in the host's memory
     // The order in which the free blocks are handed out at first; empty: 0, 1, 2, …
     std::vector<BlockId> free_order = {};
+    // Another one for tests: it may collide as it likes, that costs hits, never a wrong one.
+    ChainHash hash = chain_hash;
 };
 
 // Positions `first` .. `first + n - 1` of a sequence are about to be written.
@@ -74,8 +76,6 @@ public:
     void will_write(const Write& write);
     // The step has run: all that was announced is written, all moves are made.
     void commit();
-    // The step did not run.
-    void abandon();
     // Tells that positions 0 .. n_written-1 hold `tokens`' KV: blocks that became full can be found from now on.
     void publish(TableId table, std::span<const Token> tokens, int n_written);
     // A second table on the same blocks. Nothing is copied until one of the two writes.
@@ -118,11 +118,12 @@ private:
     enum class State : std::uint8_t { unnamed, promised, coming, written };
     // What a block is known by: enough to compare it with a prompt, and to give it back its name after a swap.
     struct Name {
-        State                    state    = State::unnamed;
-        int                      n_tokens = 0; // block_size; fewer: the last block of a pinned prefix, without a hash
-        BlockHash                hash     = 0;
-        std::optional<BlockHash> parent;
-        CacheNamespace           space;
+        State          state    = State::unnamed;
+        int            n_tokens = 0; // block_size; fewer: the last block of a pinned prefix, without a hash
+        BlockHash      hash     = 0;
+        Prefix         parent;
+        CacheNamespace space;
+        std::uint64_t  serial = 0; // from 1, in the order in which names are given
     };
     struct Block {
         std::int32_t ref_count = 0;
@@ -136,12 +137,12 @@ private:
         Name         name; // as it was on the device
     };
     struct Table {
-        std::vector<BlockId>     blocks;
-        CacheNamespace           space;
-        int                      n_named      = 0; // leading full blocks whose hashes are in the chain
-        int                      copied_until = 0; // position up to which a copied block came filled
-        std::optional<BlockHash> last_hash;        // of block n_named - 1
-        bool                     in_use = false, nameable = true, swapped = false, pinned = false;
+        std::vector<BlockId> blocks;
+        CacheNamespace       space;
+        int                  n_named      = 0; // leading full blocks whose names are in the chain
+        int                  copied_until = 0; // position up to which a copied block came filled
+        Prefix               last;             // the name of block n_named - 1
+        bool                 in_use = false, nameable = true, swapped = false, pinned = false;
     };
     // The free blocks without a name come first, then the cached ones, least recently used first: one list, two parts.
     struct FreeList {
@@ -161,11 +162,15 @@ private:
     std::span<Token>       block_tokens(BlockId block);
     std::span<const Token> block_tokens(BlockId block) const;
     std::span<Token>       swap_tokens(BlockId block);
-    bool                   holds(BlockId block, const CacheNamespace& space, std::span<const Token> tokens) const;
-    Hit                    find(const CacheNamespace& space, std::span<const Token> tokens) const;
-    void                   give_name(BlockId block, Name name, std::span<const Token> tokens);
-    void                   set_written(BlockId block);
-    void                   forget(BlockId block);
+    bool   holds(BlockId block, const Prefix& parent, const CacheNamespace& space, std::span<const Token> tokens) const;
+    Prefix prefix_at(BlockId block) const { return {at(block).name.hash, at(block).name.serial}; }
+    BlockId   end_of(const Prefix& prefix) const;
+    bool      is_known(const Prefix& prefix) const { return prefix.serial == 0 || end_of(prefix) >= 0; }
+    Hit       find(const CacheNamespace& space, std::span<const Token> tokens) const;
+    void      give_name(BlockId block, Name name, std::span<const Token> tokens);
+    void      set_written(BlockId block);
+    void      forget(BlockId block);
+    void      drop_name(BlockId block);
     FreeList& list_of(const Block& block) { return block.name.state == State::written ? free_cached_ : free_plain_; }
     void      push_free(BlockId block);
     void      unlink_free(BlockId block);
@@ -178,6 +183,8 @@ private:
     BlockId   resident(BlockId swapped) const;
 
     int                      block_size_;
+    ChainHash                hash_;
+    std::uint64_t            last_serial_ = 0;
     std::vector<Block>       blocks_;
     std::vector<Token>       tokens_; // [n_blocks × block_size] what a named block holds: the guard against collisions
     PrefixCache              cache_;
@@ -204,7 +211,7 @@ module :private;
 namespace quire {
 
 BlockManager::BlockManager(BlockManagerOptions options)
-    : block_size_(options.block_size), blocks_(std::size_t(options.n_blocks)),
+    : block_size_(options.block_size), hash_(options.hash), blocks_(std::size_t(options.n_blocks)),
       tokens_(std::size_t(options.n_blocks) * std::size_t(options.block_size)), cache_(options.n_blocks),
       swap_(std::size_t(options.n_swap)), swap_tokens_(std::size_t(options.n_swap) * std::size_t(options.block_size)),
       stamp_(std::size_t(std::max(options.n_blocks, options.n_swap))), moved_(stamp_.size(), -1) {
@@ -304,17 +311,26 @@ void BlockManager::hold(BlockId id) {
 
 // -- names
 
-bool BlockManager::holds(BlockId id, const CacheNamespace& space, std::span<const Token> tokens) const {
+// These tokens, and all of the prefix before them.
+bool BlockManager::holds(BlockId id, const Prefix& parent, const CacheNamespace& space,
+                         std::span<const Token> tokens) const {
     const Name& name = at(id).name;
-    return name.space == space && name.n_tokens >= int(tokens.size()) &&
+    return name.parent.serial == parent.serial && name.space == space && name.n_tokens >= int(tokens.size()) &&
            std::ranges::equal(block_tokens(id).first(tokens.size()), tokens);
+}
+
+// The block that has the name of a prefix, or -1.
+BlockId BlockManager::end_of(const Prefix& prefix) const {
+    const BlockId id = prefix.hash ? cache_.find(*prefix.hash) : -1;
+    return id >= 0 && at(id).name.serial == prefix.serial ? id : -1;
 }
 
 void BlockManager::give_name(BlockId id, Name name, std::span<const Token> tokens) {
     check(at(id).name.state == State::unnamed, "a block was named twice");
     std::ranges::copy(tokens, block_tokens(id).begin());
     const bool written = name.state == State::written;
-    at(id).name        = name;
+    if (name.serial == 0) name.serial = ++last_serial_; // else it had one before a swap
+    at(id).name = name;
     if (!written) return;
     at(id).name.state = State::coming;
     set_written(id);
@@ -322,34 +338,51 @@ void BlockManager::give_name(BlockId id, Name name, std::span<const Token> token
 
 void BlockManager::set_written(BlockId id) {
     Name& name = at(id).name;
+    if (!is_known(name.parent)) return forget(id); // since it was promised: nobody would come this way
     name.state = State::written;
     cache_.add_child(name.parent, id);
 }
 
-void BlockManager::forget(BlockId id) {
+void BlockManager::drop_name(BlockId id) {
     Name& name = at(id).name;
     if (name.state == State::written) cache_.remove_child(name.parent, id);
     if (name.n_tokens == block_size_) cache_.remove_name(name.hash);
     name = {};
 }
 
+// With all that continues it, which nobody could find any more: down to the end of each chain, and back.
+void BlockManager::forget(BlockId id) {
+    for (BlockId here = id;;) {
+        if (const BlockId child = cache_.first_child(prefix_at(here)); child >= 0) {
+            here = child;
+            continue;
+        }
+        if (here == id) return drop_name(id);
+        const BlockId parent = end_of(at(here).name.parent);
+        const bool    listed = at(here).ref_count == 0 && !at(here).held;
+        if (listed) unlink_free(here);
+        drop_name(here);
+        if (listed) push_free(here);
+        here = parent;
+    }
+}
+
 // How much of a prompt is there: whole blocks without a gap, then the longest part of a block that continues them.
 BlockManager::Hit BlockManager::find(const CacheNamespace& space, std::span<const Token> tokens) const {
-    constexpr int            most_siblings = 64; // so that a prefix with many continuations costs no more than this
-    Hit                      hit;
-    const auto               size   = std::size_t(block_size_);
-    std::optional<BlockHash> parent = chain_root(space);
-    std::size_t              done   = 0;
+    constexpr int most_siblings = 64; // so that a prefix with many continuations costs no more than this
+    Hit           hit;
+    const auto    size = std::size_t(block_size_);
+    Prefix        parent{chain_root(space)};
+    std::size_t   done = 0;
     for (; done + size <= tokens.size(); done += size) {
         std::span<const Token> want = tokens.subspan(done, size);
-        const BlockHash        hash = chain_hash(parent, want);
-        const BlockId          id   = cache_.find(hash);
-        if (id < 0 || !holds(id, space, want)) break;
+        const BlockId          id   = cache_.find(hash_(parent.hash, want));
+        if (id < 0 || !holds(id, parent, space, want)) break;
         // A written block up to the very end would leave nothing to compute: a part of it will do.
         if (done + size == tokens.size() && at(id).name.state == State::written) break;
         hit.n_blocks++;
         hit.from_free += at(id).ref_count == 0 && !at(id).held;
-        parent = hash;
+        parent = prefix_at(id);
     }
     const std::span<const Token> rest = tokens.subspan(done);
     const std::size_t            most = rest.empty() ? 0 : std::min(rest.size() - 1, size);
@@ -357,7 +390,7 @@ BlockManager::Hit BlockManager::find(const CacheNamespace& space, std::span<cons
     for (BlockId id = cache_.first_child(parent); id >= 0 && most > 0 && seen < most_siblings;
          id         = cache_.next_sibling(id), seen++) {
         const Name& name = at(id).name;
-        if (name.space != space || name.parent != parent) continue;
+        if (name.space != space) continue; // two namespaces that begin alike
         const std::span<const Token> have = block_tokens(id).first(std::min(most, std::size_t(name.n_tokens)));
         const int n = int(std::mismatch(have.begin(), have.end(), rest.begin()).first - have.begin());
         if (n > hit.n_partial_tokens) {
@@ -382,7 +415,7 @@ TableId BlockManager::open_table(const CacheNamespace& space) {
     table.in_use   = true;
     table.nameable = true;
     table.n_named = table.copied_until = 0;
-    table.last_hash                    = chain_root(space);
+    table.last                         = {chain_root(space)};
     return id;
 }
 
@@ -406,7 +439,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int spare
     table.blocks.reserve(std::size_t(blocks_for(int(tokens.size()))));
     for (std::size_t i = 0; i < full && read_cache; i++) {
         const std::span<const Token> want = tokens.subspan(i * size, size);
-        const BlockHash              hash = chain_hash(table.last_hash, want);
+        const BlockHash              hash = hash_(table.last.hash, want);
         BlockId                      here = cache_.find(hash);
         if (int(i) < hit.n_blocks) {
             acquire(here);
@@ -416,16 +449,16 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int spare
             table.blocks.push_back(take_free());
             here = cache_.find(hash); // taking a block may have evicted it
             if (here < 0) {
-                cache_.add_name(hash, table.blocks.back());
-                give_name(table.blocks.back(), {State::promised, block_size_, hash, table.last_hash, table.space},
-                          want);
-            } else if (!holds(here, table.space, want)) {
+                here = table.blocks.back();
+                cache_.add_name(hash, here);
+                give_name(here, {State::promised, block_size_, hash, table.last, table.space}, want);
+            } else if (!holds(here, table.last, table.space, want)) {
                 table.nameable = false; // another text with the same hash: whatever follows must not be found by it
                 break;
             }
         }
-        table.last_hash = hash;
-        table.n_named   = int(i) + 1;
+        table.last    = prefix_at(here);
+        table.n_named = int(i) + 1;
     }
     if (hit.partial >= 0 && int(table.blocks.size()) == hit.n_blocks) hold(hit.partial);
     while (int(table.blocks.size()) < blocks_for(int(tokens.size()))) table.blocks.push_back(take_free());
@@ -518,29 +551,29 @@ void BlockManager::commit() {
     coming_.clear();
 }
 
-void BlockManager::abandon() {
-    for (BlockId id : coming_)
-        if (at(id).name.state == State::coming) at(id).name.state = State::promised;
-    coming_.clear();
-}
-
 void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_written) {
     Table& table = table_at(id);
     check(n_written <= int(tokens.size()) && blocks_for(n_written) <= int(table.blocks.size()), "publish past the end");
     const auto size = std::size_t(block_size_);
     while (table.nameable && (table.n_named + 1) * block_size_ <= n_written) {
+        if (!is_known(
+                table.last)) { // another's equal block, or of the time before a swap: once more from the beginning
+            table.last    = {chain_root(table.space)};
+            table.n_named = 0;
+            continue;
+        }
         const auto                   i    = std::size_t(table.n_named);
         const std::span<const Token> want = tokens.subspan(i * size, size);
-        const BlockHash              hash = chain_hash(table.last_hash, want);
+        const BlockHash              hash = hash_(table.last.hash, want);
         const BlockId                here = cache_.find(hash), own = table.blocks[i];
         if (here < 0 && at(own).name.state == State::unnamed) {
             cache_.add_name(hash, own);
-            give_name(own, {State::written, block_size_, hash, table.last_hash, table.space}, want);
-        } else if (here < 0 || !holds(here, table.space, want)) {
+            give_name(own, {State::written, block_size_, hash, table.last, table.space}, want);
+        } else if (here < 0 || !holds(here, table.last, table.space, want)) {
             table.nameable = false; // another text with the same hash: whatever follows must not be found by it
             return;
         }
-        table.last_hash = hash;
+        table.last = prefix_at(here < 0 ? own : here);
         table.n_named++;
     }
 }
@@ -553,7 +586,7 @@ TableId BlockManager::fork_table(TableId id) {
     child.blocks.assign(parent.blocks.begin(), parent.blocks.end());
     child.space        = parent.space;
     child.n_named      = parent.n_named;
-    child.last_hash    = parent.last_hash;
+    child.last         = parent.last;
     child.nameable     = parent.nameable;
     child.copied_until = parent.copied_until;
     for (BlockId block : child.blocks) acquire(block);
@@ -586,19 +619,22 @@ void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
     Table& table = table_at(id);
     check(!table.swapped && !table.pinned && int(table.blocks.size()) == blocks_for(int(tokens.size())),
           "a table that does not hold the prefix was pinned");
-    const auto               size = std::size_t(block_size_), full = tokens.size() / size;
-    std::optional<BlockHash> parent = chain_root(table.space);
-    for (std::size_t i = 0; i < full; i++) {
+    const auto size = std::size_t(block_size_), full = tokens.size() / size;
+    Prefix     parent{chain_root(table.space)};
+    bool       named = true;
+    for (std::size_t i = 0; i < full && named; i++) {
         // Where an equal block was there first, that is the one that will be found: keep it instead of ours.
         const std::span<const Token> want = tokens.subspan(i * size, size);
-        parent                            = chain_hash(parent, want);
-        const BlockId here                = cache_.find(*parent);
-        if (here < 0 || here == table.blocks[i] || !holds(here, table.space, want)) continue;
+        const BlockId                here = cache_.find(hash_(parent.hash, want));
+        named                             = here >= 0 && holds(here, parent, table.space, want);
+        if (!named) break;
+        parent = prefix_at(here);
+        if (here == table.blocks[i]) continue;
         acquire(here);
         release(std::exchange(table.blocks[i], here));
     }
     const std::span<const Token> rest = tokens.subspan(full * size);
-    if (!rest.empty() && at(table.blocks.back()).name.state == State::unnamed)
+    if (named && !rest.empty() && at(table.blocks.back()).name.state == State::unnamed)
         give_name(table.blocks.back(), {State::written, int(rest.size()), 0, parent, table.space}, rest);
     for (BlockId block : table.blocks)
         if (at(block).pins++ == 0) n_pinned_++;
@@ -658,10 +694,8 @@ int BlockManager::swap_in_room(std::span<const TableId> tables) const {
 BlockId BlockManager::resident(BlockId swapped) const {
     const Name& name = swap_[std::size_t(swapped)].name;
     if (name.state != State::written || name.n_tokens < block_size_) return -1;
-    const BlockId                here = cache_.find(name.hash);
-    const std::span<const Token> tokens =
-        std::span(swap_tokens_).subspan(std::size_t(swapped) * std::size_t(block_size_), std::size_t(block_size_));
-    return here >= 0 && at(here).name.state == State::written && holds(here, name.space, tokens) ? here : -1;
+    const BlockId here = end_of({name.hash, name.serial});
+    return here >= 0 && at(here).name.state == State::written ? here : -1;
 }
 
 bool BlockManager::swap_in(std::span<const TableId> tables, int spare) {
@@ -683,7 +717,8 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int spare) {
                 Name& name = swap_[std::size_t(entry)].name;
                 swap_ins_.push_back({entry, to});
                 moves_.push_back(entry);
-                if (name.state != State::written || name.n_tokens < block_size_ || cache_.find(name.hash) >= 0)
+                if (name.state != State::written || name.n_tokens < block_size_ || cache_.find(name.hash) >= 0 ||
+                    !is_known(name.parent))
                     continue;
                 cache_.add_name(name.hash, to);
                 name.state = State::coming;
@@ -784,7 +819,8 @@ void BlockManager::check_invariants() const {
             (table.swapped ? swapped : entries).at(std::size_t(block))++;
             if (!table.swapped && table.pinned) pins[std::size_t(block)]++;
         }
-    int n_listed = 0, n_named = 0, n_held = 0, n_pinned = 0;
+    int                               n_listed = 0, n_named = 0, n_held = 0, n_pinned = 0;
+    std::unordered_set<std::uint64_t> serials;
     for (const FreeList* list : {&free_plain_, &free_cached_}) {
         BlockId prev = -1;
         for (BlockId id = list->head; id >= 0; prev = id, id = at(id).next) {
@@ -806,10 +842,12 @@ void BlockManager::check_invariants() const {
         n_pinned += block.pins > 0;
         if (name.state == State::unnamed) continue;
         check(name.state == State::written || block.ref_count > 0, "a block that nobody will write has a name");
+        check(name.state != State::written || is_known(name.parent), "a cached block outlived the one before it");
+        check(serials.insert(name.serial).second, "two names have one serial");
         if (name.n_tokens == block_size_) {
             n_named++;
             check(cache_.find(name.hash) == BlockId(i), "a hash does not lead to its block");
-            check(chain_hash(name.parent, block_tokens(BlockId(i))) == name.hash, "a hash is not that of its tokens");
+            check(hash_(name.parent.hash, block_tokens(BlockId(i))) == name.hash, "a hash is not that of its tokens");
         } else {
             check(block.pins > 0, "a part of a block is findable, but not pinned");
         }

@@ -52,9 +52,11 @@ public:
         taken_                   = before;
         return buffer;
     }
-    // A quarter of the machine's memory.
+    std::size_t memory_available() const override { return available_memory(); }
+    // A quarter of the machine's memory, or a third of what is left: the swap pool has as much.
     std::size_t memory_for_cache() const override {
-        return std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE)) / 4;
+        const auto machine = std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE));
+        return std::min(machine / 4, available_memory() / 3);
     }
     std::size_t  memory_taken() const override { return taken_; }
     DType        activation_type() const override { return DType::F32; }

@@ -226,11 +226,12 @@ INLINE float multiply_add(float a, float b, float c) {
 }
 
 // out[i] = exp(in[i]) for 16 values; relative error below 2e-7. in may be out.
-// exp(x) = 2^n · exp(r), n = round(x / ln 2), r in [-0.347, 0.347]: Taylor to the 7th power.
+// exp(x) = 2^n · exp(r), n = round(x / ln 2), r in [-0.347, 0.347]: Taylor to the 7th power. NaN stays NaN.
 template <bool Fma>
 INLINE void exp16(const float* in, float* out) {
     f32x16 x;
     LOAD16(x, in);
+    const i32x16 a_number = x == x;
     const f32x16 low = f32x16{} - 87.0f, high = f32x16{} + 88.0f;
     x        = __builtin_elementwise_min(__builtin_elementwise_max(x, low), high);
     f32x16 n = __builtin_elementwise_roundeven(x * 1.44269504f);
@@ -245,6 +246,7 @@ INLINE void exp16(const float* in, float* out) {
     f32x16 scale;
     __builtin_memcpy(&scale, &power, sizeof scale);
     p *= scale;
+    p = (f32x16)((i32x16)p | ~a_number); // all bits set: a NaN
     STORE16(out, p);
 }
 
@@ -294,7 +296,8 @@ INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t
 }
 
 // -- attention: online softmax (running maximum, sum and weighted V; rescaled when the maximum grows), over chunks of 64
-// positions. Places beyond a query's own positions weigh exactly nothing, so that they may be computed beside the others.
+// positions. Places beyond a query's own positions weigh exactly nothing, so that they may be computed beside the others;
+// but where there is a NaN or an infinity, which nothing can weigh to nothing, each query looks at its own places alone.
 
 // One chunk as floats: K by dimension, so that a vector holds 16 positions, and V by position.
 struct Chunk {
@@ -325,6 +328,17 @@ INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int
             for (int i = 0; i < 4; i++) STORE16(c.k + (d + i) * attention_chunk + (first - chunk), turned[i]);
         }
     }
+}
+
+// Whether V of places a .. b-1 is finite.
+INLINE bool finite_values(const Chunk& c, int a, int b) {
+    i32x16 special{};
+    for (int i = a * c.padded; i < b * c.padded; i += 16) {
+        i32x16 v;
+        LOAD16(v, c.v + i);
+        special |= (v & 0x7f800000) == 0x7f800000;
+    }
+    return __builtin_reduce_or(special) == 0;
 }
 
 // out[i][16 · V] = out[i][16 · V] · grow[i] (0 without grow) + Σ over steps first .. last-1 of a[i][step] · b[step][16 · V], for Q rows:
@@ -453,9 +467,9 @@ INLINE void attention_body(const AttentionTask& task) {
             for (int h = 0; h < task.n_heads; h++)
                 query[next++] = {part.q + t * task.row_stride + h * D, part.first_position + t};
 
-    const auto pass = [&](int chunk, int from, int to, int first, int last) __attribute__((always_inline)) {
+    const auto pass = [&](int chunk, int from, int to, int first, int last, bool apart) __attribute__((always_inline)) {
         int i = first;
-        for (; i + Q <= last; i += Q)
+        for (; !apart && i + Q <= last; i += Q)
             chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
         for (; i < last; i++) chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
     };
@@ -471,7 +485,8 @@ INLINE void attention_body(const AttentionTask& task) {
             const int chunk = i * attention_chunk, from = std::max(chunk, begin),
                       to = std::min(chunk + attention_chunk, end);
             load_chunk<Fma>(task, part.table, chunk, from, to, c);
-            pass(chunk, from, to, first, last);
+            const bool all_see = p < 0 || part.n_tokens == 1 || (task.window == 0 && to <= part.first_position + 1);
+            pass(chunk, from, to, first, last, !all_see && !finite_values(c, from - chunk, to - chunk));
         }
         if (p >= 0) first = last;
     }

@@ -67,6 +67,7 @@ public:
 
     Result<Buffer>         allocate(std::size_t bytes) override;
     Result<Buffer>         allocate_host(std::size_t bytes) override;
+    std::size_t            memory_available() const override;
     std::size_t            memory_for_cache() const override;
     std::size_t            memory_taken() const override { return taken_; }
     DType                  activation_type() const override { return DType::F16; }
@@ -225,11 +226,15 @@ void* CudaBackend::take(std::size_t bytes) {
     return memory;
 }
 
-std::size_t CudaBackend::memory_for_cache() const {
+std::size_t CudaBackend::memory_available() const {
     cuda::DeviceInfo now;
-    if (cuda::open_device(options_.device, now) != nullptr) return 0;
-    const auto reserve = std::size_t(double(now.total) * (1 - options_.memory_utilization));
-    return now.free > reserve ? now.free - reserve : 0;
+    return cuda::open_device(options_.device, now) == nullptr ? now.free : 0;
+}
+
+std::size_t CudaBackend::memory_for_cache() const {
+    const std::size_t left    = memory_available();
+    const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization));
+    return left > reserve ? left - reserve : 0;
 }
 
 Result<TensorView> CudaBackend::prepare(const TensorView& view) {

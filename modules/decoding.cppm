@@ -35,9 +35,11 @@ private:
     std::span<const float>        row(const Scheduled& item, int i);
     std::span<const TokenLogprob> answer(const Scheduled& item, int i) const; // the device's for that row, or nothing
     Choice                        choose(SequenceGroup& group, const Scheduled& item, int stream, int draw);
-    void                          prompt_rows(const Scheduled& item);
-    void                          add_hidden(const Scheduled& item);
+    bool                          prompt_rows(const Scheduled& item);
+    bool                          add_hidden(const Scheduled& item);
+    bool                          fail(const Scheduled& item, int i, std::string_view what);
     void                          give_embedding(SequenceGroup& group, std::vector<Output>& out);
+    void                          no_token(const Scheduled& item);
     std::span<const Token>        banned(const SequenceGroup& group, const Sequence& sequence);
     void                          begin(const Scheduled& item, std::vector<Output>& out);
     void                          sample(std::span<const Scheduled> items, std::vector<Output>& out);
@@ -61,7 +63,8 @@ private:
     std::vector<int>           children_;
     std::vector<Choice>        choices_;
     std::vector<Token>         banned_;
-    std::vector<Token>         ends_; // every end token of the vocabulary
+    std::vector<Token>         ends_;   // every end token of the vocabulary
+    std::vector<Ended>         failed_; // by this step
 };
 
 // What answers are ranked by. Of beams: the summed log-probability over a power of their length, as in `transformers`;
@@ -196,8 +199,8 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepLogits& logits
         SequenceGroup& group = *items[i].group;
         for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;
         const std::span<const Scheduled> own = items.subspan(i, n);
-        if (!group.prompt_done && group.request.prompt_logprobs >= 0) prompt_rows(own[0]);
-        if (!group.prompt_done && group.request.embed) add_hidden(own[0]);
+        if (!group.prompt_done && group.request.prompt_logprobs >= 0 && !prompt_rows(own[0])) continue;
+        if (!group.prompt_done && group.request.embed && !add_hidden(own[0])) continue;
         if (!own[0].samples) continue;
         if (!group.prompt_done) begin(own[0], out);
         if (!group.request.generates()) continue;
@@ -207,34 +210,50 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepLogits& logits
     for (std::size_t i = first_event; i < out.size(); i++)
         if (out[i].done)
             if (auto group = scheduler_.remove_finished(out[i].id)) out[i].sharing = group->sharing;
+    for (const Ended& e : failed_) finish(e.id, e.finish, e.message, out);
+    failed_.clear();
 }
 
-// The rows of a prompt speak about the tokens after them.
-void Decoder::prompt_rows(const Scheduled& item) {
+// Row i of an item cannot be used: its request ends with this step, the others go on. Always false.
+bool Decoder::fail(const Scheduled& item, int i, std::string_view what) {
+    const int position = item.first + item.n_tokens - item.n_logit_rows + i;
+    failed_.push_back({item.group->id, FinishReason::failed,
+                       cat("the model's ", what, " at position ", position,
+                           " are not finite numbers: its file is damaged, or its arithmetic overflows")});
+    return false;
+}
+
+// The rows of a prompt speak about the tokens after them. False: the request failed, here and below.
+bool Decoder::prompt_rows(const Scheduled& item) {
     const SequenceGroup& group = *item.group;
     Output&              event = partial_of(group.id);
     for (int i = 0; i < item.n_logit_rows; i++) {
         const int next = item.first + i + 1;
         if (next >= group.n_prompt() || int(event.prompt_logprobs.size()) >= next) continue;
-        const int n_top = group.request.prompt_logprobs;
-        if (const auto told = answer(item, i); !told.empty())
-            event.prompt_logprobs.push_back(logprobs_of(told[0], told.subspan(1), n_top));
+        const int  n_top = group.request.prompt_logprobs;
+        const auto told  = answer(item, i);
+        if (told.empty() ? !usable(row(item, i)) : told[0].token < 0) return fail(item, i, "logits");
+        if (!told.empty()) event.prompt_logprobs.push_back(logprobs_of(told[0], told.subspan(1), n_top));
         else
             event.prompt_logprobs.push_back(
                 sampler_.logprobs(row(item, i), item.sequence->tokens[std::size_t(next)], n_top));
     }
+    return true;
 }
 
 // Rows of a prompt that was preempted come again; each is added once.
-void Decoder::add_hidden(const Scheduled& item) {
+bool Decoder::add_hidden(const Scheduled& item) {
     Output& sum = partial_of(item.group->id);
     for (int i = 0; i < item.n_logit_rows; i++) {
         if (item.first + i != sum.prompt_tokens) continue;
         const std::span<const float> state = step_->hidden(item.first_logit_row + i);
+        if (!std::ranges::all_of(state, [](float v) { return std::isfinite(v); }))
+            return fail(item, i, "hidden states");
         sum.embedding.resize(state.size());
         for (std::size_t j = 0; j < state.size(); j++) sum.embedding[j] += state[j];
         sum.prompt_tokens++;
     }
+    return true;
 }
 
 // The mean has the direction of the sum, and only that counts.
@@ -305,7 +324,7 @@ std::span<const Token> Decoder::banned(const SequenceGroup& group, const Sequenc
     return banned_;
 }
 
-// The next token of one answer: by the device's choice, its draw, or from the row.
+// The next token of one answer: by the device's choice, its draw, or from the row. -1: there is none.
 Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int stream, int draw) {
     const Request&               r    = group.request;
     const int                    last = item.n_logit_rows - 1;
@@ -324,6 +343,7 @@ Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int
         const std::span<const float> logits = row(item, last);
         const Sequence&              s      = *item.sequence;
         choice.token = sampler_.sample(logits, r.sampling, s.tokens, group.n_generated(s), stream, never);
+        if (choice.token < 0) return choice;
         if (withheld(r)) choice.logprob = sampler_.logprob(logits, choice.token);
         if (r.sampling.logprobs >= 0) choice.logprobs = sampler_.logprobs(logits, choice.token, r.sampling.logprobs);
     }
@@ -338,13 +358,27 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
         // One row, the prompt's last: every answer draws its first token from it and goes its own way.
         choices_.clear();
         for (int i = 0; i < width; i++) choices_.push_back(choose(group, items[0], i, i));
+        if (std::ranges::any_of(choices_, [](const Choice& c) { return c.token < 0; })) return no_token(items[0]);
         parents_.assign(1, &first);
         while (int(parents_.size()) < width) parents_.push_back(&scheduler_.fork(group, first));
         for (int i = 0; i < width; i++)
             give(group, *parents_[std::size_t(i)], std::move(choices_[std::size_t(i)]), out);
         return;
     }
-    for (const Scheduled& item : items) give(group, *item.sequence, choose(group, item, item.sequence->index, 0), out);
+    for (const Scheduled& item : items) {
+        Choice choice = choose(group, item, item.sequence->index, 0);
+        if (choice.token < 0) return no_token(item);
+        give(group, *item.sequence, std::move(choice), out);
+    }
+}
+
+// Nothing can be drawn: for the model's fault, or the request's.
+void Decoder::no_token(const Scheduled& item) {
+    const int last = item.n_logit_rows - 1;
+    if (!usable(row(item, last))) return (void)fail(item, last, "logits");
+    failed_.push_back({item.group->id, FinishReason::failed,
+                       cat("no token can follow position ", item.first + item.n_tokens - 1,
+                           ": the request's allowed tokens, bad words, biases and min_tokens leave none")});
 }
 
 // One step of beam search: of all extensions of all beams by all tokens the best go on. Twice as many are looked at, for
@@ -369,6 +403,9 @@ void Decoder::search(std::span<const Scheduled> items, std::vector<Output>& out)
         s.logprob = c.logprob;
         scheduler_.append(s, c.token);
     };
+    for (std::size_t i = 0; i < items.size(); i++)
+        if (const auto told = best_of(int(i)); told.empty() ? !usable(last(int(i))) : told[0].token < 0)
+            return (void)fail(items[i], items[i].n_logit_rows - 1, "logits");
     parents_.clear();
     candidates_.clear();
     for (std::size_t i = 0; i < items.size(); i++) {
@@ -500,7 +537,7 @@ void Decoder::finish(RequestId id, FinishReason reason, const std::string& messa
     std::erase_if(partial_, [&](const Output& o) { return o.id == id; });
     const std::size_t n = withheld(group->request) ? 1 : group->sequences.size();
     for (std::size_t i = 0; i < n; i++) {
-        Output& event = out.emplace_back(event_of(*group, group->sequences[i]->index));
+        Output& event = out.emplace_back(event_of(*group, withheld(group->request) ? 0 : group->sequences[i]->index));
         event.finish  = reason;
         event.message = message;
         event.done    = i + 1 == n;

@@ -201,6 +201,10 @@ std::optional<ApiFault> Generation::fault_of(const News& news) {
         failed_ = true;
         return ApiFault{503, news.message, "", "no_room"};
     }
+    if (news.finish == FinishReason::failed) {
+        failed_ = true;
+        return ApiFault{500, news.message, "", "model_failed"};
+    }
     const Answer& a = answers_[std::size_t(news.prompt) * std::size_t(parsed_.request.n) + std::size_t(news.index)];
     if (news.finish == FinishReason::cancelled && !a.finished)
         return ApiFault{503, "the server is shutting down", "", "shutting_down"};
@@ -816,6 +820,8 @@ void Endpoints::embeddings(HttpExchange& e) {
     std::vector<News> news;
     while ((*ticket)->wait(1, news))
         for (News& n : news) {
+            if (n.finish == FinishReason::failed)
+                return refuse(e, ApiFault{500, n.message, "", "model_failed"});
             if (n.finish != FinishReason::stop)
                 return refuse(e, ApiFault{503, n.message.empty() ? "the server is shutting down" : n.message, "", ""});
             vectors[std::size_t(n.prompt)] = std::move(n.embedding);

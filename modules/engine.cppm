@@ -10,6 +10,7 @@ import quire.cpu;
 import quire.cuda;
 import quire.decoding;
 import quire.gguf;
+import quire.host_memory;
 import quire.kv_cache;
 import quire.model;
 import quire.request;
@@ -76,7 +77,8 @@ using Progress = std::function<void(double)>;
 
 class Engine {
 public:
-    // Reads a model file, checks it, takes all memory. Error: one sentence naming file and place.
+    // Reads a model file, checks it, takes all memory. Error: one sentence naming file and place; or the sum of what a context
+    // or a pool would take beside what there is, before anything is taken.
     static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {});
 
     Engine(Engine&&) noexcept;
@@ -89,6 +91,7 @@ public:
     std::string        chat_template() const; // tokenizer.chat_template, or ""
     std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
     std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
+    std::string        warning() const;       // one line where the context is longer than the model's; or ""
     std::size_t        block_bytes() const;   // of one KV block
     EngineStats        stats() const;
 
@@ -128,6 +131,7 @@ module :private;
 
 namespace quire {
 
+constexpr int most_positions     = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
 struct Engine::Impl {
@@ -196,7 +200,41 @@ Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
     return make_cpu_backend(o.threads, o.isa);
 }
 
-Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) {
+std::string in_gib(std::size_t bytes) {
+    char       text[32];
+    const bool small = bytes < std::size_t(1) << 30;
+    std::snprintf(text, sizeof text, "%.1f %s", double(bytes) / double(small ? 1 << 20 : 1 << 30),
+                  small ? "MiB" : "GiB");
+    return text;
+}
+
+// Whether so many blocks can be had, in the pool on the device and in the swap pool, with what the host notes about each.
+Result<void> check_room(const Backend& backend, const EngineOptions& o, std::size_t kv_blocks, std::size_t swap_blocks,
+                        std::size_t block_bytes) {
+    if (kv_blocks > std::size_t(most_positions / o.block_size))
+        return fail_with(ErrorKind::limit, kv_blocks, " KV blocks of ", o.block_size, " tokens hold more than ",
+                         most_positions, " tokens, the most there can be");
+    const bool        on_host = o.device == "cpu";
+    const std::size_t notes   = (kv_blocks + swap_blocks) * (512 + 8 * std::size_t(o.block_size));
+    const std::size_t pool = kv_blocks * block_bytes, swap = swap_blocks * block_bytes;
+    const std::size_t host   = (on_host ? pool : 0) + swap + notes;
+    const auto        refuse = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
+        const std::string context = o.context > 0 ? cat(" for a context of ", o.context) : "";
+        return fail_with(ErrorKind::limit,
+                         pool > 0
+                                    ? cat(kv_blocks, " KV blocks of ", o.block_size, " tokens", context, ": ", in_gib(pool),
+                                          " at ", block_bytes / std::size_t(o.block_size), " bytes a token; ")
+                                    : "",
+                         swap > 0 ? cat(swap_blocks, " swap blocks: ", in_gib(swap), "; ") : "", "with bookkeeping ",
+                                in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
+    };
+    if (const std::size_t left = backend.memory_available(); !on_host && pool > left)
+        return refuse(pool, left, "the GPU");
+    if (const std::size_t left = available_memory(); host > left) return refuse(host, left, "the machine");
+    return {};
+}
+
+Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) try {
     EngineOptions o = wanted;
     if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
     if (o.max_sequences < 1 || o.max_batch_tokens < 0 ||
@@ -222,20 +260,26 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.pipeline) o.pipeline = o.device == "cuda";
     if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
         o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
+    // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
+    const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
+    const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
+    const auto        blocks_for  = [&](int tokens) {
+        return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
+    };
+    const std::size_t swap_asked = std::size_t(std::max(o.swap_blocks, 0));
+    if (auto ok = check_room(**backend, o, o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : blocks_for(o.context),
+                             swap_asked, block_bytes);
+        !ok)
+        return std::unexpected(ok.error());
+
     const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
     Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
     if (!model) return std::unexpected(model.error());
 
     const std::size_t weight_bytes = (*backend)->memory_taken() - model->activation_bytes();
 
-    // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
-    const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
-    const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
-    const std::size_t affordable =
-        std::min<std::size_t>(std::max<std::size_t>((*backend)->memory_for_cache() / block_bytes, 1), 1 << 30);
-    const auto blocks_for = [&](int tokens) {
-        return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
-    };
+    const std::size_t affordable = std::clamp((*backend)->memory_for_cache() / block_bytes, std::size_t(1),
+                                              std::size_t(most_positions / o.block_size));
     if (o.context == 0) {
         const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
         o.context              = int(std::min(std::size_t(config->context_length), pool));
@@ -250,9 +294,15 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
                     o.context);
     // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
     constexpr std::size_t most_pinned = std::size_t(4) << 30;
-    if (o.swap_blocks < 0) o.swap_blocks = o.kv_blocks;
-    if (wanted.swap_blocks < 0 && o.device == "cuda")
-        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most_pinned / block_bytes));
+    if (o.swap_blocks < 0) {
+        const std::size_t there = available_memory(), pool = std::size_t(o.kv_blocks) * block_bytes;
+        const std::size_t most =
+            o.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
+        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / block_bytes));
+    }
+    // Once more, now that the weights are there.
+    if (auto ok = check_room(**backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
+        return std::unexpected(ok.error());
     Result<KvCache> cache = KvCache::create(**backend, *config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
     if (!cache) return std::unexpected(cache.error());
 
@@ -290,6 +340,10 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     impl->workspace_bytes = impl->backend->memory_taken() - weight_bytes - impl->cache.bytes();
     impl->measure_moves();
     return Engine(std::move(impl));
+} catch (const std::bad_alloc&) {
+    return fail_with(ErrorKind::system, path, ": there is not enough memory to load it");
+} catch (const std::exception& e) { // no more threads
+    return fail_with(ErrorKind::system, path, ": cannot be loaded: ", e.what());
 }
 
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -326,6 +380,13 @@ std::string Engine::chat_template() const {
 
 std::string Engine::describe() const {
     return cat(impl_->backend->describe(), "; ", memory_use(), "; context ", impl_->options.context);
+}
+
+std::string Engine::warning() const {
+    const int trained = impl_->config.context_length, context = impl_->options.context;
+    if (context <= trained) return {};
+    return cat("a context of ", context, " tokens is longer than the ", trained,
+               " that the model was trained for: what it says behind these may make no sense");
 }
 
 std::string Engine::memory_use() const {

@@ -133,7 +133,8 @@ Result<Mapping> map_file(const std::string& path) {
     if (fstat(fd, &info) != 0) why = std::strerror(errno);
     else if (!S_ISREG(info.st_mode))
         why = S_ISDIR(info.st_mode) ? "it is a directory, not a GGUF file" : "it is not a regular file";
-    else if (info.st_size < 24) why = cat("it has ", info.st_size, " bytes; a GGUF header alone has 24");
+    else if (info.st_size < 24)
+        why = cat("it has ", info.st_size, " bytes, a GGUF header alone has 24: an incomplete download?");
     else if ((data = mmap(nullptr, std::size_t(info.st_size), PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED)
         why = std::strerror(errno);
     close(fd);
@@ -164,7 +165,7 @@ public:
     const std::byte* take(std::uint64_t n, std::string_view what) {
         if (failed()) return nullptr;
         if (n > left()) {
-            set_error(cat(what, " wants ", n, " bytes where ", left(), " are left"));
+            set_error(cat(what, " wants ", n, " bytes where ", left(), " are left", of_the_file()));
             return nullptr;
         }
         const std::byte* at = bytes_.data() + at_;
@@ -175,7 +176,9 @@ public:
     void set_error(std::string_view why) {
         if (!failed()) error_ = cat(name_, ": at byte ", at_, ": ", why);
     }
-    bool               failed() const { return !error_.empty(); }
+    // A file may have been cut off anywhere: the end of a message about bytes that are not there.
+    std::string of_the_file() const { return cat(" of the file's ", bytes_.size(), ": an incomplete download?"); }
+    bool        failed() const { return !error_.empty(); }
     const std::string& error() const { return error_; }
     std::size_t        at() const { return at_; }
     std::size_t        left() const { return bytes_.size() - at_; }
@@ -221,7 +224,7 @@ GgufArray read_array(Reader& r, std::string_view what) {
         r.set_error(cat(what, " is an array of arrays, which quire does not read"));
     } else if (n > r.left() / (type == string ? 8 : scalar_bytes[array.type])) { // a string has 8 bytes of length
         r.set_error(cat(what, " claims ", n, " elements of type ", type_names[array.type], " where ", r.left(),
-                        " bytes are left"));
+                        " bytes are left", r.of_the_file()));
     }
     if (r.failed()) return array;
     const auto count = std::size_t(n);
@@ -314,19 +317,24 @@ void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
 }
 
 // Places every tensor in the data part and checks that none reaches past its end or into another.
-std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, std::size_t data_start) {
+std::string place_tensors(Part& part, std::span<const std::uint64_t> offsets, std::uint64_t data_start) {
     const std::span<const std::byte> bytes = part.mapping.bytes();
-    const std::uint64_t              size  = bytes.size() - data_start;
+    std::uint64_t                    end   = data_start; // of the last tensor: what the file has to have
     for (std::size_t i = 0; i < part.tensors.size(); i++) {
-        GgufTensor& t = part.tensors[i];
+        GgufTensor&   t        = part.tensors[i];
+        std::uint64_t this_end = 0;
         if (offsets[i] % part.alignment != 0)
             return cat("tensor ", quote(t.name), " is at offset ", offsets[i], ", not a multiple of the alignment ",
                        part.alignment);
-        if (offsets[i] > size || t.bytes > size - offsets[i])
+        if (__builtin_add_overflow(data_start, offsets[i], &this_end) ||
+            __builtin_add_overflow(this_end, std::uint64_t(t.bytes), &this_end))
             return cat("tensor ", quote(t.name), " has ", t.bytes, " bytes at offset ", offsets[i],
-                       " of a data part of ", size, " bytes");
-        t.data = bytes.data() + data_start + offsets[i];
+                       ", more than 64 bits can count");
+        end = std::max(end, this_end);
     }
+    if (end > bytes.size())
+        return cat("its tensors need a file of ", end, " bytes, it has ", bytes.size(), ": an incomplete download?");
+    for (std::size_t i = 0; i < part.tensors.size(); i++) part.tensors[i].data = bytes.data() + data_start + offsets[i];
     std::vector<const GgufTensor*> order;
     order.reserve(part.tensors.size());
     for (const GgufTensor& t : part.tensors) order.push_back(&t);
@@ -353,9 +361,9 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
     if (r.failed()) return fail(r.error());
     // The smallest pair has 13 bytes, the smallest tensor info 32: a count that cannot be true is not used.
     if (n_pairs > r.left() / 13)
-        return fail(name, ": the header claims ", n_pairs, " metadata pairs in ", r.left(), " bytes");
+        return fail(name, ": the header claims ", n_pairs, " metadata pairs in ", r.left(), " bytes", r.of_the_file());
     if (n_tensors > r.left() / 32)
-        return fail(name, ": the header claims ", n_tensors, " tensors in ", r.left(), " bytes");
+        return fail(name, ": the header claims ", n_tensors, " tensors in ", r.left(), " bytes", r.of_the_file());
 
     // The lists grow with what is read, never by what is claimed. The views in `seen` point into the file.
     std::unordered_set<std::string_view> seen;
@@ -369,9 +377,9 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
 
     if (const GgufValue* value = find_in(part, "general.alignment")) {
         const auto* n = std::get_if<std::uint64_t>(value);
-        if (!n || !std::has_single_bit(*n))
+        if (!n || *n < least_gguf_alignment || !std::has_single_bit(*n)) // or floats would stand between two words
             return fail(name, ": general.alignment is ", n ? std::to_string(*n) : kind_name(*value),
-                        ", not a power of two");
+                        ", not a power of two that is a multiple of ", least_gguf_alignment);
         part.alignment = *n;
     }
 
@@ -389,11 +397,7 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
 
     // The data part begins at the next multiple of the alignment.
     const std::uint64_t padding = (part.alignment - r.at() % part.alignment) % part.alignment;
-    if (padding > r.left())
-        return fail(name, ": the tensor data would begin at byte ", r.at() + padding, ", the file has ",
-                    part.mapping.bytes().size());
-    if (std::string why = place_tensors(part, offsets, r.at() + std::size_t(padding)); !why.empty())
-        return fail(name, ": ", why);
+    if (std::string why = place_tensors(part, offsets, r.at() + padding); !why.empty()) return fail(name, ": ", why);
     return part;
 }
 

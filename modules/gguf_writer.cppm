@@ -2,6 +2,7 @@
 export module quire.gguf_writer;
 
 import quire.base;
+import quire.output_file;
 import quire.std;
 import quire.tensor;
 
@@ -10,6 +11,9 @@ export namespace quire {
 // The value types of a metadata pair, by the numbers of the format document.
 enum class GgufType : std::uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };
 inline constexpr std::uint32_t n_gguf_types = 13;
+
+// The alignment of tensors is a power of two and a multiple of this, as the format document says.
+inline constexpr std::uint32_t least_gguf_alignment = 8;
 
 // The GgufType that stores a C++ type.
 template <class T>
@@ -30,7 +34,7 @@ public:
     using Fill = std::function<void(std::span<std::byte> piece, std::uint64_t offset)>;
     void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, Fill fill);
 
-    // `alignment` is a power of two. Error: the file cannot be written.
+    // `alignment` is a power of two from 8 on. Error: the file cannot be written; what was there before stays.
     Result<void> write(const std::string& path, std::uint32_t alignment = 32) const;
 
 private:
@@ -134,7 +138,7 @@ void GgufWriter::add_tensor(std::string name, DType type, std::vector<std::int64
 
 // header | pairs | tensor infos | padding | tensor 0 | padding | tensor 1 | ...; offsets count from tensor 0
 Result<void> GgufWriter::write(const std::string& path, std::uint32_t alignment) const {
-    check(std::has_single_bit(alignment), "an alignment that is no power of two");
+    check(std::has_single_bit(alignment) && alignment >= least_gguf_alignment, "an alignment that no file has");
     const auto padded = [&](std::uint64_t n) { return (n + alignment - 1) & ~(std::uint64_t(alignment) - 1); };
 
     std::vector<std::byte> out;
@@ -159,10 +163,10 @@ Result<void> GgufWriter::write(const std::string& path, std::uint32_t alignment)
         gguf_put(out, offset);
         offset += padded(t.bytes);
     }
-    std::ofstream file(path, std::ios::binary);
+    OutputFile    file(path);
     std::uint64_t at    = 0;
     const auto    write = [&](std::span<const std::byte> bytes) {
-        file.write(reinterpret_cast<const char*>(bytes.data()), std::ptrdiff_t(bytes.size()));
+        file.write(bytes);
         at += bytes.size();
     };
     const auto pad = [&] {
@@ -175,15 +179,13 @@ Result<void> GgufWriter::write(const std::string& path, std::uint32_t alignment)
         pad();
         write(t.data);
         constexpr std::uint64_t most = std::uint64_t(16) << 20;
-        for (std::uint64_t done = 0; t.fill && done < t.bytes && file; done += piece.size()) {
+        for (std::uint64_t done = 0; t.fill && done < t.bytes && file.good(); done += piece.size()) {
             piece.resize(std::size_t(std::min(most, t.bytes - done)));
             t.fill(piece, done);
             write(piece);
         }
     }
-    file.flush();
-    if (!file) return fail_with(ErrorKind::system, "cannot write ", path);
-    return {};
+    return file.finish();
 }
 
 } // namespace quire

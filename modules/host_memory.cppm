@@ -1,8 +1,10 @@
-// quire.host_memory: memory of the host from the operating system, in large pages where these come quickly.
-// LargePages **owns** what it hands out.
+// quire.host_memory: memory of the host from the operating system, in large pages where these come quickly, and how much of it
+// there is. LargePages **owns** what it hands out.
 module;
 
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 export module quire.host_memory;
 
@@ -16,6 +18,10 @@ inline constexpr std::uintptr_t large_page = std::uintptr_t(2) << 20; // bytes
 
 // Zeros, in pages that are found when they are first touched. Error: there is no room.
 Result<Buffer> fresh_memory(std::size_t bytes);
+
+// Bytes that this process can have beside what it has: the least of what the machine can spare (MemAvailable), what its control
+// groups leave it, and its limits of address space and data. `root` stands before /proc and /sys, for tests.
+std::size_t available_memory(const std::string& root = "");
 
 // Pieces of memory that are kept until the end, side by side, so that the pages are large from the first to the last: these take
 // a fraction of the faults, and of the time to look up an address.
@@ -54,6 +60,72 @@ Result<Buffer> fresh_memory(std::size_t bytes) {
     void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) return fail_with(ErrorKind::system, "cannot take ", bytes >> 20, " MiB of memory");
     return Buffer(data, bytes, [](void* p, std::size_t n) { munmap(p, n); });
+}
+
+namespace {
+
+// The number behind `key`, which begins a line of a small file (""; its first line); nothing if there is none.
+std::optional<std::uint64_t> number_in(const std::string& path, std::string_view key) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        if (!line.starts_with(key)) continue;
+        const std::size_t digit = line.find_first_of("0123456789", key.size());
+        std::uint64_t     value = 0;
+        if (digit == std::string::npos || // "max"
+            std::from_chars(line.data() + digit, line.data() + line.size(), value).ec != std::errc{})
+            return std::nullopt;
+        return value;
+    }
+    return std::nullopt;
+}
+
+// What a control group leaves. Cached pages of files count as used there, but go when memory is wanted.
+std::uint64_t left_in_group(const std::string& folder, const char* limit, const char* used, const char* cached) {
+    const auto most = number_in(folder + limit, ""), taken = number_in(folder + used, "");
+    if (!most || !taken) return std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t files = 0;
+    for (const char* list : {"inactive_file ", "active_file "})
+        files += number_in(folder + "/memory.stat", cat(cached, list)).value_or(0);
+    const std::uint64_t fixed = *taken - std::min(*taken, files);
+    return *most - std::min(*most, fixed);
+}
+
+// Of the groups that a line of /proc/self/cgroup names, up to the outermost.
+std::uint64_t left_in_groups(const std::string& root) {
+    std::uint64_t left = std::numeric_limits<std::uint64_t>::max();
+    std::ifstream file(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(file, line);) { // number:controllers:path
+        const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        if (!controllers.empty() && controllers != "memory") continue;
+        const bool        old  = !controllers.empty();
+        const std::string base = root + (old ? "/sys/fs/cgroup/memory" : "/sys/fs/cgroup");
+        for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
+            if (path == "/") path.clear();
+            left = std::min(
+                left, old ? left_in_group(base + path, "/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_")
+                          : left_in_group(base + path, "/memory.max", "/memory.current", ""));
+            if (path.find('/') == std::string::npos) break;
+        }
+    }
+    return left;
+}
+
+} // namespace
+
+std::size_t available_memory(const std::string& root) {
+    const auto machine = number_in(root + "/proc/meminfo", "MemAvailable:"); // kB
+    auto       left =
+        machine ? *machine << 10 : std::uint64_t(sysconf(_SC_PHYS_PAGES)) * std::uint64_t(sysconf(_SC_PAGE_SIZE));
+    left = std::min(left, left_in_groups(root));
+    for (auto [which, taken] : {std::pair(RLIMIT_AS, "VmSize:"), std::pair(RLIMIT_DATA, "VmData:")}) {
+        rlimit limit{};
+        if (getrlimit(which, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
+        const std::uint64_t used = number_in(root + "/proc/self/status", taken).value_or(0) << 10;
+        left = std::min(left, std::uint64_t(limit.rlim_cur) - std::min(std::uint64_t(limit.rlim_cur), used));
+    }
+    return std::size_t(left);
 }
 
 // What madvise() answers is nothing to us: all of this is a matter of speed alone.

@@ -1,5 +1,6 @@
 // quire.prefix_cache: the name of a full block (a hash of it and of everything before it), who holds it, and which blocks
-// continue it. **Owns** hash tables of a size fixed at construction. Knows neither tokens nor reference counts.
+// continue it. **Owns** hash tables of a size fixed at construction. Knows neither tokens nor reference counts: whoever
+// finds a block compares.
 module;
 
 #define XXH_INLINE_ALL // header only: nothing to link
@@ -31,6 +32,14 @@ std::optional<BlockHash> chain_root(const CacheNamespace& space);
 // xxHash64, seed 0, of [the parent's hash, 8 bytes little-endian; nothing for the first block] and the token ids as
 // int32 little-endian. Equal tokens after different prefixes get different names: their KV differs.
 BlockHash chain_hash(std::optional<BlockHash> parent, std::span<const Token> block);
+using ChainHash = decltype(&chain_hash);
+
+// What a block follows. A hash is where to look; which entry it is says the serial, which is never given to another one. So
+// an entry that names its parent's serial names all tokens before it, whatever hashes collide.
+struct Prefix {
+    std::optional<BlockHash> hash;       // chained up to its last block; at the beginning of a namespace chain_root()
+    std::uint64_t            serial = 0; // of its entry; 0: the beginning of a namespace
+};
 
 // hash → block, open addressing with linear probing at a load of at most one half: no allocation after construction.
 class BlockIndex {
@@ -66,16 +75,16 @@ public:
     int     n_names() const { return names_.size(); }
 
     // -- continuations: the blocks that follow a prefix, the latest first; for prompts that share a part of one
-    void    add_child(std::optional<BlockHash> parent, BlockId block);
-    void    remove_child(std::optional<BlockHash> parent, BlockId block);
-    BlockId first_child(std::optional<BlockHash> parent) const; // or -1
+    void    add_child(const Prefix& parent, BlockId block);
+    void    remove_child(const Prefix& parent, BlockId block);
+    BlockId first_child(const Prefix& parent) const; // or -1
     BlockId next_sibling(BlockId block) const { return siblings_[std::size_t(block)].next; }
 
 private:
     struct Siblings {
         BlockId prev = -1, next = -1;
     };
-    BlockIndex            names_, children_; // children_: a prefix's name → its first continuation
+    BlockIndex            names_, children_; // children_: a prefix → its first continuation
     std::vector<Siblings> siblings_;         // [n_blocks]
 };
 
@@ -157,13 +166,15 @@ void BlockIndex::erase(BlockHash hash) {
 
 PrefixCache::PrefixCache(int n_blocks) : names_(n_blocks), children_(n_blocks), siblings_(std::size_t(n_blocks)) {}
 
-// The beginning of the shared namespace has no name; any number will do, tokens are compared on every hit.
-BlockHash child_key(std::optional<BlockHash> parent) { return parent.value_or(0x71756972652d3031ull); }
+// Its serial; the beginnings of namespaces stand apart from them, and two of these may meet in one list.
+std::uint64_t child_key(const Prefix& parent) {
+    return parent.serial > 0 ? parent.serial : parent.hash.value_or(0) | std::uint64_t(1) << 63;
+}
 
-void PrefixCache::add_child(std::optional<BlockHash> parent, BlockId block) {
-    const BlockHash key = child_key(parent);
-    Siblings&       own = siblings_[std::size_t(block)];
-    own                 = {-1, children_.find(key)};
+void PrefixCache::add_child(const Prefix& parent, BlockId block) {
+    const std::uint64_t key = child_key(parent);
+    Siblings&           own = siblings_[std::size_t(block)];
+    own                     = {-1, children_.find(key)};
     if (own.next < 0) {
         children_.insert(key, block);
         return;
@@ -172,7 +183,7 @@ void PrefixCache::add_child(std::optional<BlockHash> parent, BlockId block) {
     children_.assign(key, block);
 }
 
-void PrefixCache::remove_child(std::optional<BlockHash> parent, BlockId block) {
+void PrefixCache::remove_child(const Prefix& parent, BlockId block) {
     const Siblings own = std::exchange(siblings_[std::size_t(block)], {});
     if (own.next >= 0) siblings_[std::size_t(own.next)].prev = own.prev;
     if (own.prev >= 0) siblings_[std::size_t(own.prev)].next = own.next;
@@ -180,6 +191,6 @@ void PrefixCache::remove_child(std::optional<BlockHash> parent, BlockId block) {
     else children_.erase(child_key(parent));
 }
 
-BlockId PrefixCache::first_child(std::optional<BlockHash> parent) const { return children_.find(child_key(parent)); }
+BlockId PrefixCache::first_child(const Prefix& parent) const { return children_.find(child_key(parent)); }
 
 } // namespace quire

@@ -79,6 +79,7 @@ enum class FinishReason : std::uint8_t {
     length,    // max_tokens, the model's context or the whole pool is used up
     cancelled, // by whoever asked
     refused,   // could never run: see the message
+    failed,    // the model's numbers are not finite, or no token can come: see the message
 };
 
 // What a request cost in blocks, summed over its steps (sampled); the paper's section 6.3.
@@ -107,7 +108,7 @@ struct Output {
     double                                score         = 0;     // what they were ranked by
     int                                   n_preempted   = 0;     // times it had to give up its blocks
     SharingStats                          sharing;               // with `done`
-    std::string                           message;               // why it was refused
+    std::string                           message;               // why it was refused, or failed
     std::chrono::steady_clock::time_point first_run{};           // when its prompt was scheduled for the first time
 };
 
@@ -172,6 +173,9 @@ struct StepPlan {
 };
 
 // The logits of a step's logit rows, where the device left them. Most steps need of them only the best token of each row.
+// A row that is not usable() (quire.sampler: NaN or +infinity in it, or nothing but -infinity) has -1 as its best token, and
+// as the token that its answer begins with: a draw, `chosen`, or the first of the best ones. So has a draw where the edits
+// leave no token. The rest of such an answer means nothing; quire.decoding ends the request.
 struct StepLogits {
     std::span<const Token>                  best;    // of each row the lowest id among the largest; empty: nobody chose
     std::span<const TokenLogprob>           answers; // of the plan's tasks, by their first_answer

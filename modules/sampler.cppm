@@ -34,7 +34,7 @@ public:
     // apart: each draws as one alone with seed + stream would. In this order: repetition penalty,
     // presence and frequency penalty, logit bias, what cannot come (allowed_tokens, bad_words, `banned`), then greedy, or
     // temperature, top-k, top-p, min-p and a draw.
-    // NaN counts as minus infinity; a row without a finite value yields its first best id.
+    // -1: the row is not usable(), or what cannot come is every token.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                  int n_generated, int stream = 0, std::span<const Token> banned = {});
 
@@ -42,6 +42,8 @@ public:
     // Where there are allowed_tokens they are the list, and no other token can come.
     void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
                     std::span<const Token> banned, std::vector<LogitEdit>& edits);
+
+    // The logits of all that follows are usable().
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
@@ -70,6 +72,9 @@ bool is_plain_greedy(const SamplingParams& params);
 // The lowest id among the largest values; NaN is never the largest.
 Token argmax(std::span<const float> logits);
 
+// They have a softmax: no NaN, no +infinity, and not all are -infinity.
+bool usable(std::span<const float> logits);
+
 } // namespace quire
 
 module :private;
@@ -96,6 +101,17 @@ Token argmax(std::span<const float> logits) {
             best  = Token(i);
         }
     return best;
+}
+
+// Without a branch, so that the compiler takes many at once.
+bool usable(std::span<const float> logits) {
+    constexpr float most    = std::numeric_limits<float>::max();
+    unsigned        too_big = 0, finite = 0;
+    for (float v : logits) {
+        too_big |= unsigned(!(v <= most)); // NaN is not
+        finite |= unsigned(v >= -most);
+    }
+    return too_big == 0 && finite != 0;
 }
 
 bool is_plain_greedy(const SamplingParams& params) {
@@ -146,6 +162,7 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                       int n_generated, int stream, std::span<const Token> banned) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
+    if (!usable(logits)) return -1;
     if (is_plain_greedy(params) && banned.empty()) return argmax(logits);
 
     if (params.allowed_tokens.empty()) std::ranges::copy(logits, row_.begin());
@@ -158,6 +175,7 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     }
     const Token best  = argmax(row_);
     const float limit = row_[std::size_t(best)];
+    if (limit == -std::numeric_limits<float>::infinity()) return -1;
     if (params.temperature <= 0 || !std::isfinite(limit)) return best;
 
     const auto higher = [](const Candidate& a, const Candidate& b) {
@@ -201,11 +219,11 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     return best;
 }
 
-// ln Σ exp(logits); NaN counts as minus infinity.
+// ln Σ exp(logits)
 double log_sum(std::span<const float> logits) {
     const double limit = double(logits[std::size_t(argmax(logits))]);
     double       total = 0;
-    for (float v : logits) total += std::isnan(v) ? 0 : std::exp(double(v) - limit);
+    for (float v : logits) total += std::exp(double(v) - limit);
     return limit + std::log(total);
 }
 
@@ -227,10 +245,8 @@ void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& c)
 void Sampler::extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
                           std::vector<BeamCandidate>& best) {
     const double log_total = log_sum(logits);
-    for (std::size_t i = 0; i < logits.size(); i++) {
-        if (std::isnan(logits[i])) continue;
+    for (std::size_t i = 0; i < logits.size(); i++)
         offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
-    }
 }
 
 PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, int n_top) {
@@ -247,7 +263,7 @@ PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, i
     std::span<Candidate> heap(candidates_.data(), n);
     std::size_t          filled = 0;
     for (std::size_t i = 0; i < logits.size(); i++) {
-        Candidate c{std::isnan(logits[i]) ? -std::numeric_limits<float>::infinity() : logits[i], Token(i)};
+        Candidate c{logits[i], Token(i)};
         if (filled < n) {
             heap[filled++] = c;
             std::push_heap(heap.begin(), heap.begin() + std::ptrdiff_t(filled), higher);

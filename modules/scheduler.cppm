@@ -116,10 +116,9 @@ public:
     std::unique_ptr<SequenceGroup> remove_finished(RequestId id);
 
     // Fills `plan` with the next step; what it returns is valid until the next call. Both are empty when nothing can run,
-    // but for the plan's block moves. The plan has to be run, then commit() called; or, if it failed, abandon().
+    // but for the plan's block moves. The plan has to be run, then commit() called.
     std::span<const Scheduled> schedule(StepPlan& plan);
     void                       commit();
-    void                       abandon();
 
     // While that step runs, before its commit(): plans the one that follows if every sequence gets a token, none of them
     // an end, and nobody comes or goes; its tokens are left open. False: it takes more than that, schedule() has to do it.
@@ -714,8 +713,6 @@ void Scheduler::commit() {
     stats_.sharing.without += entries;
     stats_.sharing.with += std::min(entries, std::uint64_t(blocks_.n_used()));
 }
-
-void Scheduler::abandon() { blocks_.abandon(); }
 
 void Scheduler::measure_sharing(SequenceGroup& group) {
     for (const auto& s : group.sequences) group.sharing.without += blocks_.blocks(s->table).size();

@@ -32,7 +32,7 @@ struct News {
     int                           prompt_tokens = 0, cached_tokens = 0, n_preempted = 0;
     TimePoint                     first_run{};
     FinishReason                  finish = FinishReason::none;
-    std::string                   message; // why it was refused
+    std::string                   message; // why it was refused, or failed
 };
 
 enum class Refused : std::uint8_t { invalid, full, draining, broken };

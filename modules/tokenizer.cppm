@@ -111,6 +111,8 @@ private:
 // Finds special tokens in a text: a trie over their bytes, the longest match at each place, first place first.
 class SpecialTrie {
 public:
+    static constexpr std::size_t most_bytes = (1u << 24) - 1; // of all texts together: a node for each, and the root
+
     void insert(std::string_view text, Token id) {
         std::uint32_t node = 0;
         for (char c : text) {
@@ -342,12 +344,19 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
         }
     }
 
+    const auto is_special = [&](std::size_t i) {
+        return t.types[i] == TokenType::user_defined || t.types[i] == TokenType::control ||
+               t.types[i] == TokenType::unknown;
+    };
+    std::size_t special_bytes = 0;
+    for (std::size_t i = 0; i < n; i++) special_bytes += is_special(i) ? t.tokens[i].size() : 0;
+    if (special_bytes > SpecialTrie::most_bytes)
+        return fail(file.path(), ": the special tokens have ", special_bytes, " bytes together, more than ",
+                    SpecialTrie::most_bytes);
     for (std::size_t i = 0; i < n; i++) {
         if (t.tokens[i].empty()) continue;
-        const TokenType type = t.types[i];
-        if (type == TokenType::user_defined) t.user_defined.insert(t.tokens[i], Token(i));
-        if (type == TokenType::user_defined || type == TokenType::control || type == TokenType::unknown)
-            t.all_special.insert(t.tokens[i], Token(i));
+        if (t.types[i] == TokenType::user_defined) t.user_defined.insert(t.tokens[i], Token(i));
+        if (is_special(i)) t.all_special.insert(t.tokens[i], Token(i));
     }
     return Tokenizer(std::move(impl));
 }
@@ -361,9 +370,13 @@ std::vector<Token> Tokenizer::encode(std::string_view text, EncodeOptions option
     const SpecialTrie& special = options.parse_special ? t.all_special : t.user_defined;
     std::size_t        begin   = 0; // of the plain text since the last special token
     auto               plain   = [&](std::size_t end) {
-        if (end == begin) return;
-        if (t.spm) t.encode_spm(text.substr(begin, end - begin), out);
-        else t.encode_bpe(text.substr(begin, end - begin), out);
+        constexpr std::size_t most = std::size_t(1)
+                                     << 28; // places in a piece, three bytes to a blank, fit into 31 bits
+        for (std::size_t n = 0; begin < end; begin += n) {
+            n = std::min(end - begin, most);
+            if (t.spm) t.encode_spm(text.substr(begin, n), out);
+            else t.encode_bpe(text.substr(begin, n), out);
+        }
     };
     for (std::size_t at = 0; at < text.size();) {
         auto [id, length] = special.match(text, at);

@@ -364,18 +364,6 @@ TEST_CASE("equal prompts that fill their last block: the second waits a step and
     CHECK(m.blocks(second)[1] != m.blocks(first)[1]);
 }
 
-TEST_CASE("a step that failed leaves its promises open") {
-    BlockManager m({16, 4, 0, {}});
-    const auto   a = text(9);
-    TableId      t = m.open_table();
-    REQUIRE(m.allocate(t, a));
-    m.will_write({t, 0, 9});
-    m.abandon();
-    CHECK(m.next_unwritten(t, 0, 9) == 0);
-    m.close_table(t);
-    CHECK(found(m, a) == 0);
-}
-
 TEST_CASE("namespaces do not see each other's blocks") {
     BlockManager m({32, 4, 0, {}});
     const auto   a   = text(12);
@@ -464,6 +452,62 @@ TEST_CASE("the first of two equal blocks stays the one that is found") {
     TableId third = m.open_table();
     REQUIRE(m.allocate(third, a));
     CHECK(m.blocks(third)[0] == m.blocks(first)[0]);
+    m.check_invariants();
+}
+
+TEST_CASE("a block is not found behind another prefix of the same hash") {
+    // All first blocks have one hash, all second blocks another.
+    BlockManager m({9, 4, 0, {}, [](std::optional<BlockHash> parent, std::span<const Token>) -> BlockHash {
+                        return parent ? *parent + 1 : 1;
+                    }});
+    auto         a = text(13), b = a; // alike but for the first block
+    std::fill_n(b.begin(), 4, 99);
+    // The first block of `a` is one table's, the second block another's, which computed the first for itself.
+    const TableId first = m.open_table(), second = m.open_table();
+    REQUIRE(m.allocate(first, std::span(a).first(5), 0, false));
+    REQUIRE(m.allocate(second, std::span(a).first(12), 0, false));
+    m.publish(first, a, 4);
+    m.publish(second, a, 9);
+    m.close_table(first);
+    CHECK(m.is_findable(m.blocks(second)[1]));
+    const TableId other = m.open_table();
+    REQUIRE(m.reserve(other, 0, 24)); // the whole pool: the first block is forgotten
+    m.close_table(other);
+    CHECK_FALSE(m.is_findable(m.blocks(second)[1])); // and with it what followed
+    m.check_invariants();
+
+    const TableId third = filled(m, std::span(b).first(5)); // its first block under the same hash
+    CHECK(found(m, b) == 4);
+    CHECK(found(m, a) == 0);
+    m.close_table(third);
+    m.drop_cache();
+
+    // Who still has all of it brings it back with the next block that is full.
+    m.publish(second, a, 12);
+    CHECK(found(m, a) == 12);
+    CHECK(found(m, b) == 0);
+}
+
+TEST_CASE("swapped blocks come back under their names only behind their prefix") {
+    const auto two_hashes = [](std::optional<BlockHash> parent, std::span<const Token>) -> BlockHash {
+        return parent ? *parent + 1 : 1;
+    };
+    BlockManager m({9, 4, 6, {}, two_hashes});
+    auto         a = text(9), b = a;
+    std::fill_n(b.begin(), 4, 99);
+    const TableId t = filled(m, a);
+    REQUIRE(m.swap_out(std::array{t}));
+    step(m);
+    m.drop_cache();
+    const TableId other = filled(m, std::span(b).first(5)); // takes the hash of the first block
+    REQUIRE(m.swap_in(std::array{t}));
+    step(m);
+    CHECK(found(m, b) == 4);
+    CHECK(found(m, a) == 0);
+    m.publish(t, a, 9); // its first block cannot have a name now
+    CHECK(found(m, a) == 0);
+    m.close_table(other);
+    m.close_table(t);
     m.check_invariants();
 }
 

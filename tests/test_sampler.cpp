@@ -35,9 +35,27 @@ TEST_CASE("greedy takes the largest logit, the lowest id on a tie") {
     std::vector<Token> history{0};
     CHECK(sampler.sample(std::vector<float>{1, 3, 3, 2}, greedy(), history, 0) == 1);
     const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-    CHECK(sampler.sample(std::vector<float>{nan, 1, nan, 2}, greedy(), history, 0) == 3);
-    CHECK(sampler.sample(std::vector<float>{nan, nan, nan, nan}, greedy(), history, 0) == 0);
-    CHECK(sampler.sample(std::vector<float>{0, inf, 1, inf}, SamplingParams{}, history, 0) == 1);
+    CHECK(sampler.sample(std::vector<float>{-inf, 1, -inf, 2}, greedy(), history, 0) == 3);
+    for (const SamplingParams& how : {greedy(), SamplingParams{}})
+        for (const std::vector<float>& bad : {std::vector<float>{nan, 1, 2, 3},
+                                              {0, 1, 2, nan},
+                                              {nan, nan, nan, nan},
+                                              {0, inf, 1, 2},
+                                              {-inf, -inf, -inf, -inf}})
+            CHECK(sampler.sample(bad, how, history, 0) == -1);
+}
+
+TEST_CASE("no token is drawn where the request leaves none") {
+    Sampler                  sampler(4);
+    const std::vector<float> logits{1, 2, 3, 4};
+    for (float temperature : {0.0f, 1.0f}) {
+        SamplingParams params;
+        params.temperature    = temperature;
+        params.allowed_tokens = {2};
+        CHECK(sampler.sample(logits, params, std::vector<Token>{0}, 0) == 2);
+        params.bad_words = {{2}};
+        CHECK(sampler.sample(logits, params, std::vector<Token>{0}, 0) == -1);
+    }
 }
 
 TEST_CASE("draws follow the softmax at the temperature") {

@@ -20,6 +20,14 @@
 #include "process.h"
 #include "reference.h"
 
+import quire.base;
+import quire.gguf;
+import quire.random_model;
+import quire.std;
+import quire.tensor;
+
+#include "nan_model.h"
+
 using namespace quire::testing;
 using Json = nlohmann::json;
 
@@ -861,4 +869,45 @@ TEST_CASE("wrong usage is one line", "[server]") {
         CHECK(f.code == code);
         CHECK(has(f.err, "server: "));
     }
+}
+
+TEST_CASE("a model whose numbers are not finite: an error for that request alone", "[server][nan]") {
+    const NanModel model("token_embd.weight", 7); // the embedding of token 7
+    const Server   s({"-t", "1", "--parallel", "8"}, model.path());
+    const auto     is_fault = [](const Json& body) {
+        const Json& e = body.at("error");
+        CHECK(e["code"] == "model_failed");
+        CHECK(e["type"] == "server_error");
+        CHECK(has(e["message"], "not finite"));
+    };
+    Client     neighbour = s.client();
+    const Json good{{"prompt", {5, 6, 8}}, {"max_tokens", 200}, {"ignore_eos", true}, {"temperature", 0}};
+    neighbour.send(Client::request("/v1/completions", good.dump()));
+    for (const Json& how :
+         {Json::object(), Json{{"temperature", 0}}, Json{{"n", 3}}, Json{{"n", 1}, {"best_of", 3}},
+          Json{{"use_beam_search", true}, {"n", 2}}, Json{{"logprobs", 2}}, Json{{"echo", true}, {"logprobs", 1}}}) {
+        Json body{{"prompt", {5, 6, 7}}, {"max_tokens", 4}};
+        body.update(how);
+        const Reply r = s.post("/v1/completions", body);
+        INFO(how.dump() << r.body);
+        CHECK(r.status == 500);
+        is_fault(Json::parse(r.body));
+        body["stream"] = true; // nothing has been said yet: a status of its own
+        CHECK(s.post("/v1/completions", body).status == 500);
+    }
+    const Reply embedding = s.post("/v1/embeddings", {{"input", {5, 6, 7}}});
+    CHECK(embedding.status == 500);
+    is_fault(Json::parse(embedding.body));
+    // A stream that has begun ends with an event.
+    const Stream cut =
+        stream(s, "/v1/completions",
+               {{"prompt", {5, 6}}, {"max_tokens", 8}, {"ignore_eos", true}, {"allowed_token_ids", {7}}});
+    CHECK(cut.done);
+    REQUIRE(cut.chunks.size() >= 2);
+    is_fault(cut.chunks.back());
+
+    const Reply whole = neighbour.reply();
+    CHECK(whole.status == 200);
+    CHECK(Json::parse(whole.body)["usage"]["completion_tokens"] == 200);
+    CHECK(Json::parse(whole.body)["choices"] == s.ask("/v1/completions", good)["choices"]);
 }

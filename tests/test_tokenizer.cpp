@@ -176,3 +176,21 @@ TEST_CASE("special tokens in a text are found only where they may be", "[tokeniz
     CHECK(t->bytes(2, true) == "</s>");
     CHECK(t->find("</s>") == 2);
 }
+
+TEST_CASE("special tokens of more text than can be searched for are refused", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "llama");
+    w.set("tokenizer.ggml.tokens", std::vector<std::string>{"<s>", std::string(std::size_t(1) << 24, 'x')});
+    const std::string path = temporary();
+    const auto        load = [&](std::int32_t type) {
+        w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{3, type});
+        REQUIRE(w.write(path));
+        const Result<Gguf> file = Gguf::open(path);
+        REQUIRE(file);
+        const Result<Tokenizer> tokenizer = Tokenizer::load(*file);
+        return tokenizer ? std::string() : tokenizer.error().message;
+    };
+    CHECK(load(1) == "");
+    CHECK(load(3) == path + ": the special tokens have 16777219 bytes together, more than 16777215");
+    unlink(path.c_str());
+}

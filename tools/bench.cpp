@@ -16,6 +16,7 @@ import quire.json;
 import quire.kv_cache;
 import quire.load_client;
 import quire.load_report;
+import quire.output_file;
 import quire.prefix_cache;
 import quire.random_model;
 import quire.request;
@@ -1234,9 +1235,7 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
     c->add_flag("--json", a.json, "JSON with vLLM's keys instead of the table");
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
     CLI::App app{"Measures the parts of quire on this machine."};
     app.require_subcommand(1);
     int       repetitions = 20;
@@ -1345,4 +1344,12 @@ int main(int argc, char** argv) {
     if (serve_command->parsed()) return serve(std::move(serving));
     if (make_command->parsed()) return make_model(a);
     return blocks(repetitions, json);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    const int  code = run(argc, argv);
+    const auto ok   = flush_output();
+    return ok ? code : complain(ok.error());
 }

@@ -9,6 +9,7 @@ import quire.block_view;
 import quire.chat_template;
 import quire.engine;
 import quire.json;
+import quire.output_file;
 import quire.request;
 import quire.scheduler;
 import quire.snapshot;
@@ -43,16 +44,13 @@ Result<std::string> read_file(const std::string& path) {
     return text;
 }
 
-Result<void> write_file(const std::string& path, const std::string& text) {
+// -: standard output.
+Result<void> put(const std::string& path, const std::string& text) {
     if (path == "-") {
         std::fwrite(text.data(), 1, text.size(), stdout);
         return {};
     }
-    std::ofstream file(path, std::ios::binary);
-    file.write(text.data(), std::ptrdiff_t(text.size()));
-    file.flush();
-    if (!file) return fail("cannot write ", path);
-    return {};
+    return write_file(path, text);
 }
 
 // The model that ships, beside the program.
@@ -192,9 +190,9 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
     if (a.step > int(trace.steps.size()))
         return complain(cat("--step ", a.step, ", but there are ", trace.steps.size(), " steps"));
     if (!a.record_file.empty())
-        if (auto ok = write_file(a.record_file, to_jsonl(trace)); !ok) return complain(ok.error().message);
+        if (auto ok = put(a.record_file, to_jsonl(trace)); !ok) return complain(ok.error().message);
     if (!a.html_file.empty()) {
-        if (auto ok = write_file(a.html_file, to_html(trace)); !ok) return complain(ok.error().message);
+        if (auto ok = put(a.html_file, to_html(trace)); !ok) return complain(ok.error().message);
         if (!a.json) return 0;
     }
     const bool  color = a.color == "on" || (a.color == "auto" && isatty(1) && !std::getenv("NO_COLOR"));
@@ -237,9 +235,7 @@ int demo(const Arguments& a) {
     return a.html_file.empty() && a.record_file.empty() ? 0 : show(a, all, false);
 }
 
-} // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
     Arguments a;
     CLI::App  app{
         "Shows the KV memory: block tables, sharing, copies, swaps.\n"
@@ -299,4 +295,12 @@ int main(int argc, char** argv) {
     Result<Trace> trace = !a.trace_file.empty() ? from_file(a) : !a.url.empty() ? from_server(a) : from_engine(a);
     if (!trace) return complain(trace.error().message);
     return show(a, *trace, false);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    const int  code = run(argc, argv);
+    const auto ok   = flush_output();
+    return ok ? code : complain(ok.error().message);
 }

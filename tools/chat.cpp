@@ -76,6 +76,7 @@ public:
         clear();
     }
 
+    bool failed() const { return failed_; } // an answer ended because the model's numbers are not finite
     bool has_question() const { return !messages_.empty() && messages_.back().role == "user"; }
 
     void clear() {
@@ -294,8 +295,9 @@ private:
             if (!stopped) reply += detokenizer.finish();
             show(true);
         }
-        if (finish == FinishReason::refused) {
+        if (finish == FinishReason::refused || finish == FinishReason::failed) {
             note(refusal);
+            failed_ = failed_ || finish == FinishReason::failed;
             return false;
         }
 
@@ -328,6 +330,7 @@ private:
     std::uint64_t            seed_, n_answers_ = 0;
     std::vector<ChatMessage> messages_;
     Known                    known_;
+    bool                     failed_ = false;
 };
 
 // -- the loop -------------------------------------------------------------------------------------------
@@ -454,6 +457,8 @@ int run(Arguments& a) {
     Result<Engine> engine = Engine::load(a.model, options, [&](double fraction) { bar.show(fraction); });
     bar.clear();
     if (!engine) return complain(engine.error());
+    if (const std::string warning = engine->warning(); !warning.empty())
+        std::fprintf(stderr, "chat: %s\n", warning.c_str());
     Result<ChatForm> form = choose_form(a, *engine);
     if (!form) return complain(form.error());
 
@@ -469,7 +474,7 @@ int run(Arguments& a) {
     Chat       chat(*engine, a, *form, facts);
     if (first && interactive && !a.single_turn) std::printf("> %s\n", printable(*first).c_str());
     on_interrupt(OnInterrupt::ask);
-    const int code = converse(chat, reader, a, std::move(first));
+    const int said = converse(chat, reader, a, std::move(first)), code = chat.failed() ? 1 : said;
     on_interrupt(OnInterrupt::leave);
     if (interactive && !a.single_turn) std::puts("");
     if (std::fflush(stdout) != 0 || std::ferror(stdout))

@@ -9,6 +9,7 @@ import quire.engine;
 import quire.gguf;
 import quire.json;
 import quire.kv_cache;
+import quire.output_file;
 import quire.request;
 import quire.std;
 import quire.tensor;
@@ -26,14 +27,15 @@ struct Arguments {
     float       length_penalty = 0;
 };
 
-int print_json(const Json& json) {
-    std::printf("%s\n", json_dump(json).c_str());
-    return 0;
-}
-
 int complain(const Error& error) {
     std::fprintf(stderr, "inspect: %s\n", error.message.c_str());
     return 1;
+}
+
+int print_json(const Json& json) {
+    std::printf("%s\n", json_dump(json).c_str());
+    const auto ok = flush_output();
+    return ok ? 0 : complain(ok.error());
 }
 
 std::string read_input() {
@@ -213,10 +215,12 @@ Result<Output> run(Engine& engine, Request request) {
             all.logprobs.insert(all.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
             if (!e.prompt_logprobs.empty()) all.prompt_logprobs = std::move(e.prompt_logprobs);
             if (!e.prompt_logits.empty()) all.prompt_logits = std::move(e.prompt_logits);
-            all.finish = e.finish;
+            all.finish  = e.finish;
+            all.message = std::move(e.message);
         }
         events.clear();
     }
+    if (all.finish == FinishReason::failed) return fail(all.message);
     return all;
 }
 
@@ -254,11 +258,9 @@ int logits(const Arguments& a) {
         out["top1"]     = std::move(top1);
     }
     if (!a.raw_file.empty()) {
-        std::ofstream file(a.raw_file, std::ios::binary);
-        file.write(reinterpret_cast<const char*>(output->prompt_logits.data()),
-                   std::ptrdiff_t(output->prompt_logits.size() * sizeof(float)));
-        file.flush();
-        if (!file) return complain({ErrorKind::system, cat("cannot write ", a.raw_file)});
+        OutputFile file(a.raw_file);
+        file.write(std::as_bytes(std::span(output->prompt_logits)));
+        if (auto ok = file.finish(); !ok) return complain(ok.error());
     }
     return print_json(out);
 }
@@ -282,8 +284,10 @@ int generate(const Arguments& a) {
         std::vector<Output> events;
         while (engine->step(events)) {}
         Json beams = Json::array();
-        for (const Output& e : events)
+        for (const Output& e : events) {
+            if (e.finish == FinishReason::failed) return complain({ErrorKind::input, e.message});
             beams.push_back(Json{{"ids", e.tokens}, {"logprob", e.logprob}, {"score", e.score}});
+        }
         return print_json(Json{{"beams", std::move(beams)}});
     }
     request.sampling.logprobs = 0;

@@ -237,6 +237,8 @@ int run(Arguments& a) {
     Result<Engine>      engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
     bar.clear();
     if (!engine) return complain(engine.error());
+    if (const std::string warning = engine->warning(); !warning.empty())
+        std::fprintf(stderr, "server: %s\n", warning.c_str());
     const std::string jinja = engine->chat_template();
     if (const auto named = chat_form_named(a.form_name)) options.form = *named;
     else if (const auto exact = chat_form_detect(jinja)) options.form = *exact;
