@@ -129,6 +129,7 @@ TEST_CASE("neighbours of a request that fails get the same bits", "[engine][nan]
     for (const Request& r : good) {
         Engine fresh = load(model.path(), options(pipeline));
         alone.push_back(run(fresh, {r})[0]);
+        CHECK(alone.back().finish == FinishReason::length);
     }
     Engine               engine = load(model.path(), options(pipeline));
     std::vector<Request> all    = good;
