@@ -1,5 +1,5 @@
-// quire.backend: what a compute device offers: memory, copies and the dozen operations a transformer is made of.
-// The model graph is written against this interface alone; the device behind it is chosen once, by the engine.
+// quire.backend: the interface to a compute device: memory, copies, and the dozen operations of a transformer.
+// The model uses only this interface; the engine chooses the device behind it once.
 export module quire.backend;
 
 import quire.base;

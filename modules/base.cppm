@@ -1,4 +1,4 @@
-// quire.base: the few names that every other module shares: Token, Error, check(), cat(), Stopwatch.
+// quire.base: the names that all modules share: Token, Error, check(), cat(), Stopwatch.
 export module quire.base;
 
 import quire.std;

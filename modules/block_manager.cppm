@@ -1,13 +1,13 @@
-// quire.block_manager: which physical KV block holds which tokens of which sequence (the paper's sections 4.2 to 4.5).
-// **Owns** all block metadata: reference counts, free lists, block tables, the prefix cache, the swap pool. Knows no tensors.
+// quire.block_manager: which physical KV block holds which tokens of which sequence (the paper, sections 4.2 to 4.5).
+// **Owns** all block metadata: reference counts, free lists, block tables, the prefix cache, the swap pool. Handles no tensors.
 //
-// A full block has a *name*, the hash of its tokens and of all before them. It is given as soon as the tokens are known,
-// so that whoever comes with the same beginning shares the block at once; its K and V may be read when they are *written*:
+// A full block has a *name*: the hash of its tokens and of all tokens before them. The block gets its name as soon as its tokens
+// are known, so that a request with the same beginning can share it at once. Its K and V may be read when it is *written*:
 //
 //      unnamed ──allocate()──► promised ──will_write()──► coming ──commit()──► written
-//         └──────────────────── publish(), for what was generated ───────────────┘
+//         └──────────────────── publish(), for generated tokens ─────────────────┘
 //
-// The first of the sharers that gets to run writes it, the others wait for it, or take its place if it goes away.
+// The first sharer that runs writes the block; the others wait for it. If that sharer goes away, another one writes.
 export module quire.block_manager;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.decoding: what a step's logits do to a request: greedy and sampled answers, n and best_of, beam search, made of the
-// scheduler's fork, append and free (the paper, section 5.2). **Owns** the sampler and the events not yet complete.
+// quire.decoding: turns a step's logits into tokens: greedy and sampled answers, n and best_of, beam search, built from the
+// scheduler's fork, append and free (the paper, section 5.2). **Owns** the sampler and the events that are not complete yet.
 export module quire.decoding;
 
 import quire.base;

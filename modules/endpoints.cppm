@@ -1,5 +1,5 @@
-// quire.endpoints: what a request over HTTP leads to: checked, tokenised, handed to the service, and its tokens turned
-// into a response, whole or as a stream of events. Runs on the connection's thread. Owns nothing but its settings.
+// quire.endpoints: what each HTTP route does: validates and tokenizes the request, passes it to the service, and turns the
+// tokens into a response or a stream of events. Runs on the connection's thread. Owns only its settings.
 export module quire.endpoints;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.model: the transformer, in the order of the papers, over the backend's operations.
-// **Owns** the prepared weights and the activations. Knows nothing of requests and scheduling but the StepPlan.
+// quire.model: the transformer, in the order of the papers, built from the backend's operations.
+// **Owns** the prepared weights and the activations. Of requests and scheduling it knows only the StepPlan.
 export module quire.model;
 
 import quire.backend;

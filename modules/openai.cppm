@@ -1,5 +1,5 @@
-// quire.openai: OpenAI's API as values: JSON text → what is asked for, what was generated → JSON text. In the words of
-// OpenAI, vLLM and llama.cpp; knows no sockets, no engine and no tokenizer. Owns nothing.
+// quire.openai: OpenAI's API as values: JSON text → request, generated tokens → JSON text, with the field names of OpenAI, vLLM
+// and llama.cpp. Uses no sockets, no engine and no tokenizer. Owns nothing.
 export module quire.openai;
 
 import quire.base;

@@ -1,5 +1,5 @@
 // quire.sampler: one row of logits and the request's parameters → the next token.
-// Holds no state but scratch memory: randomness comes from (seed, position), so a result depends on no neighbour.
+// Its only state is scratch memory: random numbers come from (seed, position), so a result does not depend on other requests.
 export module quire.sampler;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.scheduler: decides, step by step, which tokens of which sequences run (iteration-level scheduling; the paper's
-// section 4.5). **Owns** the requests' sequences, their queues and the block manager. Knows no tensors and no text.
+// quire.scheduler: decides in each step which tokens of which sequences run (continuous batching; the paper,
+// section 4.5). **Owns** the requests' sequences, their queues and the block manager. Handles no tensors and no text.
 export module quire.scheduler;
 
 import quire.base;

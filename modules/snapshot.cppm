@@ -1,5 +1,5 @@
-// quire.snapshot: the KV memory at one moment, and a run as a row of such moments: plain values, for block_view, tests and
-// the server. The block manager and the scheduler fill them in; nothing here is read by the engine.
+// quire.snapshot: the KV memory at one moment, and a run as a list of such moments: plain values for block_view, tests and
+// the server. The block manager and the scheduler fill them in; the engine does not read them.
 export module quire.snapshot;
 
 import quire.base;

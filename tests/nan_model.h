@@ -1,4 +1,4 @@
-// A small model of random weights of which some are NaN.
+// A small model with random weights, some of which are NaN.
 // Include after the imports of quire.base, quire.gguf, quire.random_model, quire.std and quire.tensor.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What a request may ask of the engine beyond sampling: min_tokens, allowed and bad words, an embedding, no token at all,
-// one answer of several cancelled.
+// Options of engine requests beyond sampling: min_tokens, allowed and bad words, embeddings, cancelling one of several
+// answers.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 

@@ -1,4 +1,4 @@
-// Each program of examples/ runs, and says what its documents promise.
+// Runs each program of examples/ and checks that it prints what its documentation says.
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <set>

@@ -1,4 +1,4 @@
-// A model whose numbers are not finite: every decoding method ends the request in a sentence, and no other one is harmed.
+// A model that computes NaN or infinity: every decoding method ends the request with an error, and no other request is affected.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 

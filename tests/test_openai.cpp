@@ -1,4 +1,4 @@
-// OpenAI's API as values: what is asked for, what is refused and by which name, what responses look like.
+// OpenAI's API as values: parsing requests, refusing fields by name, the format of responses.
 #include <catch2/catch_test_macros.hpp>
 
 import quire.base;

@@ -1,4 +1,4 @@
-// The program `server` as a process: every endpoint, every shape of error, streams, disconnects, queues, keys and its end.
+// The program `server` as a process: every endpoint, every kind of error, streams, disconnects, queues, keys and shutdown.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
