@@ -365,7 +365,9 @@ int main(int argc, char** argv) {
         ->add_option("--length-penalty", a.length_penalty, "beams are ranked by log-probability / length ^ this")
         ->check(CLI::Range(-100.0, 100.0))
         ->capture_default_str();
-    CLI::App* template_command = command("template", "messages as JSON on standard input → the prompt's text");
+    CLI::App* template_command = command(
+        "template",
+        R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");
     template_command->add_option("model", a.model, "GGUF file whose chat template is used");
     template_command->add_option("--file", a.template_file, "a template's text instead");
     template_command->add_option("--now", a.now, "the time a template sees: 2024-07-26T10:00:00");
