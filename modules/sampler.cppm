@@ -106,7 +106,6 @@ Token argmax(std::span<const float> logits) {
     return best;
 }
 
-<<<<<<< HEAD
 // Without a branch, so that the compiler takes many at once.
 bool usable(std::span<const float> logits) {
     constexpr float most    = std::numeric_limits<float>::max();
@@ -116,7 +115,8 @@ bool usable(std::span<const float> logits) {
         finite |= unsigned(v >= -most);
     }
     return too_big == 0 && finite != 0;
-=======
+}
+
 bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned) {
     std::unordered_set<Token> never;
     for (auto [token, bias] : params.logit_bias)
@@ -128,7 +128,6 @@ bool can_draw(const SamplingParams& params, int vocab_size, const std::function<
     for (Token t = 0; t < vocab_size; t++)
         if (possible(t)) return true;
     return false;
->>>>>>> api
 }
 
 bool is_plain_greedy(const SamplingParams& params) {

@@ -1049,7 +1049,6 @@ TEST_CASE("wrong usage is one line", "[server]") {
     }
 }
 
-<<<<<<< HEAD
 TEST_CASE("a model whose numbers are not finite: an error for that request alone", "[server][nan]") {
     const NanModel model("token_embd.weight", 7); // the embedding of token 7
     const Server   s({"-t", "1", "--parallel", "8"}, model.path());
@@ -1095,7 +1094,8 @@ TEST_CASE("a model whose numbers are not finite: an error for that request alone
     CHECK(whole.status == 200);
     CHECK(Json::parse(whole.body)["usage"]["completion_tokens"] == 200);
     CHECK(Json::parse(whole.body)["choices"] == s.ask("/v1/completions", good)["choices"]);
-=======
+}
+
 TEST_CASE("numbers of the help are plain", "[server]") {
     std::vector<std::pair<std::string, std::vector<std::string>>> all{
         {"server", {"-h"}}, {"chat", {"-h"}}, {"block-viz", {"-h"}}};
@@ -1126,5 +1126,4 @@ TEST_CASE("the documents' load runs on the model that ships", "[server]") {
     INFO(f.err << f.out);
     CHECK(f.code == 0);
     CHECK(std::regex_search(f.out, std::regex("Successful requests: +3 *\n")));
->>>>>>> api
 }
