@@ -393,7 +393,10 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
         // One row, the prompt's last: every answer draws its first token from it and goes its own way.
         choices_.clear();
         for (int i = 0; i < width; i++) choices_.push_back(choose(group, items[0], i, i));
-        if (std::ranges::any_of(choices_, [](const Choice& c) { return c.token < 0; })) return no_token(items[0]);
+        if (std::ranges::any_of(choices_, [](const Choice& c) { return c.token < 0; })) {
+            group.prompt_done = false; // there is no sequence for each answer
+            return no_token(items[0]);
+        }
         parents_.assign(1, &first);
         while (int(parents_.size()) < width) parents_.push_back(&scheduler_.fork(group, first));
         // What was cancelled meanwhile ends first: who is last says that the request is over.
