@@ -14,6 +14,7 @@ import quire.host_memory;
 import quire.kv_cache;
 import quire.model;
 import quire.request;
+import quire.sampler;
 import quire.scheduler;
 import quire.snapshot;
 import quire.std;
@@ -97,6 +98,8 @@ public:
 
     // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
+    // Whether its allowed tokens, biases, bad words and min_tokens leave a token to draw; submit() refuses it else.
+    bool can_draw(const Request& request) const;
     // Any thread. The request ends with reason `cancelled`, unless it has ended already.
     void cancel(RequestId id);
     // Like cancel(), for one of its answers.
@@ -417,7 +420,7 @@ Result<RequestId> Engine::submit(Request request) {
     for (auto [token, bias] : request.sampling.logit_bias)
         if (token < 0 || token >= vocab)
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
-    if (request.max_tokens < 1) return fail("max_tokens is ", request.max_tokens, "; at least 1 is needed");
+    if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)
         return fail("best_of is ", request.best_of, ", less than the ", request.n, " answers wanted");
@@ -426,14 +429,25 @@ Result<RequestId> Engine::submit(Request request) {
         return fail("beam_width is ", request.beam_width, ", less than the ", request.n, " answers wanted");
     if (request.beam_width > 0 && request.best_of > 0) return fail("best_of and beam search exclude each other");
     if (!std::isfinite(request.length_penalty)) return fail("length_penalty is not a finite number");
-    if (!request.generates() && request.width() > 1) return fail("a prompt to pin or to embed has one sequence");
+    if ((request.pin || request.embed) && (request.n > 1 || request.best_of > 1 || request.beam_width > 0))
+        return fail("a prompt to pin or to embed has one sequence");
     if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
         return fail("min_tokens is ", request.min_tokens, ", not in 0 .. max_tokens, which is ", request.max_tokens);
+    if (request.generates() && request.beam_width == 0 && !can_draw(request))
+        return fail("the allowed tokens, biases and bad words leave no token to draw");
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
     std::scoped_lock lock(impl_->mutex);
     impl_->submitted.emplace_back(impl_->next_id, std::move(request));
     return impl_->next_id++;
+}
+
+bool Engine::can_draw(const Request& request) const {
+    const auto banned = [&](Token t) {
+        return request.min_tokens > 0 &&
+               (impl_->tokenizer.is_end(t) || std::ranges::find(request.stop_tokens, t) != request.stop_tokens.end());
+    };
+    return quire::can_draw(request.sampling, impl_->config.vocab_size, banned);
 }
 
 void Engine::cancel(RequestId id) { cancel(id, -1); }

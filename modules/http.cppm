@@ -249,14 +249,6 @@ std::string random_id() {
     return text;
 }
 
-// An id that can be echoed and logged: letters, digits, - _ . : and no more than 128 of them.
-bool is_plain_word(std::string_view text) {
-    return !text.empty() && text.size() <= 128 && std::ranges::all_of(text, [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-               c == '.' || c == ':';
-    });
-}
-
 } // namespace
 
 std::string_view HttpRequest::header(std::string_view name) const { return find_field(headers, name); }

@@ -59,6 +59,7 @@ struct SequenceGroup {
     int                                    n_recomputed = 0; // tokens computed again after preemptions
     int                                    n_preempted = 0, n_displaced = 0;
     bool                                   prompt_done = false; // its last row was there, all sequences exist
+    std::vector<int>                       cancelled;           // answers that nobody wants, before they came to be
     SharingStats                           sharing;
     std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
 
@@ -241,9 +242,10 @@ std::string Scheduler::sum(const Request& request, int available) const {
 Result<void> Scheduler::check_request(const Request& request) const {
     const auto n = request.prompt.size();
     if (n == 0) return fail("the prompt has no tokens; at least one is needed");
-    if (n >= std::size_t(options_.context))
-        return fail_with(ErrorKind::limit, "the prompt has ", n,
-                         " tokens; with the one to generate that is more than the context of ", options_.context);
+    if (n + std::size_t(request.generates()) > std::size_t(options_.context))
+        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; ",
+                         request.generates() ? "with the one to generate " : "", "that is more than the context of ",
+                         options_.context);
     const int width = request.width();
     if (width > options_.max_sequences)
         return fail_with(ErrorKind::limit, "the request needs ", width, " sequences at once; ", options_.max_sequences,

@@ -43,15 +43,15 @@ inside() { # NETWORK(yes|no) USER COMMAND
     [ "$1" = yes ] || spaces+=(--net)
     # shellcheck disable=SC2016
     unshare "${spaces[@]}" bash -euc '
-        root=$1 network=$2 user=$3 command=$4
+        root=$1 network=$2 user=$3 certificates=$4 command=$5
         mount --make-rprivate /
         mount -t proc proc "$root/proc"
         mount --rbind /dev "$root/dev"
         mount -t tmpfs tmpfs "$root/dev/shm"
         [ "$network" = yes ] || ip link set lo up
-        exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin ${PIP_CERT:+PIP_CERT=$PIP_CERT} \
+        exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin ${certificates:+PIP_CERT=$certificates} \
             chroot "$root" su "$user" -s /bin/bash --whitelist-environment=PIP_CERT -l -c "cd ~/quire && $command"
-    ' bash "$root" "$1" "$2" "$3" </dev/null
+    ' bash "$root" "$1" "$2" "$certificates" "$3" </dev/null
 }
 step() { # WHAT NETWORK USER COMMAND
     stamp "$1"
@@ -64,8 +64,12 @@ says() { # PATTERN: the last step's output has to hold it
 stamp "debootstrap $codename"
 debootstrap --variant=minbase --include=git,make "$codename" "$root" "$mirror" >"$log" 2>&1 || { tail -n 20 "$log"; fail debootstrap; }
 cp /etc/resolv.conf "$root/etc/resolv.conf"
-# A user's machine trusts what this one trusts (a proxy of its own, for one).
-if [ -r "${PIP_CERT:-}" ]; then install -D -m 644 "$PIP_CERT" "$root$PIP_CERT"; fi
+# pip there trusts whom pip here trusts (the proxy of a company, for one), also after ca-certificates wrote its own bundle.
+certificates=
+if [ -r "${PIP_CERT:-}" ]; then
+    certificates=/etc/certificates-of-the-machine.pem
+    install -m 644 "$PIP_CERT" "$root$certificates"
+fi
 git clone -q --no-hardlinks . "$root/root/quire"
 chroot "$root" useradd -m reader
 git clone -q --no-hardlinks . "$root/home/reader/quire"

@@ -1210,7 +1210,7 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
         ->capture_default_str();
     c->add_option("--burstiness", a.burstiness,
                   "1: a Poisson process; otherwise gamma-distributed; smaller values: in bursts")
-        ->check(CLI::Range(1e-3, 1e6))
+        ->check(CLI::Range(1e-3, 1e6).description("FLOAT in [0.001 - 1000000]"))
         ->capture_default_str();
     c->add_option("--max-concurrency", a.report.max_concurrency, "most requests at once")->check(positive);
     c->add_option("--dataset-path", a.dataset,

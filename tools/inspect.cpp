@@ -204,7 +204,7 @@ Result<Engine> load_engine(const Arguments& a) {
 }
 
 // Runs one request to its end and gathers its events in one.
-Result<Output> run(Engine& engine, Request request) {
+Result<Output> run(const std::string& model, Engine& engine, Request request) {
     Result<RequestId> id = engine.submit(std::move(request));
     if (!id) return std::unexpected(id.error());
     Output              all;
@@ -220,7 +220,7 @@ Result<Output> run(Engine& engine, Request request) {
         }
         events.clear();
     }
-    if (all.finish == FinishReason::failed) return fail(all.message);
+    if (all.finish == FinishReason::failed) return fail(model, ": ", all.message);
     return all;
 }
 
@@ -238,7 +238,7 @@ int logits(const Arguments& a) {
     request.sampling.logprobs    = std::max(a.top, 1);
     request.prompt_logprobs      = a.all ? 1 : -1;
     request.return_logits        = !a.raw_file.empty();
-    Result<Output> output        = run(*engine, std::move(request));
+    Result<Output> output        = run(a.model, *engine, std::move(request));
     if (!output) return complain(output.error());
     if (output->logprobs.empty()) return complain({ErrorKind::limit, "the prompt does not fit into the KV pool"});
 
@@ -285,13 +285,13 @@ int generate(const Arguments& a) {
         while (engine->step(events)) {}
         Json beams = Json::array();
         for (const Output& e : events) {
-            if (e.finish == FinishReason::failed) return complain({ErrorKind::input, e.message});
+            if (e.finish == FinishReason::failed) return complain({ErrorKind::input, cat(a.model, ": ", e.message)});
             beams.push_back(Json{{"ids", e.tokens}, {"logprob", e.logprob}, {"score", e.score}});
         }
         return print_json(Json{{"beams", std::move(beams)}});
     }
     request.sampling.logprobs = 0;
-    Result<Output> output     = run(*engine, std::move(request));
+    Result<Output> output     = run(a.model, *engine, std::move(request));
     if (!output) return complain(output.error());
     Json logprobs = Json::array();
     for (const PositionLogprobs& p : output->logprobs) logprobs.push_back(p.chosen.logprob);
@@ -368,7 +368,8 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(-100.0, 100.0))
         ->capture_default_str();
     CLI::App* template_command = command(
-        "template", "JSON on standard input, {\"messages\": [{\"role\": …, \"content\": …}]} → the prompt's text");
+        "template",
+        R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");
     template_command->add_option("model", a.model, "GGUF file with the chat template");
     template_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model");
     template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");

@@ -84,11 +84,12 @@ std::string clock_text() {
     return text;
 }
 
-// Only what keeps a line a line.
-std::string printable(std::string_view text) {
-    std::string out;
-    for (char c : text.substr(0, 200)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-    return out;
+// A value that cannot be taken for the next one, or for another line.
+std::string log_value(std::string_view text) {
+    std::string out(text.substr(0, 200));
+    for (char& c : out)
+        if (c < 0x20 || c > 0x7e) c = '?';
+    return out.find_first_of(" \"\\") == std::string::npos ? out : json_dump(Json(out));
 }
 
 bool is_number(const std::string& text) {
@@ -114,10 +115,9 @@ void log_exchange(const HttpExchange& e, double seconds, std::size_t bytes, bool
         char time[32];
         std::snprintf(time, sizeof time, "%.3f", seconds);
         line = cat(clock_text(), ' ', r.id.empty() ? "-" : r.id, ' ', r.remote, ' ', r.method.empty() ? "-" : r.method,
-                   ' ', r.path.empty() ? "-" : printable(r.path), ' ', e.response.status, ' ',
+                   ' ', r.path.empty() ? "-" : log_value(r.path), ' ', e.response.status, ' ',
                    static_cast<const char*>(time), "s");
-        for (const auto& [key, value] : e.notes)
-            line += cat(' ', key, '=', value.find(' ') == std::string::npos ? printable(value) : quote(value, 200));
+        for (const auto& [key, value] : e.notes) line += cat(' ', key, '=', log_value(value));
     }
     std::fprintf(stdout, "%s\n", line.c_str());
     std::fflush(stdout);
@@ -164,7 +164,8 @@ Result<void> pin_prefixes(const Arguments& a, Service& service) {
     return {};
 }
 
-// Signals come to one thread that waits for nothing else. Before the server serves, and from the second on, they end it.
+// Signals come to one thread that waits for nothing else. Before the server serves, and from the second on, they end it;
+// but a hang-up that comes late says nothing new: shells, terminals and systemd send several.
 class Signals {
 public:
     Signals() {
@@ -172,13 +173,16 @@ public:
         sigemptyset(&set);
         sigaddset(&set, SIGTERM);
         sigaddset(&set, SIGINT);
+        if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) (void)std::signal(SIGHUP, SIG_IGN); // nohup's wish
+        else sigaddset(&set, SIGHUP);
         pthread_sigmask(SIG_BLOCK, &set, nullptr); // in all threads to come
         std::thread([set] {
-            for (int n = 0;; n++) {
+            while (true) {
                 int which = 0;
                 sigwait(&set, &which);
                 if (!serving_) _exit(128 + which);
-                if (n > 0) _exit(1);
+                if (came_ && which == SIGHUP) continue;
+                if (came_) _exit(1);
                 came_ = true;
                 came_.notify_all();
             }
@@ -297,16 +301,18 @@ int run(Arguments& a) {
     return code;
 }
 
-CLI::Validator within(double least, double most) {
+CLI::Validator within(double least, double most, std::string bounds = "") {
+    const auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
+    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
     return {[=](const std::string& text) {
                 double     value = 0;
                 const auto done  = std::from_chars(text.data(), text.data() + text.size(), value);
                 return done.ec == std::errc{} && done.ptr == text.data() + text.size() && value >= least &&
                                value <= most
                            ? std::string()
-                           : cat(quote(text), " is not a number in ", least, "..", most);
+                           : cat(quote(text), " is not a number ", bounds);
             },
-            cat("in ", least, "..", most)};
+            bounds};
 }
 
 void add_engine_flags(CLI::App& app, Arguments& a) {
@@ -446,7 +452,9 @@ void add_request_flags(CLI::App& app, Arguments& a) {
         ->check(within(0, 100))
         ->capture_default_str();
     app.add_option("--top-k", l.top_k, "the same for top_k; 0: all")->check(within(0, 1 << 30))->capture_default_str();
-    app.add_option("--top-p", l.top_p, "the same for top_p")->check(within(1e-9, 1))->capture_default_str();
+    app.add_option("--top-p", l.top_p, "the same for top_p")
+        ->check(within(1e-9, 1, "above 0, at most 1"))
+        ->capture_default_str();
     app.add_option("--min-p", l.min_p, "the same for min_p")->check(within(0, 1))->capture_default_str();
 }
 
