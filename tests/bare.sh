@@ -1,7 +1,7 @@
 #!/bin/bash
-# Proves the two commands where a new user stands: tests/bare.sh RELEASE (12 or 13) makes a Debian of that release with git
-# and make and nothing else (debootstrap, a chroot), clones the last commit into it, and runs there
-#   as a user without sudo       make chat: names what is missing and stops
+# Runs the two commands as a new user would: tests/bare.sh RELEASE (12 or 13) creates a Debian of that release with only git
+# and make (debootstrap, a chroot), clones the last commit into it, and runs there
+#   as a user without sudo       make chat: must name what is missing and stop
 #   as root                      make chat with a question piped in, make test, make test-clients
 #   as root, without a network   both commands again
 #   as a user without sudo       both commands in a clone of his own, without a network

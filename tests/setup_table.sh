@@ -1,5 +1,6 @@
 #!/bin/sh
-# The table of packages in docs/building.md says what tools/setup.sh installs: a row for each set, what build has not said.
+# Checks that the table of packages in docs/building.md lists what tools/setup.sh installs: one row for each set, without the
+# packages of build.
 set -eu
 cd "$(dirname "$0")/.."
 rc=0

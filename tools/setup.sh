@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [SET]
-# SET is build (the default), sanitize, lint, clients, pages or bare; each but bare is build and something more.
-# Looks first, offline and without starting more than one program; with nothing missing it says nothing and ends.
-# tools/setup.sh --list SET prints the packages of a set, a line each (tests/setup_table.sh).
+# Installs the packages that a build needs, if any are missing: tools/setup.sh [SET]
+# SET is build (the default), sanitize, lint, clients, pages or bare; each except bare includes build.
+# It first looks for what is there, without a network. If nothing is missing it prints nothing and ends.
+# tools/setup.sh --list SET prints the packages of a set, one per line (tests/setup_table.sh).
 set -eu
 
 missing=

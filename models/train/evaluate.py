@@ -1,4 +1,4 @@
-"""Reads the GGUF file by itself (nothing of model.py or of make_data's tokenizer), asks the held-out questions,
+"""Reads the GGUF file with independent code (nothing of model.py or make_data's tokenizer), asks the held-out questions,
 scores the greedy answers, and prints a table and a transcript.
 
     python evaluate.py [--gguf models/quire-14m-q8_0.gguf] [--questions build/chat-data/questions.jsonl] [--check build/chat-model.pt]

@@ -1,5 +1,5 @@
-"""A llama, as small as the card allows. Rotary positions turn neighbouring pairs (2i, 2i+1), which is the order
-in which GGUF's llama keeps the rows of q and k; so nothing is permuted at export."""
+"""A small model of LLaMA architecture. RoPE rotates neighbouring pairs (2i, 2i+1), which is the order of the rows of q and k
+in GGUF's llama, so nothing has to be permuted at export."""
 from dataclasses import asdict, dataclass
 
 import torch

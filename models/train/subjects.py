@@ -1,4 +1,4 @@
-"""What the model is taught about its own subjects: every sentence of it is written here.
+"""Everything the model is taught about its own subjects; every sentence of it is written here.
 
 A topic is: names it is asked by, a short answer, a longer one, a reason (or None), and the key
 terms (regular expressions) that an answer must hold to count as right. The first name is used in

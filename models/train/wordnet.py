@@ -12,7 +12,7 @@ DEFAULT_DIR = "/usr/share/wordnet"
 POS_NAME = {"n": "noun", "v": "verb", "a": "adjective", "r": "adverb"}
 FILES = {"n": "noun", "v": "verb", "a": "adj", "r": "adv"}
 
-# words and senses that a greeting card need not say
+# words and senses that a toy model need not know
 UNWANTED = re.compile(
     r"offensive|disparag|derogatory|obscene|vulgar|ethnic|slur|slang|sexual|genital|coitus|copulat|"
     r"penis|vagina|prostitut|homosex|rape|incest|negro|intercourse|excrement|feces|racis|nazi|erotic|"

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its debugging pipe: the standard library is all that it takes."""
+"""Drives a headless Chromium through its debugging pipe. Needs only Python's standard library."""
 import json
 import os
 import queue

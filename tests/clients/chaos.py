@@ -1,6 +1,6 @@
-"""Rude clients and polite ones at once: they hang up at any moment, read slowly or not at all, send half of a request or
-nonsense. Every polite one gets the text that it gets alone, every nonsense a 4xx or the end of its connection, and in the
-end all blocks, connections and threads are back.
+"""Well-behaved and misbehaving clients at once. The latter disconnect at any moment, read slowly or not at all, send half of
+a request or malformed ones. Every well-behaved client must get the same text as alone, every malformed request a 4xx or a
+disconnect, and at the end all blocks, connections and threads must be released.
 
     tests/clients/chaos.py [SECONDS] [SEED]        QUIRE_SERVER=build/tsan/server for another build
 """

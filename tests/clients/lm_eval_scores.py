@@ -1,12 +1,12 @@
-"""lm_eval, unmodified, with its `local-completions` backend against ./server: are its scores those of a direct computation?
+"""The unmodified lm_eval with its `local-completions` backend against ./server: are its scores equal to those computed directly?
 
 Its packages are large, so `make test-clients` leaves it out:
     python3 -m venv /tmp/lm_eval && /tmp/lm_eval/bin/pip install 'lm_eval[api]==0.4.13'
     /tmp/lm_eval/bin/python tests/clients/lm_eval_scores.py
 
-1. Log-likelihoods of the reference prompts on a model of random weights, against what transformers computed in float32.
-2. A multiple-choice task, a perplexity and a generation on the model that ships, tokenised by /tokenize, against the same
-   numbers out of `prompt_logprobs` and of single requests.
+1. Log-likelihoods of the reference prompts with a model of random weights, compared with transformers in float32.
+2. A multiple-choice task, a perplexity and a generation with the toy model, tokenized by /tokenize, compared with the same
+   numbers computed from `prompt_logprobs` and single requests.
 """
 
 import json

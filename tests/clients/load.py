@@ -1,5 +1,5 @@
-"""1,000 streaming clients at once (./bench serve) against a KV pool that holds a few of them: none is lost, every text is
-the one got alone, all blocks come back, and the server's memory stays where it was after its first tenth of the time.
+"""1,000 streaming clients at once (./bench serve) against a KV pool that holds a few of them: no request is lost, every text is
+the same as alone, all blocks are released, and the server's memory does not grow after the first tenth of the time.
 
     tests/clients/load.py [SECONDS] [CLIENTS]
 """

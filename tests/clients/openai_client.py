@@ -1,4 +1,4 @@
-"""The openai package, unmodified, against ./server: what its users write has to work."""
+"""The unmodified openai package against ./server: what its users write must work."""
 
 import asyncio
 import base64

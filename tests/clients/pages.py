@@ -1,5 +1,5 @@
-"""The pages of the server in a real browser: asked, answered, stopped, set; blocks watched; nothing that a model writes is
-run; no complaint in the console, no request to anybody else; screenshots for people in build/pages.
+"""The server's pages in a real browser: questions, answers, Stop, settings, the block pool. Nothing that a model writes is
+executed, the console shows no errors, and no other server is contacted. Screenshots go to build/pages.
 
     tests/clients/pages.py [SERVER [FOLDER]]
 """

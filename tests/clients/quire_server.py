@@ -1,4 +1,4 @@
-"""A ./server of its own for each test program: started on a free port, looked at, ended. Needs Python's own library only."""
+"""Starts a ./server on a free port for a test program, inspects and stops it. Needs only Python's standard library."""
 
 import json
 import os
