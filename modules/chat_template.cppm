@@ -12,17 +12,17 @@ struct ChatMessage {
     std::string content;
 };
 
-// The forms that are recognised by the marks in a template's text. `plain` needs no special tokens.
+// The template formats that quire can render. `plain` needs no special tokens.
 enum class ChatForm { chatml, llama2, llama3, mistral, zephyr, gemma, phi3, plain };
 
 std::optional<ChatForm> chat_form_named(std::string_view name);
 std::string_view        chat_form_name(ChatForm form);
-// The form that renders every conversation as this Jinja template does; nothing when there is none. Two spellings of
-// one template (blanks, quotes, whitespace control) are the same; a further branch or a default system text is not.
+// The form that renders every conversation exactly as this Jinja template does, or nothing. Differences in spelling (blanks,
+// quotes, whitespace control) are ignored; an additional branch or a default system text is a different template.
 std::optional<ChatForm> chat_form_detect(std::string_view jinja);
-// The fallback for a template that is no form exactly: the one whose marks it shows, `plain` when it shows none.
+// The fallback for other templates: the form whose special tokens occur in the template, or `plain` if none do.
 ChatForm chat_form_nearest(std::string_view jinja);
-// Whether the form has a place for a system message; the others refuse or drop it, as their templates do.
+// Whether the form supports a system message; the others refuse or drop it, as their templates do.
 bool chat_form_has_system(ChatForm form);
 
 struct ChatVariables {
@@ -30,12 +30,12 @@ struct ChatVariables {
     std::string bos_token, eos_token; // as text
 };
 
-// What `inspect template` does: the JSON object's `messages`, `add_generation_prompt`, `bos_token`, `eos_token` in a
-// recognised form. None of the forms' templates looks at `tools`, so they change nothing. Error: no recognised form, a
+// For `inspect template`: renders the JSON object's `messages`, `add_generation_prompt`, `bos_token`, `eos_token` in a
+// recognised form. None of the forms uses `tools`, so they are ignored. Error: no recognised form, a
 // message whose content is not a text, or roles that the form refuses.
 Result<std::string> render_template(std::string_view jinja, std::string_view json_input);
 
-// The text of the whole conversation. Error: roles in an order that the form refuses, with the message's number.
+// Renders the whole conversation. Error: an order of roles that the form refuses, with the message's number.
 Result<std::string> chat_render(ChatForm form, std::span<const ChatMessage> messages, const ChatVariables& variables);
 
 } // namespace quire

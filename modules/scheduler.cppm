@@ -11,33 +11,33 @@ import quire.std;
 
 export namespace quire {
 
-// How a request that gave up its blocks comes by its KV again. `automatic`: what costs less time, by RecoveryCosts.
+// How a preempted request gets its KV back. `automatic`: the faster way according to RecoveryCosts.
 enum class Recovery : std::uint8_t { automatic, swap, recompute };
 
 // Measured by the engine; 0: not yet.
 struct RecoveryCosts {
-    double seconds_per_block = 0; // copied between device and swap pool, one way
-    double seconds_per_token = 0; // computed in a prefill
+    double seconds_per_block = 0; // copy between device and swap pool, one way
+    double seconds_per_token = 0; // prefill
 };
 
 struct SchedulerOptions {
     int      n_blocks         = 0;
     int      block_size       = 16;
     int      context          = 0;   // longest sequence in tokens
-    int      max_batch_tokens = 512; // of one step, the chunks of prompts included
+    int      max_batch_tokens = 512; // in one step, including chunks of prompts
     int      max_sequences    = 16;  // running at once
-    int      max_logit_rows   = 64;  // of one step; at least max_sequences
+    int      max_logit_rows   = 64;  // in one step; at least max_sequences
     bool     prefix_cache     = true;
     int      n_swap           = 0; // blocks of the swap pool
     Recovery recovery         = Recovery::automatic;
-    double   watermark        = 0.01;     // of the blocks: stay free when a request is admitted beside others
-    int      aging_steps      = 1000;     // waited that long, a request stands beside those of the next better priority
+    double   watermark        = 0.01; // fraction of the blocks kept free when a request is admitted while others run
+    int      aging_steps      = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
 };
 
 enum class GroupStatus : std::uint8_t { waiting, running, preempted, swapped, finished };
 
-// One possible answer: the prompt and what was generated after it.
+// One answer: the prompt and the tokens generated after it.
 struct Sequence {
     int                           index = 0; // which answer of its request
     std::vector<Token>            tokens;
@@ -52,14 +52,14 @@ struct Sequence {
 struct SequenceGroup {
     RequestId                              id = 0;
     Request                                request;
-    std::vector<std::unique_ptr<Sequence>> sequences; // that go on; one until the prompt is through
+    std::vector<std::unique_ptr<Sequence>> sequences; // still running; one until the prompt is computed
     std::vector<std::unique_ptr<Sequence>> finished;  // without blocks
     GroupStatus                            status       = GroupStatus::waiting;
-    int                                    n_cached     = 0; // prompt tokens that others had computed
+    int                                    n_cached     = 0; // prompt tokens found in the cache
     int                                    n_recomputed = 0; // tokens computed again after preemptions
     int                                    n_preempted = 0, n_displaced = 0;
-    bool                                   prompt_done = false; // its last row was there, all sequences exist
-    std::vector<int>                       cancelled;           // answers that nobody wants, before they came to be
+    bool                                   prompt_done = false; // the prompt is computed, all sequences exist
+    std::vector<int>                       cancelled;           // answers cancelled before their sequences existed
     SharingStats                           sharing;
     std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
 
@@ -68,8 +68,8 @@ struct SequenceGroup {
 
 private:
     friend class Scheduler;
-    // Requests are served in the order of these: the step of arrival, later by aging_steps for each level of priority,
-    // then the order of arrival. So nobody is overtaken for ever.
+    // Requests run in ascending order of these: the step of arrival plus aging_steps for each level of priority, then the
+    // order of arrival. So no request waits for ever.
     using Turn = std::pair<std::int64_t, std::uint64_t>;
     Turn                                   turn;
     CacheNamespace                         space;
@@ -77,7 +77,7 @@ private:
     std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
 };
 
-// What one sequence does in the step at hand. Those of one group stand together.
+// What one sequence does in the current step. Sequences of one group are adjacent.
 struct Scheduled {
     SequenceGroup* group    = nullptr;
     Sequence*      sequence = nullptr;
@@ -89,16 +89,16 @@ struct Scheduled {
 // A request that the scheduler itself ended.
 struct Ended {
     RequestId    id     = 0;
-    FinishReason finish = FinishReason::length; // it outgrew the whole pool alone; or refused
+    FinishReason finish = FinishReason::length; // it outgrew the whole pool while alone; or refused
     std::string  message;
 };
 
 struct SchedulerStats {
     std::uint64_t preemptions = 0, swaps_out = 0, swaps_in = 0, recomputations = 0, displacements = 0;
-    std::uint64_t swapped_blocks    = 0; // moved either way
+    std::uint64_t swapped_blocks    = 0; // in both directions
     std::uint64_t copied_blocks     = 0; // copy-on-write
     std::uint64_t forks             = 0;
-    std::uint64_t recomputed_tokens = 0; // their KV was given up, to be computed again where the cache lost it
+    std::uint64_t recomputed_tokens = 0; // their KV was dropped; computed again unless still in the cache
     SharingStats  sharing;               // of all requests together, each step
 };
 
@@ -107,53 +107,53 @@ public:
     explicit Scheduler(const SchedulerOptions& options);
     ~Scheduler();
 
-    // Error: the sum that shows why the request can never run.
+    // Error: why the request can never run, with the numbers.
     Result<void> check_request(const Request& request) const;
     // Puts a request that check_request() accepted into the queue.
     void add(RequestId id, Request request);
-    // Takes a request out of any state; its blocks come back at once. Null when it is not there (any more).
+    // Removes a request in any state and frees its blocks at once. Null if it does not exist (any more).
     std::unique_ptr<SequenceGroup> remove(RequestId id);
-    // As remove(), of one whose sequences have all been freed; null for a pinned prefix, which stays.
+    // Like remove(), for a request whose sequences have all been freed; null for a pinned prefix, which stays.
     std::unique_ptr<SequenceGroup> remove_finished(RequestId id);
 
-    // Fills `plan` with the next step; what it returns is valid until the next call. Both are empty when nothing can run,
-    // but for the plan's block moves. The plan has to be run, then commit() called.
+    // Fills `plan` with the next step; the returned list is valid until the next call. If nothing can run, both are empty
+    // except for the plan's block moves. The caller must run the plan and then call commit().
     std::span<const Scheduled> schedule(StepPlan& plan);
     void                       commit();
 
-    // While that step runs, before its commit(): plans the one that follows if every sequence gets a token, none of them
-    // an end, and nobody comes or goes; its tokens are left open. False: it takes more than that, schedule() has to do it.
+    // While that step runs, before its commit(): plans the next one, assuming that every sequence gets a token, none of them an
+    // end token, and no request comes or goes; the token ids stay open. False: the step needs more, use schedule().
     bool prepare(StepPlan& plan);
-    // The step that prepare() planned, with its tokens, in place of schedule(); empty where it did not come like that.
+    // Instead of schedule(): the step that prepare() planned, with its token ids; empty if its assumptions were wrong.
     std::span<const Scheduled> adopt(StepPlan& plan);
 
-    // -- decoding methods are made of these three (the paper, section 5.2), between commit() and the next schedule()
+    // -- decoding methods use these three (the paper, section 5.2), between commit() and the next schedule()
 
     // Another sequence with the same tokens and blocks.
     Sequence& fork(SequenceGroup& group, const Sequence& parent);
     void      append(Sequence& sequence, Token token) { sequence.tokens.push_back(token); }
-    // Ends one sequence of a group and gives its blocks back; its tokens are in group.finished.
+    // Ends one sequence of a group and frees its blocks; its tokens move to group.finished.
     void free(SequenceGroup& group, Sequence& sequence, FinishReason reason);
-    // Why a sequence ends with its last token; `is_end`: that is an end of generation.
+    // Why a sequence ends with its last token, or `none`; `is_end`: the last token is an end token.
     FinishReason ending(const SequenceGroup& group, const Sequence& sequence, bool is_end) const;
-    // The prompt's blocks stay: of a request that was made to pin them. Until remove().
+    // Pins the prompt's blocks, of a request with `pin`, until remove().
     void pin(SequenceGroup& group);
 
-    // Null when it is not there (any more).
+    // Null if it does not exist (any more).
     SequenceGroup*     find(RequestId id) const;
     std::vector<Ended> take_ended();
     void               set_costs(const RecoveryCosts& costs) { costs_ = costs; }
 
     bool                  idle() const { return running_.empty() && queue_.empty(); }
     int                   n_running() const { return int(running_.size()); }
-    int                   n_waiting() const { return int(queue_.size()); } // those that lost their blocks included
+    int                   n_waiting() const { return int(queue_.size()); } // including preempted ones
     int                   n_swapped() const;                               // of these
     const SchedulerStats& stats() const { return stats_; }
     const BlockManager&   blocks() const { return blocks_; }
-    // Blocks, sequences and the events since the last call, for someone to look at.
+    // Blocks, sequences and the events since the last call, for display.
     void view(Snapshot& snapshot);
     void log_events(bool on); // for view(); off at first
-    // The tokens of one sequence; none when it is not there.
+    // The tokens of one sequence; empty if it does not exist.
     std::span<const Token> tokens(RequestId id, int index) const;
     void                   check_invariants() const;
 
@@ -163,7 +163,7 @@ private:
 
     struct Budget {
         int tokens = 0, logit_rows = 0;
-        int others = 0; // sequences of later groups, each of which is to have a token
+        int others = 0; // sequences of later groups, each of which needs a token
     };
 
     void                     displace();
@@ -199,7 +199,7 @@ private:
     RecoveryCosts                                 costs_;
     SchedulerStats                                stats_;
     std::uint64_t                                 step_ = 0, n_arrived_ = 0;
-    int                                           n_sequences_ = 0; // that running groups may have at once
+    int                                           n_sequences_ = 0; // that running groups can have at once
     // The head of the queue that had to wait, and how much room it had found.
     std::optional<RequestId> refused_;
     int                      refused_blocks_ = 0, refused_sequences_ = 0;
@@ -354,7 +354,7 @@ void Scheduler::free(SequenceGroup& group, Sequence& sequence, FinishReason reas
     log(MemoryEventKind::finish, group, sequence.index);
     if (sequence.table >= 0) blocks_.close_table(std::exchange(sequence.table, -1), !options_.prefix_cache);
     sequence.finish = reason;
-    // One that nobody wants to see again, as a beam that was dropped, serves the next fork.
+    // Sequences whose result is not needed, such as dropped beams, are reused by the next fork.
     (reason == FinishReason::none ? group.spare : group.finished).push_back(std::move(*at));
     group.sequences.erase(at);
 }
@@ -383,10 +383,10 @@ void Scheduler::pin(SequenceGroup& group) {
 
 // -- preemption: all blocks of the latest, or none
 
-// Swapping moves each block twice; computing again runs every token once, but for those that the cache still has.
+// Swapping moves each block twice; recomputing runs every token once, except those that are still in the cache.
 bool Scheduler::prefers_swap(SequenceGroup& group) {
     if (options_.recovery == Recovery::recompute) return false;
-    // Half a prompt is not worth a place in the swap pool: its full blocks are in the cache.
+    // A partly computed prompt is not swapped: its full blocks are in the cache.
     for (const auto& s : group.sequences)
         if (s->n_computed + 1 != int(s->tokens.size())) return false;
     if (options_.recovery == Recovery::swap || costs_.seconds_per_block <= 0 || costs_.seconds_per_token <= 0)

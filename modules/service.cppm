@@ -22,7 +22,7 @@ struct ServiceOptions {
     int    max_listeners    = 16;   // of the block events
 };
 
-// What came of one answer since somebody last looked.
+// What is new in one answer since the caller last took it.
 struct News {
     int                           prompt = 0, index = 0; // which of the prompts, which of its answers
     std::vector<Token>            tokens;
@@ -42,7 +42,7 @@ struct Refusal {
     std::size_t prompt = 0; // which one, when invalid
 };
 
-// What the engine thread and a caller share.
+// Shared by the engine thread and a caller.
 struct Mailbox {
     std::mutex              mutex;
     std::condition_variable changed;
@@ -53,17 +53,17 @@ struct Mailbox {
 
 class Service;
 
-// A caller's requests, one for each of its prompts. What is not over when it goes is cancelled.
+// A caller's requests, one for each of its prompts. Its destructor cancels those that are still running.
 class Ticket {
 public:
     ~Ticket();
-    // Waits until there are news, all is over, the caller is gone, or that time has passed; the news are moved to `out`.
-    // False: there will be no more.
+    // Waits until there is something new, all requests have ended, the caller is gone, or the time has passed; moves what is
+    // new to `out`. False: there will be no more.
     bool wait(double seconds, std::vector<News>& out);
     bool gone() const;
-    // Any thread: whoever waited for the answers is not there any more.
+    // Any thread: the client of these answers has disconnected.
     std::function<void()> when_gone() const;
-    // The rest of one answer is of no use.
+    // Cancels one answer.
     void      cancel(int prompt, int index);
     TimePoint submitted() const { return submitted_; }
 
@@ -82,7 +82,7 @@ struct Pin {
     int         n_tokens = 0, n_blocks = 0;
 };
 
-// What a server counts, beside what the engine does.
+// The server's counters, in addition to the engine's.
 struct ServiceMetrics {
     Histogram first_token{first_token_buckets()}, between_tokens{token_buckets()}, per_token{token_buckets()};
     Histogram whole{request_buckets()}, queued{request_buckets()}, inference{request_buckets()},
@@ -108,15 +108,15 @@ public:
     const EngineOptions& engine_options() const { return engine_options_; }
     const Engine&        engine() const { return engine_; }
 
-    // Any thread. All of the requests, or none.
+    // Any thread. Accepts all of the requests or none.
     std::expected<std::unique_ptr<Ticket>, Refusal> submit(std::vector<Request> requests);
 
-    // A prefix to keep. Blocks until it is computed.
+    // Pins a prefix. Blocks until it is computed.
     std::expected<Pin, Refusal> pin(std::vector<Token> prompt, std::string cache_salt);
     bool                        unpin(const std::string& id);
     std::vector<Pin>            pins() const;
 
-    // The engine takes its steps: its last one is not longer ago than watchdog_seconds.
+    // Whether the engine's last step was less than watchdog_seconds ago.
     bool        healthy() const;
     bool        draining() const { return draining_; }
     EngineStats stats() const;
@@ -129,9 +129,9 @@ public:
     bool                            listen(); // false: too many do
     void                            unlisten();
 
-    // From now on nothing is accepted.
+    // Accepts no requests from now on.
     void drain() { draining_ = true; }
-    // True: all that ran is over. False: not within that time.
+    // True: all requests have ended. False: not within that time.
     bool wait_until_idle(double seconds);
     void cancel_all();
 
@@ -184,7 +184,7 @@ struct TextOptions {
     int                      min_tokens = 0; // before so many no stop string counts
 };
 
-// The text of one answer as its tokens come. What may become a stop string, or is half a character, is held back.
+// Turns the tokens of one answer into text. Text that may become a stop string, and incomplete characters, are held back.
 class AnswerText {
 public:
     AnswerText(const Tokenizer& tokenizer, const TextOptions& options);
@@ -378,7 +378,7 @@ void Service::publish() {
     snapshot_cv_.notify_all();
 }
 
-// The engine cannot go on: everybody is told.
+// The engine cannot go on: ends all requests with an error.
 void Service::fail_all(const std::string& why) {
     std::scoped_lock lock(mutex_);
     broken_ = true;
