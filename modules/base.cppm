@@ -7,7 +7,7 @@ export namespace quire {
 
 using Token = std::int32_t;
 
-// Whose fault a failure is; a tool turns it into an exit code, the server into a status.
+// The kind of a failure; tools turn it into an exit code, the server into a status.
 enum class ErrorKind {
     input,  // a file, flag or request that cannot be used as it is
     limit,  // valid, but more than this process was configured to hold
@@ -29,16 +29,16 @@ std::unexpected<Error> fail(const Parts&... parts);
 template <class... Parts>
 std::unexpected<Error> fail_with(ErrorKind kind, const Parts&... parts);
 
-// The parts written one after another; floating point with up to six significant digits.
+// Concatenates its arguments as text; floating point with up to six significant digits.
 template <class... Parts>
 std::string cat(const Parts&... parts);
 
 // A broken invariant is a bug in quire, never in its input: say where and stop, in every build.
 void check(bool ok, std::string_view what, std::source_location at = std::source_location::current());
 
-// Text from outside made fit for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes.
+// Text from outside, made safe for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes.
 std::string quote(std::string_view text, std::size_t max = 64);
-// An id from outside that can be echoed and logged as it is: letters, digits, - _ . : and no more than 128 of them.
+// Whether an id from outside can be echoed and logged unchanged: at most 128 letters, digits and - _ . :
 bool is_plain_word(std::string_view text);
 
 // Seconds since construction or the last restart, on the monotonic clock.

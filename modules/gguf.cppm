@@ -11,14 +11,14 @@ module;
 
 export module quire.gguf;
 
-export import quire.gguf_writer; // the other direction
+export import quire.gguf_writer; // writes GGUF files
 import quire.base;
 import quire.std;
 import quire.tensor;
 
 export namespace quire {
 
-// One row of the tensor table. The data is inside the mapping, checked to be all there.
+// One row of the tensor table. Its data is completely inside the mapping.
 struct GgufTensor {
     std::string                 name;
     DType                       type   = DType::F32;
@@ -53,7 +53,7 @@ class Gguf {
 public:
     // Error: one sentence naming the file, the place in it, and what is wrong.
     static Result<Gguf> open(const std::string& path);
-    // The same of one file that is in memory already and stays there as long as the result; `name` is for messages.
+    // The same for a file that is already in memory and stays there as long as the result; `name` is for messages.
     static Result<Gguf> parse(std::span<const std::byte> bytes, const std::string& name);
 
     Gguf(Gguf&&) noexcept;
@@ -64,7 +64,7 @@ public:
     std::uint32_t      version() const;
     std::size_t        file_bytes() const; // of all parts
     std::uint64_t      alignment() const;
-    // Asks the system to read the whole file ahead, for whoever is about to use the tensors.
+    // Asks the system to read the whole file ahead; call it before using the tensors.
     void prefetch() const;
 
     std::span<const GgufTensor> tensors() const;                     // in file order
@@ -74,7 +74,7 @@ public:
     const GgufValue*                                   find(std::string_view key) const; // or nullptr
 
     // A value of the named kind. Missing: the fallback, or an error when none is given.
-    // A value of another kind is an error always. Integers of either signedness count as integers if in range.
+    // A value of another kind is always an error. Integers of either signedness count as integers if in range.
     Result<std::int64_t>     integer(std::string_view key, std::optional<std::int64_t> fallback = {}) const;
     Result<double>           number(std::string_view key, std::optional<double> fallback = {}) const;
     Result<bool>             boolean(std::string_view key, std::optional<bool> fallback = {}) const;

@@ -16,23 +16,23 @@ export namespace quire {
 
 inline constexpr std::uintptr_t large_page = std::uintptr_t(2) << 20; // bytes
 
-// Zeros, in pages that are found when they are first touched. Error: there is no room.
+// Zeroed memory whose pages are provided at first access. Error: there is not enough.
 Result<Buffer> fresh_memory(std::size_t bytes);
 
-// Bytes that this process can have beside what it has: the least of what the machine can spare (MemAvailable), what its control
-// groups leave it, and its limits of address space and data. `root` stands before /proc and /sys, for tests.
+// Bytes that this process can still allocate: the minimum of the machine's MemAvailable, what its control groups leave, and its
+// limits of address space and data. `root` is a prefix of /proc and /sys, for tests.
 std::size_t available_memory(const std::string& root = "");
 
-// Pieces of memory that are kept until the end, side by side, so that the pages are large from the first to the last: these take
-// a fraction of the faults, and of the time to look up an address.
+// Memory that is kept until the end, allocated contiguously so that all of it can be in large pages: these cause fewer page faults
+// and fewer TLB misses.
 //
-// A machine has large pages at once or not: a virtual one that gave its memory back to the host waits 5 ms for each, a second for
-// 400 MB, where small ones come from what it has kept. So their first touches are watched, and where they are slow the rest is
-// left to small pages, which the operating system makes large as time goes.
+// Large pages are not always available quickly: a virtual machine that returned its memory to the host waits 5 ms for each, a
+// second for 400 MB, while small pages come from its reserve. So the first accesses are timed, and if they are slow the rest uses
+// small pages, which the operating system merges into large ones later.
 class LargePages {
 public:
-    Result<std::byte*> take(std::size_t bytes); // on a line of 64 bytes
-    // Before memory that take() gave is first written. By any thread, while nobody takes.
+    Result<std::byte*> take(std::size_t bytes); // aligned to 64 bytes
+    // Call before memory from take() is first written; any thread, but not while another calls take().
     void touch(std::byte* begin, std::size_t bytes);
     // When all is written.
     void settle();

@@ -13,7 +13,7 @@ export namespace quire {
 
 class KvCache {
 public:
-    // Takes n_blocks × block_size tokens' worth of memory at once, and n_swap blocks on the host. Error: the sum that did
+    // Allocates memory for n_blocks × block_size tokens on the device and for n_swap blocks on the host. Error: how much did
     // not fit.
     static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
                                   int n_swap = 0);
@@ -23,7 +23,7 @@ public:
     std::size_t              swap_bytes() const { return swap_layers_.empty() ? 0 : swap_memory_.bytes(); }
     std::size_t              block_bytes() const; // of one block across all layers: what a swap moves
 
-    // Runs the plan's block moves: out, in, copies. Before the tokens of the step.
+    // Runs the plan's block moves: swap out, swap in, copies; before the step's tokens.
     void move_blocks(Backend& backend, const StepPlan& plan) const;
 
     // The bytes of one token's K and V across all layers (the paper, section 3).

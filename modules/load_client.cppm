@@ -31,50 +31,50 @@ struct LoadTarget {
     std::string api_key; // "": none
 };
 
-// Of a base URL, http://HOST[:PORT][/PREFIX] or https://…, and an endpoint as /v1/completions. Error: what is wrong with it.
+// Parses a base URL, http://HOST[:PORT][/PREFIX] or https://…, and an endpoint such as /v1/completions. Error: what is wrong.
 Result<LoadTarget> load_target(std::string_view base_url, std::string_view endpoint, std::string api_key);
 
 struct LoadRequest {
-    std::string_view body;   // JSON that asks for a stream with its usage; has to outlive the run
-    double           at = 0; // seconds after the start at which it is sent, if there is a free place
+    std::string_view body;   // JSON that asks for a stream with usage; must stay valid during the run
+    double           at = 0; // when it is sent, in seconds after the start, unless max_concurrency delays it
 };
 
 // One answer. Times are in seconds after the start.
 struct LoadResult {
-    std::string         error; // why there is no whole answer; "": there is
+    std::string         error; // why the answer is incomplete; "": it is complete
     double              sent = 0, end = 0;
-    std::vector<double> times;                                // at which pieces of text came
+    std::vector<double> times;                                // when pieces of text arrived
     int                 prompt_tokens = 0, output_tokens = 0; // as the server counts them
     std::string         text;
 };
 
 struct LoadOptions {
-    int    max_concurrency = 0;   // requests at once; 0: any number
-    double request_seconds = 600; // until an answer has to be there
-    double stop_after      = 0;   // seconds after which nothing more is sent; 0: never
-    // Called for each answer as it is complete, with the place of its request.
+    int    max_concurrency = 0;   // most requests at once; 0: no limit
+    double request_seconds = 600; // after which an answer counts as failed
+    double stop_after      = 0;   // seconds after which no more requests are sent; 0: no limit
+    // Called for each complete answer, with the index of its request.
     std::function<void(std::size_t, const LoadResult&)> done;
 };
 
-// Sends all requests and returns their answers, in their order; those that were not sent any more have an error.
+// Sends all requests and returns their answers in the same order; requests that were not sent have an error.
 // Error: the target cannot be resolved.
 Result<std::vector<LoadResult>> run_load(const LoadTarget& target, std::span<const LoadRequest> requests,
                                          const LoadOptions& options);
 
-// One GET or POST (of a body), whole. Error: no answer, or a status other than 200.
+// One GET, or a POST if there is a body. Returns the response's body. Error: no answer, or a status other than 200.
 Result<std::string> fetch(const LoadTarget& target, const std::string& body = "");
 
-// The answer to one request out of the bytes of a connection, fed in any pieces.
+// Parses the answer to one request from the bytes of a connection, in pieces of any size.
 class StreamReader {
 public:
-    // False when there is nothing more to come for this answer, be it whole or at fault.
+    // False when the answer is complete or has failed.
     bool feed(std::string_view bytes, double now, LoadResult& result);
     // The connection has ended.
     void close(double now, LoadResult& result);
 
     bool               begun() const { return begun_; }
     bool               reusable() const { return over_ && keep_alive_; }
-    const std::string& plain_body() const { return plain_; } // of an answer that is no stream of events
+    const std::string& plain_body() const { return plain_; } // of an answer that is not an event stream
 
 private:
     bool read_head(LoadResult& result);

@@ -10,10 +10,10 @@ import quire.std;
 export namespace quire {
 
 // Seconds at which n requests arrive: a Poisson process of `rate` requests a second at burstiness 1, else gaps of a gamma
-// distribution of that shape. They are stretched to take n / rate seconds in all. An infinite rate: all at once.
+// distribution of that shape. They are scaled to take n / rate seconds in total. An infinite rate: all at once.
 std::vector<double> arrival_times(int n, double rate, double burstiness, std::uint64_t seed);
 
-// One request, before it is JSON. Text, or a number of random token ids (of words, for chats).
+// One request before it becomes JSON: a text, or a number of random token ids (words for chats).
 struct LoadPrompt {
     Json text; // a string, token ids, messages; null: random
     int  n_prompt = 1024, n_output = 128;
@@ -24,7 +24,7 @@ struct WorkloadOptions {
     bool          chat = false, ignore_eos = false;
     double        temperature = 0;
     int           first_id = 259, end_id = 1000; // random ids are from [first, end)
-    int           prefix = 0;                    // of so many ids that all random prompts share, before their own
+    int           prefix = 0;                    // number of ids at the beginning that all random prompts share
     Json          extra  = Json::object();       // members of every body
     std::uint64_t seed   = 0;
 };
@@ -33,17 +33,17 @@ struct WorkloadOptions {
 std::vector<LoadPrompt> random_prompts(int n, int n_prompt, int n_output, double ratio, std::uint64_t seed);
 
 // JSON lines {"prompt": text, ids or a length} or {"messages": […]}, each with "output_tokens" (or "output"), where it is
-// missing `n_output`. At most n; read again from the beginning where there are fewer. Error: the line that is not so.
+// missing `n_output`. Returns n; repeats the file if it has fewer. Error: the first invalid line.
 Result<std::vector<LoadPrompt>> read_prompts(std::istream& in, const std::string& name, int n, int n_output);
 
 std::vector<std::string> request_bodies(std::span<const LoadPrompt> prompts, const WorkloadOptions& options);
 
-// What an answer has to keep within to count as good, in milliseconds.
+// The limits for an answer to count as good, in milliseconds.
 struct Goodput {
     std::optional<double> ttft, tpot, e2el;
     bool                  asked() const { return ttft || tpot || e2el; }
 };
-// Of "ttft:500", "tpot:50", "e2el:2000". Error: the one that is not so.
+// Parses "ttft:500", "tpot:50", "e2el:2000". Error: the first invalid one.
 Result<Goodput> parse_goodput(std::span<const std::string> pairs);
 
 struct ReportOptions {
@@ -53,7 +53,7 @@ struct ReportOptions {
     double              request_rate    = std::numeric_limits<double>::infinity();
 };
 
-// Mean, median, standard deviation and percentiles of a quantity, in milliseconds; zeros of nothing.
+// Mean, median, standard deviation and percentiles of a quantity, in milliseconds; zeros if there are no values.
 struct Spread {
     double              mean = 0, median = 0, deviation = 0;
     std::vector<double> percentiles;
@@ -63,15 +63,15 @@ Spread spread(std::vector<double> seconds, std::span<const double> percentiles);
 struct LoadReport {
     int                      completed = 0, failed = 0, good = 0, peak_concurrent = 0;
     std::int64_t             input_tokens = 0, output_tokens = 0;
-    double                   duration = 0, peak_output_rate = 0; // seconds, pieces in the fullest second
+    double                   duration = 0, peak_output_rate = 0; // seconds; pieces of text in the busiest second
     Spread                   ttft, tpot, itl, e2el;
     std::vector<std::string> errors; // different ones
 };
 
-// Of requests that were sent. The duration ends with the last answer.
+// For the requests that were sent. The duration ends with the last answer.
 LoadReport  load_report(std::span<const LoadResult> results, const ReportOptions& options);
 std::string render_table(const LoadReport& report, const ReportOptions& options);
-// With vLLM's keys, those of single requests among them.
+// JSON with vLLM's keys, including those of single requests.
 Json render_json(const LoadReport& report, const ReportOptions& options, std::span<const LoadResult> results);
 
 } // namespace quire

@@ -14,7 +14,7 @@ public:
     void observe(double value, std::uint64_t times = 1);
 
     const std::vector<double>& bounds() const { return bounds_; }
-    std::vector<std::uint64_t> counts() const; // of each bucket alone; the last one is beyond all bounds
+    std::vector<std::uint64_t> counts() const; // of each bucket, not cumulative; the last one is beyond all bounds
     double                     sum() const { return sum_.load(std::memory_order_relaxed); }
 
 private:

@@ -16,8 +16,8 @@ import quire.std;
 
 export namespace quire {
 
-// Written beside its path, under a name of its own, and put there by finish(): a disk that is full leaves nothing behind,
-// and what was there before stays. What is no regular file, like a pipe or a terminal, is written as it is.
+// Written under a temporary name next to its path and renamed by finish(): a full disk leaves no partial file, and an earlier
+// file stays. Other than regular files, such as a pipe or a terminal, are written directly.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path);
@@ -27,7 +27,7 @@ public:
 
     void write(std::span<const std::byte> bytes); // does nothing once something failed
     bool good() const { return file_ != nullptr && fault_ == 0; }
-    // Error: the first failure since the beginning, in the system's words.
+    // Error: the first failure, in the system's words.
     Result<void> finish();
 
 private:
@@ -36,10 +36,10 @@ private:
     int         fault_ = 0; // errno
 };
 
-// All of it at once.
+// Writes a whole file at once.
 Result<void> write_file(const std::string& path, std::string_view text);
 
-// Error: not all that was printed to standard output got there.
+// Error: standard output could not take everything that was printed.
 Result<void> flush_output();
 
 } // namespace quire

@@ -13,7 +13,7 @@ struct BlockView {
     int           ref_count = 0;     // block tables and pins that map it; 0: free
     int           filled    = 0;     // slots with K and V that can still be read, 0 .. block_size
     bool          pinned    = false; // belongs to a pinned prefix: never evicted
-    bool          findable  = false; // has its hash in the prefix cache; with ref_count 0: cached and free
+    bool          findable  = false; // is in the prefix cache; with ref_count 0: cached and free
     std::uint64_t hash      = 0;     // when findable
 
     bool operator==(const BlockView&) const = default;
@@ -33,7 +33,7 @@ struct SequenceView {
     std::vector<std::string> texts;
 };
 
-// What happened in the step that led here.
+// What happened since the last snapshot.
 enum class MemoryEventKind : std::uint8_t { admit, fork, copy, swap_out, swap_in, recompute, evict, free, finish, pin };
 struct MemoryEvent {
     MemoryEventKind kind    = MemoryEventKind::admit;
@@ -44,7 +44,7 @@ struct MemoryEvent {
 
 struct Snapshot {
     std::uint64_t             step = 0;
-    std::string               label; // a sentence for the reader; "" in an ordinary run
+    std::string               label; // an explanation; "" in an ordinary run
     int                       block_size = 0;
     std::vector<BlockView>    blocks;            // [n_blocks]
     int                       n_swap_blocks = 0; // size of the swap pool
@@ -65,8 +65,8 @@ struct MemoryTotals {
     int    used = 0, cached = 0, free = 0; // in a table or pinned; in no table but cached; neither
     int    pinned = 0;                     // of the used ones
     int    shared = 0;                     // of the used ones: in more than one table
-    double waste  = 0; // slots of used blocks that hold nothing, of all slots of used blocks (the paper, section 4.3)
-    double saved  = 0; // blocks saved by sharing, of the blocks without it (the paper, section 6.3)
+    double waste  = 0; // fraction of the slots of used blocks that are empty (the paper, section 4.3)
+    double saved = 0; // blocks saved by sharing, as a fraction of the blocks needed without it (the paper, section 6.3)
 };
 MemoryTotals totals(const Snapshot& snapshot);
 

@@ -9,8 +9,8 @@ export namespace quire {
 // Physical cores that this process may run on, at least 1.
 int physical_cores();
 
-// One owner calls run(); no lock is taken on the way, and idle workers sleep after a short spin. Nobody waits for a
-// worker that has not begun: where the cores are busy with something else, the caller does the work himself.
+// One owner calls run(). It takes no lock, and idle workers sleep after a short spin. run() does not wait for a worker that has
+// not started: if the cores are busy with something else, the caller does the work itself.
 class ThreadPool {
 public:
     explicit ThreadPool(int n_threads); // the caller is one of them

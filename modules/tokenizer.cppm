@@ -31,12 +31,12 @@ public:
     Token            bos() const;   // -1 when the file names none; likewise below
     Token            eos() const;
     bool             adds_bos() const;
-    bool             is_end(Token id) const; // EOS, EOT, EOM and the like: generation stops here
+    bool             is_end(Token id) const; // EOS, EOT, EOM and similar: generation ends here
     TokenType        type(Token id) const;
     Token            find(std::string_view piece) const; // the token spelled exactly so in the file, or -1
     std::string_view piece(Token id) const;              // as spelled in the file
 
-    // Time linear in the text for all practical purposes; bytes that are not UTF-8 are encoded too.
+    // The time is practically linear in the text's length. Bytes that are not UTF-8 are encoded too.
     std::vector<Token> encode(std::string_view text, EncodeOptions options = {}) const;
 
     // The exact bytes of one token in the middle of a text; control tokens are empty unless `special`.
@@ -57,7 +57,7 @@ public:
     // `special`: spell out control tokens. `first`: the stream begins a text (drops SPM's leading space).
     explicit Detokenizer(const Tokenizer& tokenizer, bool first = false, bool special = false);
     std::string push(Token id);
-    std::string finish(); // what was held back, U+FFFD in place of an incomplete character
+    std::string finish(); // the bytes held back, with U+FFFD for an incomplete character
 
 private:
     const Tokenizer* tokenizer_;

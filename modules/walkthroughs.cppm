@@ -13,7 +13,7 @@ import quire.tokenizer;
 export namespace quire {
 
 // Steps the engine until nothing is left to do, or `most_steps` were made, and keeps the memory after each step.
-// `label(i, snapshot)` names the i-th step, from 0. The events go to `out` where somebody wants them.
+// `label(i, snapshot)` names the i-th step, from 0. The events are appended to `out` if it is not null.
 Trace record(Engine& engine, const std::function<std::string(int, const Snapshot&)>& label = {},
              std::vector<Output>* out = nullptr, int most_steps = 10'000);
 
