@@ -34,10 +34,11 @@ test-clients:
 	@$(MAKE) --no-print-directory all
 	@tests/clients/run.sh
 
-# The server's pages in a headless Chromium; screenshots in build/pages.
+# The server's pages in a headless Chromium, screenshots in build/pages; then pages of other origins.
 test-pages: all
 	@$(SETUP) pages
 	@python3 tests/clients/pages.py $(bin)/server
+	@python3 tests/clients/origins.py $(bin)/server
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test
