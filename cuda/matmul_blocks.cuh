@@ -1,6 +1,6 @@
 // What both kernels for some rows of x share: the work, cut into units of 128 rows of weights × a few columns, is dealt out
 // evenly to as many blocks of threads as run at once, row block by row block. Where a row block falls to several, they leave
-// partial sums, which the last one adds up, in the order of the columns.
+// partial sums, which the last one adds up, in the order of the columns: a Context has the room.
 #pragma once
 
 #include "matmul.cuh"
@@ -16,7 +16,7 @@ struct Blocks {
 };
 
 // matmul_hopper.cu: halves. False: not on this GPU, or not of this shape.
-bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream);
+bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu);
 
 namespace {
 
@@ -99,20 +99,5 @@ __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int e
 }
 
 } // namespace
-
-// Room for the partial sums of as many blocks of threads as run at once, and a ticket for each row block.
-constexpr int most_tickets = 1 << 16;
-struct Workspace {
-    float4*                 partial = nullptr;
-    std::int32_t*           tickets = nullptr;
-    static const Workspace& one() {
-        static const Workspace workspace;
-        return workspace;
-    }
-    Workspace() {
-        partial = static_cast<float4*>(allocate(std::size_t(n_processors()) * 3 * 2 * 8 * 256 * sizeof(float4)));
-        tickets = static_cast<std::int32_t*>(allocate(most_tickets * sizeof(std::int32_t)));
-    }
-};
 
 } // namespace quire::cuda

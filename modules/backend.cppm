@@ -123,6 +123,8 @@ public:
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
     // The same for one that embed() alone reads, a row at a time.
     virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
+    // After the last prepare(): gives back what only that needed.
+    virtual void end_weights() {}
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
     // Rows of float32 in memory that the host can read, valid until the next operation.
@@ -158,7 +160,8 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // Of each row of logits the lowest id among the largest, for results(). A device close to the host leaves it out.
+    // Of each row of logits the lowest id among the largest, for results() (-1: StepLogits says when). A device close to the
+    // host leaves it out.
     virtual void choose_best(Tensor) {}
     // What sample() can do in a step.
     virtual SamplingLimits sampling_limits() const { return {}; }
