@@ -1,5 +1,5 @@
-# `make chat` and `make test` are all that a fresh Debian needs; `make help` lists the rest.
-# Tools are left in the root of the project by the release preset, other presets keep them in build/PRESET.
+# `make chat` and `make test` work on a new Debian; `make help` lists all targets.
+# The presets release and cuda put the tools into the root of the project, the others into build/PRESET.
 PRESET       ?= release
 JOBS         ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
@@ -28,13 +28,13 @@ $(tools): configure
 test: all
 	@ctest --test-dir $(build) --no-tests=error --output-on-failure -j $(JOBS)
 
-# Clients that were not written for quire; the openai package comes from the package index, into build/clients.
+# Independent clients; the openai package is installed from the package index into build/clients.
 test-clients:
 	@$(SETUP) clients
 	@$(MAKE) --no-print-directory all
 	@tests/clients/run.sh
 
-# The server's pages in a headless Chromium; screenshots in build/pages.
+# Tests the server's pages in a headless Chromium; screenshots go to build/pages.
 test-pages: all
 	@$(SETUP) pages
 	@python3 tests/clients/pages.py $(bin)/server
@@ -52,7 +52,7 @@ fuzz:
 	        build/fuzz/corpus/$$name $$seeds || exit 1; \
 	done
 
-# The tools with the libraries that another machine may lack: dist/ can be copied as it is.
+# The tools with the libraries that another machine may not have; dist/ can be copied there.
 dist: all
 	@rm -rf dist && mkdir -p dist/lib dist/models
 	@cp $(notdir $(basename $(wildcard tools/*.cpp))) dist/
@@ -62,13 +62,13 @@ dist: all
 	    grep -v -E '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*|libgcc_s)\.so' | xargs -I{} cp -L {} dist/lib/
 	@du -sh dist
 
-# Every kernel for the oldest and the newest GPU it is for; needs nvcc, no GPU.
+# Compiles every kernel for the oldest and the newest supported GPU; needs nvcc, no GPU.
 cuda-check:
 	@for file in cuda/*.cu; do for arch in 80 90a; do echo "$$file sm_$$arch"; \
 	    $${NVCC:-nvcc} -std=c++20 -Werror all-warnings -gencode=arch=compute_$$arch,code=sm_$$arch -c $$file -o /dev/null || exit 1; \
 	done; done
 
-# clang-tidy reads the modules that a build leaves, so the build comes first.
+# clang-tidy needs the compiled modules, so this builds first.
 lint:
 	@$(SETUP) lint
 	@$(MAKE) --no-print-directory PRESET=release all
@@ -83,7 +83,7 @@ format:
 setup:
 	@$(SETUP) $(packages)
 
-# A folder that was moved or copied with its build/ configures anew.
+# If the project was moved or copied together with build/, build/ is removed and configured again.
 configure: setup
 	@home=$$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' $(build)/CMakeCache.txt 2>/dev/null); \
 	    [ -z "$$home" ] || [ "$$home" -ef . ] || rm -rf $(build)
@@ -93,16 +93,17 @@ clean:
 	rm -rf build $(notdir $(basename $(wildcard tools/*.cpp)))
 
 help:
-	@echo "make            every tool, in this directory"
-	@echo "make chat       build and open ./chat on the model that ships"
-	@echo "make test       build and run every test"
-	@echo "make test-clients  the openai package, curl, many and rude clients against ./server"
-	@echo "make test-pages the server's pages in a headless Chromium; screenshots in build/pages"
-	@echo "make asan       the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@echo "make tsan       the tests under ThreadSanitizer"
-	@echo "make fuzz       each fuzz target for FUZZ_SECONDS (60)"
-	@echo "make lint       clang-format and clang-tidy;  make format: rewrite the files"
-	@echo "make dist       dist/: the tools with their libraries, for another machine"
-	@echo "make cuda-check compile cuda/ for sm_80 and sm_90a (no GPU needed)"
-	@echo "make clean      remove what was built"
-	@echo "PRESET=release|debug|asan|tsan|fuzz|cuda   JOBS=$(JOBS)   SETUP=: to look for no packages"
+	@echo "make              build all tools into this directory, examples into build/release/examples"
+	@echo "make chat         build ./chat and start it with the toy model in models/"
+	@echo "make test         build and run all tests"
+	@echo "make test-clients test ./server with curl, the openai package, load and misbehaving clients"
+	@echo "make test-pages   test the server's pages in a headless Chromium; screenshots in build/pages"
+	@echo "make asan         run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@echo "make tsan         run the tests under ThreadSanitizer"
+	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS (60)"
+	@echo "make lint         check with clang-format and clang-tidy"
+	@echo "make format       format the source files"
+	@echo "make dist         copy the tools and their libraries into dist/, for another machine"
+	@echo "make cuda-check   compile cuda/ for sm_80 and sm_90a (needs nvcc, no GPU)"
+	@echo "make clean        remove what was built"
+	@echo "Variables: PRESET=release|debug|asan|tsan|fuzz|cuda, JOBS=$(JOBS), SETUP=: (do not look for missing packages)"

@@ -1,7 +1,7 @@
-// Attention of prompts over paged K and V. Cache: [block][kv_head][offset][head_dim] halves, so what one head reads of one block is one
-// run of bytes. Scores and sums are float32, the softmax is online (running maximum, sum and weighted values).
-//   prefill: tiles of neighbouring queries, tensor cores (mma.m16n8k16), K and V through shared memory by cp.async.
-//   plain:   any head_dim, a warp for each query and head. The fallback.
+// Prefill attention over paged K and V. Cache layout: [block][kv_head][offset][head_dim] halves, so what one head reads of one block
+// is contiguous. Scores and sums are float32, the softmax is online (running maximum, sum and weighted values).
+//   prefill: tiles of consecutive queries, tensor cores (mma.m16n8k16), K and V through shared memory by cp.async.
+//   plain:   any head_dim, one warp per query and head. The fallback.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

@@ -1,7 +1,7 @@
-// Attention of decoding over paged K and V: one query a sequence; a block of threads takes one chunk of positions of one kv
-// head, all query heads of its group together, so that K and V are read once. Bound by bytes. Cache: [block][kv_head][offset]
-// [head_dim] halves, so what one head reads of one block is one run of bytes. Scores and sums are float32, the softmax is online
-// (running maximum, sum and weighted values). head_dim: a multiple of 16 from the list below; any block size.
+// Decode attention over paged K and V (split-KV): one query per sequence. A CTA processes one chunk of positions of one kv
+// head for all query heads of its group, so that K and V are read once. Limited by memory bandwidth. Cache layout:
+// [block][kv_head][offset][head_dim] halves, so what one head reads of one block is contiguous. Scores and sums are float32, the
+// softmax is online (running maximum, sum and weighted values). head_dim: a multiple of 16 from the list below; any block size.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

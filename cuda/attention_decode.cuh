@@ -1,4 +1,4 @@
-// What the kernels of decoding's attention share: the sums of tiles by tensor cores, and how the sums of parts become one.
+// Shared by the decode attention kernels: tile products on tensor cores, and combining the partial results of chunks.
 #pragma once
 
 #include <cuda_fp16.h>

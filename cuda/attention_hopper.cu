@@ -1,13 +1,13 @@
-// Prefill attention by Hopper's own instructions, for head_dim 64 and 128. A block of threads takes 128 neighbouring queries
-// of one head at a time: two groups of four warps multiply 64 of them each (wgmma, Q, K and V out of shared memory, the
-// probabilities out of registers). While a group's softmax runs, the tensor cores work on its last values and for the other
-// group. The four warps of a third group have jobs of their own: one has the copy engine bring K, another one V, in tiles of 128
-// positions, one brings Q, one finds out which queries are next, the longest contexts first. They run ahead of the groups that
-// multiply, beyond the end of their queries, too: there are as many blocks of threads as processors.
+// Prefill attention with Hopper's instructions, for head_dim 64 and 128; a persistent, warp-specialised kernel. A CTA processes 128
+// consecutive queries of one head at a time: two warpgroups multiply 64 of them each (wgmma; Q, K and V from shared memory, the
+// probabilities from registers). While one group computes its softmax, the tensor cores work on its previous values and for the other
+// group. The four warps of a third warpgroup are producers: one loads K by TMA and another one V, in tiles of 128 positions; one loads
+// Q; one picks the next queries, longest contexts first. They run ahead of the multiplying groups, also across the end of a query
+// tile: there are as many CTAs as SMs.
 //
-// Shared memory holds rows of 64 halves, 128 bytes, swizzled as the hardware wants it: the 16-byte word w of row r stands at
+// Shared memory holds rows of 64 halves (128 bytes) in the hardware's swizzle: the 16-byte word w of row r is stored at
 // w ^ (r % 8) (PTX ISA, matrix descriptors, 128-byte swizzling). Tiles are [eight rows][64 dimensions][row], so that one copy
-// (see encode()) brings what a block of the cache has of a tile.
+// (see encode()) loads the part of a tile that is in one cache block.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

@@ -1,5 +1,5 @@
-// Products with many rows, by cuBLASLt. The library is opened when it is first wanted, so that the programs start where it
-// is not installed. Its algorithms are tried before the first step, for some numbers of rows: a step never waits for that.
+// GEMMs with many rows, by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines
+// without it. Its algorithms are tried before the first step, for some numbers of rows: no step waits for that.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>

@@ -1,4 +1,4 @@
-// Hopper's copies from memory into shared memory that need no thread: begun by one, they report to a barrier.
+// Hopper's asynchronous bulk copies from global to shared memory: one thread starts a copy, and a barrier reports its end.
 // (PTX ISA: cp.async.bulk, mbarrier.)
 #pragma once
 

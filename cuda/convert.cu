@@ -1,5 +1,5 @@
-// GGUF's blocks → forms that a warp reads in whole 16-byte words: int8 with a scale (and a minimum) for each group, exactly
-// the numbers of the file, or halves. Block layouts: the GGUF format document; drawn in modules/quants.cppm.
+// Converts GGUF's blocks to layouts that a warp can read in 16-byte words: int8 with a scale (and a minimum) for each group, with
+// exactly the numbers of the file, or halves. Block layouts: the GGUF format document; drawn in modules/quants.cppm.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

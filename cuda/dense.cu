@@ -1,21 +1,21 @@
-// What stands between two attentions of a step of some tokens, as one kernel that stays on all processors: products of weights
-// of halves, and what becomes of their results (the residual and its norm, SwiGLU, rotation and store), by turns. The weights of
-// the products to come are on their way into a ring in shared memory while all blocks wait for one another, so that the memory is
-// busy all the time. Blocks that wait for one another have to be on the GPU together: beside another engine a cooperative launch.
+// Everything between two attention operations of a step with several tokens, as one persistent kernel: the GEMMs with weights of
+// halves alternate with what follows them (residual and norm, SwiGLU, RoPE and KV store). While the CTAs wait for each other, the
+// weights of the next GEMMs are already being loaded into a ring buffer in shared memory, so the memory is always busy. CTAs that
+// wait for each other have to be on the GPU at the same time: beside another engine this is a cooperative launch.
 //
-// A product is cut into tiles of 128 rows of weights and these into steps of 64 columns, dealt out evenly, in order, to the blocks.
-// Where a tile falls to several, the block that begins it adds up what the others leave, in the order of the columns, and
-// finishes it; only for a norm, which needs whole rows, all sums are left in memory. So a row's sums depend on the number of
-// processors only.
+// A GEMM is cut into tiles of 128 rows of weights, and these into steps of 64 columns, which are distributed evenly and in order over
+// the CTAs (stream-K). If several CTAs share a tile, the one that begins it adds the others' partial sums in the order of the
+// columns and finishes it. Only before a norm, which needs whole rows, all sums are left in memory. So the sums of a row depend
+// only on the number of SMs.
 //
-// A tile's rows are 8 times 8 pairs of rows that belong together: neighbours, gate and up, or two that are rotated together. The
-// copy engine sorts them so that a thread gets the sums of both.
+// A tile consists of 8 times 8 pairs of rows that belong together: consecutive rows, gate and up, or the two rows of a RoPE pair. The
+// TMA loads them in an order that gives both sums of a pair to the same thread.
 //
-// The warps of a block: two groups of four multiply (wgmma: 64 rows of weights by all tokens), one warp brings weights, one brings
-// x, one tells other blocks of sums that are left to them, one waits for such; those that bring nothing, and some more, norm.
+// The warps of a CTA: two warpgroups multiply (wgmma: 64 rows of weights by all tokens), one warp loads weights, one loads
+// x, one signals partial sums to other CTAs, one waits for such signals; the other warps, and some of these, compute norms.
 //
 // Limits: Hopper; up to 128 tokens; weights of halves, cols a multiple of 8, rows of 16 (gate and up: of 8); RMS norms of up to
-// 8,192 columns; head_dim 16 to 128, a power of two, all of it rotated.
+// 8,192 columns; head_dim 16 to 128, a power of two, RoPE on all of it.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// Embedding, norms, activations, rotation and store, block copies: all bound by the bytes they move.
+// Embedding, norms, activations, RoPE and KV store, block copies: all limited by memory bandwidth.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

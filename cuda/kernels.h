@@ -1,4 +1,4 @@
-// The seam between the modules and nvcc: plain types, one launcher for each operation. Implemented by cuda/*.cu, or by
+// The interface between the modules and nvcc: plain types, one launch function per operation. Implemented by cuda/*.cu, or by
 // cuda/none.cpp in a build without CUDA; the linker chooses. All pointers are device memory unless said; every launch goes
 // to the context's stream and returns at once. Activations are IEEE halves, the residual and logits float32.
 #pragma once
@@ -286,7 +286,7 @@ constexpr int blas_bucket(std::int64_t n_rows) {
 
 // -- tape.cu: a step of one token as a single kernel
 
-// An operation, as it was told to the launchers above.
+// A recorded call of one of the launch functions above.
 struct TapeOp {
     enum Kind { embed, norm, products, gated, rope_and_store, attention, add, select };
     Kind         kind = embed;

@@ -1,7 +1,7 @@
-// Products with few rows of x (decoding): bound by the bytes of the weights, so each is read once, in 16-byte words, and
-// what is between is kept small. A warp computes one output row for all rows of x; the sum's order is fixed.
-// Weights: halves, int8 with group scales, or Q4_K superblocks. cols is a multiple of 8 (halves), 32 (int8), 256 (Q4_K); other
-// weights have a plain kernel.
+// GEMV and GEMMs with few rows of x (decode), limited by reading the weights: each weight is read once, in 16-byte words. A
+// warp computes one output row for all rows of x; the order of the sum is fixed.
+// Weights: halves, int8 with group scales, or Q4_K superblocks. cols is a multiple of 8 (halves), 32 (int8), 256 (Q4_K); any other
+// matrix has a plain kernel.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

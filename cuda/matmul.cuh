@@ -1,4 +1,4 @@
-// What the kernels for few rows of x share: which product a row belongs to, and how its weights lie.
+// Shared by the kernels for few rows of x: which matrix a row belongs to, and the layout of its weights.
 #pragma once
 
 #include <cuda_fp16.h>

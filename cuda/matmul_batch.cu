@@ -1,7 +1,7 @@
-// Products with 5 to 64 rows of x (decoding many sequences): still bound by the bytes of the weights, but too many
-// multiplications for ordinary instructions. Tensor cores (mma.m16n8k16: 16 rows of weights, 8 rows of x), weights as they lie
-// in memory, straight into registers: a lane loads 16 bytes of a row of weights, and takes of x the same columns. Which columns
-// an instruction multiplies with which does not matter, as long as both sides agree.
+// GEMMs with 5 to 64 rows of x (decode of several sequences): still limited by reading the weights, but with too many
+// multiplications for CUDA cores. Tensor cores (mma.m16n8k16: 16 rows of weights, 8 rows of x); the weights go from memory
+// straight into registers: a lane loads 16 bytes of a row of weights, and the same columns of x. In which order an
+// instruction takes the columns does not matter, as long as both operands agree.
 //
 // Limits: cols is a multiple of unit_cols(); x has room for n_rows rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>

@@ -1,6 +1,6 @@
-// What both kernels for some rows of x share: the work, cut into units of 128 rows of weights × a few columns, is dealt out
-// evenly to as many blocks of threads as run at once, row block by row block. Where a row block falls to several, they leave
-// partial sums, which the last one adds up, in the order of the columns: a Context has the room.
+// Shared by both GEMM kernels for few rows of x: the work is cut into units of 128 rows of weights × some columns, and distributed
+// evenly over as many CTAs as run at once, row block by row block (stream-K). If several CTAs share a row block, they write
+// partial sums to the Context's workspace, and the last one adds them in the order of the columns.
 #pragma once
 
 #include "matmul.cuh"

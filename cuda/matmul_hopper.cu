@@ -1,6 +1,6 @@
-// Products of halves with some rows of x on Hopper: weights and x come as tiles of 64 columns by the copy engine (bulk tensor
-// copies), begun by one warp many tiles ahead; eight others multiply 16 of a tile's 128 rows of weights each with 8 rows of x at
-// a time (mma.m16n8k16). What the copy engine writes is swizzled: the 16-byte word w of a row of 128 bytes stands at w ^ (row % 8).
+// GEMMs of halves with few rows of x on Hopper. One warp loads weights and x by TMA as tiles of 64 columns, many tiles ahead;
+// eight other warps each multiply 16 of a tile's 128 rows of weights with 8 rows of x at a time (mma.m16n8k16). The TMA swizzles what
+// it writes: the 16-byte word w of a row of 128 bytes is stored at w ^ (row % 8).
 //
 // Limits: cols is a multiple of 64; x has room for n_rows rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>

@@ -1,11 +1,11 @@
-// Products with one row of x on Hopper: nothing but a stream of weights. Each warp has a ring in shared memory, filled by bulk
-// copies that its first lane begins some stages ahead; a stage is the same stretch of columns of two neighbouring rows. The
-// rings are full before x is there: what the memory does not read while small kernels run, it never catches up with.
+// GEMV (one row of x) on Hopper, limited by streaming the weights. Each warp has a ring buffer in shared memory, filled by bulk
+// copies that its first lane starts some stages ahead; a stage is the same range of columns of two consecutive rows. The
+// rings are filled before x is ready, because memory time that is lost while small kernels run cannot be recovered.
 //
-// x as it is for halves; for whole numbers as 16-bit integers with a scale, in two bytes, so that dp4a multiplies four weights at
-// once: exact, and less of x is lost than by a half.
+// x stays as it is for halves. For integer weights it is converted to 16-bit integers with a scale, stored as two bytes, so that dp4a
+// multiplies four weights at once: the products are exact, and x loses less precision than as a half.
 //
-// Limits: rows of every product are even (Gated: alike); cols is a multiple of 8 (halves) or 256; pointers are multiples of 16.
+// Limits: rows of every matrix are even (Gated: equal); cols is a multiple of 8 (halves) or 256; pointers are multiples of 16.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

@@ -1,4 +1,4 @@
-// The seam's other side in a build without CUDA: there is no device, and so nothing else is ever called.
+// Implements kernels.h in a build without CUDA: there is no device, so no other function is ever called.
 #include "kernels.h"
 
 namespace quire::cuda {

@@ -1,15 +1,15 @@
-// Products of halves with the many rows of x that prompts have, by Hopper's tensor cores (wgmma), and what follows at once: SwiGLU,
-// or rotation and store of q, k and v. A block of threads takes 128 rows of x × 256 rows of weights at a time, in steps of 64
-// columns. Of its warps two groups of four multiply 64 rows of x each; one warp of a third group has the copy engine bring x and
-// weights, four steps ahead. There are as many blocks as processors; those that run at the same time have few weights between them.
+// GEMMs of halves with the many rows of x of a prefill, on Hopper's tensor cores (wgmma), fused with what follows: SwiGLU, or RoPE and
+// store of q, k and v. A persistent kernel: as many CTAs as SMs, each taking tiles of 128 rows of x × 256 rows of weights, in steps
+// of 64 columns. Two warpgroups multiply 64 rows of x each; one warp of a third group loads x and weights by TMA, four steps
+// ahead. CTAs that run at the same time use the same few weights, which stay in the L2 cache.
 //
-// Such tiles seldom come out even: 28 tiles for 132 blocks would take as long as 132. So the last ones, too few for all blocks, are
-// cut into strips of fewer rows of weights, which take a half or a quarter of the time.
+// The number of tiles is seldom a multiple of the number of CTAs: 28 remaining tiles for 132 CTAs would take as long as 132. So the last
+// tiles, too few for all CTAs, are cut into strips with fewer rows of weights, which take a half or a quarter of the time.
 //
-// A tile of gate and up has 128 rows of each, so that a thread has both sums of a result; it has both of a rotated pair, too. A
-// sum has the same bits whatever the tile and the number of rows.
+// A tile of gate and up has 128 rows of each, so that one thread has both sums of a result; likewise both of a RoPE pair. A sum
+// is bit-identical whatever the tile and the number of rows.
 //
-// Limits: rows and cols are multiples of 8, results are halves; rotated heads have 64 or 128 dimensions, all of them rotated.
+// Limits: rows and cols are multiples of 8, results are halves; heads with RoPE have 64 or 128 dimensions, RoPE on all of them.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

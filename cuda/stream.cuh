@@ -1,4 +1,4 @@
-// Weights of one row of x in shared memory: how a stage of a ring lies there, what x is made into, and their products.
+// GEMV weights in shared memory: the layout of a ring's stage, the conversion of x, and the products.
 #pragma once
 
 #include <cuda_fp16.h>

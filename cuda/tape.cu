@@ -1,17 +1,17 @@
-// A step of one token as a single kernel that stays on all processors: it goes through a tape of operations, products and
-// attention, and a block waits for what others write for it, half by half. Meanwhile the weights of the products to come are
-// already on their way into a ring in shared memory, which knows nothing of operations but which rows are next: so the memory is
-// busy however short the products are, and what a launch for each operation costs is not there either.
+// A step with one token as a single persistent kernel: it executes a recorded list (tape) of operations, GEMVs and attention, and a
+// CTA waits for the values that others write for it, half by half. Meanwhile the weights of the next GEMVs are already being
+// loaded into a ring buffer in shared memory, which knows nothing of operations but which rows come next. So the memory is busy even
+// if the GEMVs are short, and there is no launch cost per operation.
 //
-// The warps of a block: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, attend, and add up.
-// One of these, the herald, also tells the other blocks how far this one is, and waits until they are as far. A stage of the ring
-// is some whole rows, and all warps work on it at once: each lane multiplies the same columns of every stage, whose x it keeps in
-// registers. So x is read from shared memory once and not for each row, and a product ends soon after its last row has come.
-// Every block keeps the residual, and adds up and norms it by itself: that is quicker than to be told. Of gate and up some rows are
-// nobody's: who is quicker takes more of them.
+// The warps of a CTA: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, compute attention and add
+// up. One of these, the herald, also signals the progress of this CTA to the others and waits for theirs. A stage of the ring
+// consists of some whole rows, and all warps work on it at once: each lane multiplies the same columns of every stage and keeps their x
+// in registers. So x is read from shared memory once and not once per row, and a GEMV ends soon after its last row has arrived.
+// Every CTA keeps the residual, and adds up and normalises it itself, which is faster than to receive it. Some rows of gate and up
+// are not assigned: faster CTAs take more of them.
 //
-// Limits: Hopper; RMS norms, gated feed-forward or products alone; head_dim 64 or 128; hidden up to 8192, other products' columns
-// up to 30720. All blocks are on the GPU at once (one a processor, a cooperative launch).
+// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; hidden up to 8192, columns of other GEMVs
+// up to 30720. All CTAs are on the GPU at once (one per SM, a cooperative launch).
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

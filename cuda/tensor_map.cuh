@@ -1,4 +1,4 @@
-// Tensor maps, by which Hopper's copy engine knows an array: the driver's function that makes them, and tiles of matrices.
+// Tensor maps, which describe arrays to Hopper's TMA: the driver function that makes them, and tiles of matrices.
 #pragma once
 
 #include <cuda.h>

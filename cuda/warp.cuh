@@ -1,4 +1,4 @@
-// What several kernels share: sums over a warp or block, and the layout of a Q4_K superblock.
+// Shared by several kernels: sums over a warp or a CTA, and the layout of a Q4_K superblock.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -1,5 +1,5 @@
-// Products of a group of four warps by Hopper's tensor cores (wgmma), operands in shared memory as the hardware wants them: rows
-// of 64 halves, 128 bytes, swizzled: the 16-byte word w of row r stands at w ^ (r % 8). (PTX ISA, matrix descriptors.)
+// GEMMs of a warpgroup on Hopper's tensor cores (wgmma), with operands in shared memory in the hardware's layout: rows
+// of 64 halves (128 bytes), swizzled: the 16-byte word w of row r is stored at w ^ (r % 8). (PTX ISA, matrix descriptors.)
 #pragma once
 
 #include <cuda_fp16.h>

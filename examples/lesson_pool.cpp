@@ -1,5 +1,5 @@
-// A pool of 64 blocks driven by hand: a new sequence, append, fork, write to a shared block, release. No model: the block
-// manager alone. The exercises are those of a lesson on PagedAttention; see "V5" in tests/test_block_manager.cpp.
+// A pool of 64 blocks used by hand: new sequence, append, fork, write to a shared block, release. No model, only the block
+// manager. The exercises are those of a lesson on PagedAttention; see "V5" in tests/test_block_manager.cpp.
 import quire.base;
 import quire.block_manager;
 import quire.request;

@@ -1,15 +1,15 @@
-// The life of a request as miniVLLM's documentation tells it, on quire's block manager. The names side by side:
+// The life cycle of a request as miniVLLM's documentation describes it, on quire's block manager. Corresponding names:
 //
 //   miniVLLM                          quire
-//   can_allocate(seq), allocate(seq)  allocate(table, tokens): all or nothing, cached blocks are not counted twice
+//   can_allocate(seq), allocate(seq)  allocate(table, tokens): all or nothing; cached blocks are not counted twice
 //   can_append(seq), append(seq)      reserve(table, position, n), before the token is written; then publish(…)
 //   deallocate(seq)                   close_table(table)
 //   hash_to_block_id, compute_hash    the prefix cache, chain_hash
 //   block.hash = -1                   a block without a name: it is not full yet
 //   num_cached_tokens                 next_unwritten(table, 0, n)
 //
-// miniVLLM asks can_append() before and calls append() after a token was added, and gives a block its hash before its K and
-// V are written. Here one call reserves the slot, and a name can be read when the step has run: commit().
+// miniVLLM calls can_append() before and append() after a token is added, and gives a block its hash before its K and
+// V are written. Here one call reserves the slot, and a block can be found by its name after the step that writes it: commit().
 import quire.base;
 import quire.block_manager;
 import quire.request;

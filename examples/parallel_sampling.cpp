@@ -1,4 +1,4 @@
-// Four answers to one question: the prompt is computed once, and its blocks are shared (the paper, section 4.4).
+// Four answers to one request: the prompt is computed once, and its blocks are shared (the paper, section 4.4).
 //   parallel_sampling [MODEL]
 import quire.base;
 import quire.engine;
@@ -17,11 +17,11 @@ int main(int argc, char** argv) {
         return 1;
     }
     Request request;
-    request.prompt = engine->tokenizer().encode(
-        "<|im_start|>user\nWhat is a block table?<|im_end|>\n<|im_start|>assistant\n", {.add_special = false});
-    request.n                    = 4;
+    request.prompt = engine->tokenizer().encode("<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n",
+                                                {.add_special = false});
+    request.n      = 4;
     request.max_tokens           = 48;
-    request.sampling.temperature = 1.3f;
+    request.sampling.temperature = 1;
     request.sampling.seed        = 1; // answer i draws as one alone with seed 1 + i would
     const Result<RequestId> id   = engine->submit(request);
     if (!id) {

@@ -1,4 +1,4 @@
-// A prefix that many requests begin with, computed once and pinned: each of them computes only its own tokens (the paper,
+// A prefix shared by many requests, computed once and pinned: each request computes only its own tokens (the paper,
 // sections 4.4 and 6.4).
 //   shared_prefix [MODEL]
 import quire.base;

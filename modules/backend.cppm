@@ -1,5 +1,5 @@
-// quire.backend: what a compute device offers: memory, copies and the dozen operations a transformer is made of.
-// The model graph is written against this interface alone; the device behind it is chosen once, by the engine.
+// quire.backend: the interface to a compute device: memory, copies, and the dozen operations of a transformer.
+// The model uses only this interface; the engine chooses the device behind it once.
 export module quire.backend;
 
 import quire.base;
@@ -43,7 +43,7 @@ struct Tensor {
     DType        type = DType::F32; // F32, or the backend's activation type
 };
 
-// One of several matrices that the same input is multiplied with.
+// One of several matrices that are multiplied with the same input.
 struct Projection {
     const TensorView* weight = nullptr; // [out × in]
     const TensorView* bias   = nullptr; // [out], or null or empty
@@ -51,7 +51,7 @@ struct Projection {
 };
 
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
-// block that one head reads is one run of bytes.
+// block that one head reads is contiguous.
 struct KvLayer {
     void* k        = nullptr;
     void* v        = nullptr;
@@ -64,7 +64,7 @@ struct KvLayer {
     }
 };
 
-// Rotary embedding: pair i of a head turns by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
+// RoPE: pair i of a head is rotated by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
 struct Rope {
     std::span<const float> inv_freq; // [rope_dim / 2]; dimensions from rope_dim on are left alone
     float                  scale  = 1;
@@ -79,14 +79,14 @@ struct AttentionParams {
 
 enum class Activation : std::uint8_t { silu, gelu_tanh };
 
-// What the steps of an engine can be at most: memory for them is taken once.
+// Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
     int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
     int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, vocab_size = 0, window = 0;
 };
 
-// Rows that a step's tensors have: those of the plan, or more where a device likes round numbers. What is in the rows
-// beyond the plan's does not matter to the others.
+// Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not
+// affect the others.
 struct StepShape {
     int tokens = 0, logit_rows = 0;
 };
@@ -109,13 +109,13 @@ public:
 
     // -- memory
     virtual Result<Buffer> allocate(std::size_t bytes) = 0;
-    // Memory of the host that the device copies to and from at full speed.
+    // Host memory that the device can copy to and from at full speed (pinned).
     virtual Result<Buffer> allocate_host(std::size_t bytes) = 0;
-    // Bytes that can still be taken.
+    // Bytes that can still be allocated.
     virtual std::size_t memory_available() const = 0;
-    // Of these what KV blocks may take when nobody says how much; asked when the weights are there.
+    // The part of these that KV blocks may use by default; asked after the weights are loaded.
     virtual std::size_t memory_for_cache() const = 0;
-    // Bytes taken so far: weights that are not read from the file as it is, buffers, workspaces.
+    // Bytes allocated so far: weights that are not used directly from the file, buffers, workspaces.
     virtual std::size_t memory_taken() const = 0;
     // What is handed from one operation to the next; the residual and the logits are always float32.
     virtual DType activation_type() const = 0;
@@ -132,7 +132,7 @@ public:
 
     // -- the operations
     virtual StepShape begin_step(const StepPlan& plan) = 0;
-    // Runs the whole step again as it was recorded for this shape. False: it has to be told the operations.
+    // Runs the whole step as it was recorded for this shape. False: the caller has to call the operations.
     virtual bool replay_step() { return false; }
     virtual void end_step() {}
     // out[t] = row tokens[t] of weight [vocab × hidden] (+ row positions[t] of `positions`, if any); out [T × hidden] float32
@@ -144,8 +144,8 @@ public:
                       Tensor out) = 0;
     // out = x · weightᵀ (+ bias) for each projection, x [n × in]
     virtual void matmul(Tensor x, std::span<const Projection> projections) = 0;
-    // Rotates q [T × heads·head_dim] in place and k [T × kv_heads·head_dim] on its way into the cache, with v as it is,
-    // at the plan's slots.
+    // Applies RoPE to q [T × heads·head_dim] in place, and stores k [T × kv_heads·head_dim], with RoPE, and v in the cache at
+    // the plan's slots.
     virtual void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) = 0;
     // out [T × heads·head_dim]: each query over its sequence's cached positions up to its own. Prefill and decode alike.
     virtual void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) = 0;
@@ -160,17 +160,17 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // Of each row of logits the lowest id among the largest, for results() (-1: StepLogits says when). A device close to the
-    // host leaves it out.
+    // For results(): the most likely token of each row of logits, of several the lowest id; -1 where StepLogits says so. The CPU
+    // does nothing here.
     virtual void choose_best(Tensor) {}
-    // What sample() can do in a step.
+    // What sample() supports in one step.
     virtual SamplingLimits sampling_limits() const { return {}; }
-    // The plan's tasks over the logits; after end_step().
+    // Runs the plan's sampling tasks on the logits; after end_step().
     virtual void sample(Tensor) {}
     // Waits for the step: what choose_best() and sample() found in it. Empty where they are left out.
     virtual StepResults results() { return {}; }
-    // Whole blocks, K and V of every layer, all of a list in one call and as if one after another: copy-on-write with the
-    // device's layers on both sides, swapping with the swap pool's on one.
+    // Copies whole blocks, K and V of every layer, all of the list in one call, with the result of doing them in order. For
+    // copy-on-write `from` and `to` are the device's layers; for swapping one of them is the swap pool's.
     virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                              std::span<const KvLayer> to) = 0;
 };

@@ -1,4 +1,4 @@
-// quire.base: the few names that every other module shares: Token, Error, check(), cat(), Stopwatch.
+// quire.base: the names that all modules share: Token, Error, check(), cat(), Stopwatch.
 export module quire.base;
 
 import quire.std;
@@ -38,6 +38,8 @@ void check(bool ok, std::string_view what, std::source_location at = std::source
 
 // Text from outside made fit for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes.
 std::string quote(std::string_view text, std::size_t max = 64);
+// An id from outside that can be echoed and logged as it is: letters, digits, - _ . : and no more than 128 of them.
+bool is_plain_word(std::string_view text);
 
 // Seconds since construction or the last restart, on the monotonic clock.
 class Stopwatch {
@@ -109,6 +111,13 @@ std::string quote(std::string_view text, std::size_t max) {
         }
     }
     return out + (text.size() > max ? "…'" : "'");
+}
+
+bool is_plain_word(std::string_view text) {
+    return !text.empty() && text.size() <= 128 && std::ranges::all_of(text, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+               c == '.' || c == ':';
+    });
 }
 
 double Stopwatch::seconds() const {

@@ -1,6 +1,6 @@
-// Draws snapshots of the KV memory: `new BlockDrawing(root).draw(snapshot)`, again for each further moment. Of the pool only
-// the blocks that look otherwise than before are painted, of the block tables only those of sequences that moved.
-// options: live: events flash on the pool; chips, sequences: at most so many are shown.
+// Draws snapshots of the KV memory: `new BlockDrawing(root).draw(snapshot)`, and again for each new snapshot. Only the blocks of the pool
+// that changed are painted, and only the block tables of sequences that changed.
+// options: live: events flash on the pool; chips, sequences: the most to show.
 
 const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a6fd1", "#7a8b2e"]; // Okabe and Ito's, extended
 const KINDS = {copy: ["#d55e00", "copy on write"], fork: ["#0072b2", "fork"], swap_out: ["#cc79a7", "swapped out"], swap_in: ["#009e73", "swapped in"],

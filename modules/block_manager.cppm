@@ -1,13 +1,13 @@
-// quire.block_manager: which physical KV block holds which tokens of which sequence (the paper's sections 4.2 to 4.5).
-// **Owns** all block metadata: reference counts, free lists, block tables, the prefix cache, the swap pool. Knows no tensors.
+// quire.block_manager: which physical KV block holds which tokens of which sequence (the paper, sections 4.2 to 4.5).
+// **Owns** all block metadata: reference counts, free lists, block tables, the prefix cache, the swap pool. Handles no tensors.
 //
-// A full block has a *name*, the hash of its tokens and of all before them. It is given as soon as the tokens are known,
-// so that whoever comes with the same beginning shares the block at once; its K and V may be read when they are *written*:
+// A full block has a *name*: the hash of its tokens and of all tokens before them. The block gets its name as soon as its tokens
+// are known, so that a request with the same beginning can share it at once. Its K and V may be read when it is *written*:
 //
 //      unnamed ──allocate()──► promised ──will_write()──► coming ──commit()──► written
-//         └──────────────────── publish(), for what was generated ───────────────┘
+//         └──────────────────── publish(), for generated tokens ─────────────────┘
 //
-// The first of the sharers that gets to run writes it, the others wait for it, or take its place if it goes away.
+// The first sharer that runs writes the block; the others wait for it. If that sharer goes away, another one writes.
 export module quire.block_manager;
 
 import quire.base;
@@ -24,10 +24,10 @@ using TableId = std::int32_t;
 struct BlockManagerOptions {
     int n_blocks   = 0;
     int block_size = 16; // tokens, 1..256
-    int n_swap     = 0;  // blocks of the second pool, in the host's memory
-    // The order in which the free blocks are handed out at first; empty: 0, 1, 2, …
+    int n_swap     = 0;  // blocks of the swap pool, in host memory
+    // The order in which free blocks are first allocated; empty: 0, 1, 2, …
     std::vector<BlockId> free_order = {};
-    // Another one for tests: it may collide as it likes, that costs hits, never a wrong one.
+    // Tests set another one. Collisions may cost hits but never cause a wrong one.
     ChainHash hash = chain_hash;
 };
 
@@ -43,55 +43,55 @@ public:
 
     int n_blocks() const { return int(blocks_.size()); }
     int block_size() const { return block_size_; }
-    int n_free() const { return n_free_; } // nobody's, findable ones included
+    int n_free() const { return n_free_; } // in no table, including cached ones
     int n_used() const { return n_blocks() - n_free_; }
-    int n_cached_free() const { return n_cached_free_; } // nobody's, but found again by their hash
+    int n_cached_free() const { return n_cached_free_; } // in no table, but still in the cache
     int n_pinned() const { return n_pinned_; }
     int n_copies() const { return int(copies_.size()); } // waiting for take_moves()
     int n_swap() const { return int(swap_.size()); }
     int n_swap_free() const { return int(swap_free_.size()); }
 
-    // Blocks that `n_tokens` tokens occupy.
+    // Number of blocks for `n_tokens` tokens.
     int blocks_for(int n_tokens) const { return (n_tokens + block_size_ - 1) / block_size_; }
 
     // -- a sequence's table
 
     TableId open_table(const CacheNamespace& space = {});
-    // Fills an empty table with blocks for all of `tokens`, all or nothing; false, and nothing changed, where fewer than
-    // `spare` blocks would stay free. With `read_cache`, named blocks of the same beginning are shared, and a block of
-    // which only a part fits is copied. The last token always stays to be computed, for its logits.
+    // Fills an empty table with blocks for all of `tokens`, or returns false and changes nothing if fewer than `spare` blocks
+    // would stay free. With `read_cache`, cached blocks with the same beginning are shared, and a block that matches only in
+    // part is copied. The last token is always left to compute, because its logits are needed.
     bool allocate(TableId table, std::span<const Token> tokens, int spare = 0, bool read_cache = true);
-    // The blocks off the free list that allocate() would take at most.
+    // Most blocks that allocate() would take from the free list.
     int room_for(const CacheNamespace& space, std::span<const Token> tokens) const;
-    // From position `from` on, of n_tokens known tokens, the first one that its sequence has to write itself: what others
-    // have written, or will have in this step, is left out, but never the last token.
+    // The first position, of n_tokens known tokens and at or after `from`, that the sequence has to compute itself. Tokens that
+    // others have written, or will write in this step, are skipped, but never the last token.
     int next_unwritten(TableId table, int from, int n_tokens) const;
-    // The last token's slot belongs to a block that another sequence completes in this step: it cannot be copied yet.
+    // True if the last token's slot is in a block that another sequence completes in this step, so it cannot be copied yet.
     bool must_wait(TableId table, int n_tokens) const;
-    // Makes room for all `writes`, or for none (false): blocks are appended as needed, and a block that others can see is
-    // replaced by a copy (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place.
+    // Makes room for all `writes`, or for none (false): appends blocks as needed and replaces a shared block by a copy
+    // (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place.
     bool reserve(std::span<const Write> writes);
     bool reserve(TableId table, int first, int n) { return reserve(std::array{Write{table, first, n}}); }
-    // This step will write those positions: sequences scheduled after this one count on it.
+    // This step will write those positions; sequences scheduled later in the step can rely on it.
     void will_write(const Write& write);
-    // The step has run: all that was announced is written, all moves are made.
+    // The step has run: everything announced by will_write() is written, and all moves are done.
     void commit();
-    // Tells that positions 0 .. n_written-1 hold `tokens`' KV: blocks that became full can be found from now on.
+    // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the cache.
     void publish(TableId table, std::span<const Token> tokens, int n_written);
-    // A second table on the same blocks. Nothing is copied until one of the two writes.
+    // A second table with the same blocks. Nothing is copied until one of the two writes.
     TableId fork_table(TableId table);
-    // Gives every block back, the last one first, so that the head of a prefix outlives its tail in the cache.
-    // `forget`: and nobody is to find them again.
+    // Frees all blocks, the last one first, so that a prefix's first blocks stay cached longest.
+    // `forget`: also removes them from the cache.
     void close_table(TableId table, bool forget = false);
-    // Keeps the table's blocks, which hold `tokens`, until it is closed; its partly filled last block can be found, too.
+    // Pins the table's blocks, which hold `tokens`, until it is closed; a partly filled last block enters the cache too.
     void pin_table(TableId table, std::span<const Token> tokens);
 
-    // -- swapping (section 4.5): all tables of a request together, a block that they share once
+    // -- swapping (section 4.5): all tables of a request together; a block that they share is moved once
 
-    // False, and nothing changed, when the swap pool is too full.
+    // False, with nothing changed, if the swap pool has too few free blocks.
     bool swap_out(std::span<const TableId> tables);
-    int  swap_in_room(std::span<const TableId> tables) const; // blocks off the free list that swap_in() takes at most
-    // Other physical blocks than before; those that the cache still has are shared instead of copied.
+    int  swap_in_room(std::span<const TableId> tables) const; // most blocks that swap_in() takes from the free list
+    // The physical blocks differ from before; blocks that are still in the cache are shared instead of copied.
     bool swap_in(std::span<const TableId> tables, int spare = 0);
     bool is_swapped(TableId table) const { return table_at(table).swapped; }
 
@@ -99,19 +99,19 @@ public:
     int                      slot(TableId table, int position) const; // block * block_size + offset
     int                      distinct_blocks(std::span<const TableId> tables) const;
 
-    // Hands over the block moves that have to run before the step that writes, in the plan's three lists.
+    // Moves the pending block copies, which must run before the step, into the plan's three lists.
     void take_moves(StepPlan& plan);
 
     int  ref_count(BlockId block) const;
-    bool is_findable(BlockId block) const; // has a name and a written KV
+    bool is_findable(BlockId block) const; // is in the cache with its KV written
 
-    // Forgets every cached block that nobody uses.
+    // Removes all blocks from the cache that are in no table.
     void drop_cache();
-    // The state of each block for someone to look at; `filled` is left to who knows the sequences' lengths.
+    // The state of each block, for display. `filled` is left to the scheduler, which knows the sequences' lengths.
     void view(Snapshot& snapshot) const;
-    // Evictions are noted there from now on; null: nowhere.
+    // Where to record evictions from now on; null: nowhere.
     void log_to(std::vector<MemoryEvent>* log) { log_ = log; }
-    // Walks everything; stops with a message at the first broken invariant. For tests and debugging, not the step loop.
+    // Checks everything; stops with a message at the first broken invariant. For tests and debugging, not for the step loop.
     void check_invariants() const;
 
 private:

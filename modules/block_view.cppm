@@ -1,4 +1,4 @@
-// quire.block_view: a snapshot of the KV memory, or a recorded run, as text for a terminal, as JSON, as one HTML page.
+// quire.block_view: a snapshot of the KV memory, or a recorded run, as text for a terminal, as JSON, or as an HTML page.
 // Owns nothing.
 module;
 

@@ -1,4 +1,4 @@
-// quire.chat_template: a conversation → the prompt text a model was trained on.
+// quire.chat_template: turns a conversation into the prompt text that the model was trained on.
 export module quire.chat_template;
 
 import quire.base;

@@ -1,4 +1,4 @@
-// quire.config: what a model file says about its model, checked and with the defaults filled in.
+// quire.config: the hyper-parameters of a model file, validated, with defaults filled in.
 export module quire.config;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.cpu: the CPU behind the backend interface. **Owns** the worker threads and their scratch memory.
-// Threads split rows, heads and tokens, never a sum: the result does not depend on their number.
+// quire.cpu: the CPU backend. **Owns** the worker threads and their scratch memory.
+// Threads divide rows, heads and tokens, never a sum: the result does not depend on the number of threads.
 module;
 
 #include <stdlib.h>

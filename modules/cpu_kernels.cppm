@@ -1,12 +1,12 @@
 // quire.cpu_kernels: the inner loops of the CPU backend, one source compiled for each instruction set.
 //
-// Each loop is an always-inline function over vectors of 16 floats; at the end of the file it is inlined into functions
-// that carry a target (none, AVX2, AVX-512), and the compiler lowers the vectors to what that target has. So the plain
-// path is the reference of the wide ones, and the program starts on any x86-64.
+// Each loop is an always-inline function over vectors of 16 floats. At the end of the file it is inlined into functions with
+// a target attribute (none, AVX2, AVX-512), and the compiler translates the vectors to what that target has. So the plain
+// path is the reference for the wide ones, and the program starts on any x86-64.
 //
-// Determinism: an output element is computed in one order that depends on nothing but its own row: products are
-// added in the order that matmul_tiles.h says, k ascending; attention walks positions in absolute chunks of 64. Tiles over rows
-// and tokens only choose which elements are computed together.
+// Determinism: the order in which an output element is computed depends only on its own row. Products are added in
+// the order given in matmul_tiles.h, with ascending k; attention processes positions in chunks of 64, counted from the start of
+// the sequence. Tiles over rows and tokens only decide which elements are computed together.
 export module quire.cpu_kernels;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.cuda: an NVIDIA GPU behind the backend interface, over cuda/kernels.h. **Owns** the stream, device memory, the
-// weights in their device forms, and the captured graphs of decoding steps.
+// quire.cuda: the NVIDIA GPU backend, on top of cuda/kernels.h. **Owns** the stream, device memory, the weights in device
+// layout, and the captured CUDA graphs of decode steps.
 module;
 
 #include "../cuda/kernels.h"

@@ -1,5 +1,5 @@
-// quire.decoding: what a step's logits do to a request: greedy and sampled answers, n and best_of, beam search, made of the
-// scheduler's fork, append and free (the paper, section 5.2). **Owns** the sampler and the events not yet complete.
+// quire.decoding: turns a step's logits into tokens: greedy and sampled answers, n and best_of, beam search, built from the
+// scheduler's fork, append and free (the paper, section 5.2). **Owns** the sampler and the events that are not complete yet.
 export module quire.decoding;
 
 import quire.base;
@@ -22,7 +22,7 @@ public:
     void deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out);
     // Ends a request in whatever state it is; its events say `reason`. Nothing happens when it is not there (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
-    // Ends one of several answers that are given as they come; the others go on. The last one takes its request along.
+    // Ends one of several answers, whether it has begun or not; the others go on. The last one takes its request along.
     void cancel_answer(RequestId id, int index, std::vector<Output>& out);
 
 private:
@@ -46,7 +46,9 @@ private:
     void                          search(std::span<const Scheduled> items, std::vector<Output>& out);
     bool                          search_is_over(const SequenceGroup& group) const;
     void                          give_best(SequenceGroup& group, std::vector<Output>& out);
+    void                          give_prompt(SequenceGroup& group, std::vector<Output>& out);
     void    give(SequenceGroup& group, Sequence& sequence, Choice choice, std::vector<Output>& out);
+    void    tell_prompt(Output& event);
     Output  event_of(const SequenceGroup& group, int index);
     Output& partial_of(RequestId id);
 
@@ -85,7 +87,23 @@ double score_of(const Request& request, double logprob, int n_generated) {
 // Answers that are compared with one another are given when all are there.
 bool withheld(const Request& request) { return request.beam_width > 0 || request.best_of > request.n; }
 
-// The likeliest token as it is, and nothing is said about it.
+bool is_cancelled(const SequenceGroup& group, int answer) {
+    return std::ranges::find(group.cancelled, answer) != group.cancelled.end();
+}
+
+// The answers that are not over.
+std::vector<int> open_answers(const SequenceGroup& group) {
+    std::vector<int> open;
+    if (group.prompt_done && group.request.generates() && !withheld(group.request)) {
+        for (const auto& s : group.sequences) open.push_back(s->index);
+        return open;
+    }
+    for (int i = 0; i < group.request.n; i++) // a sequence is no answer yet
+        if (!is_cancelled(group, i)) open.push_back(i);
+    return open;
+}
+
+// The most likely token, without log-probabilities.
 bool takes_best(const Request& r) { return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r); }
 
 // The chosen token and the best ones, from a device's answer.
@@ -280,11 +298,33 @@ void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
         partial_of(group.id).prompt_logits.assign(last.begin(), last.end());
     }
     if (group.request.embed) give_embedding(group, out);
+    else if (!group.request.pin && !group.request.generates()) give_prompt(group, out);
     if (!group.request.pin) return;
     scheduler_.pin(group);
     Output& event = out.emplace_back(event_of(group, 0));
     event.finish  = FinishReason::stop;
     event.done    = true;
+}
+
+// Nothing is to be generated: what was asked for about the prompt is all.
+void Decoder::give_prompt(SequenceGroup& group, std::vector<Output>& out) {
+    const std::vector<int> open = open_answers(group);
+    for (int i : open) {
+        Output& event = out.emplace_back(event_of(group, i));
+        event.finish  = FinishReason::length;
+        event.done    = i == open.back();
+        tell_prompt(event);
+    }
+    scheduler_.free(group, *group.sequences[0], FinishReason::length);
+}
+
+// What was asked for about the prompt goes out once, with the first answer.
+void Decoder::tell_prompt(Output& event) {
+    const auto partial = std::ranges::find(partial_, event.id, &Output::id);
+    if (partial == partial_.end()) return;
+    event.prompt_logprobs = std::move(partial->prompt_logprobs);
+    event.prompt_logits   = std::move(partial->prompt_logits);
+    partial_.erase(partial);
 }
 
 // Appends a token to one answer, and tells so unless the answers are withheld.
@@ -293,13 +333,8 @@ void Decoder::give(SequenceGroup& group, Sequence& s, Choice choice, std::vector
     const bool     hold    = withheld(request);
     Output         event;
     if (!hold) {
-        event        = event_of(group, s.index);
-        auto partial = std::ranges::find_if(partial_, [&](const Output& o) { return o.id == group.id; });
-        if (partial != partial_.end()) {
-            event.prompt_logprobs = std::move(partial->prompt_logprobs);
-            event.prompt_logits   = std::move(partial->prompt_logits);
-            partial_.erase(partial);
-        }
+        event = event_of(group, s.index);
+        tell_prompt(event);
         event.tokens.push_back(choice.token);
     } else {
         s.logprob += choice.logprob;
@@ -358,11 +393,18 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
         // One row, the prompt's last: every answer draws its first token from it and goes its own way.
         choices_.clear();
         for (int i = 0; i < width; i++) choices_.push_back(choose(group, items[0], i, i));
-        if (std::ranges::any_of(choices_, [](const Choice& c) { return c.token < 0; })) return no_token(items[0]);
+        if (std::ranges::any_of(choices_, [](const Choice& c) { return c.token < 0; })) {
+            group.prompt_done = false; // there is no sequence for each answer
+            return no_token(items[0]);
+        }
         parents_.assign(1, &first);
         while (int(parents_.size()) < width) parents_.push_back(&scheduler_.fork(group, first));
+        // What was cancelled meanwhile ends first: who is last says that the request is over.
+        const auto dropped = [&](int i) { return !withheld(group.request) && is_cancelled(group, i); };
         for (int i = 0; i < width; i++)
-            give(group, *parents_[std::size_t(i)], std::move(choices_[std::size_t(i)]), out);
+            if (dropped(i)) scheduler_.free(group, *parents_[std::size_t(i)], FinishReason::cancelled);
+        for (int i = 0; i < width; i++)
+            if (!dropped(i)) give(group, *parents_[std::size_t(i)], std::move(choices_[std::size_t(i)]), out);
         return;
     }
     for (const Scheduled& item : items) {
@@ -390,7 +432,7 @@ void Decoder::search(std::span<const Scheduled> items, std::vector<Output>& out)
     const auto     last  = [&](int beam) {
         return row(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
     };
-    const auto best_of = [&](int beam) { // a device's answer, the likeliest tokens
+    const auto best_of = [&](int beam) { // a device's answer, the most likely tokens
         return answer(items[std::size_t(beam)], items[std::size_t(beam)].n_logit_rows - 1);
     };
     const auto extend = [&](Sequence& s, const BeamCandidate& c) {
@@ -484,39 +526,34 @@ void Decoder::give_best(SequenceGroup& group, std::vector<Output>& out) {
                      sb = score_of(r, b->logprob, group.n_generated(*b));
         return sa != sb ? sa > sb : a->index < b->index;
     });
-    const int n = std::min(r.n, int(group.finished.size()));
-    for (int i = 0; i < n; i++) {
-        Sequence& s     = *group.finished[std::size_t(i)];
-        Output&   event = out.emplace_back(event_of(group, i));
+    const std::vector<int> open = open_answers(group);
+    for (int i : open) {
+        Output& event = out.emplace_back(event_of(group, i));
+        event.finish  = FinishReason::length; // there may be fewer beams than answers wanted
+        event.done    = i == open.back();
+        event.sharing = group.sharing;
+        tell_prompt(event);
+        if (i >= int(group.finished.size())) continue;
+        Sequence& s = *group.finished[std::size_t(i)];
         event.tokens.assign(s.tokens.begin() + group.n_prompt(), s.tokens.end());
         event.logprobs = std::move(s.logprobs);
         event.finish   = s.finish;
         event.logprob  = s.logprob;
         event.score    = score_of(r, s.logprob, group.n_generated(s));
-        event.done     = i + 1 == n;
-        event.sharing  = group.sharing;
-        if (i > 0) continue;
-        Output& partial       = partial_of(group.id);
-        event.prompt_logprobs = std::move(partial.prompt_logprobs);
-        event.prompt_logits   = std::move(partial.prompt_logits);
-        std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
     }
 }
 
 void Decoder::cancel_answer(RequestId id, int index, std::vector<Output>& out) {
     SequenceGroup* group = scheduler_.find(id);
     if (!group) return;
-    if (group->sequences.size() < 2 || withheld(group->request)) {
-        // Answers to come, or the only one left; one that has ended already takes nobody along.
-        if (withheld(group->request) || !group->prompt_done || group->sequences[0]->index == index)
-            finish(id, FinishReason::cancelled, "", out);
-        return;
-    }
-    const auto at = std::ranges::find_if(group->sequences, [&](const auto& s) { return s->index == index; });
-    if (at == group->sequences.end()) return;
+    const std::vector<int> open = open_answers(*group);
+    if (std::ranges::find(open, index) == open.end()) return; // ended before: nobody goes along with it
+    if (open.size() == 1) return finish(id, FinishReason::cancelled, "", out);
     Output& event = out.emplace_back(event_of(*group, index));
     event.finish  = FinishReason::cancelled;
-    scheduler_.free(*group, **at, FinishReason::cancelled);
+    const auto at = std::ranges::find_if(group->sequences, [&](const auto& s) { return s->index == index; });
+    if (!group->prompt_done || withheld(group->request)) group->cancelled.push_back(index);
+    else scheduler_.free(*group, **at, FinishReason::cancelled);
 }
 
 void Decoder::finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out) {
@@ -535,12 +572,12 @@ void Decoder::finish(RequestId id, FinishReason reason, const std::string& messa
         return;
     }
     std::erase_if(partial_, [&](const Output& o) { return o.id == id; });
-    const std::size_t n = withheld(group->request) ? 1 : group->sequences.size();
-    for (std::size_t i = 0; i < n; i++) {
-        Output& event = out.emplace_back(event_of(*group, withheld(group->request) ? 0 : group->sequences[i]->index));
+    const std::vector<int> open = open_answers(*group);
+    for (int i : open) {
+        Output& event = out.emplace_back(event_of(*group, i));
         event.finish  = reason;
         event.message = message;
-        event.done    = i + 1 == n;
+        event.done    = i == open.back();
         event.sharing = group->sharing;
     }
 }

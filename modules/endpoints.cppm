@@ -1,5 +1,5 @@
-// quire.endpoints: what a request over HTTP leads to: checked, tokenised, handed to the service, and its tokens turned
-// into a response, whole or as a stream of events. Runs on the connection's thread. Owns nothing but its settings.
+// quire.endpoints: what each HTTP route does: validates and tokenizes the request, passes it to the service, and turns the
+// tokens into a response or a stream of events. Runs on the connection's thread. Owns only its settings.
 export module quire.endpoints;
 
 import quire.base;
@@ -77,7 +77,8 @@ private:
     void unpin(HttpExchange& e);
     void pins(HttpExchange& e);
 
-    Parsed<void> check_size(std::size_t bytes, const std::string& param) const;
+    Parsed<void> check_size(std::size_t bytes, int completion, const std::string& param) const;
+    Parsed<void> check_length(std::size_t tokens, int completion, int width, const std::string& param) const;
 
     Service&          service_;
     EndpointOptions   options_;
@@ -149,22 +150,23 @@ private:
     void                         end_early(Answer& answer, Choice& choice, const std::string& stop_string);
     SpelledLogprob               spell(const TokenLogprob& logprob) const;
     std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
-    std::vector<SpelledPosition> spell_prompt(const News& news, std::size_t prompt) const;
+    std::vector<SpelledPosition> spell_prompt(std::size_t prompt) const;
     std::optional<ApiFault>      fault_of(const News& news);
 
-    Service&                        service_;
-    GenerationRequest               parsed_;
-    ResponseHead                    head_;
-    std::vector<std::vector<Token>> prompts_;
-    std::vector<std::string>        prompt_texts_; // to be echoed
-    TextOptions                     text_;
-    std::vector<Answer>             answers_;
-    std::vector<int>                cached_, preempted_; // of each prompt
-    std::vector<TimePoint>          first_run_;
-    Usage                           usage_;
-    std::vector<News>               early_; // came before a stream began
-    bool                            more_ = true, aborted_ = false, failed_ = false;
-    std::unique_ptr<Ticket>         ticket_;
+    Service&                                   service_;
+    GenerationRequest                          parsed_;
+    ResponseHead                               head_;
+    std::vector<std::vector<Token>>            prompts_;
+    std::vector<std::string>                   prompt_texts_; // to be echoed
+    TextOptions                                text_;
+    std::vector<Answer>                        answers_;
+    std::vector<int>                           cached_, preempted_; // of each prompt
+    std::vector<std::vector<PositionLogprobs>> rated_; // its log-probabilities, which come with the first answer
+    std::vector<TimePoint>                     first_run_;
+    Usage                                      usage_;
+    std::vector<News>                          early_; // came before a stream began
+    bool                                       more_ = true, aborted_ = false, failed_ = false;
+    std::unique_ptr<Ticket>                    ticket_;
 };
 
 Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head,
@@ -179,6 +181,7 @@ Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead 
         answers_.push_back({AnswerText(service.tokenizer(), text_), false, false, 0, {}, {}, {}});
     cached_.resize(prompts_.size());
     preempted_.resize(prompts_.size());
+    rated_.resize(prompts_.size());
     first_run_.resize(prompts_.size());
     for (const auto& prompt : prompts_) usage_.prompt_tokens += int(prompt.size());
 }
@@ -187,10 +190,11 @@ std::vector<Request> Generation::requests() const {
     std::vector<Request> requests;
     const int            context = service_.engine_options().context;
     for (const std::vector<Token>& prompt : prompts_) {
-        Request r    = parsed_.request;
-        r.prompt     = prompt;
-        r.max_tokens = std::clamp(parsed_.max_tokens.value_or(context), 1, std::max(context - int(prompt.size()), 1));
-        r.min_tokens = std::min(r.min_tokens, r.max_tokens);
+        Request r      = parsed_.request;
+        r.prompt       = prompt;
+        const int room = context - int(std::min<std::size_t>(prompt.size(), std::size_t(context) - 1)); // at least 1
+        r.max_tokens   = std::min(parsed_.max_tokens.value_or(context), room);
+        r.min_tokens   = std::min(r.min_tokens, r.max_tokens);
         requests.push_back(std::move(r));
     }
     return requests;
@@ -235,13 +239,13 @@ std::vector<SpelledPosition> Generation::spell(std::span<const PositionLogprobs>
 }
 
 // The first token of a prompt has nothing before it that could tell its probability.
-std::vector<SpelledPosition> Generation::spell_prompt(const News& news, std::size_t prompt) const {
+std::vector<SpelledPosition> Generation::spell_prompt(std::size_t prompt) const {
     std::vector<SpelledPosition> out(1);
     const std::vector<Token>&    ids = prompts_[prompt];
     out[0].token                     = spell(TokenLogprob{ids[0], 0});
     const auto  shown                = [&](Token t) { return count_characters(service_.tokenizer().bytes(t, false)); };
     std::size_t offset               = shown(ids[0]);
-    for (const PositionLogprobs& p : news.prompt_logprobs) {
+    for (const PositionLogprobs& p : rated_[prompt]) {
         SpelledPosition& s = out.emplace_back();
         s.chosen           = spell(p.chosen);
         for (const TokenLogprob& t : p.top) s.top.push_back(spell(t));
@@ -257,12 +261,12 @@ void Generation::take_prompt(const News& news, Choice& choice) {
     Answer&    answer = answers_[p * std::size_t(parsed_.request.n) + std::size_t(news.index)];
     answer.begun      = true;
     if (head_.token_ids) choice.prompt_token_ids = prompts_[p];
-    if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(news, p);
+    if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(p);
     if (!parsed_.echo) return;
     choice.text   = prompt_texts_[p];
     answer.offset = count_characters(choice.text);
     if (!parsed_.logprobs) return;
-    choice.logprobs = spell_prompt(news, p);
+    choice.logprobs = spell_prompt(p);
     // As many best ones as were asked for, of the prompt as of the answer.
     for (SpelledPosition& s : choice.logprobs)
         s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
@@ -279,37 +283,31 @@ Choice Generation::take(News& news) {
     cached_[p]    = news.cached_tokens;
     preempted_[p] = news.n_preempted;
     first_run_[p] = news.first_run;
-    if (!answer.begun) {
-        // Of several answers only the first one to come carries what is known of the prompt.
-        take_prompt(news, choice);
-    }
+    if (!news.prompt_logprobs.empty()) rated_[p] = std::move(news.prompt_logprobs);
+    if (!answer.begun) take_prompt(news, choice);
     std::size_t used = 0;
-    if (parsed_.max_tokens != 0) {
-        while (used < news.tokens.size() && !answer.text.over()) {
-            const Token token = news.tokens[used];
-            const bool  last  = used + 1 == news.tokens.size() && news.finish == FinishReason::stop;
-            const bool  is_stop =
-                last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
-            if (is_stop) choice.stop_token = token;
-            answer.text.push(token, last);
-            used++;
-        }
-        usage_.completion_tokens += int(used);
-        if (used > 0) {
-            if (!answer.first) answer.first = news.times[0];
-            for (std::size_t i = 0; i < used; i++) {
-                if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, news.times[i]));
-                answer.last = news.times[i];
-            }
-        }
-        if (parsed_.logprobs) {
-            auto fresh = spell(std::span(news.logprobs).first(std::min(used, news.logprobs.size())), answer);
-            std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
-        }
-        if (head_.token_ids) choice.token_ids.assign(news.tokens.begin(), news.tokens.begin() + std::ptrdiff_t(used));
-    } else {
-        news.finish = FinishReason::length;
+    while (used < news.tokens.size() && !answer.text.over()) {
+        const Token token = news.tokens[used];
+        const bool  last  = used + 1 == news.tokens.size() && news.finish == FinishReason::stop;
+        const bool  is_stop =
+            last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
+        if (is_stop) choice.stop_token = token;
+        answer.text.push(token, last);
+        used++;
     }
+    usage_.completion_tokens += int(used);
+    if (used > 0) {
+        if (!answer.first) answer.first = news.times[0];
+        for (std::size_t i = 0; i < used; i++) {
+            if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, news.times[i]));
+            answer.last = news.times[i];
+        }
+    }
+    if (parsed_.logprobs) {
+        auto fresh = spell(std::span(news.logprobs).first(std::min(used, news.logprobs.size())), answer);
+        std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
+    }
+    if (head_.token_ids) choice.token_ids.assign(news.tokens.begin(), news.tokens.begin() + std::ptrdiff_t(used));
     const bool at_stop_string = !answer.text.stop_string().empty();
     if (at_stop_string || news.finish != FinishReason::none) {
         answer.text.finish();
@@ -570,9 +568,7 @@ void Endpoints::refuse(HttpExchange& e, const ApiFault& fault) const {
 void Endpoints::refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const {
     ApiFault fault{400, refusal.error.message, param, ""};
     switch (refusal.why) {
-        case Refused::invalid:
-            if (refusal.error.kind == ErrorKind::limit) fault.code = "context_length_exceeded";
-            break;
+        case Refused::invalid: break;
         case Refused::full:
             fault = {429, refusal.error.message, "", "queue_full"};
             e.response.headers.emplace_back("Retry-After", "1");
@@ -600,14 +596,26 @@ std::vector<Token> Endpoints::encode_inside(std::string_view text) const {
     return all;
 }
 
-// A text that cannot fit, however it is split, is not worth the time to split it.
-Parsed<void> Endpoints::check_size(std::size_t bytes, const std::string& param) const {
-    const auto context = std::size_t(options_.limits.context);
-    if (bytes / longest_token_ <= context) return {};
-    return std::unexpected(ApiFault{
-        400,
-        cat(param, " has ", bytes, " bytes, more than ", bytes / longest_token_, " tokens; the context has ", context),
-        param, "context_length_exceeded"});
+// A text that cannot fit, however it is split, is not worth the time to split it. `completion`: tokens asked for.
+Parsed<void> Endpoints::check_size(std::size_t bytes, int completion, const std::string& param) const {
+    const int  context = options_.limits.context;
+    const auto tokens  = std::int64_t(bytes / longest_token_);
+    if (tokens <= context) return {};
+    return std::unexpected(context_overflow(context, tokens, completion, param, true));
+}
+
+// The prompt, and one token where any is to come, have room in the context and in the pool; what goes beyond is cut.
+// `width`: of the answers, each has a block of its own.
+Parsed<void> Endpoints::check_length(std::size_t tokens, int completion, int width, const std::string& param) const {
+    const EngineOptions& o    = service_.engine_options();
+    const auto           pool = std::int64_t(std::max(o.kv_blocks - width + 1, 0)) * o.block_size;
+    const std::int64_t   room = std::min<std::int64_t>(o.context, pool);
+    if (std::int64_t(tokens) + (completion > 0 ? 1 : 0) <= room) return {};
+    ApiFault fault = context_overflow(room, std::int64_t(tokens), completion, param);
+    if (room < o.context)
+        fault.message += cat(" (The context is ", o.context, ", but the KV pool has ", o.kv_blocks, " blocks of ",
+                             o.block_size, " tokens.)");
+    return std::unexpected(std::move(fault));
 }
 
 // A template may have written BOS itself; it must be there once.
@@ -671,21 +679,23 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     if (!parsed) return refuse(e, parsed.error());
     GenerationRequest& r = *parsed;
     for (const std::string& name : r.unknown) e.notes.emplace_back("unknown_field", name);
-    const std::string param = chat ? "messages" : "prompt";
+    const std::string param      = chat ? "messages" : "prompt";
+    const int         completion = r.max_tokens.value_or(1); // tokens asked for
 
     std::vector<std::vector<Token>> prompts;
     std::vector<std::string>        texts;
     if (chat) {
         Parsed<std::string> text = render(r.conversation);
         if (!text) return refuse(e, text.error());
-        if (auto ok = check_size(r.truncate_prompt == 0 ? text->size() : 0, param); !ok) return refuse(e, ok.error());
+        if (auto ok = check_size(r.truncate_prompt == 0 ? text->size() : 0, completion, param); !ok)
+            return refuse(e, ok.error());
         prompts.push_back(encode_rendered(*text, r.add_special_tokens));
         texts.emplace_back();
     }
     for (const Prompt& prompt : r.prompts) {
         for (const PromptPart& part : prompt)
             if (const auto* text = std::get_if<std::string>(&part); text && r.truncate_prompt == 0)
-                if (auto ok = check_size(text->size(), param); !ok) return refuse(e, ok.error());
+                if (auto ok = check_size(text->size(), completion, param); !ok) return refuse(e, ok.error());
         Parsed<std::vector<Token>> ids = encode(prompt, r.add_special_tokens, param);
         if (!ids) return refuse(e, ids.error());
         const bool plain = prompt.size() == 1 && std::holds_alternative<std::string>(prompt[0]);
@@ -693,7 +703,8 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
         prompts.push_back(std::move(*ids));
     }
     if (r.truncate_prompt != 0) {
-        const auto keep = std::size_t(r.truncate_prompt > 0 ? r.truncate_prompt : options_.limits.context - 1);
+        const int  most = options_.limits.context - (r.max_tokens == 0 ? 0 : 1);
+        const auto keep = std::size_t(r.truncate_prompt > 0 ? r.truncate_prompt : most);
         for (std::size_t i = 0; i < prompts.size(); i++)
             if (prompts[i].size() > keep) {
                 prompts[i].erase(prompts[i].begin(), prompts[i].end() - std::ptrdiff_t(keep));
@@ -716,6 +727,12 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
         }
     for (const auto& [text, bias] : r.text_bias)
         for (Token id : encode_inside(text)) q.sampling.logit_bias.emplace_back(id, bias);
+    if (completion > 0 && q.beam_width == 0 && !service_.engine().can_draw(q))
+        return refuse(e, ApiFault{400, "allowed_token_ids, logit_bias, bad_words and min_tokens leave no token to draw",
+                                  !q.sampling.allowed_tokens.empty() ? "allowed_token_ids"
+                                  : !q.sampling.logit_bias.empty()   ? "logit_bias"
+                                                                     : "bad_words",
+                                  ""});
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
     q.prompt_logprobs = r.prompt_logprobs;
     if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);
@@ -735,7 +752,11 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     const bool stream = r.stream;
     auto       generation =
         std::make_shared<Generation>(service_, std::move(r), std::move(head), std::move(prompts), std::move(texts));
-    auto ticket = service_.submit(generation->requests());
+    std::vector<Request> requests = generation->requests();
+    for (const Request& request : requests)
+        if (auto ok = check_length(request.prompt.size(), completion, request.width(), param); !ok)
+            return refuse(e, ok.error());
+    auto ticket = service_.submit(std::move(requests));
     if (!ticket) return refuse(e, ticket.error(), param);
     e.peer->when_gone((*ticket)->when_gone());
     generation->begin(std::move(*ticket));
@@ -812,6 +833,7 @@ void Endpoints::embeddings(HttpExchange& e) {
         q.prompt     = std::move(*ids);
         q.embed      = true;
         q.cache_salt = parsed->cache_salt;
+        if (auto ok = check_length(q.prompt.size(), 0, 1, "input"); !ok) return refuse(e, ok.error());
     }
     std::vector<std::vector<float>> vectors(requests.size());
     auto                            ticket = service_.submit(std::move(requests));
@@ -967,8 +989,10 @@ void Endpoints::pin(HttpExchange& e) {
     if (auto& conversation = parsed->conversation) conversation->add_generation_prompt = false;
     Parsed<std::vector<Token>> ids = encode(*parsed);
     if (!ids) return refuse(e, ids.error());
+    const std::string param = parsed->conversation ? "messages" : "prompt";
+    if (auto ok = check_length(ids->size(), 0, 1, param); !ok) return refuse(e, ok.error());
     const auto pin = service_.pin(std::move(*ids), parsed->cache_salt);
-    if (!pin) return refuse(e, pin.error(), parsed->conversation ? "messages" : "prompt");
+    if (!pin) return refuse(e, pin.error(), param);
     answer_json(e, Json{{"id", pin->id}, {"object", "pin"}, {"tokens", pin->n_tokens}, {"blocks", pin->n_blocks}});
 }
 

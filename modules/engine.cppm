@@ -14,6 +14,7 @@ import quire.host_memory;
 import quire.kv_cache;
 import quire.model;
 import quire.request;
+import quire.sampler;
 import quire.scheduler;
 import quire.snapshot;
 import quire.std;
@@ -27,23 +28,23 @@ enum class KvType { f16, f32 };
 
 struct EngineOptions {
     std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
-    double      gpu_memory_utilization = 0.92;   // of the GPU's memory, weights and KV together
-    bool        deterministic          = false;  // on a GPU: the same bits in any batch; a CPU's always are
+    double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
+    bool        deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
     int         threads                = 0;      // 0: the physical cores
-    std::string isa;                             // "": the widest there is; "plain", "avx2", "avxvnni", "avx512"
+    std::string isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
     int         block_size  = 16;                // tokens, 1..256
     int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
     int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
     int         swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
-    Recovery    recovery    = Recovery::automatic; // of requests that had to give up their blocks
-    double      watermark   = 0.01;                // of the blocks: left free when a request starts beside others
+    Recovery    recovery    = Recovery::automatic; // how preempted requests get their KV back
+    double      watermark   = 0.01;                // fraction of the blocks kept free when a request starts while others run
     KvType      kv_type     = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
     // activations then take less memory; and one for each sequence.
     int                  max_batch_tokens = 0;
     int                  max_sequences    = 16; // running at once
     bool                 prefix_cache     = true;
-    std::vector<BlockId> free_order       = {}; // the order in which the blocks are handed out at first
+    std::vector<BlockId> free_order       = {}; // the order in which blocks are first allocated
     // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
     // tokens either way. Nobody says: on a GPU.
     std::optional<bool> pipeline = {};
@@ -52,7 +53,7 @@ struct EngineOptions {
 // Counters since the start, for timings and tests.
 struct EngineStats {
     std::uint64_t  steps          = 0;
-    std::uint64_t  planned_ahead  = 0; // of these, while the one before ran
+    std::uint64_t  planned_ahead  = 0; // of these, planned while the previous one ran
     std::uint64_t  prefill_tokens = 0; // prompt tokens computed (not found in the cache)
     std::uint64_t  cached_tokens  = 0; // prompt tokens found in the cache
     std::uint64_t  decode_tokens  = 0;
@@ -61,14 +62,14 @@ struct EngineStats {
     RecoveryCosts  costs;  // as measured
     double         move_seconds = 0, compute_seconds = 0;
     std::uint64_t  swapped_out = 0, swapped_in = 0; // blocks
-    // As they are after the last step.
+    // After the last step.
     int running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
     int blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
     int step_tokens = 0; // of the last step
 };
 
-// A decoding method of the caller's own, in place of sampling and beams: it sees what ran and the logits of the rows that
-// were asked for, and makes of them what it likes by the scheduler's fork, append and free.
+// The caller's own decoding method, in place of sampling and beams: it gets the sequences that ran and the requested rows of
+// logits, and uses the scheduler's fork, append and free.
 using Decoding = std::function<void(Scheduler& scheduler, std::span<const Scheduled> items,
                                     std::span<const float> logits, std::vector<Output>& out)>;
 
@@ -77,8 +78,8 @@ using Progress = std::function<void(double)>;
 
 class Engine {
 public:
-    // Reads a model file, checks it, takes all memory. Error: one sentence naming file and place; or the sum of what a context
-    // or a pool would take beside what there is, before anything is taken.
+    // Reads and validates a model file and allocates all memory. Error: one sentence naming file and place; or, before anything is
+    // allocated, how much memory a context or pool would need and how much there is.
     static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {});
 
     Engine(Engine&&) noexcept;
@@ -95,14 +96,16 @@ public:
     std::size_t        block_bytes() const;   // of one KV block
     EngineStats        stats() const;
 
-    // Any thread. The request is checked at once: the id, or why it can never run.
+    // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
+    // Whether its allowed tokens, biases, bad words and min_tokens leave a token to draw; submit() refuses it else.
+    bool can_draw(const Request& request) const;
     // Any thread. The request ends with reason `cancelled`, unless it has ended already.
     void cancel(RequestId id);
-    // As cancel(), of one of its answers.
+    // Like cancel(), for one of its answers.
     void cancel(RequestId id, int index);
 
-    // The owner's thread only. One iteration; false when nothing is left to do. New events are appended to `out`.
+    // The owner's thread only. Runs one step; false when nothing is left to do. Appends new events to `out`.
     // With `pipeline` a step runs when it returns, whose events the next call brings: "between steps" below is then as of
     // the events handed out, with blocks for the step that runs.
     bool step(std::vector<Output>& out);
@@ -417,7 +420,7 @@ Result<RequestId> Engine::submit(Request request) {
     for (auto [token, bias] : request.sampling.logit_bias)
         if (token < 0 || token >= vocab)
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
-    if (request.max_tokens < 1) return fail("max_tokens is ", request.max_tokens, "; at least 1 is needed");
+    if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)
         return fail("best_of is ", request.best_of, ", less than the ", request.n, " answers wanted");
@@ -426,14 +429,25 @@ Result<RequestId> Engine::submit(Request request) {
         return fail("beam_width is ", request.beam_width, ", less than the ", request.n, " answers wanted");
     if (request.beam_width > 0 && request.best_of > 0) return fail("best_of and beam search exclude each other");
     if (!std::isfinite(request.length_penalty)) return fail("length_penalty is not a finite number");
-    if (!request.generates() && request.width() > 1) return fail("a prompt to pin or to embed has one sequence");
+    if ((request.pin || request.embed) && (request.n > 1 || request.best_of > 1 || request.beam_width > 0))
+        return fail("a prompt to pin or to embed has one sequence");
     if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
         return fail("min_tokens is ", request.min_tokens, ", not in 0 .. max_tokens, which is ", request.max_tokens);
+    if (request.generates() && request.beam_width == 0 && !can_draw(request))
+        return fail("the allowed tokens, biases and bad words leave no token to draw");
     if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
 
     std::scoped_lock lock(impl_->mutex);
     impl_->submitted.emplace_back(impl_->next_id, std::move(request));
     return impl_->next_id++;
+}
+
+bool Engine::can_draw(const Request& request) const {
+    const auto banned = [&](Token t) {
+        return request.min_tokens > 0 &&
+               (impl_->tokenizer.is_end(t) || std::ranges::find(request.stop_tokens, t) != request.stop_tokens.end());
+    };
+    return quire::can_draw(request.sampling, impl_->config.vocab_size, banned);
 }
 
 void Engine::cancel(RequestId id) { cancel(id, -1); }

@@ -1,6 +1,6 @@
-// quire.gguf: reads GGUF files (format document: docs/gguf.md of the ggml project), v2 and v3, whole or split.
-// Everything a file claims is checked once, here, before it is used; no claim makes it take memory beyond a small
-// multiple of the bytes that are really there. **Owns** the mapping of the file, which nobody may cut short meanwhile.
+// quire.gguf: reads GGUF files (format document: docs/gguf.md of the ggml project), v2 and v3, in one file or split.
+// A file is validated once, here, before anything in it is used. Whatever the file says, parsing it takes no more memory than a
+// small multiple of its size. **Owns** the mapping of the file; the file must not be truncated while it is mapped.
 module;
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// quire.gguf_writer: collects metadata and tensors, then writes them as one GGUF file. Enough for tests and tools.
+// quire.gguf_writer: collects metadata and tensors and writes them as one GGUF file; for tests and tools.
 export module quire.gguf_writer;
 
 import quire.base;

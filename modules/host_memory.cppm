@@ -1,5 +1,5 @@
-// quire.host_memory: memory of the host from the operating system, in large pages where these come quickly, and how much of it
-// there is. LargePages **owns** what it hands out.
+// quire.host_memory: host memory from the operating system, in large pages where the system provides them quickly, and the amount
+// available. LargePages **owns** its allocations.
 module;
 
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
-// quire.http: HTTP/1.1 over TCP, TLS and Unix sockets for handlers that may take their time. cpp-httplib routes and writes
-// responses; connections wait for their requests here, without a thread each, and requests are taken apart here, within
-// limits, before anything else sees them. **Owns** the sockets, the thread that waits on them and the workers.
-// (No `import quire.std` here: httplib.h brings the standard library's headers along.)
+// quire.http: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. cpp-httplib does the routing and writes
+// responses. Connections wait for their requests here, without a thread each; requests are parsed here, within limits,
+// before other code sees them. **Owns** the sockets, the thread that waits for them, and the worker threads.
+// (No `import quire.std` here: httplib.h includes the standard library's headers.)
 module;
 
 #include <arpa/inet.h>
@@ -247,14 +247,6 @@ std::string random_id() {
         text += "0123456789abcdef"[b & 15];
     }
     return text;
-}
-
-// An id that can be echoed and logged: letters, digits, - _ . : and no more than 128 of them.
-bool is_plain_word(std::string_view text) {
-    return !text.empty() && text.size() <= 128 && std::ranges::all_of(text, [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-               c == '.' || c == ':';
-    });
 }
 
 } // namespace

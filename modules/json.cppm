@@ -1,4 +1,4 @@
-// quire.json: nlohmann's JSON values behind limits: input from outside is bounded in size and depth before it is parsed.
+// quire.json: nlohmann's JSON values with limits: the size and depth of input is checked before it is parsed.
 // (No `import quire.std` here: libstdc++'s shared_ptr, which nlohmann instantiates, cannot befriend names of another module.)
 module;
 

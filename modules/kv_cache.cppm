@@ -1,5 +1,5 @@
-// quire.kv_cache: the K and V arrays of every layer, cut into blocks, on the device and, for swapping, on the host.
-// **Owns** their memory; which block holds what is the block manager's business.
+// quire.kv_cache: the K and V arrays of every layer in blocks, on the device and, for swapping, on the host.
+// **Owns** their memory; the block manager knows which block holds what.
 export module quire.kv_cache;
 
 import quire.backend;

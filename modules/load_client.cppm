@@ -1,5 +1,5 @@
-// quire.load_client: many streamed requests at once to any OpenAI-compatible server, and when each piece of text came. One
-// thread waits on all connections, so thousands of streams cost descriptors, not threads. **Owns** its connections.
+// quire.load_client: sends many streamed requests at once to any OpenAI-compatible server and records when each piece of text
+// arrives. One thread waits for all connections, so thousands of streams need no thousands of threads. **Owns** its connections.
 module;
 
 #include <fcntl.h>

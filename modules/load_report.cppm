@@ -1,5 +1,5 @@
-// quire.load_report: what is asked of a server to measure it, when, and what came of it: arrivals, bodies of requests, and
-// the table of `vllm bench serve`, line by line, with its definitions. Values only. Owns nothing.
+// quire.load_report: for measuring a server: arrival times, request bodies, and the table of `vllm bench serve` with its
+// definitions. Plain values. Owns nothing.
 export module quire.load_report;
 
 import quire.base;

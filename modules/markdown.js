@@ -1,5 +1,5 @@
-// Markdown as elements. What a model wrote becomes text nodes and never markup: there is no innerHTML, no image, no address
-// but http and https. Depth is bounded, and no text takes more than about its length in time.
+// Markdown as DOM elements. A model's text becomes text nodes, never HTML: there is no innerHTML, no image, and no link but
+// http and https. Nesting is bounded, and the time is about proportional to the length of the text.
 
 const DEEPEST = 6; // lists in lists, quotes in quotes, bold in italic
 

@@ -1,24 +1,24 @@
-// The products of quire.cpu_kernels, included once for each instruction set, in a namespace and under a target of its own.
-// The includer defines
+// The GEMM loops of quire.cpu_kernels. This file is included once for each instruction set, in its own namespace and with its own
+// target attribute. The includer defines
 //   DOT(sum, w, x)  sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
-//   BYTE_DOT(sum, u, s)  the same of four bytes a lane: u without a sign, s with one
-//   ANY_NEGATIVE(v) whether a lane of int32 is negative
-//   SPLIT_BYTES     whether BYTE_DOT is one instruction, so that 8 bits times the bytes of 16 bits beat 16 bits times 16 bits
-//   PAIRED_PLACES   whether additions cost so much less than products that half the products are replaced (add_pairs)
-//   DOT_TOKENS      tokens multiplied together with a tile of integers, more than one where its 16 registers are in memory
-//   FMA(a, b, c)    a · b + c, fused where the target can
-//   FUSED           whether it can
-//   FEW, MANY       rows, tokens and places of a FloatTile for few and for many tokens
-//   Lanes           the vector of floats that fits a register: 16, or 8 of them
+//   BYTE_DOT(sum, u, s)  the same with four bytes per lane: u unsigned, s signed
+//   ANY_NEGATIVE(v) whether any lane of int32 is negative
+//   SPLIT_BYTES     whether BYTE_DOT is one instruction, so that 8 bits times the bytes of 16 bits is faster than 16 bits times 16
+//   PAIRED_PLACES   whether additions are so much cheaper than products that half the products are replaced (add_pairs)
+//   DOT_TOKENS      tokens multiplied together with a tile of integers; more than one where the tile's 16 vectors are in memory
+//   FMA(a, b, c)    a · b + c, fused if the target can
+//   FUSED           whether it is fused
+//   FEW, MANY       rows, tokens and columns of a FloatTile for few and for many tokens
+//   Lanes           the vector of floats that fits into a register: 16, or 8 of them
 //   FROM_HALVES(out, h)  out = 16 half floats, given as u16x16, as floats
 //
-// Products of integers want 16 neighbouring rows interleaved: of each piece of their blocks (a scale, 16 bytes of elements) all
-// 16 rows together, so that a vector holds one place of 16 rows and sums never cross lanes. The bytes are those of the file
-// in another order. Some types are brought into it when a model is loaded, others at each use, a few places at a time
-// (interleaved_at_load). A tile is 16 rows × 32 places, unpacked to int16 in 16 registers; every token passes over it, and
-// shares the cost of turning and unpacking.
+// Integer products need 16 consecutive rows interleaved: for each piece of their blocks (a scale, 16 bytes of elements) the pieces of
+// all 16 rows are stored together, so that a vector holds one column of 16 rows and sums never cross lanes. The bytes are those of
+// the file in another order. Some types are interleaved when a model is loaded, others at each use, a few columns at a time
+// (interleaved_at_load). A tile is 16 rows × 32 columns, unpacked to int16 in 16 registers; all tokens use it, which spreads
+// the cost of interleaving and unpacking.
 //
-// Weights of floats stay as they are in the file: a vector holds 16 places of one row.
+// Float weights stay in the order of the file: a vector holds 16 columns of one row.
 
 #define LOW_HALF(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
 #define HIGH_HALF(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)

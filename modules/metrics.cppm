@@ -1,5 +1,5 @@
-// quire.metrics: counters and histograms that many threads feed, and their text for Prometheus. Names and buckets are
-// vLLM's where the meaning is the same, `quire:` for the rest. Owns nothing but numbers.
+// quire.metrics: counters and histograms that many threads update, and their text for Prometheus. Metrics with the same
+// meaning as in vLLM have vLLM's names and buckets, others begin with `quire:`. Owns only numbers.
 export module quire.metrics;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.model: the transformer, in the order of the papers, over the backend's operations.
-// **Owns** the prepared weights and the activations. Knows nothing of requests and scheduling but the StepPlan.
+// quire.model: the transformer, in the order of the papers, built from the backend's operations.
+// **Owns** the prepared weights and the activations. Of requests and scheduling it knows only the StepPlan.
 export module quire.model;
 
 import quire.backend;
@@ -16,17 +16,17 @@ export namespace quire {
 
 class Model {
 public:
-    // Prepares every weight and takes memory for steps of up to max_tokens tokens and max_logit_rows rows of logits.
-    // `progress` hears the fraction of the layers that are ready.
+    // Prepares every weight and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of logits.
+    // `progress` is called with the fraction of the layers that are ready.
     static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
-    // Begins one step, whose block moves are done: the logits of the plan's logit rows. On a device it runs from here on;
-    // a CPU returns when it is done.
+    // Starts one step and computes the logits of the plan's logit rows; block moves must be done. On a GPU it returns while the
+    // step runs, on a CPU when it is finished.
     void forward(const StepPlan& plan, const KvCache& cache);
-    // Behind it, what the plan's tasks want of these logits.
+    // After forward(): starts the plan's sampling tasks on these logits.
     void sample(const StepPlan& plan);
-    // Waits for the step; valid until the next one.
+    // Waits for the step. The result is valid until the next one.
     StepLogits results();
 
     // Bytes of the activations.
@@ -50,8 +50,8 @@ private:
     std::span<const float> hidden_state(int row);
 };
 
-// The frequencies of a config's rotary embedding, scaled as it says (linear; YaRN: Peng et al. 2023, section 3), and
-// divided by the file's rope_freqs where there are any. `scale` is what cosine and sine are multiplied by.
+// The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by the file's
+// rope_freqs if there are any. Cosine and sine are multiplied by `scale`.
 std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const float> divisors, float& scale);
 
 } // namespace quire
@@ -66,7 +66,7 @@ std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const f
     scale      = 1;
     double low = 0, high = 0;
     if (config.rope_scaling == RopeScaling::yarn) {
-        // The pair that turns `turns` times over the original context.
+        // The index of the pair that makes `turns` full rotations over the original context.
         auto pair_of = [&](double turns) {
             return config.rope_dim * std::log(config.rope_original_context / (turns * 2 * 3.14159265358979323846)) /
                    (2 * std::log(double(config.rope_base)));
@@ -233,7 +233,7 @@ void Model::forward(const StepPlan& plan, const KvCache& cache) {
     b.embed(weights_.token_embd, weights_.position_embd, x);
     for (std::size_t i = 0; i < weights_.layers.size(); i++) {
         const LayerTensors& w = weights_.layers[i];
-        // attention: project, turn, store, look back, project; the first norm has nothing to add yet
+        // attention: q, k, v; RoPE and store; attend; output projection. The first norm has no residual to add yet.
         b.norm(i > 0 ? delta : x, w.attn_norm, w.attn_norm_bias, c.norm_eps, i > 0 ? &x : nullptr, h);
         b.matmul(h, std::array{Projection{&w.attn_q, &w.attn_q_bias, rows(q_)},
                                Projection{&w.attn_k, &w.attn_k_bias, rows(k_)},
@@ -243,7 +243,7 @@ void Model::forward(const StepPlan& plan, const KvCache& cache) {
         b.rope_and_store(rows(q_), rows(k_), rows(v_), rope_, cache.layers()[i]);
         b.attention(rows(q_), cache.layers()[i], attention, rows(attended_));
         b.matmul(rows(attended_), std::array{Projection{&w.attn_output, &w.attn_output_bias, delta}});
-        // feed-forward: widen, bend, narrow
+        // feed-forward: up and gate, activation, down
         b.norm(delta, w.ffn_norm, w.ffn_norm_bias, c.norm_eps, &x, h);
         const Tensor up = rows(up_);
         if (w.ffn_gate) {

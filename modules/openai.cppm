@@ -1,5 +1,5 @@
-// quire.openai: OpenAI's API as values: JSON text → what is asked for, what was generated → JSON text. In the words of
-// OpenAI, vLLM and llama.cpp; knows no sockets, no engine and no tokenizer. Owns nothing.
+// quire.openai: OpenAI's API as values: JSON text → request, generated tokens → JSON text, with the field names of OpenAI, vLLM
+// and llama.cpp. Uses no sockets, no engine and no tokenizer. Owns nothing.
 export module quire.openai;
 
 import quire.base;
@@ -24,6 +24,11 @@ template <class T>
 using Parsed = std::expected<T, ApiFault>;
 
 std::string error_body(const ApiFault& fault);
+
+// That a prompt does not fit, in the words by which clients of OpenAI know it. `param`: what the prompt came in. `at_least`:
+// its tokens were not counted.
+ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least = false);
 
 // -- requests
 
@@ -73,8 +78,8 @@ struct GenerationRequest {
     int                      prompt_logprobs = -1; // as the field asks, in vLLM's shape
     int                      truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
     bool                     cache_prompt    = true;
-    std::string              id;      // request_id
-    std::vector<std::string> unknown; // fields that nobody knows, for the log
+    std::string              id;      // request_id, if it is a plain word
+    std::vector<std::string> unknown; // unknown fields, for the log
 };
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
@@ -335,15 +340,15 @@ struct Unsupported {
 constexpr Unsupported unsupported[] = {
     // OpenAI
     {"suffix", R"([""])"},
-    {"tools", "[]"},
+    {"tools", "[[]]"},
     {"tool_choice", R"(["none"])"},
-    {"functions", "[]"},
+    {"functions", "[[]]"},
     {"function_call", R"(["none"])"},
-    {"modalities", R"([["text"]])"},
+    {"modalities", R"([["text"],[]])"},
     {"audio", "[]"},
     {"prediction", "[]"},
     {"web_search_options", "[]"},
-    {"reasoning_effort", R"(["none"])"},
+    {"reasoning_effort", R"(["none","medium"])"},
     {"verbosity", R"(["medium"])"},
     {"store", "[false]"},
     {"service_tier", R"(["auto","default"])"},
@@ -369,7 +374,7 @@ constexpr Unsupported unsupported[] = {
     {"thinking_token_budget", "[]"},
     {"repetition_detection", "[]"},
     {"spaces_between_special_tokens", "[true]"},
-    {"include_reasoning", "[true]"},
+    {"include_reasoning", "[true,false]"},
     {"logprob_token_ids", "[]"},
     {"bad_words_ids", "[]"},
     // llama.cpp
@@ -425,13 +430,19 @@ constexpr const char* idle[] = {"user",
                                 "preserved_tokens",
                                 "generation_prompt"};
 
+std::string accepted(const Json& harmless) {
+    std::string list;
+    for (const Json& value : harmless) list += cat(list.empty() ? "" : " or ", json_dump(value));
+    return list.empty() ? list : cat(" here; only ", list, " is accepted");
+}
+
 void refuse_unsupported(Fields& f) {
     for (const Unsupported& u : unsupported) {
         const Json* v = f.find(u.name);
         if (!v) continue;
         const Json harmless = Json::parse(u.harmless);
         if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
-            f.fail(u.name, cat(u.name, " is not supported", harmless.empty() ? "" : " but for its default"));
+            f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));
     }
     for (const char* name : idle) (void)f.find(name);
     if (const Json* v = f.find("response_format")) {
@@ -540,9 +551,10 @@ void parse_beams(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     if (s.repetition_penalty != 1)
         f.fail(f.has("repetition_penalty") ? "repetition_penalty" : "repeat_penalty",
                "a repetition penalty does not go with beam search");
-    if (f.has("logit_bias")) f.fail("logit_bias", "logit_bias does not go with beam search");
+    if (!s.logit_bias.empty() || !out.text_bias.empty())
+        f.fail("logit_bias", "logit_bias does not go with beam search");
     if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
-    if (f.has("bad_words")) f.fail("bad_words", "bad_words does not go with beam search");
+    if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
     if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
     if (out.has_seed) (void)0; // nothing is drawn: any seed gives the same
 }
@@ -552,10 +564,11 @@ void parse_stream(Fields& f, GenerationRequest& out) {
     const Json* options = f.find("stream_options");
     if (!options) return;
     if (!options->is_object()) return f.fail("stream_options", "stream_options has to be an object");
-    if (!out.stream) return f.fail("stream_options", "stream_options needs stream");
     Fields o(*options);
     out.include_usage    = o.boolean("include_usage", false);
     out.continuous_usage = o.boolean("continuous_usage_stats", false);
+    if (!out.stream && (out.include_usage || out.continuous_usage))
+        return f.fail("stream_options", "stream_options needs stream");
     if (o.boolean("include_obfuscation", false)) o.fail("include_obfuscation", "include_obfuscation is not supported");
     if (o.fault()) f.fail("stream_options", o.refusal().error().message);
     for (const std::string& name : o.unknown()) out.unknown.push_back("stream_options." + name);
@@ -611,7 +624,7 @@ void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     if (out.prompt_logprobs >= 0 && out.stream) f.fail("prompt_logprobs", "prompt_logprobs does not go with stream");
     if (out.stream && r.beam_width == 0 && r.best_of > r.n)
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
-    out.id = f.text("request_id", 128);
+    if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
     refuse_unsupported(f);
 }
 
@@ -745,6 +758,9 @@ Conversation parse_conversation(Fields& f, const ApiLimits& limits) {
     return out;
 }
 
+// llama.cpp's name for log-probabilities; 0 is none.
+int parse_n_probs(Fields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
+
 } // namespace
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
@@ -757,13 +773,13 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
     out.add_special_tokens = f.boolean("add_special_tokens", true);
     out.echo               = f.boolean("echo", false);
     int logprobs           = -1;
-    // llama.cpp's name for the same; there 0 is none.
-    if (const int n = f.integer("n_probs", 0, limits.logprobs, 0); n > 0) logprobs = n;
+    if (const int n = parse_n_probs(f, limits); n > 0) logprobs = n;
     logprobs                      = f.integer("logprobs", 0, limits.logprobs, logprobs);
     out.logprobs                  = logprobs >= 0;
     out.request.sampling.logprobs = logprobs;
-    for (const char* other : {"top_logprobs", "messages"})
-        if (f.has(other)) f.fail(other, cat(other, " belongs to /v1/chat/completions"));
+    if (f.integer("top_logprobs", 0, limits.logprobs, 0) > 0)
+        f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
+    if (f.has("messages")) f.fail("messages", "messages belongs to /v1/chat/completions");
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
     if (f.fault()) return f.refusal();
     return out;
@@ -780,8 +796,10 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
     out.add_special_tokens = f.boolean("add_special_tokens", false); // templates write them
     if (f.boolean("echo", false)) f.fail("echo", "echo belongs to /v1/completions");
     if (f.has("prompt")) f.fail("prompt", "prompt belongs to /v1/completions");
-    out.logprobs  = f.boolean("logprobs", false);
-    const int top = f.integer("top_logprobs", 0, limits.logprobs, 0);
+    const int n_probs = parse_n_probs(f, limits);
+    out.logprobs      = f.boolean("logprobs", n_probs > 0);
+    const int top     = f.integer("top_logprobs", 0, limits.logprobs, n_probs);
+    if (n_probs > 0 && !out.logprobs) f.fail("n_probs", "n_probs needs logprobs, which is false");
     if (top > 0 && !out.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs");
     if (out.logprobs) out.request.sampling.logprobs = top;
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
@@ -828,7 +846,8 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     out.token_strings = f.boolean("return_token_strs", false);
     out.cache_salt    = f.text("cache_salt", 1024);
     for (const char* name : {"chat_template", "tools"})
-        if (f.has(name)) f.fail(name, cat(name, " is not supported"));
+        if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
+            f.fail(name, cat(name, " is not supported"));
     if (f.fault()) return f.refusal();
     return out;
 }
@@ -1010,6 +1029,16 @@ void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage) {
 }
 
 } // namespace
+
+ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least) {
+    return {400,
+            cat("This model's maximum context length is ", context, " tokens. However, you requested ",
+                at_least ? "at least " : "", prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ",
+                param, ", ", completion_tokens, " in the completion). Please reduce the length of the ", param,
+                completion_tokens > 0 ? " or completion." : "."),
+            param, "context_length_exceeded"};
+}
 
 std::string error_body(const ApiFault& fault) {
     return json_dump(Json{{"error",

@@ -1,4 +1,4 @@
-// quire.output_file: a file that is there as a whole or not at all. **Owns** its unfinished part.
+// quire.output_file: writes a file completely or not at all. **Owns** the unfinished part.
 module;
 
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-// What both pages of the server need: things kept in the browser, calls with the key, server-sent events.
+// What both pages of the server share: values kept in the browser, API calls with the key, server-sent events.
 
 // Kept in the browser; where it keeps nothing (private windows), for as long as the page is open.
 const kept = {};

@@ -1,5 +1,5 @@
-// quire.pages: the pages of the server, each one file without a foreign address, and the policy that holds a browser to that.
-// Owns nothing.
+// quire.pages: the server's web pages, each one file that loads nothing from elsewhere, and the Content-Security-Policy that makes
+// the browser enforce this. Owns nothing.
 module;
 
 #include <openssl/evp.h>

@@ -1,6 +1,6 @@
-// quire.prefix_cache: the name of a full block (a hash of it and of everything before it), who holds it, and which blocks
-// continue it. **Owns** hash tables of a size fixed at construction. Knows neither tokens nor reference counts: whoever
-// finds a block compares.
+// quire.prefix_cache: maps the name of a full block (a hash of its tokens and of all tokens before them) to the block, and finds the
+// blocks that continue it. **Owns** hash tables of fixed size. Knows neither tokens nor reference counts: the caller
+// that finds a block compares the tokens.
 module;
 
 #define XXH_INLINE_ALL // header only: nothing to link

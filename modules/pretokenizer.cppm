@@ -1,5 +1,5 @@
-// quire.pretokenizer: cuts a text into the words that byte-level BPE never merges across.
-// Each vocabulary was trained behind certain regular expressions; here each of them is a scanner that runs once over
+// quire.pretokenizer: splits text into the words across which byte-level BPE never merges.
+// Each vocabulary was trained with certain regular expressions; here each of them is a scanner that passes once over
 // the characters. Owns nothing.
 export module quire.pretokenizer;
 

@@ -1,8 +1,8 @@
-// quire.quants: the block formats of GGUF, each drawn bit by bit, and the loops that turn blocks into floats.
+// quire.quants: the quantisation formats of GGUF, each with a drawing of its bits, and the loops that convert blocks to floats.
 //
-// A row is a run of blocks; a block holds 32 or 256 neighbouring elements as small integers and the scales that turn
-// them back. The loops are always-inline, so that whoever calls them compiles them for his own instruction set; the
-// arithmetic is the same everywhere, and the same bits as gguf-py's and libggml's.
+// A row is a sequence of blocks. A block holds 32 or 256 consecutive elements as small integers, and the scales that convert
+// them back. The loops are always-inline, so each caller compiles them for its own instruction set. The arithmetic is
+// the same everywhere and gives the same bits as gguf-py and libggml.
 export module quire.quants;
 
 import quire.base;

@@ -1,5 +1,4 @@
-// quire.random_model: model files with random weights, of any shape and type, so that speed can be measured anywhere.
-// Owns nothing.
+// quire.random_model: writes model files with random weights, of any shape and type, for benchmarks. Owns nothing.
 export module quire.random_model;
 
 import quire.base;

@@ -48,7 +48,7 @@ struct Request {
     bool pin = false;
     // Nothing is generated: Output::embedding is wanted. Such a request reads no cache.
     bool               embed      = false;
-    int                max_tokens = 16; // at least 1
+    int                max_tokens = 16; // 0: nothing is generated, the prompt is computed and rated as asked
     int                min_tokens = 0;  // before so many no end or stop token can come
     bool               ignore_end = false;
     std::vector<Token> stop_tokens;             // beside the model's own end tokens
@@ -56,10 +56,10 @@ struct Request {
     bool               return_logits   = false; // the raw logits of the last prompt position
 
     // Sequences that it may have at once.
-    int width() const { return beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
+    int width() const { return !generates() ? 1 : beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
     // Of the prompt the logit rows of all tokens, so that all of them have to be computed.
     bool wants_all_rows() const { return prompt_logprobs >= 0 || embed; }
-    bool generates() const { return !pin && !embed; }
+    bool generates() const { return !pin && !embed && max_tokens > 0; }
 };
 
 struct TokenLogprob {
@@ -77,7 +77,7 @@ enum class FinishReason : std::uint8_t {
     none,      // still running
     stop,      // an end token or a stop token; a pinned prefix that is ready
     length,    // max_tokens, the model's context or the whole pool is used up
-    cancelled, // by whoever asked
+    cancelled, // by the caller
     refused,   // could never run: see the message
     failed,    // the model's numbers are not finite, or no token can come: see the message
 };
@@ -112,7 +112,7 @@ struct Output {
     std::chrono::steady_clock::time_point first_run{};           // when its prompt was scheduled for the first time
 };
 
-// -- the seam between scheduling and compute ------------------------------------------------------------
+// -- the interface between scheduling and compute -------------------------------------------------------
 
 // Whole-block copies inside the device pool (copy-on-write) or between the pools (swap).
 struct BlockCopy {

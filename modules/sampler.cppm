@@ -1,5 +1,5 @@
 // quire.sampler: one row of logits and the request's parameters → the next token.
-// Holds no state but scratch memory: randomness comes from (seed, position), so a result depends on no neighbour.
+// Its only state is scratch memory: random numbers come from (seed, position), so a result does not depend on other requests.
 export module quire.sampler;
 
 import quire.base;
@@ -66,6 +66,9 @@ private:
     std::vector<Candidate>    candidates_; // [vocab]
 };
 
+// Whether the allowed tokens, biases and bad words leave a token that can come first, of those that are not `banned`.
+bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned);
+
 // Greedy, on the logits as they are.
 bool is_plain_greedy(const SamplingParams& params);
 
@@ -112,6 +115,19 @@ bool usable(std::span<const float> logits) {
         finite |= unsigned(v >= -most);
     }
     return too_big == 0 && finite != 0;
+}
+
+bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned) {
+    std::unordered_set<Token> never;
+    for (auto [token, bias] : params.logit_bias)
+        if (bias == -std::numeric_limits<float>::infinity()) never.insert(token);
+    for (const std::vector<Token>& word : params.bad_words)
+        if (word.size() == 1) never.insert(word[0]);
+    const auto possible = [&](Token t) { return !never.contains(t) && !banned(t); };
+    if (!params.allowed_tokens.empty()) return std::ranges::any_of(params.allowed_tokens, possible);
+    for (Token t = 0; t < vocab_size; t++)
+        if (possible(t)) return true;
+    return false;
 }
 
 bool is_plain_greedy(const SamplingParams& params) {

@@ -1,5 +1,5 @@
-// quire.scheduler: decides, step by step, which tokens of which sequences run (iteration-level scheduling; the paper's
-// section 4.5). **Owns** the requests' sequences, their queues and the block manager. Knows no tensors and no text.
+// quire.scheduler: decides in each step which tokens of which sequences run (continuous batching; the paper,
+// section 4.5). **Owns** the requests' sequences, their queues and the block manager. Handles no tensors and no text.
 export module quire.scheduler;
 
 import quire.base;
@@ -14,7 +14,7 @@ export namespace quire {
 // How a request that gave up its blocks comes by its KV again. `automatic`: what costs less time, by RecoveryCosts.
 enum class Recovery : std::uint8_t { automatic, swap, recompute };
 
-// Measured by whoever runs the steps; 0: not yet.
+// Measured by the engine; 0: not yet.
 struct RecoveryCosts {
     double seconds_per_block = 0; // copied between device and swap pool, one way
     double seconds_per_token = 0; // computed in a prefill
@@ -59,6 +59,7 @@ struct SequenceGroup {
     int                                    n_recomputed = 0; // tokens computed again after preemptions
     int                                    n_preempted = 0, n_displaced = 0;
     bool                                   prompt_done = false; // its last row was there, all sequences exist
+    std::vector<int>                       cancelled;           // answers that nobody wants, before they came to be
     SharingStats                           sharing;
     std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
 
@@ -241,9 +242,10 @@ std::string Scheduler::sum(const Request& request, int available) const {
 Result<void> Scheduler::check_request(const Request& request) const {
     const auto n = request.prompt.size();
     if (n == 0) return fail("the prompt has no tokens; at least one is needed");
-    if (n >= std::size_t(options_.context))
-        return fail_with(ErrorKind::limit, "the prompt has ", n,
-                         " tokens; with the one to generate that is more than the context of ", options_.context);
+    if (n + std::size_t(request.generates()) > std::size_t(options_.context))
+        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; ",
+                         request.generates() ? "with the one to generate " : "", "that is more than the context of ",
+                         options_.context);
     const int width = request.width();
     if (width > options_.max_sequences)
         return fail_with(ErrorKind::limit, "the request needs ", width, " sequences at once; ", options_.max_sequences,

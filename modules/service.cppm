@@ -1,5 +1,5 @@
-// quire.service: one engine for many callers: a bounded queue in front of it, a mailbox for each of them, and the way from
-// tokens back to text. **Owns** the engine, its thread, the mailboxes and the pinned prefixes.
+// quire.service: shares one engine among many callers: a bounded queue of requests, a mailbox for each caller, and the conversion
+// of tokens to text. **Owns** the engine, its thread, the mailboxes and the pinned prefixes.
 export module quire.service;
 
 import quire.base;

@@ -1,5 +1,5 @@
-// quire.snapshot: the KV memory at one moment, and a run as a row of such moments: plain values, for block_view, tests and
-// the server. The block manager and the scheduler fill them in; nothing here is read by the engine.
+// quire.snapshot: the KV memory at one moment, and a run as a list of such moments: plain values for block_view, tests and
+// the server. The block manager and the scheduler fill them in; the engine does not read them.
 export module quire.snapshot;
 
 import quire.base;
@@ -11,7 +11,7 @@ export namespace quire {
 // One physical block of the device pool.
 struct BlockView {
     int           ref_count = 0;     // block tables and pins that map it; 0: free
-    int           filled    = 0;     // slots with a K and V that somebody may still read, 0 .. block_size
+    int           filled    = 0;     // slots with K and V that can still be read, 0 .. block_size
     bool          pinned    = false; // belongs to a pinned prefix: never evicted
     bool          findable  = false; // has its hash in the prefix cache; with ref_count 0: cached and free
     std::uint64_t hash      = 0;     // when findable
@@ -29,7 +29,7 @@ struct SequenceView {
     int                  n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
     int                  n_computed = 0;             // leading tokens whose K and V are written
     std::vector<BlockId> blocks; // logical → physical; ids of the swap pool while swapped; none while preempted
-    // Of each block the text of its tokens, where whoever recorded it wanted that; else empty.
+    // The text of each block's tokens if it was recorded, else empty.
     std::vector<std::string> texts;
 };
 
@@ -62,7 +62,7 @@ struct Trace {
 
 // Sums over one snapshot. used + cached + free = the blocks of the pool.
 struct MemoryTotals {
-    int    used = 0, cached = 0, free = 0; // in a table or pinned; nobody's but findable; nobody's
+    int    used = 0, cached = 0, free = 0; // in a table or pinned; in no table but cached; neither
     int    pinned = 0;                     // of the used ones
     int    shared = 0;                     // of the used ones: in more than one table
     double waste  = 0; // slots of used blocks that hold nothing, of all slots of used blocks (the paper, section 4.3)

@@ -1,8 +1,8 @@
-// quire.std: the names of the standard library that quire uses, as one module in place of #includes.
+// quire.std: the names of the standard library that quire uses, as one module instead of #includes.
 //
-// libstdc++ 12 has no `import std`. With #includes every module would carry its own copy of <vector>,
-// <string>, ... and the build would take almost three times as long. A missing name is one line away.
-// Macros (errno, INT_MAX) do not travel through an import: #include the C header where one is needed.
+// libstdc++ 12 has no `import std`. With #includes every module would contain its own copy of <vector>,
+// <string>, ... and the build would take almost three times as long. To use another name, add a line below.
+// Macros (errno, INT_MAX) cannot be imported: #include the C header where one is needed.
 module;
 
 #include <algorithm>
@@ -127,9 +127,9 @@ using std::lock_guard, std::unique_lock, std::shared_lock, std::scoped_lock, std
     std::condition_variable_any;
 using std::counting_semaphore, std::binary_semaphore, std::cv_status;
 
-// operators are names too: without these, an importer cannot compare or concatenate
-using std::operator==, std::operator!=, std::operator<, std::operator<=, std::operator>, std::operator>=,
-    std::operator<=>;
+// operators are names too: without these, an importer cannot compare or concatenate. `<=` and `>=` are made from `<=>`;
+// exported, they clash with the friends of that name that libstdc++ 14 declares in std::variant.
+using std::operator==, std::operator!=, std::operator<, std::operator>, std::operator<=>;
 using std::operator+, std::operator-, std::operator|, std::operator&;
 
 } // namespace std

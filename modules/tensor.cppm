@@ -1,4 +1,4 @@
-// quire.tensor: element types of GGUF, and a view of an array that somebody else owns. Owns nothing.
+// quire.tensor: GGUF's element types, and a view of an array that is owned elsewhere. Owns nothing.
 export module quire.tensor;
 
 import quire.base;

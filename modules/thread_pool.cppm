@@ -1,4 +1,4 @@
-// quire.thread_pool: the same function over many items on a fixed set of threads. **Owns** the worker threads.
+// quire.thread_pool: runs one function over many items on a fixed set of threads. **Owns** the worker threads.
 export module quire.thread_pool;
 
 import quire.base;

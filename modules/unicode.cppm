@@ -1,4 +1,4 @@
-// quire.unicode: UTF-8 step by step, and the character classes that pre-tokenizers ask for (utf8proc's tables).
+// quire.unicode: decodes UTF-8 step by step, and has the character classes that pre-tokenizers need (utf8proc's tables).
 module;
 
 #include <utf8proc.h>

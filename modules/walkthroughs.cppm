@@ -1,5 +1,5 @@
-// quire.walkthroughs: runs on an engine recorded step by step; among them the worked examples of the paper and of a lesson
-// on block pools, played with a real model. Owns nothing.
+// quire.walkthroughs: runs of an engine recorded step by step, among them the worked examples of the paper and of a lesson
+// on block pools, with a real model. Owns nothing.
 export module quire.walkthroughs;
 
 import quire.base;

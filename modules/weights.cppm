@@ -1,4 +1,4 @@
-// quire.weights: tensor names of a file → the matrices of each layer, every shape checked against the config.
+// quire.weights: tensor names of a file → the matrices of each layer, with every shape checked against the config.
 export module quire.weights;
 
 import quire.base;

@@ -1,4 +1,4 @@
-// What the tests of the whole engine share: a model file loaded, one batch of requests run to its end.
+// Shared by the tests of the whole engine: loads a model file, runs one batch of requests to its end.
 // Include after the imports of quire.base, quire.engine, quire.request and quire.std.
 #pragma once
 

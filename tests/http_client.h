@@ -1,4 +1,4 @@
-// A client that can misbehave: a socket, what is sent byte by byte, and responses taken apart.
+// A client that can misbehave: a socket, bytes sent as given, and parsed responses.
 #pragma once
 
 #include <netinet/in.h>

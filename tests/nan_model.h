@@ -1,4 +1,4 @@
-// A small model of random weights of which some are NaN.
+// A small model with random weights, some of which are NaN.
 // Include after the imports of quire.base, quire.gguf, quire.random_model, quire.std and quire.tensor.
 #pragma once
 
@@ -7,21 +7,22 @@
 
 namespace quire::testing {
 
-// The file, gone with the object. `tensor` is a matrix or vector of it; its row `row` is NaN.
+// The file, gone with the object. `tensor` is a matrix or vector of it; its row `row` is NaN: bits that are all set are one, as
+// a float, a half or the scale of a block.
 class NanModel {
 public:
-    NanModel(std::string_view tensor, std::int64_t row) : path_(temporary()) {
-        const ModelShape shape{"nan", 2, 64, 4, 2, 128, 320, 256};
-        if (!write_random_model(path_, shape, DType::F32)) throw std::runtime_error("cannot write " + path_);
+    NanModel(std::string_view tensor, std::int64_t row, DType type = DType::F32) : path_(temporary()) {
+        const ModelShape shape{"nan", 2, 256, 4, 2, 256, 320, 256};
+        if (!write_random_model(path_, shape, type)) throw std::runtime_error("cannot write " + path_);
         Result<Gguf> file = Gguf::open(path_);
         if (!file) throw std::runtime_error(file.error().message);
-        const GgufTensor*        t    = file->tensor(tensor);
-        const GgufTensor&        last = file->tensors().back(); // ends with the file
-        const auto               at   = std::int64_t(file->file_bytes()) - (last.data + last.bytes - t->data);
-        const std::vector<float> nan(std::size_t(t->dims[0]), std::numeric_limits<float>::quiet_NaN());
-        std::fstream             out(path_, std::ios::in | std::ios::out | std::ios::binary);
-        out.seekp(at + row * t->dims[0] * 4);
-        out.write(reinterpret_cast<const char*>(nan.data()), std::ptrdiff_t(nan.size() * 4));
+        const GgufTensor* t    = file->tensor(tensor);
+        const GgufTensor& last = file->tensors().back(); // ends with the file
+        const auto        at   = std::int64_t(file->file_bytes()) - (last.data + last.bytes - t->data);
+        const std::string nan(row_bytes(t->type, t->dims[0]), '\xff');
+        std::fstream      out(path_, std::ios::in | std::ios::out | std::ios::binary);
+        out.seekp(at + row * std::int64_t(nan.size()));
+        out.write(nan.data(), std::ptrdiff_t(nan.size()));
         if (!out.flush()) throw std::runtime_error("cannot write " + path_);
     }
     NanModel(const NanModel&)            = delete;

@@ -1,4 +1,4 @@
-// Runs one of the project's programs as a user would: arguments, standard input, and what came of it.
+// Runs one of the project's programs as a user would: with arguments and standard input; returns its output.
 #pragma once
 
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
-// Where reference data is: the full set beside the project if it is there, else the part that ships in tests/data
-// (archives among it are unpacked into the build folder).
+// Finds reference data: the full set next to the project if it exists, else the part in tests/data
+// (archives in it are unpacked into the build folder).
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Operations of the CPU backend that no kernel test sees whole: the cache's layout, rotation, threads.
+// Operations of the CPU backend as a whole, beyond the kernel tests: the cache's layout, RoPE, threads.
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 

@@ -1,7 +1,7 @@
-// Random histories of everything that a block manager can be asked for, every invariant checked after each operation, and
-// beside it a model of what each block's slots hold: whatever a table says is there must be what was written. Once more with
-// hashes of few bits, which collide all the time.
-// QUIRE_LONG=1 runs a million operations on every pool; QUIRE_SEED chooses another history.
+// Random sequences of all operations of a block manager. Every invariant is checked after each operation, and a model of
+// each block's slots checks that what a block table says is what was written. Once more with hashes of few bits, which
+// collide all the time.
+// QUIRE_LONG=1 runs a million operations on every pool; QUIRE_SEED chooses other sequences.
 #include <catch2/catch_test_macros.hpp>
 #include <cstdlib>
 

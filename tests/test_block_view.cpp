@@ -1,4 +1,4 @@
-// The KV memory drawn: sums, text, JSON there and back, the page, and the program block-viz.
+// Display of the KV memory: sums, text, JSON written and read again, the page, and the program block-viz.
 #include <httplib.h>
 #include <catch2/catch_test_macros.hpp>
 #include <thread>

@@ -1,4 +1,4 @@
-// The program `chat` as a process, its input and output no terminal: turns, commands, timings, wrong usage.
+// The program `chat` as a process without a terminal: conversations, commands, timings, wrong usage.
 #include <catch2/catch_test_macros.hpp>
 
 #include <poll.h>

@@ -1,4 +1,4 @@
-// The chat forms against the texts that the model libraries render from the same templates.
+// The chat formats against the texts that the models' libraries render from the same templates.
 #include "reference.h"
 
 #include <catch2/catch_test_macros.hpp>

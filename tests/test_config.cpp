@@ -1,4 +1,4 @@
-// What a file says about its model: read_config() and bind_tensors() on files that are made here, right but for one thing.
+// read_config() and bind_tensors() on files made here that are valid except for one thing.
 #include <catch2/catch_test_macros.hpp>
 
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-// Every kernel of every instruction set that this machine has, against plain sums in double.
+// Every kernel of every instruction set that this machine has, against plain sums in double precision.
 #include <catch2/catch_test_macros.hpp>
 
 import quire.base;

@@ -1,4 +1,4 @@
-// The GPU against plain C++ and against the CPU engine. Without a GPU these tests say so and pass.
+// The GPU against plain C++ and against the CPU engine. Without a GPU these tests print that and pass.
 #include <catch2/catch_test_macros.hpp>
 
 #include "../cuda/kernels.h"

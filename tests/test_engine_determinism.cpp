@@ -1,5 +1,5 @@
-// A sequence's logits have the same bits whatever batch it ran in, however its prompt was cut, whether its blocks came
-// from the cache, were recomputed after a preemption, and on any number of threads.
+// A sequence's logits are bit-identical in any batch, with any chunking of its prompt, from the cache, recomputed after a
+// preemption, and with any number of threads.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 

@@ -1,5 +1,5 @@
-// Decoding methods and recovery on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities, each
-// request's answer equal, bit for bit, to the one it gets alone. QUIRE_LONG=1 runs twenty thousand schedules,
+// Decoding methods and recovery on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities. Each
+// request's answer is bit-identical to the one it gets alone. QUIRE_LONG=1 runs twenty thousand schedules,
 // QUIRE_SEED chooses others.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>

@@ -1,6 +1,6 @@
-// The pipelined order: step n + 1 begins before the events of step n are handed out, planned while step n ran. On a CPU a
-// step has run when it has begun; what is tested is that whatever happens in between, the answers are those of the plain
-// order, bit for bit.
+// The pipelined order: step n + 1 starts before the events of step n are delivered, and is planned while step n runs. On a CPU a
+// step is finished when its start returns. The tests show that whatever happens in between, the answers are bit-identical to
+// those of the plain order.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// What a request may ask of the engine beyond sampling: min_tokens, allowed and bad words, an embedding, one answer of
-// several cancelled.
+// Options of engine requests beyond sampling: min_tokens, allowed and bad words, embeddings, cancelling one of several
+// answers.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
@@ -17,15 +17,17 @@ using namespace quire::testing;
 
 namespace {
 
-Engine load(bool pipeline) {
+Engine load(bool pipeline, int context = 0, int batch = 0) {
     EngineOptions options;
-    options.threads       = 1;
-    options.device        = "cpu";
-    options.block_size    = 4;
-    options.kv_blocks     = 128;
-    options.max_sequences = 4;
-    options.pipeline      = pipeline;
-    Result<Engine> engine = Engine::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
+    options.threads          = 1;
+    options.device           = "cpu";
+    options.block_size       = 4;
+    options.kv_blocks        = 128;
+    options.max_sequences    = 4;
+    options.pipeline         = pipeline;
+    options.context          = context;
+    options.max_batch_tokens = batch;
+    Result<Engine> engine    = Engine::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
     REQUIRE(engine.has_value());
     return std::move(*engine);
 }
@@ -95,6 +97,82 @@ TEST_CASE("allowed tokens and bad words", "[engine]") {
     CHECK(!engine.submit(r));
 }
 
+TEST_CASE("a request that leaves no token to draw is refused", "[engine]") {
+    constexpr float never     = -std::numeric_limits<float>::infinity();
+    Engine          engine    = load(false);
+    Request         r         = request(prompt);
+    r.sampling.allowed_tokens = {20, 21};
+    r.sampling.logit_bias     = {{20, never}};
+    for (Token t : tokens_of(run(engine, r))) CHECK(t == 21);
+    SECTION("by biases") { r.sampling.logit_bias.emplace_back(21, never); }
+    SECTION("by bad words") { r.sampling.bad_words = {{21}}; }
+    SECTION("by min_tokens, before which no stop token comes") {
+        r.stop_tokens = {21};
+        r.min_tokens  = 2;
+    }
+    SECTION("by biases of the whole vocabulary") {
+        r.sampling.allowed_tokens.clear();
+        for (Token t = 0; t < engine.config().vocab_size; t++) r.sampling.logit_bias.emplace_back(t, never);
+    }
+    CHECK(!engine.can_draw(r));
+    CHECK(!engine.submit(r));
+    r.max_tokens = r.min_tokens = 0; // nothing is drawn
+    CHECK(engine.submit(r));
+}
+
+TEST_CASE("max_tokens 0 rates the prompt and generates nothing", "[engine]") {
+    Engine  engine                = load(GENERATE(false, true), 0, 5); // a prompt in pieces
+    Request r                     = request(prompt, 1);
+    r.prompt_logprobs             = 2;
+    r.return_logits               = true;
+    const std::vector<Output> one = run(engine, r);
+    r.max_tokens                  = 0;
+    SECTION("of one answer") {}
+    SECTION("of several") { r.n = 3; }
+    SECTION("of the best") { r.n = 2, r.best_of = 3; }
+    SECTION("of beams") { r.n = 2, r.beam_width = 3; }
+    const std::vector<Output> none = run(engine, r);
+    REQUIRE(int(none.size()) == r.n);
+    for (int i = 0; i < r.n; i++) {
+        CHECK(none[std::size_t(i)].index == i);
+        CHECK(none[std::size_t(i)].tokens.empty());
+        CHECK(none[std::size_t(i)].finish == FinishReason::length);
+        CHECK(none[std::size_t(i)].done == (i + 1 == r.n));
+    }
+    CHECK(none[0].prompt_logits == one[0].prompt_logits);
+    REQUIRE(none[0].prompt_logprobs.size() == prompt.size() - 1);
+    for (std::size_t i = 0; i + 1 < prompt.size(); i++)
+        CHECK(none[0].prompt_logprobs[i].chosen.logprob == one[0].prompt_logprobs[i].chosen.logprob);
+    CHECK(engine.stats().blocks_used == 0);
+    CHECK(engine.stats().decode_tokens == 0);
+    r.prompt_logprobs = -1; // what was computed is found again
+    r.return_logits   = false;
+    CHECK(run(engine, r)[0].cached_tokens > 0);
+}
+
+TEST_CASE("a prompt may fill the context where nothing is generated", "[engine]") {
+    Engine  engine = load(GENERATE(false, true), int(prompt.size()));
+    Request r      = request(prompt, 0);
+    CHECK(run(engine, r).back().finish == FinishReason::length);
+    r.embed = true;
+    CHECK(int(run(engine, r).back().embedding.size()) == engine.config().hidden_size);
+    r.embed               = false;
+    r.pin                 = true;
+    Result<RequestId> pin = engine.submit(r);
+    REQUIRE(pin.has_value());
+    std::vector<Output> out;
+    while (engine.step(out)) {}
+    CHECK(out.back().finish == FinishReason::stop);
+    engine.cancel(*pin);
+    while (engine.step(out)) {}
+    CHECK(engine.stats().blocks_used == 0);
+    r = request(prompt, 1);
+    CHECK(!engine.submit(r));
+    r.max_tokens = 0;
+    r.prompt.push_back(5);
+    CHECK(!engine.submit(r));
+}
+
 TEST_CASE("an embedding is the mean of the prompt's hidden states, however it is computed", "[engine]") {
     const auto embedding = [](int batch, int others) {
         EngineOptions options;
@@ -153,4 +231,115 @@ TEST_CASE("one answer of several can be cancelled", "[engine]") {
     CHECK(tokens_of(out, 2) == tokens_of(whole, 2));
     CHECK(tokens_of(out, 1).size() < 20);
     CHECK(engine.stats().blocks_used == 0);
+}
+
+TEST_CASE("one answer can be cancelled before its prompt is done", "[engine]") {
+    const bool pipeline             = GENERATE(false, true);
+    const int  when                 = GENERATE(0, 1); // nothing of the prompt has run, a piece of it has
+    const int  which                = GENERATE(0, 1, 2);
+    Engine     engine               = load(pipeline, 0, 4);
+    Request    r                    = request(prompt, 8);
+    r.n                             = 3;
+    r.ignore_end                    = true;
+    r.sampling.temperature          = 1;
+    r.sampling.seed                 = 1;
+    const std::vector<Output> whole = run(engine, r);
+    r.cache_salt                    = "computed again";
+    const Result<RequestId> id      = engine.submit(r);
+    REQUIRE(id.has_value());
+    std::vector<Output> out;
+    for (int step = 0; step < when; step++) engine.step(out);
+    CHECK(out.empty());
+    engine.cancel(*id, which);
+    engine.cancel(*id, which); // gone already
+    engine.cancel(*id, 3);     // never there
+    while (engine.step(out)) engine.check_invariants();
+    for (int i = 0; i < 3; i++) {
+        CHECK(tokens_of(out, i) == (i == which ? std::vector<Token>() : tokens_of(whole, i)));
+        const auto last = [&](const Output& o) { return o.index == i && o.finish != FinishReason::none; };
+        REQUIRE(std::ranges::count_if(out, last) == 1);
+        CHECK(std::ranges::find_if(out, last)->finish == (i == which ? FinishReason::cancelled : FinishReason::length));
+    }
+    CHECK(out.back().done);
+    CHECK(std::ranges::count_if(out, &Output::done) == 1);
+    CHECK(engine.stats().blocks_used == 0);
+}
+
+TEST_CASE("with its last answer a request is over", "[engine]") {
+    Engine  engine             = load(GENERATE(false, true), 0, 4);
+    Request r                  = request(prompt, 8);
+    r.n                        = 2;
+    r.best_of                  = GENERATE(0, 3);
+    const Result<RequestId> id = engine.submit(r);
+    REQUIRE(id.has_value());
+    for (int i : {1, 0}) engine.cancel(*id, i);
+    std::vector<Output> out;
+    while (engine.step(out)) engine.check_invariants();
+    REQUIRE(out.size() == 2);
+    for (const Output& o : out) CHECK(o.finish == FinishReason::cancelled);
+    CHECK(out[0].index == 1);
+    CHECK(!out[0].done);
+    CHECK(out[1].index == 0);
+    CHECK(out[1].done);
+    CHECK(engine.stats().blocks_used == 0);
+}
+
+TEST_CASE("one of the best answers can be cancelled", "[engine]") {
+    Engine  engine         = load(GENERATE(false, true));
+    Request r              = request(prompt, 8);
+    r.n                    = 2;
+    r.sampling.temperature = 1;
+    r.ignore_end           = true;
+    SECTION("of samples") { r.best_of = 4; }
+    SECTION("of beams") { r.beam_width = 4; }
+    const std::vector<Output> whole = run(engine, r);
+    for (int which : {0, 1}) {
+        const Result<RequestId> id = engine.submit(r);
+        REQUIRE(id.has_value());
+        std::vector<Output> out;
+        for (int step = 0; step < 4; step++) engine.step(out);
+        engine.cancel(*id, which);
+        while (engine.step(out)) engine.check_invariants();
+        REQUIRE(out.size() == 2);
+        CHECK(out[0].index == which);
+        CHECK(out[0].finish == FinishReason::cancelled);
+        CHECK(out[1].index == 1 - which);
+        CHECK(tokens_of(out, 1 - which) == tokens_of(whole, 1 - which));
+        CHECK(out[1].done);
+    }
+}
+
+TEST_CASE("answers that come whole are cancelled by their own numbers, whichever sequences are left", "[engine]") {
+    Engine  engine         = load(GENERATE(false, true));
+    Request r              = request(prompt, 60);
+    r.n                    = 3;
+    r.ignore_end           = true;
+    r.sampling.temperature = 1.5f;
+    // A seed with which the first sequence soon has a token that the others do not have.
+    Token only = -1;
+    for (; only < 0; r.sampling.seed++) {
+        REQUIRE(r.sampling.seed < 100);
+        const std::vector<Output> out   = run(engine, r);
+        const std::vector<Token>  first = tokens_of(out, 0);
+        const auto                in    = [&](int i) {
+            const std::vector<Token> tokens = tokens_of(out, i);
+            return std::ranges::find(tokens, first[1]) != tokens.end();
+        };
+        if (first[0] != first[1] && !in(1) && !in(2)) only = first[1];
+    }
+    r.sampling.seed--;
+    r.n                        = 1;
+    r.best_of                  = 3;
+    r.stop_tokens              = {only};
+    const Result<RequestId> id = engine.submit(r);
+    REQUIRE(id.has_value());
+    std::vector<Output> out;
+    for (int step = 0; step < 8; step++) engine.step(out);
+    CHECK(out.empty());
+    engine.cancel(*id);
+    while (engine.step(out)) engine.check_invariants();
+    REQUIRE(out.size() == 1);
+    CHECK(out[0].index == 0);
+    CHECK(out[0].finish == FinishReason::cancelled);
+    CHECK(out[0].done);
 }

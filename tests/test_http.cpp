@@ -1,4 +1,4 @@
-// The transport: requests taken apart, and raw sockets that do what no good client would.
+// The HTTP layer: parsing of requests, and raw sockets that behave as no good client would.
 #include <catch2/catch_test_macros.hpp>
 
 #include <sys/resource.h>

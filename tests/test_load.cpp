@@ -1,4 +1,4 @@
-// What `bench serve` is made of: arrivals, bodies, answers taken apart, the table; and the whole of it against an HTTP
+// The parts of `bench serve`: arrival times, bodies, parsing of answers, the table; and all of it against an HTTP
 // server and against the program `server`.
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>

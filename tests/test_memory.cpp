@@ -1,4 +1,4 @@
-// How much memory there is, and pools that it cannot hold: refused with the sum, before anything is taken.
+// The amount of memory, and pools that do not fit into it: they are refused with the sum before anything is allocated.
 #include <catch2/catch_test_macros.hpp>
 
 #include <sys/resource.h>

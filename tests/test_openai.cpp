@@ -1,4 +1,4 @@
-// OpenAI's API as values: what is asked for, what is refused and by which name, what responses look like.
+// OpenAI's API as values: parsing requests, refusing fields by name, the format of responses.
 #include <catch2/catch_test_macros.hpp>
 
 import quire.base;
@@ -86,7 +86,35 @@ TEST_CASE("defaults, and null for each of them", "[openai]") {
                              "suffix",
                              "echo",
                              "grammar",
-                             "structured_outputs"}) {
+                             "structured_outputs",
+                             "n_probs",
+                             "functions",
+                             "function_call",
+                             "parallel_tool_calls",
+                             "reasoning_effort",
+                             "verbosity",
+                             "modalities",
+                             "audio",
+                             "prediction",
+                             "store",
+                             "metadata",
+                             "service_tier",
+                             "web_search_options",
+                             "prompt_cache_key",
+                             "safety_identifier",
+                             "chat_template",
+                             "chat_template_kwargs",
+                             "add_generation_prompt",
+                             "continue_final_message",
+                             "add_special_tokens",
+                             "guided_json",
+                             "request_id",
+                             "truncate_prompt_tokens",
+                             "return_token_ids",
+                             "cache_prompt",
+                             "n_predict",
+                             "id_slot",
+                             "beam_width"}) {
         INFO(name);
         CHECK(fault(completion(cat('"', name, "\":null"))) == "fine");
         CHECK(fault(chat(cat('"', name, "\":null"))) == "fine");
@@ -142,6 +170,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("logit_bias":"x")", "logit_bias"},
         {R"("stream":1)", "stream"},
         {R"("stream_options":{"include_usage":true})", "stream_options"},
+        {R"("stream_options":{"continuous_usage_stats":true})", "stream_options"},
         {R"("stream":true,"stream_options":{"include_usage":1})", "stream_options"},
         {R"("stream":true,"stream_options":1)", "stream_options"},
         {R"("stream":true,"best_of":2)", "best_of"},
@@ -162,10 +191,14 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("priority":"high")", "priority"},
         {R"("cache_salt":1)", "cache_salt"},
         {R"("suffix":"x")", "suffix"},
-        {R"("tools":[])", "tools"},
         {R"("tools":[{"type":"function"}])", "tools"},
+        {R"("tools":{})", "tools"},
         {R"("tool_choice":"auto")", "tool_choice"},
-        {R"("functions":[])", "functions"},
+        {R"("functions":[{"name":"f"}])", "functions"},
+        {R"("function_call":{"name":"f"})", "function_call"},
+        {R"("n_probs":21)", "n_probs"},
+        {R"("n_probs":-1)", "n_probs"},
+        {R"("n_probs":true)", "n_probs"},
         {R"("response_format":{"type":"json_object"})", "response_format"},
         {R"("response_format":"text")", "response_format"},
         {R"("response_format":{"type":"json_schema","json_schema":{}})", "response_format"},
@@ -192,7 +225,10 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     CHECK(fault(chat(R"("logprobs":2)")) == "logprobs");
     CHECK(fault(chat(R"("top_logprobs":2)")) == "top_logprobs");
     CHECK(fault(chat(R"("logprobs":true,"top_logprobs":21)")) == "top_logprobs");
+    CHECK(fault(chat(R"("logprobs":false,"n_probs":2)")) == "n_probs");
     CHECK(fault(chat(R"("echo":true)")) == "echo");
+    CHECK(chat(R"("tools":[{"type":"function"}])").error().message ==
+          "tools is not supported here; only [] is accepted");
     std::string many;
     for (int i = 0; i < 65; i++) many += (i > 0 ? R"(,"s")" : R"("s")");
     CHECK(fault(completion(R"("stop":[)" + many + "]")) == "stop");
@@ -202,10 +238,29 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
 TEST_CASE("what changes nothing is accepted", "[openai]") {
     for (const char* fields :
          {R"("user":"u","metadata":{"a":1},"parallel_tool_calls":true,"service_tier":"auto","store":false)",
-          R"("response_format":{"type":"text"})", R"("tool_choice":"none")", R"("suffix":"")", R"("model":"other")",
-          R"("typical_p":1.0,"mirostat":0,"dry_multiplier":0,"samplers":null,"id_slot":-1)", R"("n":1.0)",
-          R"("top_k":-1)", R"("seed":-1)", R"("temperature":0)", R"("max_tokens":-1)", R"("max_tokens":0)",
-          R"("chat_template_kwargs":{})"}) {
+          R"("response_format":{"type":"text"})",
+          R"("tool_choice":"none")",
+          R"("suffix":"")",
+          R"("model":"other")",
+          R"("typical_p":1.0,"mirostat":0,"dry_multiplier":0,"samplers":null,"id_slot":-1)",
+          R"("n":1.0)",
+          R"("top_k":-1)",
+          R"("seed":-1)",
+          R"("temperature":0)",
+          R"("max_tokens":-1)",
+          R"("max_tokens":0)",
+          R"("chat_template_kwargs":{})",
+          R"("tools":[])",
+          R"("tools":[],"tool_choice":"none")",
+          R"("functions":[],"function_call":"none")",
+          R"("stream_options":{})",
+          R"("stream_options":{"include_usage":false})",
+          R"("stream":false,"stream_options":{"include_usage":null})",
+          R"("stream":true,"stream_options":{"include_usage":true,"include_obfuscation":false})",
+          R"("modalities":["text"],"verbosity":"medium","reasoning_effort":"medium","include_reasoning":false)",
+          R"("store":false,"metadata":{},"prediction":null,"audio":null,"web_search_options":null)",
+          R"("logit_bias":{},"bad_words":[],"stop":[],"stop_token_ids":[],"use_beam_search":true)",
+          R"("logit_bias":[],"n_probs":0,"top_logprobs":0,"logprobs":null,"grammar":"","samplers":null)"}) {
         INFO(fields);
         CHECK(fault(completion(fields)) == "fine");
         CHECK(fault(chat(fields)) == "fine");
@@ -220,6 +275,14 @@ TEST_CASE("what changes nothing is accepted", "[openai]") {
     CHECK(bias->request.sampling.logit_bias == std::vector<std::pair<Token, float>>{{3, -100.0f}});
     CHECK(bias->text_bias == std::vector<std::pair<std::string, float>>{{"cat", 5.0f}});
     CHECK(std::isinf(completion(R"("logit_bias":[[3,false]])")->request.sampling.logit_bias[0].second));
+    CHECK(completion(R"("n_probs":3)")->request.sampling.logprobs == 3);
+    CHECK(chat(R"("n_probs":3)")->logprobs);
+    CHECK(chat(R"("n_probs":3)")->request.sampling.logprobs == 3);
+    CHECK(chat(R"("n_probs":3,"logprobs":true,"top_logprobs":2)")->request.sampling.logprobs == 2);
+    CHECK(completion(R"("request_id":"My-1_2.3:4")")->id == "My-1_2.3:4");
+    for (const char* odd : {"", "two words", "a\\r\\nb", "\\u0000", "a/b", "é", "a\\\"b"})
+        CHECK(completion(cat(R"("request_id":")", odd, '"'))->id.empty());
+    CHECK(completion(R"("request_id":")" + std::string(129, 'a') + "\"")->id.empty());
     CHECK(completion(R"("use_beam_search":true,"best_of":4,"n":2)")->request.beam_width == 4);
     CHECK(completion(R"("use_beam_search":true,"n":3)")->request.beam_width == 3);
     CHECK(chat(R"("use_beam_search":true,"beam_width":5,"early_stopping":"never","length_penalty":0.5)")
@@ -295,6 +358,21 @@ TEST_CASE("bodies that are no requests", "[openai]") {
     CHECK(!parse_detokenize_request(R"({"tokens":[100]})", limits()));
     CHECK(!parse_text_request(R"({"prompt":"a","content":"b"})", limits()));
     CHECK(!parse_id_request("{}", limits()));
+}
+
+TEST_CASE("a prompt too long is said in OpenAI's words", "[openai]") {
+    const ApiFault f = context_overflow(64, 60, 16, "messages");
+    CHECK(f.status == 400);
+    CHECK(
+        f.message ==
+        "This model's maximum context length is 64 tokens. However, you requested 76 tokens (60 in the messages, 16 in "
+        "the completion). Please reduce the length of the messages or completion.");
+    CHECK(f.param == "messages");
+    CHECK(f.code == "context_length_exceeded");
+    CHECK(json_of(error_body(f))["error"]["type"] == "invalid_request_error");
+    CHECK(context_overflow(64, 2'000'000'000, 2'000'000'000, "prompt", true)
+              .message.find("at least 4000000000 tokens (2000000000 in the prompt, ") != std::string::npos);
+    CHECK(context_overflow(64, 65, 0, "input").message.ends_with("Please reduce the length of the input."));
 }
 
 TEST_CASE("responses have OpenAI's shapes", "[openai]") {

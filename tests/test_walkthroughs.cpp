@@ -1,4 +1,4 @@
-// The worked examples of the documents, played on the model that ships: block for block what the documents say.
+// The worked examples of the paper and of the lesson, played with the toy model: block by block as the documents say.
 #include <catch2/catch_test_macros.hpp>
 
 import quire.base;

@@ -1,4 +1,4 @@
-// bench: how fast the parts of quire are on this machine.
+// bench: measures how fast the parts of quire are on this machine.
 // Exit codes: 0, 1 (something cannot be measured: one line on stderr), 2 (wrong usage).
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -1148,7 +1148,7 @@ Result<std::vector<std::string>> workload(const ServeArguments& a, bool chat) {
     return request_bodies(*prompts, o);
 }
 
-// The text of each different request when nobody else is there.
+// The text of each different request when it runs alone.
 Result<std::map<std::string_view, std::string>> texts_alone(const LoadTarget&               target,
                                                             const std::vector<std::string>& bodies, double timeout) {
     std::map<std::string_view, std::string> texts;
@@ -1224,36 +1224,41 @@ void add_serve_flags(CLI::App* c, ServeArguments& a) {
     c->add_option("--base-url", a.base_url)->capture_default_str();
     c->add_option("--endpoint", a.endpoint, "/v1/completions or /v1/chat/completions")->capture_default_str();
     c->add_option("--api-key", a.api_key)->envname("OPENAI_API_KEY");
-    c->add_option("--model", a.model, "the server's first by default");
+    c->add_option("--model", a.model, "name of the model; default: the server's first");
     c->add_option("--num-prompts", a.n_prompts)->check(positive)->capture_default_str();
-    c->add_option("--request-rate", a.report.request_rate, "requests a second; inf: all at once")
+    c->add_option("--request-rate", a.report.request_rate, "requests per second; inf: all at once")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
-    c->add_option("--burstiness", a.burstiness, "1: a Poisson process; else gamma; small: in bursts")
-        ->check(CLI::Range(1e-3, 1e6))
+    c->add_option("--burstiness", a.burstiness,
+                  "1: a Poisson process; otherwise gamma-distributed; smaller values: in bursts")
+        ->check(CLI::Range(1e-3, 1e6).description("FLOAT in [0.001 - 1000000]"))
         ->capture_default_str();
-    c->add_option("--max-concurrency", a.report.max_concurrency, "requests at once")->check(positive);
+    c->add_option("--max-concurrency", a.report.max_concurrency, "most requests at once")->check(positive);
     c->add_option("--dataset-path", a.dataset,
                   "JSON lines {\"prompt\": text, ids or a length} or {\"messages\": […]}, with \"output_tokens\"");
     c->add_option("--random-input-len,--input-len", a.n_input)->check(positive)->capture_default_str();
     c->add_option("--random-output-len,--output-len", a.n_output)->check(positive)->capture_default_str();
-    c->add_option("--random-range-ratio", a.range_ratio, "lengths vary by this part of them")
+    c->add_option("--random-range-ratio", a.range_ratio, "lengths vary by this fraction")
         ->check(CLI::Range(0.0, 1.0))
         ->capture_default_str();
-    c->add_option("--random-prefix-len", a.prefix, "tokens before them, shared by all")->check(CLI::Range(0, 1 << 24));
-    c->add_option("--random-vocab", a.vocabulary, "random ids are below this")->check(positive)->capture_default_str();
+    c->add_option("--random-prefix-len", a.prefix, "tokens of a prefix shared by all prompts")
+        ->check(CLI::Range(0, 1 << 24));
+    c->add_option("--random-vocab", a.vocabulary, "random token ids are below this")
+        ->check(positive)
+        ->capture_default_str();
     c->add_option("--temperature", a.temperature)->check(CLI::Range(0.0, 2.0))->capture_default_str();
     c->add_flag("--ignore-eos", a.ignore_eos);
-    c->add_option("--extra-body", a.extra_body, "a JSON object whose members go into every request");
-    c->add_option("--num-warmups", a.n_warmups, "requests before the measured ones; one is always sent")
+    c->add_option("--extra-body", a.extra_body, "JSON object whose members are added to every request");
+    c->add_option("--num-warmups", a.n_warmups, "requests sent before the measurement; at least one is sent")
         ->check(CLI::Range(0, 1 << 20));
     c->add_option("--seed", a.seed);
-    c->add_option("--goodput", a.goodput, "ttft:MS tpot:MS e2el:MS: what a good answer keeps within")->delimiter(' ');
+    c->add_option("--goodput", a.goodput, "ttft:MS tpot:MS e2el:MS: latency limits of a good answer")->delimiter(' ');
     c->add_option("--metric-percentiles", a.report.percentiles)->delimiter(',')->check(CLI::Range(0.0, 100.0));
-    c->add_option("--timeout", a.timeout, "seconds until an answer has to be there")->capture_default_str();
-    c->add_option("--duration", a.duration, "seconds after which nothing more is sent; 0: all prompts are");
-    c->add_flag("--check", a.check, "every request is first sent alone; all its answers have to have that text");
-    c->add_flag("--json", a.json, "JSON with vLLM's keys instead of the table");
+    c->add_option("--timeout", a.timeout, "seconds after which an answer counts as failed")->capture_default_str();
+    c->add_option("--duration", a.duration, "seconds after which no more requests are sent; 0: send all");
+    c->add_flag("--check", a.check,
+                "first send every different request alone, then compare all texts with that answer");
+    c->add_flag("--json", a.json, "print JSON with vLLM's keys instead of the table");
 }
 
 int run(int argc, char** argv) {
@@ -1262,95 +1267,106 @@ int run(int argc, char** argv) {
     int       repetitions = 20;
     bool      json        = false;
     CLI::App* blocks_command =
-        app.add_subcommand("blocks", "the bookkeeping alone: scheduler, block tables, prefix cache");
-    blocks_command->add_option("-r,--repetitions", repetitions, "of each line")
+        app.add_subcommand("blocks", "scheduler, block tables and prefix cache, without a model");
+    blocks_command->add_option("-r,--repetitions", repetitions, "repetitions of each line")
         ->check(CLI::Range(1, 10'000))
         ->capture_default_str();
-    blocks_command->add_flag("--json", json, "JSON instead of a Markdown table");
+    blocks_command->add_flag("--json", json, "print JSON instead of a Markdown table");
     Arguments  a;
     const auto model_options = [&](CLI::App* c) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
         c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
-        c->add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
-        c->add_option("--isa", a.isa, "of the CPU; the widest there is by default")
+        c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
+        c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
-                      "of the GPU's memory, weights and KV together")
+                      "fraction of the GPU's memory for weights and KV together")
             ->check(CLI::Range(0.01, 1.0))
             ->capture_default_str();
-        c->add_option("-b,--batch-size", a.batch_tokens, "tokens of a step; 0: 2048 on a GPU, 256 on a CPU")
+        c->add_option("-b,--batch-size", a.batch_tokens, "most tokens in a step; 0: 2048 on a GPU, 256 on a CPU")
             ->check(CLI::Range(0, 1 << 20));
-        c->add_option("--kv-blocks", a.kv_blocks, "0: what is needed")->check(CLI::Range(0, 1 << 24));
-        c->add_option("--pipeline", a.pipeline, "on or off: begin a step before the last one's outputs are looked at");
-        c->add_option("--bandwidth", a.bandwidth, "GB/s of this machine, for the fraction of the limit");
-        c->add_option("--tflops", a.tflops, "TFLOP/s of this machine, for the fraction of the limit");
+        c->add_option("--kv-blocks", a.kv_blocks, "number of KV blocks; 0: as many as needed")
+            ->check(CLI::Range(0, 1 << 24));
+        c->add_option("--pipeline", a.pipeline,
+                      "on or off: start the next step before the last one's outputs are processed");
+        c->add_option("--bandwidth", a.bandwidth,
+                      "this machine's memory bandwidth in GB/s, to print the fraction of the limit");
+        c->add_option("--tflops", a.tflops, "this machine's TFLOP/s, to print the fraction of the limit");
         c->add_flag("--json", a.json);
         return c;
     };
     CLI::App* model_command =
-        model_options(app.add_subcommand("model", "prefill and decode of one sequence, as llama-bench"));
+        model_options(app.add_subcommand("model", "prefill and decode of one sequence, like llama-bench"));
     model_command->add_option("-p,--n-prompt", a.pp)->delimiter(',')->check(CLI::Range(0, 1 << 20));
     model_command->add_option("-n,--n-gen", a.tg)->delimiter(',')->check(CLI::Range(0, 1 << 20));
-    model_command->add_option("-d,--n-depth", a.depth, "context before the generated tokens")
+    model_command->add_option("-d,--n-depth", a.depth, "tokens of context before the generated ones")
         ->check(CLI::Range(0, 1 << 20));
     model_command->add_option("-r,--repetitions", a.repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
     model_command->add_flag("--no-warmup", a.no_warmup);
     CLI::App* batched_command =
-        model_options(app.add_subcommand("batched", "many sequences at once, as llama-batched-bench"));
-    batched_command->add_option("--npp", a.npp, "prompt tokens")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-    batched_command->add_option("--ntg", a.ntg, "generated tokens")
+        model_options(app.add_subcommand("batched", "many sequences at once, like llama-batched-bench"));
+    batched_command->add_option("--npp", a.npp, "tokens in each prompt")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by the sequences");
-    batched_command->add_option("--npl", a.npl, "sequences")->delimiter(',')->check(CLI::Range(1, 4096));
+    batched_command->add_option("--ntg", a.ntg, "tokens generated for each sequence")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by all sequences");
+    batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(CLI::Range(1, 4096));
     Arguments side; // sizes at which both have been measured three times after about two minutes
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
-        app.add_subcommand("compare", "the CPU beside llama.cpp's, both programs by turns, with the ratios' spread");
+        app.add_subcommand("compare", "quire and llama.cpp on the CPU, alternating, with the range of the ratios");
     compare_command->add_option("-m,--model", side.model, "GGUF file")->required()->check(CLI::ExistingFile);
-    compare_command->add_option("--llama-bench", side.llama_bench, "the program")->required()->check(CLI::ExistingFile);
-    compare_command->add_option("--llama-batched-bench", side.llama_batched_bench, "by default beside llama-bench")
+    compare_command->add_option("--llama-bench", side.llama_bench, "path of llama-bench")
+        ->required()
         ->check(CLI::ExistingFile);
-    compare_command->add_option("-t,--threads", side.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
-    compare_command->add_option("--isa", side.isa, "instruction set; the widest there is by default")
+    compare_command
+        ->add_option("--llama-batched-bench", side.llama_batched_bench,
+                     "path of llama-batched-bench; default: next to llama-bench")
+        ->check(CLI::ExistingFile);
+    compare_command->add_option("-t,--threads", side.threads, "threads; 0: one per physical core")
+        ->check(CLI::Range(0, 1024));
+    compare_command->add_option("--isa", side.isa, "instruction set; default: the best this CPU has")
         ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
     compare_command->add_option("-p,--n-prompt", side.pp)->delimiter(',')->check(CLI::Range(1, 1 << 20));
     compare_command->add_option("-n,--n-gen", side.tg)->delimiter(',')->check(CLI::Range(1, 1 << 20));
-    compare_command->add_option("-r,--repetitions", side.repetitions, "of each test in a round")
+    compare_command->add_option("-r,--repetitions", side.repetitions, "repetitions of each test in a round")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
-    compare_command->add_option("--npp", side.npp, "prompt tokens of each sequence of a batch")
+    compare_command->add_option("--npp", side.npp, "tokens in each prompt of a batch")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    compare_command->add_option("--ntg", side.ntg, "generated tokens of each")
+    compare_command->add_option("--ntg", side.ntg, "tokens generated for each sequence of a batch")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    compare_command->add_option("--npl", side.npl, "sequences; 0: no batches")
+    compare_command->add_option("--npl", side.npl, "numbers of sequences; 0: no batches")
         ->delimiter(',')
         ->check(CLI::Range(0, 4096));
     compare_command->add_option("--rounds", side.rounds)->check(CLI::Range(1, 100))->capture_default_str();
     CLI::App* throughput_command =
-        model_options(app.add_subcommand("throughput", "many requests of different lengths, offline"));
+        model_options(app.add_subcommand("throughput", "many requests of different lengths, without a server"));
     throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
     throughput_command->add_option("--lengths", a.lengths, "JSON lines {\"prompt\": n, \"output\": n}");
     throughput_command->add_option("--max-sequences", a.max_sequences)
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
-    CLI::App* kernel_command = app.add_subcommand("kernel", "single kernels of the GPU");
+    CLI::App* kernel_command = app.add_subcommand("kernel", "single GPU kernels");
     kernel_command->add_option(
         "--only", a.only,
         "lines whose kernel begins so: vector, batch, cuBLASLt, decode, prefill, norm, swiglu, rope, copy, "
         "argmax, sample");
-    kernel_command->add_option("--bandwidth", a.bandwidth, "GB/s; 4300 by default");
-    kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; 790 by default");
-    CLI::App* make_command = app.add_subcommand("make-model", "writes a model file of random weights");
+    kernel_command->add_option("--bandwidth", a.bandwidth, "memory bandwidth in GB/s; default 4300");
+    kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; default 790");
+    CLI::App* make_command = app.add_subcommand("make-model", "write a model file with random weights");
     make_command->add_option("--shape", a.shape, "tiny, llama-1b, llama-3b, llama3-3b, llama-7b, llama3-8b, llama-13b")
         ->capture_default_str();
     make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k")->capture_default_str();
-    make_command->add_option("--layers", a.layers, "other than the shape's")->check(CLI::Range(1, 1000));
+    make_command->add_option("--layers", a.layers, "number of layers; default: the shape's")
+        ->check(CLI::Range(1, 1000));
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();
     ServeArguments serving;
-    CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, as `vllm bench serve`");
+    CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
     add_serve_flags(serve_command, serving);
     try {
         app.parse(argc, argv);

@@ -199,7 +199,7 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
     std::size_t first = 0, last = trace.steps.size();
     if (a.step > 0) first = std::size_t(a.step) - 1, last = first + 1;
     else if (!whole && !a.all) {
-        // The step to look at when nobody says which: the last one in which somebody holds blocks.
+        // The step to show by default: the last one in which a sequence holds blocks.
         for (std::size_t i = 0; i < trace.steps.size(); i++)
             if (totals(trace.steps[i]).used > 0) first = i;
         last = first + 1;
@@ -241,18 +241,18 @@ int run(int argc, char** argv) {
         "Shows the KV memory: block tables, sharing, copies, swaps.\n"
          "  block-viz -m MODEL -p PROMPT [-p PROMPT …]   runs the prompts together\n"
          "  block-viz --demo                             plays the examples of the documents"};
-    app.add_option("-m,--model", a.model, "GGUF file; the model that ships by default");
-    app.add_option("-p,--prompt", a.prompts, "a request; give several to run them together");
+    app.add_option("-m,--model", a.model, "GGUF file; default: the toy model");
+    app.add_option("-p,--prompt", a.prompts, "prompt of a request; give several to run them together");
     app.add_option("--trace", a.trace_file, "show a recorded run");
     app.add_option("--url", a.url, "show a running server: http://HOST:PORT");
-    app.add_option("--demo", a.demo, "play the walk-throughs, or one of fig6, fig8, fig9, lesson, swap")
+    app.add_option("--demo", a.demo, "play all worked examples, or one of fig6, fig8, fig9, lesson, swap")
         ->expected(0, 1)
         ->default_str("all")
         ->check(CLI::IsMember({"all", "fig6", "fig8", "fig9", "lesson", "swap"}));
-    app.add_flag("--json", a.json, "one line of JSON for each step shown");
-    app.add_option("--html", a.html_file, "write one self-contained page; -: standard output");
+    app.add_flag("--json", a.json, "print one line of JSON for each step");
+    app.add_option("--html", a.html_file, "write the run as one self-contained web page; -: to standard output");
     app.add_option("--record", a.record_file, "write the run as a trace");
-    app.add_option("--step", a.step, "show this step, from 1; by default the last that uses blocks")
+    app.add_option("--step", a.step, "show this step, counted from 1; default: the last one that uses blocks")
         ->check(CLI::Range(1, 100'000));
     app.add_flag("--all", a.all, "show every step");
     app.add_option("--color", a.color)->check(CLI::IsMember({"auto", "on", "off"}))->capture_default_str();
@@ -260,29 +260,29 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     app.add_option("--answers", a.n, "answers to each request")->check(CLI::Range(1, 1024))->capture_default_str();
-    app.add_option("--best-of", a.best_of, "sampled, of which the best are given")->check(CLI::Range(0, 1024));
+    app.add_option("--best-of", a.best_of, "answers to sample; the best ones are returned")->check(CLI::Range(0, 1024));
     app.add_option("--beam", a.beam, "beam search of this width")->check(CLI::Range(0, 1024));
     app.add_option("--temp", a.temperature)->check(CLI::Range(0.0, 100.0))->capture_default_str();
     app.add_option("-s,--seed", a.seed)->capture_default_str();
-    app.add_option("--priority", a.priorities, "of each prompt; lower runs first");
-    app.add_option("--pin", a.pin, "a prefix that all prompts begin with, pinned");
+    app.add_option("--priority", a.priorities, "priority of each prompt; lower runs first");
+    app.add_option("--pin", a.pin, "a prefix of all prompts, to be pinned");
     app.add_option("--pin-file", a.pin_file, "the same, from a file")->excludes("--pin");
-    app.add_option("--block-size", a.block_size, "tokens of a block")->check(CLI::Range(1, 256))->capture_default_str();
-    app.add_option("--kv-blocks", a.kv_blocks, "blocks of the pool")
+    app.add_option("--block-size", a.block_size, "tokens in a block")->check(CLI::Range(1, 256))->capture_default_str();
+    app.add_option("--kv-blocks", a.kv_blocks, "blocks in the pool")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    app.add_option("--swap-blocks", a.swap_blocks, "blocks of the swap pool; -1: as many")
+    app.add_option("--swap-blocks", a.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
         ->check(CLI::Range(-1, 1 << 20));
-    app.add_option("--max-sequences", a.max_sequences, "that run at once")
+    app.add_option("--max-sequences", a.max_sequences, "most sequences at once")
         ->check(CLI::Range(1, 1024))
         ->capture_default_str();
-    app.add_option("--recovery", a.recovery, "of requests that lost their blocks")
+    app.add_option("--recovery", a.recovery, "how preempted requests get their KV back")
         ->check(CLI::IsMember({"auto", "swap", "recompute"}))
         ->capture_default_str();
-    app.add_flag("--no-prefix-cache", a.no_cache, "share nothing between requests");
-    app.add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
-    app.add_flag("--raw", a.raw, "prompts as they are, without the model's chat template");
-    app.add_option("-t,--threads", a.threads, "0: the physical cores")->check(CLI::Range(0, 1024));
+    app.add_flag("--no-prefix-cache", a.no_cache, "do not reuse KV between requests");
+    app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
+    app.add_flag("--raw", a.raw, "use prompts unchanged, without the model's chat template");
+    app.add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
     try {
         app.parse(argc, argv);
         if (app.count("--demo") > 0 && a.demo.empty()) a.demo = "all";

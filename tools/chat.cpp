@@ -21,7 +21,7 @@ struct Arguments {
     double gpu_memory_utilization                                                = 0.92;
     bool   deterministic                                                         = false;
     int    n = -1, context = 0, threads = 0, block_size = 16, kv_blocks = 0, top_k = 40, repeat_last_n = 64;
-    std::optional<float> temperature; // 0.8; the model that ships is best without chance: 0
+    std::optional<float> temperature; // default 0.8; 0 for the toy model
     float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t         seed = -1;
     bool single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
@@ -503,62 +503,62 @@ int main(int argc, char** argv) {
     CLI::App  app{"A conversation with a GGUF model.", "chat"};
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
     app.set_version_flag("--version", "quire 0.1");
-    app.add_option("-m,--model", a.model, "GGUF file; the first of models/ beside this program by default");
+    app.add_option("-m,--model", a.model, "GGUF file; default: the first one in models/ next to this program");
     auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
     app.add_option("-f,--file", a.prompt_file, "the first message, from a file")->excludes(prompt);
-    app.add_option("--system-prompt", a.system, "system message (also -sys)");
+    app.add_option("--system-prompt", a.system, "system message (short: -sys)");
     app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st)");
-    app.add_option("-n,--predict,--n-predict", a.n,
-                   "tokens of an answer at most; -1: until its end or the context is full")
+    app.add_option("-n,--predict,--n-predict", a.n, "most tokens in an answer; -1: no limit but the context")
         ->check(
             [](const std::string& text) {
                 return text == "-1" ? std::string() : outside(text, 1, 1 << 24, "-1 or at least 1");
             },
             "-1 or at least 1")
         ->capture_default_str();
-    app.add_option("-c,--ctx-size", a.context, "tokens of context; 0: the model's")
+    app.add_option("-c,--ctx-size", a.context, "context length in tokens; 0: the model's")
         ->check(within(0, 1 << 24))
         ->capture_default_str();
-    app.add_option("--device", a.device, "where it runs: the GPU if there is one, or the CPU")
+    app.add_option("--device", a.device, "device to run on; auto: the GPU if there is one")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    app.add_option("--gpu-memory-utilization", a.gpu_memory_utilization, "of the GPU's memory, weights and KV together")
+    app.add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
+                   "fraction of the GPU's memory for weights and KV together")
         ->check(within(0.01, 1.0))
         ->capture_default_str();
-    app.add_flag("--deterministic", a.deterministic, "on a GPU: the same bits in any batch");
-    app.add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
+    app.add_flag("--deterministic", a.deterministic, "on a GPU: bit-identical logits in any batch");
+    app.add_option("-t,--threads", a.threads, "threads; 0: one per physical core")
         ->check(within(0, 1024))
         ->capture_default_str();
-    app.add_option("-s,--seed", a.seed, "seed of the sampling; -1: random")
+    app.add_option("-s,--seed", a.seed, "random seed; -1: a new one each time")
         ->check(within(-1, 0x1p63, "-1 or more"))
         ->capture_default_str();
     app.add_option("--temp", a.temperature,
-                   "temperature; 0: always the likeliest token (0.8; 0 for the model that ships)")
+                   "temperature; 0: always the most likely token (default 0.8; 0 for the toy model)")
         ->check(within(0.0, 100.0));
-    app.add_option("--top-k", a.top_k, "the k likeliest tokens only; 0: all")
+    app.add_option("--top-k", a.top_k, "choose from the k most likely tokens; 0: all")
         ->check(within(0, 1 << 30))
         ->capture_default_str();
-    app.add_option("--top-p", a.top_p, "the likeliest tokens of that much probability together; 1: all")
+    app.add_option("--top-p", a.top_p, "choose from the most likely tokens with this total probability; 1: all")
         ->check(within(1e-9, 1, "above 0, at most 1"))
         ->capture_default_str();
-    app.add_option("--min-p", a.min_p, "tokens of that much of the likeliest one's probability; 0: all")
+    app.add_option("--min-p", a.min_p, "choose from tokens with at least this fraction of the top probability; 0: all")
         ->check(within(0.0, 1.0))
         ->capture_default_str();
-    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens seen before are less likely")
+    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens that occurred before become less likely")
         ->check(within(0.01, 100.0))
         ->capture_default_str();
-    app.add_option("--repeat-last-n", a.repeat_last_n, "tokens the penalties look back over; -1: all")
+    app.add_option("--repeat-last-n", a.repeat_last_n, "number of last tokens that the penalties count; -1: all")
         ->check(within(-1, 1 << 24))
         ->capture_default_str();
-    app.add_option("--presence-penalty", a.presence, "subtracted from tokens generated before")
+    app.add_option("--presence-penalty", a.presence, "subtracted from the logits of tokens generated before")
         ->check(within(-100.0, 100.0))
         ->capture_default_str();
-    app.add_option("--frequency-penalty", a.frequency, "subtracted for each time a token was generated")
+    app.add_option("--frequency-penalty", a.frequency, "subtracted once for each time a token was generated")
         ->check(within(-100.0, 100.0))
         ->capture_default_str();
-    app.add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
+    app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
     app.add_option("--chat-template", a.form_name,
-                   "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; the file's by default")
+                   "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; default: the file's")
         ->check(
             [](const std::string& name) {
                 return chat_form_named(name)
@@ -567,19 +567,19 @@ int main(int argc, char** argv) {
                                  " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
             },
             "NAME");
-    app.add_option("--chat-template-file", a.form_file, "a Jinja template of one of these forms")
+    app.add_option("--chat-template-file", a.form_file, "file with a Jinja template of one of these formats")
         ->excludes("--chat-template");
-    app.add_option("--block-size", a.block_size, "tokens of a KV block")->check(within(1, 256))->capture_default_str();
-    app.add_option("--kv-blocks", a.kv_blocks, "KV blocks; 0: for a full context")
+    app.add_option("--block-size", a.block_size, "tokens in a KV block")->check(within(1, 256))->capture_default_str();
+    app.add_option("--kv-blocks", a.kv_blocks, "number of KV blocks; 0: enough for a full context")
         ->check(within(0, 1 << 24))
         ->capture_default_str();
-    app.add_option("--kv-type", a.kv_type, "type of the KV cache")
+    app.add_option("--kv-type", a.kv_type, "element type of the KV cache")
         ->check(CLI::IsMember({"f16", "f32"}))
         ->capture_default_str();
-    app.add_flag("--no-prefix-cache", a.no_prefix_cache, "compute every prompt from its beginning");
+    app.add_flag("--no-prefix-cache", a.no_prefix_cache, "do not reuse KV between requests");
     auto* timings =
-        app.add_flag("--show-timings", a.timings, "a line of timings after each answer, as a terminal has by default");
-    app.add_flag("--no-show-timings", a.no_timings, "no such line")->excludes(timings);
+        app.add_flag("--show-timings", a.timings, "print timings after each answer; the default on a terminal");
+    app.add_flag("--no-show-timings", a.no_timings, "do not print timings")->excludes(timings);
     app.add_option("--color", a.color, "colours: auto, on, off")
         ->check(CLI::IsMember({"auto", "on", "off"}))
         ->capture_default_str();

@@ -1,4 +1,4 @@
-// inspect: looks into a model file and runs its parts one by one; every command answers with one line of JSON.
+// inspect: shows what is in a model file and runs single parts of the engine; every command prints one line of JSON.
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
@@ -204,7 +204,7 @@ Result<Engine> load_engine(const Arguments& a) {
 }
 
 // Runs one request to its end and gathers its events in one.
-Result<Output> run(Engine& engine, Request request) {
+Result<Output> run(const std::string& model, Engine& engine, Request request) {
     Result<RequestId> id = engine.submit(std::move(request));
     if (!id) return std::unexpected(id.error());
     Output              all;
@@ -220,7 +220,7 @@ Result<Output> run(Engine& engine, Request request) {
         }
         events.clear();
     }
-    if (all.finish == FinishReason::failed) return fail(all.message);
+    if (all.finish == FinishReason::failed) return fail(model, ": ", all.message);
     return all;
 }
 
@@ -238,7 +238,7 @@ int logits(const Arguments& a) {
     request.sampling.logprobs    = std::max(a.top, 1);
     request.prompt_logprobs      = a.all ? 1 : -1;
     request.return_logits        = !a.raw_file.empty();
-    Result<Output> output        = run(*engine, std::move(request));
+    Result<Output> output        = run(a.model, *engine, std::move(request));
     if (!output) return complain(output.error());
     if (output->logprobs.empty()) return complain({ErrorKind::limit, "the prompt does not fit into the KV pool"});
 
@@ -285,13 +285,13 @@ int generate(const Arguments& a) {
         while (engine->step(events)) {}
         Json beams = Json::array();
         for (const Output& e : events) {
-            if (e.finish == FinishReason::failed) return complain({ErrorKind::input, e.message});
+            if (e.finish == FinishReason::failed) return complain({ErrorKind::input, cat(a.model, ": ", e.message)});
             beams.push_back(Json{{"ids", e.tokens}, {"logprob", e.logprob}, {"score", e.score}});
         }
         return print_json(Json{{"beams", std::move(beams)}});
     }
     request.sampling.logprobs = 0;
-    Result<Output> output     = run(*engine, std::move(request));
+    Result<Output> output     = run(a.model, *engine, std::move(request));
     if (!output) return complain(output.error());
     Json logprobs = Json::array();
     for (const PositionLogprobs& p : output->logprobs) logprobs.push_back(p.chosen.logprob);
@@ -320,7 +320,7 @@ int render(const Arguments& a) {
 
 int main(int argc, char** argv) {
     Arguments a;
-    CLI::App  app{"Looks into a GGUF model file; one line of JSON out."};
+    CLI::App  app{"Shows what is in a GGUF file and runs single parts of the engine; prints one line of JSON."};
     app.require_subcommand(1);
     auto command = [&](const char* name, const char* what) {
         CLI::App* c = app.add_subcommand(name, what);
@@ -329,46 +329,50 @@ int main(int argc, char** argv) {
     };
     auto run_options = [&](CLI::App* c) {
         c->add_option("--ids", a.ids, "prompt, as token ids: 1,2,3")->required();
-        c->add_option("--kv-type", a.kv_type, "type of the KV cache")
+        c->add_option("--kv-type", a.kv_type, "element type of the KV cache")
             ->check(CLI::IsMember({"f16", "f32"}))
             ->capture_default_str();
-        c->add_option("--block-size", a.block_size, "tokens of a KV block")
+        c->add_option("--block-size", a.block_size, "tokens in a KV block")
             ->check(CLI::Range(1, 256))
             ->capture_default_str();
-        c->add_option("-t,--threads", a.threads, "threads; 0: the physical cores")
+        c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")
             ->check(CLI::Range(0, 1024))
             ->capture_default_str();
-        c->add_option("--device", a.device, "where it runs")
+        c->add_option("--device", a.device, "device to run on; auto: the GPU if there is one")
             ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
             ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic, "on a GPU: the same bits in any batch");
-        c->add_option("--isa", a.isa, "instruction set; the widest there is by default")
+        c->add_flag("--deterministic", a.deterministic, "on a GPU: bit-identical logits in any batch");
+        c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
     };
-    CLI::App* show_command     = command("show", "metadata, tensors, KV bytes per token");
-    CLI::App* tokenize_command = command("tokenize", "standard input, any bytes → ids and pieces");
-    tokenize_command->add_flag("--no-special", a.no_special, "text that spells a special token is plain text");
-    tokenize_command->add_flag("--bos", a.bos, "put the BOS token in front");
-    CLI::App* detokenize_command = command("detokenize", "ids → text and its exact bytes in hex");
+    CLI::App* show_command     = command("show", "print metadata, tensors, KV bytes per token");
+    CLI::App* tokenize_command = command("tokenize", "text on standard input (any bytes) → token ids and pieces");
+    tokenize_command->add_flag("--no-special", a.no_special,
+                               "treat text that looks like a special token as plain text");
+    tokenize_command->add_flag("--bos", a.bos, "put the BOS token first");
+    CLI::App* detokenize_command = command("detokenize", "token ids → text, and its exact bytes in hexadecimal");
     detokenize_command->add_option("--ids", a.ids, "token ids: 1,2,3")->required();
-    CLI::App* logits_command = run_options(command("logits", "the best continuations of a prompt"));
-    logits_command->add_option("--top", a.top, "how many")->check(CLI::Range(0, 1 << 20))->capture_default_str();
-    logits_command->add_flag("--all", a.all, "log-probabilities and best continuations of every position");
-    logits_command->add_option("--raw", a.raw_file, "write the last row of logits there, float32");
-    CLI::App* generate_command = run_options(command("generate", "greedy continuation"));
+    CLI::App* logits_command = run_options(command("logits", "print the most likely next tokens of a prompt"));
+    logits_command->add_option("--top", a.top, "number of tokens to print")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str();
+    logits_command->add_flag("--all", a.all, "print log-probabilities and the most likely token at every position");
+    logits_command->add_option("--raw", a.raw_file, "write the last row of logits to this file, as float32");
+    CLI::App* generate_command = run_options(command("generate", "continue a prompt greedily"));
     generate_command->add_option("-n", a.n, "tokens to generate")->check(CLI::Range(1, 1 << 24))->capture_default_str();
     generate_command->add_flag("--ignore-eos", a.ignore_eos, "go on after an end token");
-    generate_command->add_option("--beam", a.beam, "beam search of this width; all beams, best first")
+    generate_command->add_option("--beam", a.beam, "use beam search of this width; prints all beams, best first")
         ->check(CLI::Range(1, 256));
-    generate_command
-        ->add_option("--length-penalty", a.length_penalty, "beams are ranked by log-probability / length ^ this")
+    generate_command->add_option("--length-penalty", a.length_penalty, "rank beams by log-probability / length ^ this")
         ->check(CLI::Range(-100.0, 100.0))
         ->capture_default_str();
-    CLI::App* template_command = command("template", "messages as JSON on standard input → the prompt's text");
-    template_command->add_option("model", a.model, "GGUF file whose chat template is used");
-    template_command->add_option("--file", a.template_file, "a template's text instead");
-    template_command->add_option("--now", a.now, "the time a template sees: 2024-07-26T10:00:00");
+    CLI::App* template_command = command(
+        "template",
+        R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");
+    template_command->add_option("model", a.model, "GGUF file with the chat template");
+    template_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model");
+    template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");
 
     try {
         app.parse(argc, argv);

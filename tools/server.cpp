@@ -1,4 +1,4 @@
-// server: an OpenAI-compatible endpoint for many users of one engine.
+// server: an OpenAI-compatible server for many users of one engine.
 // Exit codes: 0, 1 (a model, address or file that cannot be used: one line on stderr; or a second signal), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
@@ -84,11 +84,12 @@ std::string clock_text() {
     return text;
 }
 
-// Only what keeps a line a line.
-std::string printable(std::string_view text) {
-    std::string out;
-    for (char c : text.substr(0, 200)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-    return out;
+// A value that cannot be taken for the next one, or for another line.
+std::string log_value(std::string_view text) {
+    std::string out(text.substr(0, 200));
+    for (char& c : out)
+        if (c < 0x20 || c > 0x7e) c = '?';
+    return out.find_first_of(" \"\\") == std::string::npos ? out : json_dump(Json(out));
 }
 
 bool is_number(const std::string& text) {
@@ -114,10 +115,9 @@ void log_exchange(const HttpExchange& e, double seconds, std::size_t bytes, bool
         char time[32];
         std::snprintf(time, sizeof time, "%.3f", seconds);
         line = cat(clock_text(), ' ', r.id.empty() ? "-" : r.id, ' ', r.remote, ' ', r.method.empty() ? "-" : r.method,
-                   ' ', r.path.empty() ? "-" : printable(r.path), ' ', e.response.status, ' ',
+                   ' ', r.path.empty() ? "-" : log_value(r.path), ' ', e.response.status, ' ',
                    static_cast<const char*>(time), "s");
-        for (const auto& [key, value] : e.notes)
-            line += cat(' ', key, '=', value.find(' ') == std::string::npos ? printable(value) : quote(value, 200));
+        for (const auto& [key, value] : e.notes) line += cat(' ', key, '=', log_value(value));
     }
     std::fprintf(stdout, "%s\n", line.c_str());
     std::fflush(stdout);
@@ -164,7 +164,8 @@ Result<void> pin_prefixes(const Arguments& a, Service& service) {
     return {};
 }
 
-// Signals come to one thread that waits for nothing else. Before the server serves, and from the second on, they end it.
+// Signals come to one thread that waits for nothing else. Before the server serves, and from the second on, they end it;
+// but a hang-up that comes late says nothing new: shells, terminals and systemd send several.
 class Signals {
 public:
     Signals() {
@@ -172,13 +173,16 @@ public:
         sigemptyset(&set);
         sigaddset(&set, SIGTERM);
         sigaddset(&set, SIGINT);
+        if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) (void)std::signal(SIGHUP, SIG_IGN); // nohup's wish
+        else sigaddset(&set, SIGHUP);
         pthread_sigmask(SIG_BLOCK, &set, nullptr); // in all threads to come
         std::thread([set] {
-            for (int n = 0;; n++) {
+            while (true) {
                 int which = 0;
                 sigwait(&set, &which);
                 if (!serving_) _exit(128 + which);
-                if (n > 0) _exit(1);
+                if (came_ && which == SIGHUP) continue;
+                if (came_) _exit(1);
                 came_ = true;
                 came_.notify_all();
             }
@@ -297,56 +301,62 @@ int run(Arguments& a) {
     return code;
 }
 
-CLI::Validator within(double least, double most) {
+CLI::Validator within(double least, double most, std::string bounds = "") {
+    const auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
+    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
     return {[=](const std::string& text) {
                 double     value = 0;
                 const auto done  = std::from_chars(text.data(), text.data() + text.size(), value);
                 return done.ec == std::errc{} && done.ptr == text.data() + text.size() && value >= least &&
                                value <= most
                            ? std::string()
-                           : cat(quote(text), " is not a number in ", least, "..", most);
+                           : cat(quote(text), " is not a number ", bounds);
             },
-            cat("in ", least, "..", most)};
+            bounds};
 }
 
 void add_engine_flags(CLI::App& app, Arguments& a) {
     EngineOptions& o = a.engine;
     o.max_sequences  = 64;
-    app.add_option("-m,--model", a.model, "GGUF file; the first of models/ beside this program by default");
+    app.add_option("-m,--model", a.model, "GGUF file; default: the first one in models/ next to this program");
     app.add_option("-a,--alias,--served-model-name", a.aliases,
-                   "names of the model, with commas; the file's by default");
+                   "names of the model, separated by commas; default: the file's");
     app.add_option("-c,--ctx-size,--max-model-len", o.context, "longest sequence in tokens; 0: the model's")
         ->check(within(0, 1 << 24));
-    app.add_option("-t,--threads", o.threads, "threads of the engine; 0: the physical cores")->check(within(0, 1024));
-    app.add_option("--parallel,--max-num-seqs", o.max_sequences, "sequences that run at once (also -np)")
+    app.add_option("-t,--threads", o.threads, "threads of the engine; 0: one per physical core")
+        ->check(within(0, 1024));
+    app.add_option("--parallel,--max-num-seqs", o.max_sequences, "most sequences at once (short: -np)")
         ->check(within(1, 4096))
         ->capture_default_str();
     app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
-                   "tokens of one step; by default 2048 on a GPU, 256 on a CPU")
+                   "most tokens in one step; default: 2048 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
-    app.add_option("--device", o.device, "where it runs: the GPU if there is one, or the CPU")
+    app.add_option("--device", o.device, "device to run on; auto: the GPU if there is one")
         ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
         ->capture_default_str();
-    app.add_option("--gpu-memory-utilization", o.gpu_memory_utilization, "of the GPU's memory, weights and KV together")
+    app.add_option("--gpu-memory-utilization", o.gpu_memory_utilization,
+                   "fraction of the GPU's memory for weights and KV together")
         ->check(within(0.01, 1))
         ->capture_default_str();
-    app.add_flag("--deterministic", o.deterministic, "on a GPU: the same bits in any batch");
+    app.add_flag("--deterministic", o.deterministic, "on a GPU: bit-identical logits in any batch");
     app.add_option("--pipeline", o.pipeline,
-                   "on or off: a step begins before the last one's tokens are sent; by default on a GPU");
-    app.add_option("--block-size", o.block_size, "tokens of a KV block")->check(within(1, 256))->capture_default_str();
-    app.add_option("--kv-blocks,--num-gpu-blocks-override", o.kv_blocks, "KV blocks; 0: what there is room for")
+                   "on or off: start the next step before the last one's tokens are sent; default: on with a GPU");
+    app.add_option("--block-size", o.block_size, "tokens in a KV block")->check(within(1, 256))->capture_default_str();
+    app.add_option("--kv-blocks,--num-gpu-blocks-override", o.kv_blocks,
+                   "number of KV blocks; 0: as many as fit into memory")
         ->check(within(0, 1 << 24));
-    app.add_option("--swap-blocks", o.swap_blocks, "blocks of the swap pool; -1: as many")->check(within(-1, 1 << 24));
-    app.add_option("--kv-type", a.kv_type, "type of the KV cache")
+    app.add_option("--swap-blocks", o.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
+        ->check(within(-1, 1 << 24));
+    app.add_option("--kv-type", a.kv_type, "element type of the KV cache")
         ->check(CLI::IsMember({"f16", "f32"}))
         ->capture_default_str();
-    app.add_flag("--no-prefix-cache", a.no_prefix_cache, "compute every prompt from its beginning");
-    app.add_option("--pin", a.pins, "a prefix whose KV is computed now and kept")->take_all();
-    app.add_option("--pin-file", a.pin_files, "the same from a file")->take_all();
-    app.add_option("--max-pinned-blocks", a.max_pinned, "KV blocks in pinned prefixes; 0: a quarter")
+    app.add_flag("--no-prefix-cache", a.no_prefix_cache, "do not reuse KV between requests");
+    app.add_option("--pin", a.pins, "a prefix whose KV is computed at start and kept")->take_all();
+    app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
+    app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")
         ->check(within(0, 1 << 24));
     app.add_option("--chat-template", a.form_name,
-                   "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; the file's by default")
+                   "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; default: the file's")
         ->check(
             [](const std::string& name) {
                 return chat_form_named(name)
@@ -360,85 +370,92 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
 void add_server_flags(CLI::App& app, Arguments& a) {
     HttpLimits& h = a.http.limits;
     app.add_option("--host", a.host, "address to listen on; NAME.sock: a Unix socket")->capture_default_str();
-    app.add_option("--port", a.port, "port; 0: any that is free")->check(within(0, 65535))->capture_default_str();
-    app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on that");
-    app.add_option("--api-key", a.keys, "keys that open this server, with commas")->take_all();
-    app.add_option("--api-key-file", a.key_file, "a file of keys, one a line");
-    app.add_option("--cors-origins", a.cors, "origins of pages that may read answers, with commas; *: all");
-    app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM): speak TLS");
-    app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "its key (PEM)");
+    app.add_option("--port", a.port, "port; 0: any free port")->check(within(0, 65535))->capture_default_str();
+    app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on the port");
+    app.add_option("--api-key", a.keys, "keys that clients must send one of, separated by commas")->take_all();
+    app.add_option("--api-key-file", a.key_file, "file with keys, one per line");
+    app.add_option("--cors-origins", a.cors, "origins whose web pages may read answers, separated by commas; *: all");
+    app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
+    app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
-    app.add_flag("--log-json", a.log_json, "the access log as JSON lines");
-    app.add_flag("--no-log", a.no_log, "no access log");
-    app.add_option("--max-queue", a.max_queue, "requests that may wait beside those that run: 429 beyond")
+    app.add_flag("--log-json", a.log_json, "write the access log as JSON lines");
+    app.add_flag("--no-log", a.no_log, "write no access log");
+    app.add_option("--max-queue", a.max_queue, "most waiting requests; more get 429")
         ->check(within(0, 1 << 20))
         ->capture_default_str();
-    app.add_option("--max-connections", h.connections, "connections at once")
+    app.add_option("--max-connections", h.connections, "most connections at once")
         ->check(within(1, 1 << 20))
         ->capture_default_str();
-    app.add_option("--threads-http", h.threads, "requests that are answered at once")
+    app.add_option("--threads-http", h.threads, "most requests being answered at once")
         ->check(within(1, 1 << 16))
         ->capture_default_str();
-    app.add_option("--max-body", h.body_bytes, "bytes of a request's body")
+    app.add_option("--max-body", h.body_bytes, "most bytes in a request's body")
         ->check(within(1, 1e10))
         ->capture_default_str();
-    app.add_option("--max-buffered", h.buffered_bytes, "bytes of all requests that are still coming in")
+    app.add_option("--max-buffered", h.buffered_bytes, "most bytes in all requests that are still arriving")
         ->check(within(1, 1e12))
         ->capture_default_str();
-    app.add_option("--max-header-bytes", h.head_bytes, "bytes of a request's line and headers")
+    app.add_option("--max-header-bytes", h.head_bytes, "most bytes in a request line and its headers")
         ->check(within(64, 1 << 24))
         ->capture_default_str();
-    app.add_option("--max-headers", h.headers, "headers of a request")
+    app.add_option("--max-headers", h.headers, "most headers in a request")
         ->check(within(1, 1 << 16))
         ->capture_default_str();
     app.add_option("--request-timeout", h.request_seconds, "seconds from a request's first byte to its last")
         ->check(within(0.1, 1e6))
         ->capture_default_str();
-    app.add_option("--idle-timeout", h.idle_seconds, "seconds that a connection may wait for a request")
+    app.add_option("--idle-timeout", h.idle_seconds, "seconds that a connection may be idle")
         ->check(within(0.1, 1e6))
         ->capture_default_str();
-    app.add_option("--write-timeout", h.write_seconds, "seconds without progress until a reader is cut off")
+    app.add_option("--write-timeout", h.write_seconds,
+                   "seconds after which a client that reads nothing is disconnected")
         ->check(within(0.1, 1e6))
         ->capture_default_str();
-    app.add_option("--drain-timeout", a.drain_seconds, "seconds that running requests have after SIGTERM")
+    app.add_option("--drain-timeout", a.drain_seconds, "seconds that running requests may take after SIGTERM")
         ->check(within(0, 1 << 20))
         ->capture_default_str();
-    app.add_option("--sse-ping-interval", a.ping_seconds, "seconds of silence in a stream until a comment is sent")
+    app.add_option("--sse-ping-interval", a.ping_seconds,
+                   "seconds of silence in a stream after which a comment is sent")
         ->check(within(0.05, 1e6))
         ->capture_default_str();
-    app.add_option("--watchdog", a.watchdog_seconds, "seconds without a step until /health says so")
+    app.add_option("--watchdog", a.watchdog_seconds, "seconds without a step after which /health says 503")
         ->check(within(0.1, 1e6))
         ->capture_default_str();
 }
 
 void add_request_flags(CLI::App& app, Arguments& a) {
     ApiLimits& l = a.endpoints.limits;
-    app.add_option("--max-tokens", l.max_tokens, "tokens that a request may ask for; 0: any number")
+    app.add_option("--max-tokens", l.max_tokens, "most tokens a request may ask for; 0: no limit")
         ->check(within(0, 1 << 30));
     app.add_option("-n,--predict,--n-predict", l.default_tokens,
-                   "tokens of an answer when a request says nothing; -1: 16 for completions, the context for chats")
+                   "tokens in an answer if the request does not say; -1: 16 for completions, no limit but the context "
+                   "for chats")
         ->check(within(-1, 1 << 30))
         ->capture_default_str();
-    app.add_option("--max-n", l.n, "answers to a request")->check(within(1, 4096))->capture_default_str();
-    app.add_option("--max-best-of", l.best_of, "best_of and beam width of a request")
+    app.add_option("--max-n", l.n, "most answers to a request (n)")->check(within(1, 4096))->capture_default_str();
+    app.add_option("--max-best-of", l.best_of, "largest best_of and beam width")
         ->check(within(1, 4096))
         ->capture_default_str();
-    app.add_option("--max-stops", l.stops, "stop strings of a request")->check(within(0, 4096))->capture_default_str();
-    app.add_option("--max-prompts", l.prompts, "prompts of a request")
+    app.add_option("--max-stops", l.stops, "most stop strings in a request")
+        ->check(within(0, 4096))
+        ->capture_default_str();
+    app.add_option("--max-prompts", l.prompts, "most prompts in a request")
         ->check(within(1, 1 << 16))
         ->capture_default_str();
-    app.add_option("--max-logprobs", l.logprobs, "log-probabilities of a position")
+    app.add_option("--max-logprobs", l.logprobs, "most log-probabilities per position")
         ->check(within(0, 1000))
         ->capture_default_str();
-    app.add_option("--max-json-depth", l.json.depth, "nesting of a body")
+    app.add_option("--max-json-depth", l.json.depth, "deepest nesting of a JSON body")
         ->check(within(1, 1000))
         ->capture_default_str();
-    app.add_option("--temp", l.temperature, "temperature when a request says nothing")
+    app.add_option("--temp", l.temperature, "temperature if the request does not say")
         ->check(within(0, 100))
         ->capture_default_str();
-    app.add_option("--top-k", l.top_k, "likewise top_k; 0: all")->check(within(0, 1 << 30))->capture_default_str();
-    app.add_option("--top-p", l.top_p, "likewise top_p")->check(within(1e-9, 1))->capture_default_str();
-    app.add_option("--min-p", l.min_p, "likewise min_p")->check(within(0, 1))->capture_default_str();
+    app.add_option("--top-k", l.top_k, "the same for top_k; 0: all")->check(within(0, 1 << 30))->capture_default_str();
+    app.add_option("--top-p", l.top_p, "the same for top_p")
+        ->check(within(1e-9, 1, "above 0, at most 1"))
+        ->capture_default_str();
+    app.add_option("--min-p", l.min_p, "the same for min_p")->check(within(0, 1))->capture_default_str();
 }
 
 // glibc keeps freed memory for each thread and each size. What the engine's thread allocates a stream's thread frees: a

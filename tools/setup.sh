@@ -1,14 +1,16 @@
 #!/bin/sh
-# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [build|sanitize|lint|clients|pages]
+# Installs what a build needs from the distribution, if anything is missing: tools/setup.sh [SET]
+# SET is build (the default), sanitize, lint, clients, pages or bare; each but bare is build and something more.
 # Looks first, offline and without starting more than one program; with nothing missing it says nothing and ends.
+# tools/setup.sh --list SET prints the packages of a set, a line each (tests/setup_table.sh).
 set -eu
 
 missing=
 need() { missing="$missing${missing:+ }$1"; }
 
-# command NAME... / header FILE: is it there?
-has_command() { command -v "$1" >/dev/null 2>&1; }
-has_header() { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ]; }
+# Is it there? With --list nothing is, so that every package of the set is named.
+has_command() { [ -z "$list" ] && command -v "$1" >/dev/null 2>&1; }
+has_header() { [ -z "$list" ] && { [ -e "/usr/include/$1" ] || [ -e "/usr/local/include/$1" ]; }; }
 
 has_cmake() { # 3.28 or later
     has_command cmake || return 1
@@ -19,6 +21,7 @@ has_cmake() { # 3.28 or later
 }
 
 has_catch2() { # 3 or later; the version file says set(PACKAGE_VERSION "3.7.1")
+    [ -z "$list" ] || return 1
     for file in /usr/local/*/cmake/Catch2/Catch2ConfigVersion.cmake /usr/share/cmake/Catch2/Catch2ConfigVersion.cmake \
         /usr/lib/cmake/Catch2/Catch2ConfigVersion.cmake /usr/lib/*/cmake/Catch2/Catch2ConfigVersion.cmake; do
         [ -r "$file" ] || continue
@@ -33,6 +36,7 @@ has_catch2() { # 3 or later; the version file says set(PACKAGE_VERSION "3.7.1")
 }
 
 has_sanitizers() {
+    [ -z "$list" ] || return 1
     for file in /usr/lib/llvm-19/lib/clang/19/lib/*/libclang_rt.tsan*; do
         [ -e "$file" ] && return 0
     done
@@ -43,6 +47,12 @@ has_venv() { has_command python3 && python3 -c 'import ensurepip, venv' 2>/dev/n
 
 look() {
     missing=
+    if [ "$set" = bare ]; then
+        has_command debootstrap || need debootstrap
+        has_command unshare || need util-linux
+        has_command ip || need iproute2
+        return
+    fi
     has_command make || need make
     has_command ninja || need ninja-build
     has_command pkg-config || need pkg-config
@@ -52,6 +62,7 @@ look() {
     has_header xxhash.h || need libxxhash-dev
     has_header httplib.h || need libcpp-httplib-dev
     has_header openssl/ssl.h || need libssl-dev
+    has_command openssl || need openssl
     has_header nlohmann/json.hpp || need nlohmann-json3-dev
     has_header CLI/CLI.hpp || need libcli11-dev
     has_header utf8proc.h || need libutf8proc-dev
@@ -82,12 +93,15 @@ give_up() { # WHY...
     exit 1
 }
 
+list=
+[ "${1:-}" != --list ] || { list=yes; shift; }
 set=${1:-build}
 case $set in
-    build | sanitize | lint | clients | pages) ;;
-    *) echo "usage: tools/setup.sh [build|sanitize|lint|clients|pages]" >&2; exit 2 ;;
+    build | sanitize | lint | clients | pages | bare) ;;
+    *) echo "usage: tools/setup.sh [--list] [build|sanitize|lint|clients|pages|bare]" >&2; exit 2 ;;
 esac
 look
+[ -z "$list" ] || { printf '%s\n' $missing; exit 0; }
 [ -z "$missing" ] && exit 0
 
 # -- something is missing: apt, as root
@@ -107,12 +121,33 @@ trap 'rm -f "$log"' EXIT
 
 # apt-get, quiet unless it fails; the lock is waited for, as a fresh machine may be updating itself
 apt() {
-    $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 \
-        "$@" </dev/null >>"$log" 2>&1
+    $as_root env DEBIAN_FRONTEND=noninteractive LC_ALL=C apt-get -q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 \
+        "$@" </dev/null 2>&1
 }
-update() { apt update || true; } # somebody else's broken source is no reason to stop: what is needed may be found yet
+update() { apt update >>"$log" || true; } # somebody else's broken source is no reason to stop: what is needed may be found yet
+
+# What apt-get says on standard input, as far as it tells how far it is: a line that changes on a terminal, else a line for
+# each tenth package.
+progress() {
+    awk -v file="$log" -v terminal="$([ ! -t 1 ] || echo yes)" '
+        function show(what) {
+            if (terminal) printf "\r\033[Ksetup: %s", what
+            else if (what !~ /^(fetching|unpacking)/ || n_shown++ % 10 == 0) print "setup: " what
+            fflush()
+        }
+        { print >>file; fflush(file) }
+        /^[0-9]+ upgraded,/ { total = $3 }
+        /^Need to get/ { sub(/\.$/, ""); printf "setup: %s packages; n%s\n", total, substr($0, 2); fflush() }
+        /^After this operation/ { sub(/\.$/, ""); printf "setup: a%s\n", substr($0, 2); fflush() }
+        /^Get:/ { show("fetching " $5 " (" ++n_got " of " total ")") }
+        /^Unpacking / { show("unpacking " $2 " (" ++n_unpacked " of " total ")") }
+        /^Setting up / { if (terminal) show("setting up " $3 " (" ++n_done " of " total ")") }
+        END { if (terminal) printf "\r\033[K" }'
+}
 install() {
-    apt install -y --no-install-recommends "$@" && return
+    { apt install -y --no-install-recommends "$@" || : >"$log.failed"; } | progress
+    [ -e "$log.failed" ] || return 0
+    rm -f "$log.failed"
     [ -z "$added" ] || $as_root rm -f "$added"
     give_up "apt-get failed."
 }
@@ -145,18 +180,23 @@ add_backports() {
 }
 
 echo "setup: installing $missing"
-wanted=$missing plain='' backported=''
+case " $missing " in
+    *" clang-19 "*) echo "setup: about 1 GB on disk and about four minutes, once" ;;
+esac
+wanted=$missing packages='' backports=
 codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+# Only these come from backports, each by name: with `-t bookworm-backports` their libraries would, too (libcurl among
+# them), and other packages of Debian 12 that need exactly those libraries, curl among them, could not be installed any more.
 for package in $missing; do
     case $codename:$package in
-        bookworm:cmake | bookworm:catch2) backported="$backported $package" ;;
-        *) plain="$plain $package" ;;
+        bookworm:cmake) packages="$packages cmake/bookworm-backports cmake-data/bookworm-backports" backports=yes ;;
+        bookworm:catch2) packages="$packages catch2/bookworm-backports" backports=yes ;;
+        *) packages="$packages $package" ;;
     esac
 done
 update
-[ -z "$backported" ] || add_backports
-[ -z "$plain" ] || install $plain
-[ -z "$backported" ] || install -t bookworm-backports $backported
+[ -z "$backports" ] || add_backports
+install $packages
 
 hash -r
 look

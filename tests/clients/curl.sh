@@ -1,5 +1,5 @@
 #!/bin/sh
-# What a person with a terminal does: curl against ./server on a Unix socket.
+# What a user does in a terminal: curl against ./server on a Unix socket.
 set -eu
 cd "$(dirname "$0")/../.."
 folder=$(mktemp -d)

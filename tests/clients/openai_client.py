@@ -223,6 +223,16 @@ class Chats(unittest.TestCase):
                     for choice in chunk.choices if choice.logprobs for entry in choice.logprobs.content]
         self.assertEqual(streamed, [entry.logprob for entry in content])
 
+    def test_fields_that_change_nothing(self):
+        plain = chat().choices[0].message.content
+        for fields in ({"tools": [], "tool_choice": "none"}, {"functions": [], "function_call": "none"},
+                       {"response_format": {"type": "text"}}, {"store": False, "metadata": {}, "service_tier": "auto"},
+                       {"tools": None, "tool_choice": None, "reasoning_effort": None, "logit_bias": None, "stop": None},
+                       {"parallel_tool_calls": False, "modalities": ["text"], "prediction": None, "audio": None},
+                       {"logit_bias": {}, "stream_options": None, "seed": None, "user": "u", "verbosity": "medium"}):
+            with self.subTest(fields):
+                self.assertEqual(chat(**fields).choices[0].message.content, plain)
+
     def test_messages(self):
         parts = [{"role": "user", "content": [{"type": "text", "text": QUESTION[0]["content"]}]}]
         self.assertEqual(chat(messages=parts).choices[0].message.content, chat().choices[0].message.content)
@@ -298,9 +308,19 @@ class Faults(unittest.TestCase):
             self.fault(openai.BadRequestError, 400, "temperature", lambda: complete(stream=True, temperature=-1))
 
     def test_length(self):
-        self.fault(openai.BadRequestError, 400, "prompt", lambda: complete(prompt="word " * 5000))
-        self.fault(openai.BadRequestError, 400, "messages",
-                   lambda: chat(messages=[{"role": "user", "content": "word " * 5000}]))
+        long = "word " * 5000
+        for param, call in (("prompt", lambda: complete(prompt=long)),
+                            ("messages", lambda: chat(messages=[{"role": "user", "content": long}])),
+                            ("messages", lambda: chat(messages=[{"role": "user", "content": long}], stream=True)),
+                            ("input", lambda: client.embeddings.create(model=model, input=long))):
+            e = self.fault(openai.BadRequestError, 400, param, call)
+            self.assertEqual(e.code, "context_length_exceeded")
+            self.assertEqual(e.type, "invalid_request_error")
+            self.assertRegex(e.message, r"This model's maximum context length is 1024 tokens\. However, you requested "
+                                        rf"\d+ tokens \(\d+ in the {param}, \d+ in the completion\)\. Please reduce ")
+        ids = list(range(300, 1324))
+        self.assertEqual(complete(prompt=ids, max_tokens=0).usage.prompt_tokens, 1024)
+        self.assertEqual(client.embeddings.create(model=model, input=ids).usage.prompt_tokens, 1024)
 
     def test_model(self):
         e = self.fault(openai.NotFoundError, 404, "model",

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Clients that were not written for quire, against ./server: the openai package and curl; then many and rude clients.
-# What needs the package index is skipped where there is none, and says so.
+# Independent clients against ./server: the openai package and curl; then load and misbehaving clients.
+# Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
 venv=build/clients

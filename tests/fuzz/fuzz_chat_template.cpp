@@ -1,4 +1,4 @@
-// Any text as a Jinja template: detection ends, and what it recognises can be rendered.
+// Any text as a Jinja template: detection ends, and a recognised template can be rendered.
 #include <cstddef>
 #include <cstdint>
 

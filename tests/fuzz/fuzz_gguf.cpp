@@ -1,4 +1,4 @@
-// Any bytes as a GGUF file: they are refused, or everything read from them is inside them.
+// Any bytes as a GGUF file: the file is refused, or everything read from it lies inside it.
 #include <cstddef>
 #include <cstdint>
 

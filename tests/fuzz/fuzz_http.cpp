@@ -1,5 +1,5 @@
-// Any bytes over a socket, as a whole connection or as the target of a request: paths and queries go through the library's
-// parsers, too. The server answers with a status that is no fault of its own, or hangs up, and is there for the next one.
+// Any bytes over a socket, as a whole connection or as the target of a request: paths and queries also go through the library's
+// parsers. The server answers with a status other than 5xx or disconnects, and still serves the next client.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// Any bytes as the answer of a server and as a file of prompts: bench serve ends with a result or a sentence, and an answer
-// is the same in whatever pieces it comes.
+// Any bytes as the answer of a server and as a file of prompts: bench serve ends with a result or an error message, and an answer
+// is parsed the same in whatever pieces it arrives.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// Any bytes as the body of any endpoint, as a head and as chunks: each is a value within its limits or a fault with a
-// sentence, and what was asked for can be answered in JSON.
+// Any bytes as the body of any endpoint, as headers and as chunks: each is parsed within its limits or gives an error
+// message, and every parsed request can be answered in JSON.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// Any bytes as a vocabulary file, and any bytes as a text for a real vocabulary: its ids are in range, its streamed
-// text is valid UTF-8. QUIRE_VOCABULARY names the GGUF file; one in tests/data without it.
+// Any bytes as a vocabulary file, and any bytes as a text for a real vocabulary: token ids are in range, and streamed
+// text is valid UTF-8. QUIRE_VOCABULARY names the GGUF file; by default one in tests/data.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -1,0 +1,108 @@
+#!/bin/bash
+# Proves the two commands where a new user stands: tests/bare.sh RELEASE (12 or 13) makes a Debian of that release with git
+# and make and nothing else (debootstrap, a chroot), clones the last commit into it, and runs there
+#   as a user without sudo       make chat: names what is missing and stops
+#   as root                      make chat with a question piped in, make test, make test-clients
+#   as root, without a network   both commands again
+#   as a user without sudo       both commands in a clone of his own, without a network
+# The mirror, the name servers and the certificates are those of the machine at hand. Needs root, debootstrap and about 4 GB
+# in TMPDIR (/var/tmp). Exit status: 0 passed or skipped (only without root or debootstrap), 1 failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+release=${1:-}
+case $release in
+    12) codename=bookworm ;;
+    13) codename=trixie ;;
+    *) echo "usage: tests/bare.sh 12|13" >&2; exit 2 ;;
+esac
+skip() { echo "SKIP bare $release: $*"; exit 0; }
+fail() { echo "FAILED bare $release: $*" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || skip "a chroot takes root"
+tools/setup.sh bare || true
+command -v debootstrap >/dev/null || skip "no debootstrap here"
+[ -z "$(git status --porcelain --untracked-files=no)" ] || echo "bare $release: uncommitted changes are not in the clone" >&2
+
+# The mirror of this machine's own Debian; its other suites lie beside it.
+mirror_of() { apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1; }
+mirror=${DEBIAN_MIRROR:-$(mirror_of)}
+[ -n "$mirror" ] || { apt-get -qq update || true; mirror=$(mirror_of); }
+[ -n "$mirror" ] || fail "apt knows no Debian here; name a mirror in DEBIAN_MIRROR"
+
+root=$(mktemp -d "${TMPDIR:-/var/tmp}/quire-bare-$release.XXXXXX")
+chmod 755 "$root" # a user has to be able to enter
+log=$root.log
+trap 'rm -rf --one-file-system "$root"; rm -f "$log"' EXIT
+
+SECONDS=0
+stamp() { printf 'bare %s  %2d:%02d  %s\n' "$release" $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
+
+# Mounts and processes end with their namespaces, so nothing of the chroot is left when a step ends, however it ends.
+inside() { # NETWORK(yes|no) USER COMMAND
+    local spaces=(--mount --pid --fork)
+    [ "$1" = yes ] || spaces+=(--net)
+    # shellcheck disable=SC2016
+    unshare "${spaces[@]}" bash -euc '
+        root=$1 network=$2 user=$3 certificates=$4 command=$5
+        mount --make-rprivate /
+        mount -t proc proc "$root/proc"
+        mount --rbind /dev "$root/dev"
+        mount -t tmpfs tmpfs "$root/dev/shm"
+        [ "$network" = yes ] || ip link set lo up
+        exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin ${certificates:+PIP_CERT=$certificates} \
+            chroot "$root" su "$user" -s /bin/bash --whitelist-environment=PIP_CERT -l -c "cd ~/quire && $command"
+    ' bash "$root" "$1" "$2" "$certificates" "$3" </dev/null
+}
+step() { # WHAT NETWORK USER COMMAND
+    stamp "$1"
+    inside "$2" "$3" "$4" >"$log" 2>&1 || { tail -n 60 "$log"; fail "$1"; }
+}
+says() { # PATTERN: the last step's output has to hold it
+    grep -Eq -- "$1" "$log" || { tail -n 60 "$log"; fail "the output lacks: $1"; }
+}
+
+stamp "debootstrap $codename"
+debootstrap --variant=minbase --include=git,make "$codename" "$root" "$mirror" >"$log" 2>&1 || { tail -n 20 "$log"; fail debootstrap; }
+cp /etc/resolv.conf "$root/etc/resolv.conf"
+# pip there trusts whom pip here trusts (the proxy of a company, for one), also after ca-certificates wrote its own bundle.
+certificates=
+if [ -r "${PIP_CERT:-}" ]; then
+    certificates=/etc/certificates-of-the-machine.pem
+    install -m 644 "$PIP_CERT" "$root$certificates"
+fi
+git clone -q --no-hardlinks . "$root/root/quire"
+chroot "$root" useradd -m reader
+git clone -q --no-hardlinks . "$root/home/reader/quire"
+chroot "$root" chown -R reader:reader /home/reader
+
+chat="printf '%s\n' 'What is a quire?' | make chat"
+tests() { # both clones print what ctest says of all tests
+    says '^100% tests passed, 0 tests failed out of [1-9][0-9]*'
+    stamp "  $(grep -E 'tests passed' "$log")"
+}
+answer() { # standard output is the build's and then the answer alone: it ends with a sentence
+    tail -n 1 "$log" | grep -Eq '^[A-Z].* .*[.!?]$' || { tail -n 60 "$log"; fail "no answer"; }
+    stamp "  $(tail -n 1 "$log")"
+}
+
+stamp "make chat as a user without sudo, nothing installed"
+if inside yes reader "$chat" >"$log" 2>&1; then fail "make chat without its packages passed"; fi
+says 'missing packages: .*clang-19.*root or a user who may use sudo'
+step "make chat" yes root "$chat"
+answer
+says 'about 1 GB on disk and about four minutes' # said before it is taken
+says '^setup: unpacking '                        # and shown while it is
+step "make test" yes root "make test"
+tests
+step "make test-clients" yes root "make test-clients"
+grep -E 'SKIP' "$log" || true
+step "without network: make chat" no root "$chat"
+answer
+if grep -q '^setup:' "$log"; then fail "the second make chat installs something"; fi
+step "without network: make test" no root "make test"
+tests
+step "as a user: make chat" no reader "$chat"
+answer
+step "as a user: make test" no reader "make test"
+tests
+stamp "passed"

@@ -1,0 +1,68 @@
+// Files that the programs write: whole, or not at all, and a sentence that says so.
+#include <catch2/catch_test_macros.hpp>
+
+#include <filesystem>
+
+#include "process.h"
+#include "reference.h"
+
+import quire.base;
+import quire.output_file;
+import quire.std;
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+Finished shell(const std::string& command) { return run_program("sh", {"-c", command}, "", "/bin"); }
+
+const std::string shipped = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
+
+} // namespace
+
+TEST_CASE("a disk that is full leaves nothing behind", "[output]") {
+    const std::string folder = temporary() + ".d", path = folder + "/out";
+    std::filesystem::create_directory(folder);
+    const std::string tiny = reference("models/llama3-gqa-Q8_0.gguf");
+    for (const std::string& command : {"bench make-model --shape tiny --type f32 -o " + path,
+                                       "inspect logits " + tiny + " --ids 1,2,3 --device cpu -t 1 --raw " + path,
+                                       "block-viz -m " + shipped + " -p Hello -n 40 -t 1 --record " + path,
+                                       "block-viz -m " + shipped + " -p Hello -n 40 -t 1 --html " + path}) {
+        const std::string program = QUIRE_BIN "/" + command;
+        for (const std::string& before : {std::string(), std::string("what was there")}) {
+            if (!before.empty()) std::ofstream(path) << before;
+            const Finished f = shell("ulimit -f 1; exec " + program + " > /dev/null"); // 512 bytes, or 1024
+            CAPTURE(command, f.err);
+            CHECK(f.code == 1);
+            CHECK(f.err.find("cannot write " + path + ": File too large") != std::string::npos);
+            CHECK(slurp(path) == before);
+            std::filesystem::remove(path);
+            CHECK(std::filesystem::is_empty(folder));
+        }
+        CHECK(shell(program + " > /dev/null").code == 0);
+        CHECK(std::filesystem::file_size(path) > 1024);
+        std::filesystem::remove(path);
+    }
+    const Finished nowhere = shell(QUIRE_BIN "/bench make-model --shape tiny -o /nonexistent/x.gguf");
+    CHECK(nowhere.code == 1);
+    CHECK(nowhere.err.find("cannot write /nonexistent/x.gguf: No such file") != std::string::npos);
+    std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("standard output that cannot be written is no success", "[output]") {
+    for (const std::string& command :
+         {"inspect show " + shipped, std::string("bench blocks --json"), std::string("block-viz --demo fig6"),
+          "block-viz -m " + shipped + " -p Hello -n 4 -t 1 --html -", "chat -m " + shipped + " -t 1 -st -p Hello"}) {
+        const Finished f = shell(QUIRE_BIN "/" + command + " > /dev/full");
+        CAPTURE(command, f.err);
+        CHECK(f.code == 1);
+        CHECK(f.err.find("cannot write to standard output") != std::string::npos);
+    }
+}
+
+TEST_CASE("what is no regular file is written as it is", "[output]") {
+    CHECK(write_file("/dev/null", "text").has_value());
+    CHECK(write_file("/dev/full", "text").error().message == "cannot write /dev/full: No space left on device");
+    CHECK(write_file("/tmp", "text").error().message == "cannot write /tmp: Is a directory");
+}
