@@ -12,6 +12,7 @@ import quire.chat_template;
 import quire.config;
 import quire.endpoints;
 import quire.engine;
+import quire.foreign_flags;
 import quire.http;
 import quire.json;
 import quire.openai;
@@ -487,8 +488,17 @@ int main(int argc, char** argv) {
     add_server_flags(app, a);
     add_request_flags(app, a);
 
-    std::vector<std::string> words;
-    for (int i = argc - 1; i > 0; i--) words.emplace_back(std::string_view(argv[i]) == "-np" ? "--parallel" : argv[i]);
+    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
+        const CLI::Option* option = app.get_option_no_throw(name);
+        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+    };
+    const std::vector<std::string> typed(argv + 1, argv + argc);
+    Result<TranslatedFlags>        flags = translate_flags(Program::server, typed, own);
+    if (!flags) {
+        std::fprintf(stderr, "server: %s\n", flags.error().message.c_str());
+        return 2;
+    }
+    std::vector<std::string> words(flags->words.rbegin(), flags->words.rend());
     try {
         app.parse(words); // in reverse, as CLI11 wants them
     } catch (const CLI::Success& e) {
@@ -500,6 +510,7 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "server: %s\n", text.c_str());
         return 2;
     }
+    if (!flags->note.empty()) std::fprintf(stderr, "server: %s\n", flags->note.c_str());
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)

@@ -67,7 +67,6 @@ look() {
     has_header CLI/CLI.hpp || need libcli11-dev
     has_header utf8proc.h || need libutf8proc-dev
     has_header jemalloc/jemalloc.h || need libjemalloc-dev
-    has_header histedit.h || need libedit-dev
     has_cmake || need cmake
     has_catch2 || need catch2
     if [ "$set" = sanitize ]; then
