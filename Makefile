@@ -34,10 +34,11 @@ test-clients:
 	@$(MAKE) --no-print-directory all
 	@tests/clients/run.sh
 
-# Tests the server's pages in a headless Chromium; screenshots go to build/pages.
+# Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
 test-pages: all
 	@$(SETUP) pages
 	@python3 tests/clients/pages.py $(bin)/server
+	@python3 tests/clients/origins.py $(bin)/server
 
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test

@@ -16,8 +16,8 @@ namespace {
 
 __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();
-    const PrefillTile tile = tiles[blockIdx.x];
-    const int   lane = threadIdx.x % 32, D = a.head_dim, head = blockIdx.y, kv_head = head / (a.n_heads / a.n_kv_heads);
+    const PrefillTile tile = tiles[blockIdx.y];
+    const int   lane = threadIdx.x % 32, D = a.head_dim, head = blockIdx.x, kv_head = head / (a.n_heads / a.n_kv_heads);
     const auto* table = plan.block_tables + plan.table_start[tile.sequence];
     extern __shared__ float memory[]; // per warp: q, then acc
     float *                 q = memory + threadIdx.x / 32 * 2 * D, *acc = q + D;
@@ -38,8 +38,10 @@ __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
             float score = 0;
             for (int d = lane; d < D; d += 32)
                 score += q[d] * __half2float(reinterpret_cast<const __half*>(a.cache_k)[at + d]);
-            score             = capped(warp_sum(score), a.softcap);
-            const float limit = fmaxf(top, score), shrink = __expf(top - limit), p = __expf(score - limit);
+            score              = capped(warp_sum(score), a.softcap);
+            const float limit  = fmaxf(top, score),
+                        base   = limit == -INFINITY ? 0.0f : limit; // NaN: the sum shall be, too
+            const float shrink = __expf(top - base), p = __expf(score - base);
             top = limit;
             sum = sum * shrink + p;
             for (int d = lane; d < D; d += 32)
@@ -217,20 +219,18 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
 }
 
 template <int D, int Warps, int N>
-void launch_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, cudaStream_t stream) {
-    constexpr int            shared = (Warps * 16 + 4 * N) * (D + 8) * 2;
-    static const cudaError_t once =
-        cudaFuncSetAttribute(prefill_kernel<D, Warps, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    (void)once;
-    run_kernel(prefill_kernel<D, Warps, N>, dim3(unsigned(n), unsigned(a.n_heads)), Warps * 32, shared, stream, a, plan,
+void launch_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
+    constexpr int shared = (Warps * 16 + 4 * N) * (D + 8) * 2;
+    prepare_kernel(gpu, prefill_kernel<D, Warps, N>, Warps * 32, shared);
+    run_kernel(prefill_kernel<D, Warps, N>, dim3(unsigned(n), unsigned(a.n_heads)), Warps * 32, shared, gpu, a, plan,
                tiles);
 }
 
 } // namespace
 
 // As many rows as the kernels below take: warps × 16.
-int prefill_tile(int head_dim) {
-    if (const int rows = prefill_tile_hopper(head_dim)) return rows;
+int prefill_tile(const Context& gpu, int head_dim) {
+    if (const int rows = prefill_tile_hopper(gpu, head_dim)) return rows;
     switch (head_dim) {
         case 16:
         case 32:
@@ -243,24 +243,24 @@ int prefill_tile(int head_dim) {
     }
 }
 
-void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Stream stream) {
-    auto s = static_cast<cudaStream_t>(stream);
+void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     if (n == 0) return;
-    if (prefill_tile_hopper(a.head_dim) > 0) {
-        attention_prefill_hopper(a, plan, tiles, n, stream);
+    if (prefill_tile_hopper(gpu, a.head_dim) > 0) {
+        attention_prefill_hopper(a, plan, tiles, n, gpu);
         return;
     }
     switch (a.head_dim) {
-        case 16: launch_prefill<16, 8, 64>(a, plan, tiles, n, s); break;
-        case 32: launch_prefill<32, 8, 64>(a, plan, tiles, n, s); break;
-        case 64: launch_prefill<64, 8, 64>(a, plan, tiles, n, s); break;
-        case 80: launch_prefill<80, 8, 64>(a, plan, tiles, n, s); break;
-        case 96: launch_prefill<96, 8, 64>(a, plan, tiles, n, s); break;
-        case 128: launch_prefill<128, 4, 64>(a, plan, tiles, n, s); break;
-        case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, s); break;
+        case 16: launch_prefill<16, 8, 64>(a, plan, tiles, n, gpu); break;
+        case 32: launch_prefill<32, 8, 64>(a, plan, tiles, n, gpu); break;
+        case 64: launch_prefill<64, 8, 64>(a, plan, tiles, n, gpu); break;
+        case 80: launch_prefill<80, 8, 64>(a, plan, tiles, n, gpu); break;
+        case 96: launch_prefill<96, 8, 64>(a, plan, tiles, n, gpu); break;
+        case 128: launch_prefill<128, 4, 64>(a, plan, tiles, n, gpu); break;
+        case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, gpu); break;
         default: {
             const std::size_t shared = std::size_t(4) * 2 * std::size_t(a.head_dim) * sizeof(float);
-            run_kernel(plain_kernel, dim3(unsigned(n), unsigned(a.n_heads)), unsigned(128), shared, s, a, plan, tiles);
+            run_kernel(plain_kernel, dim3(unsigned(a.n_heads), unsigned(n)), unsigned(128), shared, gpu, a, plan,
+                       tiles);
         }
     }
 }

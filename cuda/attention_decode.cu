@@ -108,15 +108,15 @@ __global__ void __launch_bounds__(decode_warps * 32)
             float limit = top[g];
 #pragma unroll
             for (int u = 0; u < ahead; u++) limit = fmaxf(limit, score[g][u]);
-            if (limit == -INFINITY) continue; // nothing seen yet
-            const float shrink = __expf(top[g] - limit);
+            const float base   = limit == -INFINITY ? 0.0f : limit; // nothing seen yet
+            const float shrink = __expf(top[g] - base);
             top[g]             = limit;
             sum[g] *= shrink;
 #pragma unroll
             for (int i = 0; i < 8; i++) acc[g][i] *= shrink;
 #pragma unroll
             for (int u = 0; u < ahead; u++) {
-                const float p = __expf(score[g][u] - limit);
+                const float p = __expf(score[g][u] - base);
                 sum[g] += p;
                 const float2 v0 = as_float2(v[u].x), v1 = as_float2(v[u].y), v2 = as_float2(v[u].z),
                              v3 = as_float2(v[u].w);
@@ -318,65 +318,61 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
 }
 
 template <int D, int G>
-void launch_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, cudaStream_t stream) {
+void launch_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
     const int per_kv = (a.n_heads / a.n_kv_heads + G - 1) / G;
     run_kernel(decode_kernel<D, G>, dim3(unsigned(plan.items.n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0,
-               stream, a, plan, partial, tickets);
+               gpu, a, plan, partial, tickets);
 }
 
 template <int D>
-void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets,
-                       cudaStream_t stream) {
+void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
     const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
     if constexpr (D == 64 || D == 128 || D == 256) {
         const int slots = a.n_kv_heads * ((group + most_heads - 1) / most_heads);
-        if (is_hopper()) {
-            constexpr int            bytes = decode_warps * Ring<D>::warp_bytes;
-            static const cudaError_t once =
-                cudaFuncSetAttribute(decode_stream_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-            (void)once;
+        if (gpu.hopper) {
+            constexpr int bytes = decode_warps * Ring<D>::warp_bytes;
+            prepare_kernel(gpu, decode_stream_kernel<D>, decode_warps * 32, bytes);
             // The last blocks of threads get shorter items, so that processors end together: about a third of what runs at
             // once, and only where it runs more than twice.
-            const int at_once = n_processors() * Ring<D>::at_once;
+            const int at_once = gpu.n_processors * Ring<D>::at_once;
             const int short_slots =
                 n_short == 0 || n * slots < 2 * at_once ? 0 : std::min(slots, (at_once * 3 / 10 + n / 2) / n);
             return run_kernel(decode_stream_kernel<D>,
                               dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)), decode_warps * 32,
-                              bytes, stream, a, plan, slots - short_slots, slots, partial, tickets);
+                              bytes, gpu, a, plan, slots - short_slots, slots, partial, tickets);
         }
         if (group > 1)
-            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, stream, a,
+            return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, gpu, a,
                               plan, partial, tickets);
     }
-    if (group == 1) launch_decode<D, 1>(a, plan, partial, tickets, stream);
-    else if (group == 2) launch_decode<D, 2>(a, plan, partial, tickets, stream);
-    else launch_decode<D, 4>(a, plan, partial, tickets, stream);
+    if (group == 1) launch_decode<D, 1>(a, plan, partial, tickets, gpu);
+    else if (group == 2) launch_decode<D, 2>(a, plan, partial, tickets, gpu);
+    else launch_decode<D, 4>(a, plan, partial, tickets, gpu);
 }
 
 } // namespace
 
-DecodeChunks decode_chunks(int head_dim, std::int64_t work) {
+DecodeChunks decode_chunks(const Context& gpu, int head_dim, std::int64_t work) {
     DecodeChunks chunks;
-    if (!is_hopper() || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return chunks;
+    if (!gpu.hopper || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return chunks;
     // What a block of threads does at the beginning and the end of a chunk takes as long as 500 positions: chunks as long as
     // they can be for all processors to have some.
-    while (chunks.length < 1024 && work / (2 * chunks.length) >= std::int64_t(n_processors()) * 15 / 8)
+    while (chunks.length < 1024 && work / (2 * chunks.length) >= std::int64_t(gpu.n_processors) * 15 / 8)
         chunks.length *= 2;
     if (chunks.length > attention_chunk) chunks.short_length = attention_chunk;
     return chunks;
 }
 
-void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Stream stream) {
-    auto s = static_cast<cudaStream_t>(stream);
+void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
     if (plan.items.n == 0) return;
     switch (a.head_dim) {
-        case 16: launch_decode_for<16>(a, plan, partial, tickets, s); break;
-        case 32: launch_decode_for<32>(a, plan, partial, tickets, s); break;
-        case 64: launch_decode_for<64>(a, plan, partial, tickets, s); break;
-        case 80: launch_decode_for<80>(a, plan, partial, tickets, s); break;
-        case 96: launch_decode_for<96>(a, plan, partial, tickets, s); break;
-        case 128: launch_decode_for<128>(a, plan, partial, tickets, s); break;
-        case 256: launch_decode_for<256>(a, plan, partial, tickets, s); break;
+        case 16: launch_decode_for<16>(a, plan, partial, tickets, gpu); break;
+        case 32: launch_decode_for<32>(a, plan, partial, tickets, gpu); break;
+        case 64: launch_decode_for<64>(a, plan, partial, tickets, gpu); break;
+        case 80: launch_decode_for<80>(a, plan, partial, tickets, gpu); break;
+        case 96: launch_decode_for<96>(a, plan, partial, tickets, gpu); break;
+        case 128: launch_decode_for<128>(a, plan, partial, tickets, gpu); break;
+        case 256: launch_decode_for<256>(a, plan, partial, tickets, gpu); break;
         default: break; // prefill_tile() is 0 for it: the caller makes it a tile of one row
     }
 }

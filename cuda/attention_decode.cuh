@@ -34,7 +34,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
         }
         if (alone) {
             reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
-                __float2half(total > 0 ? __fdividef(value, total) : 0.0f);
+                __float2half(total == 0 ? 0.0f : __fdividef(value, total));
             continue;
         }
         float* to = partial + (std::int64_t(share.item) * a.n_heads + head) * (D + 2);
@@ -86,7 +86,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
                 if (c0 + c < item.n_chunks) value += weight_of(top[c], limits[g]) * v[c];
         }
         reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0 + g) * D + d] =
-            __float2half(totals[g] > 0 ? __fdividef(value, totals[g]) : 0.0f);
+            __float2half(totals[g] == 0 ? 0.0f : __fdividef(value, totals[g]));
     }
 }
 

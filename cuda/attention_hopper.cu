@@ -36,9 +36,6 @@ struct Maps {
     CUtensorMap k, v;
 };
 
-// Zero before and after a launch: launches do not run at the same time, as those that share a Workspace (matmul_blocks.cuh).
-[[maybe_unused]] __device__ unsigned next_item;
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 __device__ void copy_async(void* to, const void* from, bool valid) {
@@ -153,8 +150,9 @@ struct Barriers {
 
 // `chunk`: rows of a tile that stand together in the cache, at least; `heads` are worked on at a time.
 template <int D, bool Capped>
-__global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, const PrefillTile* tiles, int n_tiles,
-                                                        const __grid_constant__ Maps maps, int chunk, int heads) {
+__global__ void __launch_bounds__(384, 1)
+    prefill_wgmma(Attention a, Plan plan, const PrefillTile* tiles, int n_tiles, const __grid_constant__ Maps maps,
+                  int chunk, int heads, unsigned* turn) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int                   row_bytes = D * 2, tile_bytes = N * row_bytes;
     extern __shared__ unsigned char memory[];
@@ -218,8 +216,8 @@ __global__ void __launch_bounds__(384, 1) prefill_wgmma(Attention a, Plan plan, 
                 if (w.head < 0) break;
                 // Once all work on it: who takes more than one ahead may keep it from a block that has nothing to do.
                 barrier_wait(&barriers.work_empty, parity);
-                // All blocks together ask as often as there are items, and leave zero.
-                w = item(int(gridDim.x + atomicInc(&next_item, unsigned(n_items - 1))));
+                // All blocks together ask as often as there are items, and leave zero: launches do not run at the same time.
+                w = item(int(gridDim.x + atomicInc(turn, unsigned(n_items - 1))));
             }
         } else if (warp == 2) {    // brings Q
             unsigned parities = 3; // of the groups
@@ -474,34 +472,31 @@ bool encode(CUtensorMap& map, const Half* cache, int D, int chunk) {
 }
 
 template <int D, bool Capped>
-void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, cudaStream_t stream) {
-    constexpr int            shared = (M + stages * 2 * N) * D * 2 + 1024;
-    static const cudaError_t once =
-        cudaFuncSetAttribute(prefill_wgmma<D, Capped>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    (void)once;
+void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
+    constexpr int shared = (M + stages * 2 * N) * D * 2 + 1024;
+    prepare_kernel(gpu, prefill_wgmma<D, Capped>, 384, shared);
     const int  chunk = std::gcd(a.block_size, N);
     Maps       maps;
     const bool ok = encode(maps.k, a.cache_k, D, chunk) && encode(maps.v, a.cache_v, D, chunk);
     // How many heads' K and V the L2 holds, if all of it is of these queries; some in any case, for the processors' sake.
     const std::int64_t bytes = std::int64_t(n) * N * D * 4, fit = l2_bytes / bytes * (a.n_heads / a.n_kv_heads);
     const int          heads = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads));
-    const unsigned     grid  = unsigned(std::min(n_processors(), n * a.n_heads));
+    const unsigned     grid  = unsigned(std::min(gpu.n_processors, n * a.n_heads));
     // Without maps a launch that fails, so that last_error() tells.
-    run_kernel(prefill_wgmma<D, Capped>, dim3(ok ? grid : 0), 384, shared, stream, a, plan, tiles, n, maps, chunk,
-               heads);
+    run_kernel(prefill_wgmma<D, Capped>, dim3(ok ? grid : 0), 384, shared, gpu, a, plan, tiles, n, maps, chunk, heads,
+               gpu.turn);
 }
 
 } // namespace
 
-int prefill_tile_hopper(int head_dim) {
-    return is_hopper() && (head_dim == 64 || head_dim == 128) && encoder() != nullptr ? M : 0;
+int prefill_tile_hopper(const Context& gpu, int head_dim) {
+    return gpu.hopper && (head_dim == 64 || head_dim == 128) && encoder() != nullptr ? M : 0;
 }
 
-void attention_prefill_hopper(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Stream stream) {
-    auto       s   = static_cast<cudaStream_t>(stream);
+void attention_prefill_hopper(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     const auto run = a.head_dim == 64 ? (a.softcap > 0 ? launch<64, true> : launch<64, false>)
                                       : (a.softcap > 0 ? launch<128, true> : launch<128, false>);
-    run(a, plan, tiles, n, s);
+    run(a, plan, tiles, n, gpu);
 }
 
 } // namespace quire::cuda

@@ -110,10 +110,10 @@ __global__ void dequantize_kernel(Weight w, __half* out, std::int64_t n) {
 }
 
 template <std::uint32_t Type, int Group, bool FloatScales>
-void run_i8(const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n, cudaStream_t stream) {
+void run_i8(const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n, Context& gpu) {
     const std::int64_t groups = n / Group;
-    to_i8_kernel<Type, Group, FloatScales>
-        <<<unsigned((groups + 127) / 128), 128, 0, stream>>>(static_cast<const Byte*>(blocks), q, scales, mins, groups);
+    run_in_order(to_i8_kernel<Type, Group, FloatScales>, dim3(unsigned((groups + 127) / 128)), 128, 0, gpu,
+                 static_cast<const Byte*>(blocks), q, scales, mins, groups);
 }
 
 } // namespace
@@ -130,25 +130,24 @@ void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_min
     has_mins     = type == Q5_K;
 }
 
-void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, Stream stream) {
-    to_f16_kernel<<<unsigned((n + 255) / 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
-        type, blocks, reinterpret_cast<__half*>(out), n);
+void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, Context& gpu) {
+    run_in_order(to_f16_kernel, dim3(unsigned((n + 255) / 256)), 256, 0, gpu, type, blocks,
+                 reinterpret_cast<__half*>(out), n);
 }
 
 void to_i8(std::uint32_t type, const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n,
-           Stream stream) {
-    auto s = static_cast<cudaStream_t>(stream);
-    if (type == Q8_0) run_i8<Q8_0, 32, false>(blocks, q, scales, mins, n, s);
-    if (type == Q4_0) run_i8<Q4_0, 32, false>(blocks, q, scales, mins, n, s);
-    if (type == Q5_0) run_i8<Q5_0, 32, false>(blocks, q, scales, mins, n, s);
-    if (type == Q5_K) run_i8<Q5_K, 32, true>(blocks, q, scales, mins, n, s);
-    if (type == Q6_K) run_i8<Q6_K, 16, true>(blocks, q, scales, mins, n, s);
+           Context& gpu) {
+    if (type == Q8_0) run_i8<Q8_0, 32, false>(blocks, q, scales, mins, n, gpu);
+    if (type == Q4_0) run_i8<Q4_0, 32, false>(blocks, q, scales, mins, n, gpu);
+    if (type == Q5_0) run_i8<Q5_0, 32, false>(blocks, q, scales, mins, n, gpu);
+    if (type == Q5_K) run_i8<Q5_K, 32, true>(blocks, q, scales, mins, n, gpu);
+    if (type == Q6_K) run_i8<Q6_K, 16, true>(blocks, q, scales, mins, n, gpu);
 }
 
-void dequantize(const Weight& weight, Half* out, Stream stream) {
+void dequantize(const Weight& weight, Half* out, Context& gpu) {
     const std::int64_t n = weight.rows * weight.cols;
-    dequantize_kernel<<<unsigned((n / 8 + 255) / 256), 256, 0, static_cast<cudaStream_t>(stream)>>>(
-        weight, reinterpret_cast<__half*>(out), n);
+    run_in_order(dequantize_kernel, dim3(unsigned((n / 8 + 255) / 256)), 256, 0, gpu, weight,
+                 reinterpret_cast<__half*>(out), n);
 }
 
 } // namespace quire::cuda

@@ -1,6 +1,7 @@
 // Everything between two attention operations of a step with several tokens, as one persistent kernel: the GEMMs with weights of
 // halves alternate with what follows them (residual and norm, SwiGLU, RoPE and KV store). While the CTAs wait for each other, the
-// weights of the next GEMMs are already being loaded into a ring buffer in shared memory, so the memory is always busy.
+// weights of the next GEMMs are already being loaded into a ring buffer in shared memory, so the memory is always busy. CTAs that
+// wait for each other have to be on the GPU at the same time: beside another engine this is a cooperative launch.
 //
 // A GEMM is cut into tiles of 128 rows of weights, and these into steps of 64 columns, which are distributed evenly and in order over
 // the CTAs (stream-K). If several CTAs share a tile, the one that begins it adds the others' partial sums in the order of the
@@ -537,36 +538,19 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
 #endif
 }
 
-// What all launches share: they do not run at the same time.
-struct Room {
-    std::size_t        bytes   = 0;
-    float*             sums    = nullptr;
-    float4*            left    = nullptr;
-    unsigned *         arrived = nullptr, *counter = nullptr;
-    static const Room& one() {
-        static const Room room;
-        return room;
-    }
-    Room() {
-        constexpr std::size_t tile = std::size_t(most_tokens) * tile_rows * sizeof(float);
-        const auto            take = [&](std::size_t n) {
-            bytes += n;
-            return allocate(n);
-        };
-        sums    = static_cast<float*>(take(std::size_t(n_processors() + most_tiles) * tile));
-        left    = static_cast<float4*>(take(std::size_t(n_processors()) * tile));
-        arrived = static_cast<unsigned*>(take(most_tiles * sizeof(unsigned)));
-        counter = static_cast<unsigned*>(take(256));
-    }
-};
-
+// False: something else has some of the GPU's processors for itself, so that not all blocks can run at once.
 template <int N>
-void launch(const Parts& parts, Stream stream) {
-    static const cudaError_t once =
-        cudaFuncSetAttribute(dense_kernel<N>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes(N));
-    (void)once;
-    run_kernel(dense_kernel<N>, dim3(unsigned(n_processors())), threads, shared_bytes(N),
-               static_cast<cudaStream_t>(stream), parts);
+bool launch(const Parts& parts, Context& gpu) {
+    if (prepare_kernel(gpu, dense_kernel<N>, threads, shared_bytes(N)) < 1) return false;
+    // Alone on the device its blocks meet in any case: what comes before it in the stream ends by itself.
+    const cudaError_t status = launch_kernel(gpu.alone_in_step ? Launch::early : Launch::together, dense_kernel<N>,
+                                             dim3(unsigned(gpu.n_processors)), threads, shared_bytes(N), gpu, parts);
+    if (status == cudaErrorCooperativeLaunchTooLarge) {
+        cudaGetLastError(); // it has been dealt with
+        return false;
+    }
+    gpu.note(status);
+    return true;
 }
 
 constexpr int rounded(int n_tokens) {
@@ -657,10 +641,22 @@ int understand(const TapeOp& op, const TapeOp* next, int n_tokens, Parts& parts)
 
 } // namespace
 
-std::size_t prepare_dense() { return is_hopper() ? Room::one().bytes : 0; }
+std::size_t prepare_dense(Context& gpu) {
+    if (!gpu.hopper || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
+    constexpr std::size_t tile   = std::size_t(most_tokens) * tile_rows * sizeof(float);
+    const std::size_t     before = gpu.bytes;
+    gpu.dense.sums               = static_cast<float*>(gpu.take(std::size_t(gpu.n_processors + most_tiles) * tile));
+    gpu.dense.left               = static_cast<float4*>(gpu.take(std::size_t(gpu.n_processors) * tile));
+    gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
+    gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
+    return gpu.bytes - before;
+}
 
-int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stream stream) {
-    if (n_ops < 2 || !is_hopper() || encoder() == nullptr || n_tokens < 1 || n_tokens > most_tokens) return 0;
+int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
+    const auto& room = gpu.dense;
+    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr ||
+        n_tokens < 1 || n_tokens > most_tokens)
+        return 0;
     Parts parts{};
     int   done = 0;
     for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
@@ -669,22 +665,23 @@ int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Stre
         more = parts.part[parts.n_parts++].then != Then::rope;
         done += n;
     }
-    const Room& room = Room::one();
-    if (done < 2 || !room.sums || !room.left || !room.arrived || !room.counter) return 0;
+    if (done < 2) return 0;
     parts.plan     = plan;
     parts.n_tokens = n_tokens;
     parts.sums     = room.sums;
     parts.left     = room.left;
     parts.arrived  = room.arrived;
     parts.counter  = room.counter;
-    switch (rounded(n_tokens)) {
-        case 8: launch<8>(parts, stream); break;
-        case 16: launch<16>(parts, stream); break;
-        case 32: launch<32>(parts, stream); break;
-        case 64: launch<64>(parts, stream); break;
-        default: launch<128>(parts, stream); break;
-    }
-    return done;
+    const auto run = [&] {
+        switch (rounded(n_tokens)) {
+            case 8: return launch<8>(parts, gpu);
+            case 16: return launch<16>(parts, gpu);
+            case 32: return launch<32>(parts, gpu);
+            case 64: return launch<64>(parts, gpu);
+            default: return launch<128>(parts, gpu);
+        }
+    };
+    return run() ? done : 0;
 }
 
 } // namespace quire::cuda

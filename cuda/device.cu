@@ -1,24 +1,18 @@
-// The device: opening it, memory, copies, graphs, and how errors come out.
+// The device: opening it, contexts, memory, copies, graphs, and how errors come out.
 #include <cuda_runtime.h>
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "context.cuh"
 #include "kernels.h"
-#include "warp.cuh"
 
 namespace quire::cuda {
 
 namespace {
-
-cudaError_t first_error = cudaSuccess;
-
-void note(cudaError_t error) {
-    if (error != cudaSuccess && first_error == cudaSuccess) first_error = error;
-}
-
-cudaStream_t raw(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 // What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older one.
 struct Compiled {
@@ -33,14 +27,46 @@ __global__ void tell_compiled([[maybe_unused]] Compiled* out) {
 #endif
 }
 
+// The contexts of this process: blocks that wait for one another need to know of others on their device.
+struct Neighbours {
+    std::mutex            mutex;
+    std::vector<Context*> all;
+
+    static Neighbours& of_process() {
+        static Neighbours one;
+        return one;
+    }
+    // Other processes take turns with this one, unless a service has them run at once.
+    static bool may_be_alone(int device) {
+        int shared = 0;
+        return cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, device) == cudaSuccess && shared == 0;
+    }
+    void add(Context& gpu) {
+        const std::lock_guard lock(mutex);
+        bool                  alone = may_be_alone(gpu.device);
+        for (Context* other : all) {
+            if (other->device != gpu.device) continue;
+            alone = false;
+            begin_launches(*other); // it begins no step meanwhile, and captures none
+            if (std::exchange(other->alone, false)) gpu.note(cudaStreamSynchronize(other->stream));
+            end_launches(*other);
+        }
+        gpu.alone = alone;
+        all.push_back(&gpu);
+    }
+    void remove(Context& gpu) {
+        const std::lock_guard lock(mutex);
+        std::erase(all, &gpu);
+        const auto beside = [&](const Context* other) { return other->device == gpu.device; };
+        if (std::count_if(all.begin(), all.end(), beside) != 1) return;
+        Context& left = **std::find_if(all.begin(), all.end(), beside);
+        begin_launches(left);
+        left.alone = may_be_alone(gpu.device);
+        end_launches(left);
+    }
+};
+
 } // namespace
-
-static DeviceInfo open; // the one that is
-static Compiled   compiled{};
-
-bool launches_overlap() { return compiled.arch >= 900; }
-bool is_hopper() { return compiled.hopper != 0; }
-int  n_processors() { return open.n_processors; }
 
 const char* open_device(int index, DeviceInfo& info) {
     int n = 0;
@@ -61,37 +87,97 @@ const char* open_device(int index, DeviceInfo& info) {
     if (properties.major < 8) return "the GPU is older than compute capability 8.0";
     if (const cudaError_t error = cudaMemGetInfo(&info.free, &info.total); error != cudaSuccess)
         return cudaGetErrorString(error);
-    open = info;
-    if (compiled.arch == 0)
-        if (auto* there = static_cast<Compiled*>(allocate(sizeof(Compiled)))) {
-            tell_compiled<<<1, 1>>>(there);
-            const cudaError_t error = cudaMemcpy(&compiled, there, sizeof compiled, cudaMemcpyDeviceToHost);
-            release(there);
-            if (error != cudaSuccess) return cudaGetErrorString(error); // no code for this device
-        }
     return nullptr;
 }
 
-const char* last_error() {
-    note(cudaGetLastError());
-    if (first_error == cudaSuccess) return nullptr;
-    const char* text = cudaGetErrorString(first_error);
-    first_error      = cudaSuccess;
+// -- contexts
+
+Context* create_context(int index, const char*& why) {
+    DeviceInfo info;
+    why = open_device(index, info);
+    if (why != nullptr) return nullptr;
+    auto* gpu         = new Context;
+    gpu->device       = index;
+    gpu->n_processors = info.n_processors;
+    gpu->note(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    int cooperative = 0;
+    gpu->note(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
+    gpu->cooperative = cooperative != 0;
+    Compiled compiled{};
+    if (auto* there = static_cast<Compiled*>(allocate(*gpu, sizeof compiled))) {
+        run_in_order(tell_compiled, dim3(1), 1, 0, *gpu, there);
+        copy_to_host(&compiled, there, sizeof compiled, *gpu);
+        synchronize(*gpu);
+        release(there);
+    }
+    gpu->launches_overlap = compiled.arch >= 900;
+    gpu->hopper           = compiled.hopper != 0;
+    gpu->partial          = static_cast<float4*>(gpu->take(partial_bytes(gpu->n_processors)));
+    gpu->tickets          = static_cast<std::int32_t*>(gpu->take(most_tickets * sizeof(std::int32_t)));
+    gpu->turn             = static_cast<unsigned*>(gpu->take(sizeof(unsigned)));
+    why                   = last_error(*gpu); // no code for this device, say
+    if (why == nullptr && (!gpu->partial || !gpu->tickets || !gpu->turn)) why = "its memory is full";
+    if (why == nullptr) {
+        Neighbours::of_process().add(*gpu);
+        return gpu;
+    }
+    destroy_context(gpu);
+    return nullptr;
+}
+
+void destroy_context(Context* gpu) {
+    use(*gpu);
+    synchronize(*gpu);
+    Neighbours::of_process().remove(*gpu);
+    end_uploads(*gpu);
+    close_blas(gpu->blas);
+    for (void* memory :
+         {static_cast<void*>(gpu->partial), static_cast<void*>(gpu->tickets), static_cast<void*>(gpu->turn),
+          static_cast<void*>(gpu->dense.sums), static_cast<void*>(gpu->dense.left),
+          static_cast<void*>(gpu->dense.arrived), static_cast<void*>(gpu->dense.counter)})
+        release(memory);
+    gpu->note(cudaStreamDestroy(gpu->stream));
+    delete gpu;
+}
+
+std::size_t bytes_of(const Context& gpu) { return gpu.bytes; }
+
+void use(Context& gpu) { gpu.note(cudaSetDevice(gpu.device)); }
+
+bool begin_launches(Context& gpu) {
+    while (gpu.launching.exchange(true)) std::this_thread::yield(); // until a context that comes or goes has been
+    return gpu.alone_in_step = gpu.alone;
+}
+
+void end_launches(Context& gpu) {
+    gpu.alone_in_step = false;
+    gpu.launching     = false;
+}
+
+const char* last_error(Context& gpu) {
+    gpu.note(cudaGetLastError());
+    if (gpu.error == cudaSuccess) return nullptr;
+    const char* text = cudaGetErrorString(gpu.error);
+    gpu.error        = cudaSuccess;
     return text;
 }
 
-void* allocate(std::size_t bytes) {
+// -- memory
+
+// Waits for its own stream alone: another engine may be capturing a graph, or busy.
+void* allocate(Context& gpu, std::size_t bytes) {
     void* memory = nullptr;
-    if (cudaMalloc(&memory, std::max<std::size_t>(bytes, 256)) != cudaSuccess) {
+    bytes        = std::max<std::size_t>(bytes, 256);
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
         cudaGetLastError(); // the caller says what it was for
         return nullptr;
     }
-    note(cudaMemset(memory, 0, std::max<std::size_t>(bytes, 256)));
-    note(cudaDeviceSynchronize()); // the zeros come before what other streams write
+    gpu.note(cudaMemsetAsync(memory, 0, bytes, gpu.stream));
+    gpu.note(cudaStreamSynchronize(gpu.stream)); // the zeros come before what other streams write
     return memory;
 }
 
-void release(void* memory) { note(cudaFree(memory)); }
+void release(void* memory) { cudaFree(memory); }
 
 void* allocate_host(std::size_t bytes) {
     void* memory = nullptr;
@@ -103,107 +189,124 @@ void* allocate_host(std::size_t bytes) {
     return memory;
 }
 
-void release_host(void* memory) { note(cudaFreeHost(memory)); }
+void release_host(void* memory) { cudaFreeHost(memory); }
 
-Stream create_stream() {
-    cudaStream_t stream = nullptr;
-    note(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    return stream;
+void synchronize(Context& gpu) { gpu.note(cudaStreamSynchronize(gpu.stream)); }
+
+void copy_to_device(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
+    gpu.note(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, gpu.stream));
 }
 
-void destroy_stream(Stream stream) { note(cudaStreamDestroy(raw(stream))); }
-void synchronize(Stream stream) { note(cudaStreamSynchronize(raw(stream))); }
-
-void copy_to_device(void* to, const void* from_host, std::size_t bytes, Stream stream) {
-    note(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, raw(stream)));
-}
-
-void copy_to_host(void* to_host, const void* from, std::size_t bytes, Stream stream) {
-    note(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, raw(stream)));
+void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& gpu) {
+    gpu.note(cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, gpu.stream));
 }
 
 namespace {
 
-// Pinned buffers that live as long as the process loads something: taking them costs more than a small copy.
-struct Lane {
-    static constexpr std::size_t bytes  = std::size_t(8) << 20;
-    cudaStream_t                 stream = nullptr;
-    void*                        buffer[2]{};
-    cudaEvent_t                  done[2]{};
-};
+// Taking pinned buffers costs more than a small copy: they stay until end_uploads().
+cudaError_t open_lane(Lane& lane) {
+    cudaError_t error = cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking);
+    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
+        error = cudaMallocHost(&lane.buffer[i], Lane::bytes);
+        if (error == cudaSuccess) error = cudaEventCreateWithFlags(&lane.done[i], cudaEventDisableTiming);
+    }
+    return error;
+}
 
-std::vector<Lane>& lanes() {
-    static std::vector<Lane> all = [] {
-        std::vector<Lane> made(std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u));
-        for (Lane& lane : made) {
-            note(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking));
-            for (int i = 0; i < 2; i++) {
-                note(cudaMallocHost(&lane.buffer[i], Lane::bytes));
-                note(cudaEventCreateWithFlags(&lane.done[i], cudaEventDisableTiming));
-            }
-        }
-        return made;
-    }();
-    return all;
+void close_lane(Lane& lane) {
+    for (int i = 0; i < 2; i++) {
+        if (lane.done[i] != nullptr) cudaEventDestroy(lane.done[i]);
+        cudaFreeHost(lane.buffer[i]);
+    }
+    if (lane.stream != nullptr) cudaStreamDestroy(lane.stream);
 }
 
 } // namespace
 
-void upload(void* to, const void* from_host, std::size_t bytes) {
-    std::vector<Lane>& all    = lanes();
-    int                device = 0;
-    note(cudaGetDevice(&device));
-    const auto work = [&](std::size_t which) {
-        Lane& lane = all[which];
-        cudaSetDevice(device);
+void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
+    constexpr std::size_t small = std::size_t(1) << 20;
+    if (bytes <= small) { // the driver has buffers for that
+        copy_to_device(to, from_host, bytes, gpu);
+        synchronize(gpu);
+        return;
+    }
+    const std::size_t most = std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u);
+    const std::size_t n    = std::min(most, (bytes + Lane::bytes - 1) / Lane::bytes);
+    while (gpu.lanes.size() < n) {
+        const cudaError_t error = open_lane(gpu.lanes.emplace_back());
+        if (error == cudaSuccess) continue;
+        close_lane(gpu.lanes.back());
+        gpu.lanes.pop_back();
+        return gpu.note(error);
+    }
+    std::vector<cudaError_t> errors(n, cudaSuccess); // of each lane, the first one
+    const auto               work = [&](std::size_t which) {
+        Lane&      lane = gpu.lanes[which];
+        const auto ok   = [&](cudaError_t status) {
+            if (errors[which] == cudaSuccess) errors[which] = status;
+            return errors[which] == cudaSuccess;
+        };
+        ok(cudaSetDevice(gpu.device));
         std::size_t turn = 0;
-        for (std::size_t at = which * Lane::bytes; at < bytes; at += all.size() * Lane::bytes, turn++) {
-            const std::size_t n = std::min(Lane::bytes, bytes - at);
-            cudaEventSynchronize(lane.done[turn % 2]); // its last copy out of this buffer
-            std::memcpy(lane.buffer[turn % 2], static_cast<const char*>(from_host) + at, n);
-            cudaMemcpyAsync(static_cast<char*>(to) + at, lane.buffer[turn % 2], n, cudaMemcpyHostToDevice, lane.stream);
-            cudaEventRecord(lane.done[turn % 2], lane.stream);
+        for (std::size_t at = which * Lane::bytes; at < bytes && errors[which] == cudaSuccess;
+             at += n * Lane::bytes, turn++) {
+            const std::size_t piece = std::min(Lane::bytes, bytes - at);
+            if (!ok(cudaEventSynchronize(lane.done[turn % 2]))) break; // its last copy out of this buffer
+            std::memcpy(lane.buffer[turn % 2], static_cast<const char*>(from_host) + at, piece);
+            ok(cudaMemcpyAsync(static_cast<char*>(to) + at, lane.buffer[turn % 2], piece, cudaMemcpyHostToDevice,
+                                             lane.stream));
+            ok(cudaEventRecord(lane.done[turn % 2], lane.stream));
         }
-        cudaStreamSynchronize(lane.stream);
+        ok(cudaStreamSynchronize(lane.stream));
     };
-    const std::size_t        n = std::min(all.size(), (bytes + Lane::bytes - 1) / Lane::bytes);
     std::vector<std::thread> threads;
     for (std::size_t i = 1; i < n; i++) threads.emplace_back(work, i);
-    if (n > 0) work(0);
+    work(0);
     for (std::thread& thread : threads) thread.join();
-    note(cudaGetLastError());
+    for (const cudaError_t error : errors) gpu.note(error);
 }
 
-void begin_capture(Stream stream) { note(cudaStreamBeginCapture(raw(stream), cudaStreamCaptureModeThreadLocal)); }
+void end_uploads(Context& gpu) {
+    for (Lane& lane : gpu.lanes) close_lane(lane);
+    gpu.lanes.clear();
+}
 
-void* end_capture(Stream stream) {
+// -- graphs
+
+void begin_capture(Context& gpu) { gpu.note(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal)); }
+
+void* end_capture(Context& gpu) {
     cudaGraph_t     graph = nullptr;
     cudaGraphExec_t exec  = nullptr;
-    note(cudaStreamEndCapture(raw(stream), &graph));
+    gpu.note(cudaStreamEndCapture(gpu.stream, &graph));
     if (graph == nullptr) return nullptr;
-    note(cudaGraphInstantiate(&exec, graph, 0));
-    note(cudaGraphDestroy(graph));
+    gpu.note(cudaGraphInstantiate(&exec, graph, 0));
+    gpu.note(cudaGraphDestroy(graph));
     return exec;
 }
 
-void launch_graph(void* graph, Stream stream) {
-    note(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), raw(stream)));
+void launch_graph(void* graph, Context& gpu) {
+    gpu.note(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), gpu.stream));
 }
 
-void destroy_graph(void* graph) { note(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph))); }
+void destroy_graph(void* graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
+// -- events
 
 void* create_event() {
     cudaEvent_t event = nullptr;
-    note(cudaEventCreate(&event));
+    cudaEventCreate(&event);
     return event;
 }
 
-void record_event(void* event, Stream stream) { note(cudaEventRecord(static_cast<cudaEvent_t>(event), raw(stream))); }
+void destroy_event(void* event) { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+
+void record_event(void* event, Context& gpu) { gpu.note(cudaEventRecord(static_cast<cudaEvent_t>(event), gpu.stream)); }
 
 double seconds_between(void* first, void* second) {
     float milliseconds = 0;
-    note(cudaEventSynchronize(static_cast<cudaEvent_t>(second)));
-    note(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first), static_cast<cudaEvent_t>(second)));
+    cudaEventSynchronize(static_cast<cudaEvent_t>(second));
+    cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first), static_cast<cudaEvent_t>(second));
     return double(milliseconds) * 1e-3;
 }
 

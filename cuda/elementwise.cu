@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <type_traits>
 
 #include "kernels.h"
@@ -12,8 +13,7 @@ namespace quire::cuda {
 
 namespace {
 
-cudaStream_t raw(Stream stream) { return static_cast<cudaStream_t>(stream); }
-int          blocks_for(std::int64_t n, int threads) { return int((n + threads - 1) / threads); }
+int blocks_for(std::int64_t n, int threads) { return int((n + threads - 1) / threads); }
 
 // -- embedding: one block for each token
 
@@ -87,6 +87,34 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
     }
 }
 
+// Of any number of columns: the row is read twice.
+template <bool Float, bool Layer>
+__global__ void plain_norm_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
+                                  __half* out, int cols) {
+    wait_for_inputs();
+    __shared__ float   sums[32];
+    const std::int64_t at    = std::int64_t(blockIdx.x) * cols;
+    const auto         value = [&](int c) { // of the sum, once that is written
+        return residual ? residual[at + c]
+                       : Float  ? static_cast<const float*>(x)[at + c]
+                                : __half2float(static_cast<const __half*>(x)[at + c]);
+    };
+    float sum = 0, squares = 0;
+    for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x)) {
+        if (residual)
+            residual[at + c] +=
+                Float ? static_cast<const float*>(x)[at + c] : __half2float(static_cast<const __half*>(x)[at + c]);
+        sum += value(c);
+        if (!Layer) squares += value(c) * value(c);
+    }
+    const float mean = Layer ? block_sum(sum, sums) / cols : 0;
+    for (int c = int(threadIdx.x); Layer && c < cols; c += int(blockDim.x))
+        squares += (value(c) - mean) * (value(c) - mean);
+    const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
+    for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x))
+        out[at + c] = __float2half((value(c) - mean) * scale * weight[c] + (Layer ? bias[c] : 0.0f));
+}
+
 // -- activations
 
 // N times eight neighbours a thread, all asked for at once.
@@ -114,6 +142,15 @@ __global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
                 make_uint4(silu(g[k].x, u[k].x), silu(g[k].y, u[k].y), silu(g[k].z, u[k].z), silu(g[k].w, u[k].w));
 }
 
+// One a thread.
+__global__ void plain_silu_mul_kernel(__half* gate, const __half* up, std::int64_t n) {
+    wait_for_inputs();
+    const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const float g = __half2float(gate[i]);
+    gate[i]       = __float2half(__fdividef(g, 1 + __expf(-g)) * __half2float(up[i]));
+}
+
 __global__ void gelu_kernel(__half* x, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -134,10 +171,12 @@ __global__ void add_bias_kernel(__half* x, const float* bias, std::int64_t n, in
     if (i < n) x[i] = __float2half(__half2float(x[i]) + bias[i % cols]);
 }
 
-__global__ void select_rows_kernel(const float2* x, const std::int32_t* rows, float2* out, int pairs) {
+// Word: what is copied at a time; a row has `words`.
+template <class Word>
+__global__ void select_rows_kernel(const Word* x, const std::int32_t* rows, Word* out, int words) {
     wait_for_inputs();
-    const std::int64_t from = std::int64_t(rows[blockIdx.x]) * pairs, to = std::int64_t(blockIdx.x) * pairs;
-    for (int c = threadIdx.x; c < pairs; c += blockDim.x) out[to + c] = x[from + c];
+    const std::int64_t from = std::int64_t(rows[blockIdx.x]) * words, to = std::int64_t(blockIdx.x) * words;
+    for (int c = threadIdx.x; c < words; c += blockDim.x) out[to + c] = x[from + c];
 }
 
 // -- rotation and store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane for each pair, whose
@@ -234,14 +273,15 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     }
 }
 
-// -- block copies: every pair in every array, 16 bytes a thread
+// -- block copies: every pair in every array, a Word a thread
 
+template <class Word>
 __global__ void copy_blocks_kernel(BlockPools pools, const std::int32_t* pairs) {
     const int   array = blockIdx.y, copy = blockIdx.x;
     const auto* from = static_cast<const char*>(pools.from[array]) + pairs[2 * copy] * pools.block_bytes;
     auto*       to   = static_cast<char*>(pools.to[array]) + pairs[2 * copy + 1] * pools.block_bytes;
-    for (std::size_t i = threadIdx.x * 16; i < pools.block_bytes; i += blockDim.x * 16)
-        *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
+    for (std::size_t i = threadIdx.x * sizeof(Word); i < pools.block_bytes; i += blockDim.x * sizeof(Word))
+        *reinterpret_cast<Word*>(to + i) = *reinterpret_cast<const Word*>(from + i);
 }
 
 // -- argmax: one block for each row
@@ -251,12 +291,16 @@ __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64
     const float* row  = logits + blockIdx.x * cols;
     float        best = -INFINITY;
     int          at   = 0x7fffffff;
+    bool         bad  = false;
 #pragma unroll 8
-    for (int c = threadIdx.x; c < cols; c += blockDim.x)
-        if (row[c] > best) {
-            best = row[c];
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) {
+        const float v = row[c];
+        bad |= !(v <= FLT_MAX); // NaN is not
+        if (v > best) {
+            best = v;
             at   = c;
         }
+    }
     __shared__ float values[32];
     __shared__ int   ids[32];
     const auto       better = [](float a, int i, float b, int j) { return a > b || (a == b && i < j); };
@@ -266,30 +310,35 @@ __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64
         if (better(other, id, best, at)) best = other, at = id;
     }
     if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = best, ids[threadIdx.x / 32] = at;
-    __syncthreads();
+    bad = __syncthreads_or(bad);
     if (threadIdx.x == 0) {
         for (int w = 1; w < int(blockDim.x) / 32; w++)
             if (better(values[w], ids[w], best, at)) best = values[w], at = ids[w];
-        out[blockIdx.x] = at == 0x7fffffff ? 0 : at;
+        out[blockIdx.x] = bad || at == 0x7fffffff ? -1 : at;
     }
 }
 
 } // namespace
 
-void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n, Stream stream) {
-    run_kernel(embed_kernel, dim3(unsigned(int(n))), unsigned(1024), 0, raw(stream), weight,
-               positions ? *positions : Weight{}, positions != nullptr, plan, out);
+void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n, Context& gpu) {
+    run_kernel(embed_kernel, dim3(unsigned(int(n))), unsigned(1024), 0, gpu, weight, positions ? *positions : Weight{},
+               positions != nullptr, plan, out);
 }
 
 void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
-          std::int64_t rows, std::int64_t cols, Stream stream) {
-    // A row in the registers of its threads, four pairs each, or sixteen: up to 32768 columns.
+          std::int64_t rows, std::int64_t cols, Context& gpu) {
+    // A row in the registers of its threads, four pairs each, or sixteen: up to 32768 columns. Others take the plain kernel.
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
-        run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, raw(stream), x, weight, bias, eps, residual,
+        run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, gpu, x, weight, bias, eps, residual,
                        reinterpret_cast<__half*>(out), int(cols));
     };
+    if (cols % 2 != 0 || cols > 32768) {
+        if (x_is_float) bias ? run(plain_norm_kernel<true, true>) : run(plain_norm_kernel<true, false>);
+        else bias ? run(plain_norm_kernel<false, true>) : run(plain_norm_kernel<false, false>);
+        return;
+    }
     const auto choose = [&]<int Most>(std::integral_constant<int, Most>) {
         if (x_is_float) bias ? run(norm_kernel<true, true, Most>) : run(norm_kernel<true, false, Most>);
         else bias ? run(norm_kernel<false, true, Most>) : run(norm_kernel<false, false, Most>);
@@ -298,56 +347,63 @@ void norm(const void* x, bool x_is_float, const float* weight, const float* bias
     else choose(std::integral_constant<int, 16>{});
 }
 
-void silu_mul(Half* gate, const Half* up, std::int64_t n, Stream stream) {
+void silu_mul(Half* gate, const Half* up, std::int64_t n, Context& gpu) {
     const auto run = [&](auto kernel, int at_once) {
-        run_kernel(kernel, dim3(unsigned(blocks_for(n / 8, 256 * at_once))), unsigned(256), 0, raw(stream),
+        run_kernel(kernel, dim3(unsigned(blocks_for(n / 8, 256 * at_once))), unsigned(256), 0, gpu,
                    reinterpret_cast<uint4*>(gate), reinterpret_cast<const uint4*>(up), n / 8);
     };
-    if (n < 1 << 22) run(silu_mul_kernel<1>, 1);
+    if (n % 8 != 0)
+        run_kernel(plain_silu_mul_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, gpu,
+                   reinterpret_cast<__half*>(gate), reinterpret_cast<const __half*>(up), n);
+    else if (n < 1 << 22) run(silu_mul_kernel<1>, 1);
     else run(silu_mul_kernel<4>, 4);
 }
 
-void gelu(Half* x, std::int64_t n, Stream stream) {
-    run_kernel(gelu_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, raw(stream),
-               reinterpret_cast<__half*>(x), n);
+void gelu(Half* x, std::int64_t n, Context& gpu) {
+    run_kernel(gelu_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, gpu, reinterpret_cast<__half*>(x), n);
 }
 
-void add(float* x, const Half* y, std::int64_t n, Stream stream) {
-    run_kernel(add_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, raw(stream), x,
+void add(float* x, const Half* y, std::int64_t n, Context& gpu) {
+    run_kernel(add_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, gpu, x,
                reinterpret_cast<const __half*>(y), n);
 }
 
-void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Stream stream) {
-    run_kernel(add_bias_kernel, dim3(unsigned(blocks_for(rows * cols, 256))), unsigned(256), 0, raw(stream),
+void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Context& gpu) {
+    run_kernel(add_bias_kernel, dim3(unsigned(blocks_for(rows * cols, 256))), unsigned(256), 0, gpu,
                reinterpret_cast<__half*>(x), bias, rows * cols, int(cols));
 }
 
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
-                 Stream stream) {
-    run_kernel(select_rows_kernel, dim3(unsigned(int(n_rows))), unsigned(1024), 0, raw(stream),
-               reinterpret_cast<const float2*>(x), rows, reinterpret_cast<float2*>(out), int(cols / 2));
+                 Context& gpu) {
+    const auto run = [&]<class Word>(const Word* from, Word* to) {
+        run_kernel(select_rows_kernel<Word>, dim3(unsigned(int(n_rows))), unsigned(1024), 0, gpu, from, rows, to,
+                   int(cols * sizeof(float) / sizeof(Word)));
+    };
+    if (cols % 2 == 0) run(reinterpret_cast<const float2*>(x), reinterpret_cast<float2*>(out));
+    else run(x, out);
 }
 
-void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Stream stream) {
+void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Context& gpu) {
     // Few tokens: as many warps as there are heads; many: fewer angles, and more asked for at once.
     const int  heads = args.n_heads + 2 * args.n_kv_heads;
     const auto run   = [&](auto kernel, int of_warp) {
         const int of_block = rope_warps * of_warp;
-        run_kernel(kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0,
-                     raw(stream), args, plan);
+        run_kernel(kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0, gpu,
+                     args, plan);
     };
     if (args.half % 2 != 0 || args.head_dim % 8 != 0) run(rope_store_kernel<1, 1, __half>, 1);
     else if (n < 32) run(rope_store_kernel<2, 1, uint4>, 1);
     else run(rope_store_kernel<2, 8, uint4>, 8);
 }
 
-void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Stream stream) {
-    if (n_copies > 0)
-        copy_blocks_kernel<<<dim3(unsigned(n_copies), unsigned(pools.n_arrays)), 256, 0, raw(stream)>>>(pools, pairs);
+void copy_blocks(const BlockPools& pools, const std::int32_t* pairs, int n_copies, Context& gpu) {
+    if (n_copies == 0) return;
+    run_in_order(pools.block_bytes % 16 == 0 ? copy_blocks_kernel<uint4> : copy_blocks_kernel<__half>,
+                 dim3(unsigned(n_copies), unsigned(pools.n_arrays)), 256, 0, gpu, pools, pairs);
 }
 
-void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Stream stream) {
-    run_kernel(argmax_kernel, dim3(unsigned(int(rows))), unsigned(1024), 0, raw(stream), logits, out, cols);
+void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int64_t cols, Context& gpu) {
+    run_kernel(argmax_kernel, dim3(unsigned(int(rows))), unsigned(1024), 0, gpu, logits, out, cols);
 }
 
 } // namespace quire::cuda

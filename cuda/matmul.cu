@@ -1,6 +1,7 @@
 // GEMV and GEMMs with few rows of x (decode), limited by reading the weights: each weight is read once, in 16-byte words. A
 // warp computes one output row for all rows of x; the order of the sum is fixed.
-// Weights: halves, int8 with group scales, or Q4_K superblocks. cols is a multiple of 8 (halves), 32 (int8), 256 (Q4_K).
+// Weights: halves, int8 with group scales, or Q4_K superblocks. cols is a multiple of 8 (halves), 32 (int8), 256 (Q4_K); any other
+// matrix has a plain kernel.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -264,15 +265,15 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
 }
 
 template <int NT, int R>
-void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, cudaStream_t stream) {
+void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, Context& gpu) {
     const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
     const auto     run    = [&](auto kernel) {
         // Several rows hold so much in the L1 that they had better wait for kernels that leave little of it (see matmul_batch).
-        if (NT > 1) kernel<<<blocks, warps * 32, 0, stream>>>(x, n_rows, cols, all);
-        else run_kernel(kernel, dim3(blocks), warps * 32, 0, stream, x, n_rows, cols, all);
+        if (NT > 1) run_in_order(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
+        else run_kernel(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
     };
     const auto choose = [&]<Kind K>() {
-        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * n_processors())
+        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * gpu.n_processors)
             run(vector_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
         else run(vector_kernel<NT, K, R, false>);
     };
@@ -285,27 +286,65 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& al
     }
 }
 
+// -- any shape and form: a warp for each row of weights and eight of x, one weight a lane at a time
+
+constexpr int plain_rows = 8;
+
+__global__ void __launch_bounds__(warps * 32) plain_kernel(const __half* x, int n_rows, int cols, Product p) {
+    wait_for_inputs();
+    const std::int64_t row   = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32;
+    const int          first = int(blockIdx.y) * plain_rows, n = min(plain_rows, n_rows - first);
+    if (row >= p.weight.rows) return;
+    float sum[plain_rows] = {};
+    for (int c = int(threadIdx.x % 32); c < cols; c += 32) {
+        const float w = weight_at(p.weight, row, c);
+#pragma unroll
+        for (int t = 0; t < plain_rows; t++)
+            if (t < n) sum[t] += w * __half2float(x[std::int64_t(first + t) * cols + c]);
+    }
+#pragma unroll
+    for (int t = 0; t < plain_rows; t++) {
+        const float total = warp_sum(sum[t]) + (p.bias ? p.bias[row] : 0.0f);
+        if (t >= n || threadIdx.x % 32 != 0) continue;
+        const std::int64_t at = std::int64_t(first + t) * p.weight.rows + row;
+        if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
+        else static_cast<__half*>(p.out)[at] = __float2half(total);
+    }
+}
+
 } // namespace
+
+bool is_regular(const Weight& weight) {
+    return weight.form != WeightForm::f32 && (weight.form != WeightForm::f16 || weight.cols % 8 == 0);
+}
+
+void matmul_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const Product* products, int n_products,
+                  Context& gpu) {
+    for (int k = 0; k < n_products; k++)
+        run_kernel(plain_kernel,
+                   dim3(unsigned((products[k].weight.rows + warps - 1) / warps),
+                        unsigned((n_rows + plain_rows - 1) / plain_rows)),
+                   warps * 32, 0, gpu, reinterpret_cast<const __half*>(x), int(n_rows), int(cols), products[k]);
+}
 
 // x has room for n_rows rounded up to 1, 2, 4 or 8 rows; what is in those beyond n_rows does not matter.
 void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                   bool invariant, Stream stream) {
+                   bool invariant, Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0, count = 0; i < n_products; i += count) {
         Products all{}; // neighbours of one form go together
         count           = gather(products + i, n_products - i, all);
         const Kind kind = kind_of(products[i].weight);
-        auto       s    = static_cast<cudaStream_t>(stream);
         const int  c    = int(cols);
-        if (n_rows <= 1 && !invariant && stream_products(kind, x, c, all, s)) continue;
+        if (n_rows <= 1 && !invariant && stream_products(kind, x, c, all, gpu)) continue;
         bool even = kind != kind_f16; // two rows a warp share the conversions of x
         for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
-        if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, s) : launch<1, 1>(kind, x, n_rows, c, all, s);
+        if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, gpu) : launch<1, 1>(kind, x, n_rows, c, all, gpu);
         else if (n_rows <= 2)
-            even ? launch<2, 2>(kind, x, n_rows, c, all, s) : launch<2, 1>(kind, x, n_rows, c, all, s);
+            even ? launch<2, 2>(kind, x, n_rows, c, all, gpu) : launch<2, 1>(kind, x, n_rows, c, all, gpu);
         else if (n_rows <= 4)
-            even ? launch<4, 2>(kind, x, n_rows, c, all, s) : launch<4, 1>(kind, x, n_rows, c, all, s);
-        else even ? launch<8, 2>(kind, x, n_rows, c, all, s) : launch<8, 1>(kind, x, n_rows, c, all, s);
+            even ? launch<4, 2>(kind, x, n_rows, c, all, gpu) : launch<4, 1>(kind, x, n_rows, c, all, gpu);
+        else even ? launch<8, 2>(kind, x, n_rows, c, all, gpu) : launch<8, 1>(kind, x, n_rows, c, all, gpu);
     }
 }
 

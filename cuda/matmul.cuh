@@ -45,6 +45,6 @@ inline int gather(const Product* products, int n, Products& all) {
 }
 
 // matmul_stream.cu: one row of x, on Hopper. False: not these products, or not this GPU.
-bool stream_products(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream);
+bool stream_products(Kind kind, const __half* x, int cols, const Products& all, Context& gpu);
 
 } // namespace quire::cuda

@@ -7,6 +7,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "matmul_blocks.cuh"
 #include "warp.cuh"
@@ -213,44 +215,39 @@ __global__ void __launch_bounds__(warps * 32, 2)
 }
 
 template <Kind K, int NT>
-void launch(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
-    const Workspace& workspace = Workspace::one();
-    constexpr int    shared    = 3 * NT * 8 * row_halves(K) * 2;
-    static const int at_once   = [] {
-        cudaFuncSetAttribute(batch_kernel<K, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-        int blocks = 1;
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, batch_kernel<K, NT>, warps * 32, shared);
-        return std::max(std::min(blocks, 3), 1);
-    }();
-    const int units = all.first_block[all.n] * (cols / unit_cols(K));
-    const int grid  = std::min(n_processors() * at_once, units);
+void launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
+    constexpr int shared  = 3 * NT * 8 * row_halves(K) * 2;
+    const int     at_once = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, most_at_once);
+    const int     units   = all.first_block[all.n] * (cols / unit_cols(K));
+    const int     grid    = std::min(gpu.n_processors * at_once, units);
     // Not early, as other kernels are: what is on its way to registers is held in the L1, and a processor that still runs a
     // kernel with much shared memory has little of it. Decoding with 8 sequences took a quarter longer.
-    batch_kernel<K, NT>
-        <<<unsigned(grid), warps * 32, shared, stream>>>(x, n_rows, cols, all, workspace.partial, workspace.tickets);
+    run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all, gpu.partial,
+                 gpu.tickets);
 }
 
 template <int NT>
-void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
+void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
     switch (kind) {
-        case kind_f16: launch<kind_f16, NT>(x, n_rows, cols, all, stream); break;
-        case kind_i8: launch<kind_i8, NT>(x, n_rows, cols, all, stream); break;
-        case kind_i8_float: launch<kind_i8_float, NT>(x, n_rows, cols, all, stream); break;
-        case kind_i8_float_min: launch<kind_i8_float_min, NT>(x, n_rows, cols, all, stream); break;
-        case kind_q4_k: launch<kind_q4_k, NT>(x, n_rows, cols, all, stream); break;
+        case kind_f16: launch<kind_f16, NT>(x, n_rows, cols, all, gpu); break;
+        case kind_i8: launch<kind_i8, NT>(x, n_rows, cols, all, gpu); break;
+        case kind_i8_float: launch<kind_i8_float, NT>(x, n_rows, cols, all, gpu); break;
+        case kind_i8_float_min: launch<kind_i8_float_min, NT>(x, n_rows, cols, all, gpu); break;
+        case kind_q4_k: launch<kind_q4_k, NT>(x, n_rows, cols, all, gpu); break;
     }
 }
 
 } // namespace
 
-bool can_batch(const Weight& weight) {
+bool can_batch(const Context& gpu, const Weight& weight) {
     return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
            weight.rows <= std::int64_t(most_tickets) * unit_rows / most_products &&
-           weight.rows / unit_rows * (weight.cols / 64) * most_products * n_processors() * 3 < std::int64_t(1) << 32;
+           weight.rows / unit_rows * (weight.cols / 64) * most_products * gpu.n_processors * most_at_once <
+               std::int64_t(1) << 32;
 }
 
 void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                  Stream stream) {
+                  Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0; i < n_products;) {
         Blocks     all{};
@@ -262,13 +259,12 @@ void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* 
             all.n++;
         }
         for (int k = all.n + 1; k <= most_products; k++) all.first_block[k] = all.first_block[all.n];
-        auto      s = static_cast<cudaStream_t>(stream);
         const int c = int(cols);
-        if (kind == kind_f16 && batch_hopper(x, n_rows, c, all, s)) continue;
-        if (n_rows <= 8) launch_kind<1>(kind, x, n_rows, c, all, s);
-        else if (n_rows <= 16) launch_kind<2>(kind, x, n_rows, c, all, s);
-        else if (n_rows <= 32) launch_kind<4>(kind, x, n_rows, c, all, s);
-        else launch_kind<8>(kind, x, n_rows, c, all, s);
+        if (kind == kind_f16 && batch_hopper(x, n_rows, c, all, gpu)) continue;
+        if (n_rows <= 8) launch_kind<1>(kind, x, n_rows, c, all, gpu);
+        else if (n_rows <= 16) launch_kind<2>(kind, x, n_rows, c, all, gpu);
+        else if (n_rows <= 32) launch_kind<4>(kind, x, n_rows, c, all, gpu);
+        else launch_kind<8>(kind, x, n_rows, c, all, gpu);
     }
 }
 

@@ -1,6 +1,6 @@
 // Shared by both GEMM kernels for few rows of x: the work is cut into units of 128 rows of weights × some columns, and distributed
 // evenly over as many CTAs as run at once, row block by row block (stream-K). If several CTAs share a row block, they write
-// partial sums, and the last one adds them in the order of the columns.
+// partial sums to the Context's workspace, and the last one adds them in the order of the columns.
 #pragma once
 
 #include "matmul.cuh"
@@ -16,7 +16,7 @@ struct Blocks {
 };
 
 // matmul_hopper.cu: halves. False: not on this GPU, or not of this shape.
-bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream);
+bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu);
 
 namespace {
 
@@ -99,20 +99,5 @@ __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int e
 }
 
 } // namespace
-
-// Room for the partial sums of as many blocks of threads as run at once, and a ticket for each row block.
-constexpr int most_tickets = 1 << 16;
-struct Workspace {
-    float4*                 partial = nullptr;
-    std::int32_t*           tickets = nullptr;
-    static const Workspace& one() {
-        static const Workspace workspace;
-        return workspace;
-    }
-    Workspace() {
-        partial = static_cast<float4*>(allocate(std::size_t(n_processors()) * 3 * 2 * 8 * 256 * sizeof(float4)));
-        tickets = static_cast<std::int32_t*>(allocate(most_tickets * sizeof(std::int32_t)));
-    }
-};
 
 } // namespace quire::cuda

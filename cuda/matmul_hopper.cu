@@ -123,30 +123,28 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
 }
 
 template <int NT>
-bool launch(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
+bool launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
     Maps maps;
     for (int k = 0; k < all.n; k++)
         if (const Weight& w = all.product[k].weight; !encode_tiles(maps.weight[k], w.data, w.rows, cols, unit_rows))
             return false;
     if (!encode_tiles(maps.x, x, NT * 8, cols, NT * 8)) return false;
-    constexpr int            shared = stages_for(NT * 8) * tile_bytes(NT * 8) + 1024;
-    static const cudaError_t once =
-        cudaFuncSetAttribute(tile_kernel<NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    (void)once;
+    constexpr int shared = stages_for(NT * 8) * tile_bytes(NT * 8) + 1024;
+    prepare_kernel(gpu, tile_kernel<NT>, (warps + 1) * 32, shared);
     const int units = all.first_block[all.n] * (cols / tile_cols);
-    run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(n_processors(), units))), (warps + 1) * 32, shared, stream, maps,
-               n_rows, cols, all, Workspace::one().partial, Workspace::one().tickets);
+    run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(gpu.n_processors, units))), (warps + 1) * 32, shared, gpu, maps,
+               n_rows, cols, all, gpu.partial, gpu.tickets);
     return true;
 }
 
 } // namespace
 
-bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, cudaStream_t stream) {
-    if (!is_hopper() || cols % tile_cols != 0 || encoder() == nullptr) return false;
-    if (n_rows <= 8) return launch<1>(x, n_rows, cols, all, stream);
-    if (n_rows <= 16) return launch<2>(x, n_rows, cols, all, stream);
-    if (n_rows <= 32) return launch<4>(x, n_rows, cols, all, stream);
-    return launch<8>(x, n_rows, cols, all, stream);
+bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
+    if (!gpu.hopper || cols % tile_cols != 0 || encoder() == nullptr) return false;
+    if (n_rows <= 8) return launch<1>(x, n_rows, cols, all, gpu);
+    if (n_rows <= 16) return launch<2>(x, n_rows, cols, all, gpu);
+    if (n_rows <= 32) return launch<4>(x, n_rows, cols, all, gpu);
+    return launch<8>(x, n_rows, cols, all, gpu);
 }
 
 } // namespace quire::cuda

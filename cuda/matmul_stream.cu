@@ -10,7 +10,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "bulk.cuh"
 #include "kernels.h"
@@ -121,48 +120,45 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
 }
 
 template <Kind K>
-bool launch(const __half* x, int cols, const Products& all, bool gated, cudaStream_t stream) {
+bool launch(const __half* x, int cols, const Products& all, bool gated, Context& gpu) {
     const int room = shared_budget - x_bytes(K, cols);
     const int most = room / (warps_of(K) * stages * 2 * row_bytes(K, unit_cols(K))) * unit_cols(K);
     if (most <= 0) return false;
     const int n_slices = (cols + most - 1) / most, unit = unit_cols(K),
-              slice      = ((cols + n_slices - 1) / n_slices + unit - 1) / unit * unit,
-              bytes      = warps_of(K) * stages * 2 * row_bytes(K, slice) + x_bytes(K, cols);
-    const auto  kernel   = gated ? stream_kernel<K, true> : stream_kernel<K, false>;
-    static bool ready[2] = {};
-    if (!std::exchange(ready[gated], true))
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_budget);
-    run_kernel(kernel, dim3(unsigned(std::min(n_processors(), all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
-               std::size_t(bytes), stream, x, cols, slice, all);
+              slice   = ((cols + n_slices - 1) / n_slices + unit - 1) / unit * unit,
+              bytes   = warps_of(K) * stages * 2 * row_bytes(K, slice) + x_bytes(K, cols);
+    const auto kernel = gated ? stream_kernel<K, true> : stream_kernel<K, false>;
+    prepare_kernel(gpu, kernel, warps_of(K) * 32, shared_budget);
+    run_kernel(kernel, dim3(unsigned(std::min(gpu.n_processors, all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
+               std::size_t(bytes), gpu, x, cols, slice, all);
     return true;
 }
 
-bool launch_kind(Kind kind, const __half* x, int cols, const Products& all, bool gated, cudaStream_t stream) {
-    if (!is_hopper() || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
+bool launch_kind(Kind kind, const __half* x, int cols, const Products& all, bool gated, Context& gpu) {
+    if (!gpu.hopper || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
     switch (kind) {
-        case kind_f16: return launch<kind_f16>(x, cols, all, gated, stream);
-        case kind_i8: return launch<kind_i8>(x, cols, all, gated, stream);
-        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, gated, stream);
-        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, gated, stream);
-        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, gated, stream);
+        case kind_f16: return launch<kind_f16>(x, cols, all, gated, gpu);
+        case kind_i8: return launch<kind_i8>(x, cols, all, gated, gpu);
+        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, gated, gpu);
+        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, gated, gpu);
+        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, gated, gpu);
     }
     return false;
 }
 
 } // namespace
 
-bool stream_products(Kind kind, const __half* x, int cols, const Products& all, cudaStream_t stream) {
+bool stream_products(Kind kind, const __half* x, int cols, const Products& all, Context& gpu) {
     for (int k = 0; k < all.n; k++)
         if (all.product[k].weight.rows % 2 != 0) return false;
-    return launch_kind(kind, x, cols, all, false, stream);
+    return launch_kind(kind, x, cols, all, false, gpu);
 }
 
-bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Stream stream) {
+bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu) {
     const Product list[2] = {{gate, nullptr, out, false}, {up, nullptr, nullptr, false}};
     Products      all{};
-    return gate.rows == up.rows && gather(list, 2, all) == 2 &&
-           launch_kind(kind_of(gate), reinterpret_cast<const __half*>(x), int(gate.cols), all, true,
-                       static_cast<cudaStream_t>(stream));
+    return is_regular(gate) && is_regular(up) && gate.rows == up.rows && gather(list, 2, all) == 2 &&
+           launch_kind(kind_of(gate), reinterpret_cast<const __half*>(x), int(gate.cols), all, true, gpu);
 }
 
 } // namespace quire::cuda

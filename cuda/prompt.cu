@@ -231,12 +231,10 @@ __global__ void __launch_bounds__(384, 1)
 }
 
 template <Then What, int Strips, int D = N>
-void launch(const Maps& maps, const Job& job, int n_blocks, cudaStream_t stream) {
-    constexpr int            shared = stages * (M + N) * row_bytes + 1024;
-    static const cudaError_t once =
-        cudaFuncSetAttribute(prompt_kernel<What, Strips, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    (void)once;
-    run_kernel(prompt_kernel<What, Strips, D>, dim3(unsigned(n_blocks)), 384, shared, stream, maps, job);
+void launch(const Maps& maps, const Job& job, int n_blocks, Context& gpu) {
+    constexpr int shared = stages * (M + N) * row_bytes + 1024;
+    prepare_kernel(gpu, prompt_kernel<What, Strips, D>, 384, shared);
+    run_kernel(prompt_kernel<What, Strips, D>, dim3(unsigned(n_blocks)), 384, shared, gpu, maps, job);
 }
 
 // Whether `rope` turns the results of these three products, whole heads of them.
@@ -248,15 +246,15 @@ bool turns(const RopeStore& rope, const TapeOp& op) {
 
 } // namespace
 
-bool can_prompt(const TapeOp& op) {
-    return is_hopper() && encoder() != nullptr && (op.kind == TapeOp::products || op.kind == TapeOp::gated) &&
+bool can_prompt(const Context& gpu, const TapeOp& op) {
+    return gpu.hopper && encoder() != nullptr && (op.kind == TapeOp::products || op.kind == TapeOp::gated) &&
            std::all_of(op.product, op.product + op.n_products, [&](const Product& p) {
                return p.weight.rows % 8 == 0 && op.cols % 8 == 0 && !p.out_is_float &&
                       (op.kind != TapeOp::gated || (!p.bias && p.weight.rows == op.product[0].weight.rows));
            });
 }
 
-int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Stream stream) {
+int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Context& gpu) {
     const TapeOp& op     = ops[0];
     const bool    gated  = op.kind == TapeOp::gated;
     const bool    turned = n_ops > 1 && ops[1].kind == TapeOp::rope_and_store && turns(ops[1].rope, op);
@@ -280,7 +278,7 @@ int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Stream stream) {
         job.slots     = plan.slots;
     }
     // The last tiles as they are, in halves, or in quarters: what takes the shortest time. A half takes more than half of it.
-    const int  n = job.first_column[most_products] * job.n_down, at_once = n_processors(), rest = n % at_once;
+    const int  n = job.first_column[most_products] * job.n_down, at_once = gpu.n_processors, rest = n % at_once;
     const auto time   = [&](int strips, double each) { return (rest * strips + at_once - 1) / at_once * each; };
     const int  D      = turned ? job.rope.head_dim : 0;
     const bool finer  = D == 64 || (D == 0 && time(4, 0.33) < time(2, 0.55));
@@ -299,7 +297,7 @@ int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Stream stream) {
                      : gated    ? (finer ? launch<Then::swiglu, 4> : launch<Then::swiglu, 2>)
                                 : (finer ? launch<Then::write, 4> : launch<Then::write, 2>);
     // Without maps a launch that fails, so that last_error() tells.
-    run(maps, job, ok ? std::min(at_once, job.n_all) : 0, static_cast<cudaStream_t>(stream));
+    run(maps, job, ok ? std::min(at_once, job.n_all) : 0, gpu);
     return turned ? 2 : 1;
 }
 

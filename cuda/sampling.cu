@@ -8,6 +8,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cfloat>
+
 #include "kernels.h"
 #include "warp.cuh"
 
@@ -22,7 +24,7 @@ constexpr int threads = 512;
 constexpr int digits  = 7;    // pivots of a pass: three bits
 constexpr int most_in = 4096; // tokens near the best one that are kept in shared memory
 
-// NaN counts as minus infinity, and both zeros are one.
+// NaN, which edits may make of infinities, counts as minus infinity, and both zeros are one.
 __device__ std::uint32_t ordered(float x) {
     const std::uint32_t bits = __float_as_uint(isnan(x) ? -INFINITY : x + 0.0f);
     return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
@@ -164,6 +166,18 @@ __device__ Rank best_of(const Tokens& tokens, Shared& s) {
     return block_max(best, s);
 }
 
+// The best token of a row of logits as the model left them; 0: it has NaN or +infinity in it, or nothing but -infinity.
+__device__ Rank best_of_usable(const Tokens& tokens, Shared& s) {
+    Rank best = 0;
+    bool bad  = false;
+    for (int i = threadIdx.x; i < tokens.n; i += threads) {
+        bad |= !(tokens.row[i] <= FLT_MAX); // NaN is not
+        best = max(best, tokens[i]);
+    }
+    best = block_max(best, s);
+    return __syncthreads_or(bad) || logit_of(best) == -INFINITY ? 0 : best;
+}
+
 __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int vocab, const SampleTask* tasks,
                                                          LogitEdit* edits, const double* draws, std::int32_t* out) {
     wait_for_inputs();
@@ -176,7 +190,11 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
 
     // The raw distribution: ln Σ exp, and the best tokens.
     float      log_total = 0;
-    const Rank raw_best  = best_of(all, s);
+    const Rank raw_best  = best_of_usable(all, s);
+    if (raw_best == 0) {
+        for (int i = threadIdx.x; i < task.n_draws + task.n_top; i += threads) to[2 * i] = -1, to[2 * i + 1] = 0;
+        return;
+    }
     if (task.wants_logprobs) {
         const Softmax raw{logit_of(raw_best), 1};
         const Mass    total = sum_from(all, 0, [&](Rank r) { return raw.mass(r); }, s);
@@ -237,6 +255,10 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
         if (threadIdx.x == 0) tell(i, token, __uint_as_float(s.word));
         __syncthreads();
     };
+    if (logit_of(best) == -INFINITY) { // no token can come
+        for (int i = threadIdx.x; i < task.n_draws; i += threads) to[2 * i] = -1, to[2 * i + 1] = 0;
+        return;
+    }
     if (task.temperature <= 0 || !isfinite(logit_of(best))) {
         for (int i = 0; i < task.n_draws; i++) finished(i, best);
         return;
@@ -307,10 +329,10 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
 } // namespace
 
 void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_tasks, LogitEdit* edits,
-            const double* draws, std::int32_t* out, Stream stream) {
+            const double* draws, std::int32_t* out, Context& gpu) {
     if (n_tasks > 0)
-        run_kernel(sample_kernel, dim3(unsigned(n_tasks)), unsigned(threads), 0, static_cast<cudaStream_t>(stream),
-                   logits, int(vocab), tasks, edits, draws, out);
+        run_kernel(sample_kernel, dim3(unsigned(n_tasks)), unsigned(threads), 0, gpu, logits, int(vocab), tasks, edits,
+                   draws, out);
 }
 
 } // namespace quire::cuda

@@ -74,10 +74,10 @@ __device__ inline void put_integers(int g, const uint4& v, const Integers& to) {
     for (int k = 0; k < 4; k++) {
         const float2 pair = as_float2(words[k]);
         f[2 * k] = pair.x, f[2 * k + 1] = pair.y;
-        most = fmaxf(most, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+        most = max_or_nan(most, max_or_nan(fabsf(pair.x), fabsf(pair.y)));
     }
 #pragma unroll
-    for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    for (int step = 1; step < lanes; step *= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
     const float inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the high byte stays below 128
     // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
     constexpr float large = 12582912.0f; // 1.5 * 2^23

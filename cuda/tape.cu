@@ -35,7 +35,8 @@ namespace {
 constexpr int  warps        = 15; // of the team that does everything but filling the ring
 constexpr int  threads      = 16 * 32;
 constexpr int  most_hidden  = 8192;
-constexpr int  most_claims  = 16;     // chunks of a product
+constexpr int  most_claims  = 16; // chunks of a product
+constexpr int  most_shared  = 215 * 1024;
 constexpr Half cleared_half = 0xffff; // a not-a-number that conversions do not make
 
 // An operation of the tape: products of x, or attention.
@@ -290,9 +291,9 @@ __device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
         const Numbers to(xs, K, cols);
         float         most = 0;
 #pragma unroll
-        for (int k = 0; k < 8; k++) most = fmaxf(most, fabsf(f[k]));
+        for (int k = 0; k < 8; k++) most = max_or_nan(most, fabsf(f[k]));
 #pragma unroll
-        for (int step = 1; step < lanes; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+        for (int step = 1; step < lanes; step *= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
         const float inverse = most > 0 ? __fdividef(32767.0f, most) : 0.0f;
         // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
         constexpr float large = 12582912.0f; // 1.5 * 2^23
@@ -729,7 +730,7 @@ __device__ void combine_parts(const Attention& a, const Unit& unit, int n_parts,
 #pragma unroll
         for (int p = 0; p < warps; p++)
             v += __shfl_sync(~0u, weight, p) * (p < n_parts ? s.values[(p * unit.n_heads + g) * D + d] : 0.0f);
-        put_half(a.out, (unit.head0 + g) * D + d, total > 0 ? __fdividef(v, total) : 0.0f);
+        put_half(a.out, (unit.head0 + g) * D + d, total == 0 ? 0.0f : __fdividef(v, total));
     }
 }
 
@@ -1228,10 +1229,10 @@ void destroy_tape(void* tape) {
     delete t;
 }
 
-void* make_tape(const TapeOp* told, int n) {
+void* make_tape(const TapeOp* told, int n, Context& gpu) {
     Shape           shape;
     std::vector<Op> ops;
-    if (!is_hopper() || !understand(told, n, shape, ops)) return nullptr;
+    if (!gpu.hopper || !gpu.cooperative || !understand(told, n, shape, ops)) return nullptr;
     auto* tape     = new Tape;
     tape->head_dim = shape.attend.head_dim;
     // Shared memory: the residual, x in its widest form (or the sums, or what attention needs), the ring.
@@ -1250,7 +1251,7 @@ void* make_tape(const TapeOp* told, int n) {
             fits = false;
             break;
         }
-        const int blocks = n_processors(), chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / blocks;
+        const int blocks = gpu.n_processors, chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / blocks;
         int       batches = ((op.n_pairs / blocks + 1) * 2 + op.rows * op.batch - 1) / (op.rows * op.batch);
         if (op.gated && each >= most_claims / 2) {
             op.own         = std::max(each * 3 / 4, (chunks + blocks - 1) / blocks - most_claims / 2);
@@ -1260,54 +1261,42 @@ void* make_tape(const TapeOp* told, int n) {
         largest = std::max(largest, op.rows * op.row_bytes);
         room    = std::max({room, x_bytes(op.kind, op.cols), batches * op.batch * op.rows * op.most_sums * 4});
     }
-    constexpr int all = 215 * 1024;
-    shape.x_room      = (room + 127) / 128 * 128;
-    shape.attending   = std::min(warps, (shape.x_room - beside) / values);
-    shape.n_ops       = int(ops.size());
-    shape.ring_bytes  = (all - shape.hidden * 4 - shape.x_room) / 128 * 128;
-    tape->shared      = shape.hidden * 4 + shape.x_room + shape.ring_bytes;
-    fits              = fits && shape.ring_bytes >= 3 * largest;
-    fits              = fits && exchange(ops, nullptr, shape.exchanged);
+    shape.x_room     = (room + 127) / 128 * 128;
+    shape.attending  = std::min(warps, (shape.x_room - beside) / values);
+    shape.n_ops      = int(ops.size());
+    shape.ring_bytes = (most_shared - shape.hidden * 4 - shape.x_room) / 128 * 128;
+    tape->shared     = shape.hidden * 4 + shape.x_room + shape.ring_bytes;
+    fits             = fits && shape.ring_bytes >= 3 * largest;
+    fits             = fits && exchange(ops, nullptr, shape.exchanged);
     if (fits) {
         const std::vector<Half> cleared(std::size_t(shape.exchanged) * 2, cleared_half);
-        tape->exchange = static_cast<Half*>(allocate(cleared.size() * sizeof(Half)));
+        tape->exchange = static_cast<Half*>(allocate(gpu, cleared.size() * sizeof(Half)));
         fits           = tape->exchange != nullptr;
-        if (fits) upload(tape->exchange, cleared.data(), cleared.size() * sizeof(Half));
+        if (fits) upload(tape->exchange, cleared.data(), cleared.size() * sizeof(Half), gpu);
         if (fits) exchange(ops, tape->exchange, shape.exchanged);
     }
     tape->shape   = shape;
-    tape->ops     = static_cast<Op*>(fits ? allocate(ops.size() * sizeof(Op)) : nullptr);
-    tape->counter = static_cast<unsigned*>(fits ? allocate((1 + 2 * ops.size()) * sizeof(unsigned)) : nullptr);
+    tape->ops     = static_cast<Op*>(fits ? allocate(gpu, ops.size() * sizeof(Op)) : nullptr);
+    tape->counter = static_cast<unsigned*>(fits ? allocate(gpu, (1 + 2 * ops.size()) * sizeof(unsigned)) : nullptr);
     for (std::size_t op = 0; tape->counter && op < ops.size(); op++) ops[op].claims = tape->counter + 1 + 2 * op;
-    if (!tape->ops || !tape->counter ||
-        cudaFuncSetAttribute(kernel_of(*tape), cudaFuncAttributeMaxDynamicSharedMemorySize, tape->shared) !=
-            cudaSuccess) {
-        cudaGetLastError(); // it has been dealt with
+    // As much as any tape: what a kernel may have is the device's, and two engines' tapes share the kernel.
+    if (!tape->ops || !tape->counter || prepare_kernel(gpu, kernel_of(*tape), threads, most_shared) < 1) {
         destroy_tape(tape);
         return nullptr;
     }
-    upload(tape->ops, ops.data(), ops.size() * sizeof(Op));
+    upload(tape->ops, ops.data(), ops.size() * sizeof(Op), gpu);
     return tape;
 }
 
-bool run_tape(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Stream stream) {
-    auto&               t = *static_cast<Tape*>(tape);
-    cudaLaunchAttribute together{};
-    together.id              = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim          = dim3(unsigned(n_processors()));
-    config.blockDim         = dim3(unsigned(threads));
-    config.dynamicSmemBytes = std::size_t(t.shared);
-    config.stream           = static_cast<cudaStream_t>(stream);
-    config.attrs            = &together;
-    config.numAttrs         = 1;
-    if (cudaLaunchKernelEx(&config, kernel_of(t), static_cast<const Op*>(t.ops), t.shape, plan, plan.items.list,
-                           plan.items.n, partial, tickets, t.counter, t.done, t.odd) != cudaSuccess) {
+bool run_tape(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
+    auto& t = *static_cast<Tape*>(tape);
+    if (launch_kernel(Launch::together, kernel_of(t), dim3(unsigned(gpu.n_processors)), unsigned(threads),
+                      std::size_t(t.shared), gpu, static_cast<const Op*>(t.ops), t.shape, plan, plan.items.list,
+                      plan.items.n, partial, tickets, t.counter, t.done, t.odd) != cudaSuccess) {
         cudaGetLastError(); // it has been dealt with
         return false;
     }
-    t.done += unsigned(t.shape.n_ops) * unsigned(n_processors());
+    t.done += unsigned(t.shape.n_ops) * unsigned(gpu.n_processors);
     t.odd = !t.odd;
     return true;
 }

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "context.cuh"
 #include "kernels.h"
 
 namespace quire::cuda {
@@ -17,27 +18,6 @@ __device__ inline void wait_for_inputs() {
     cudaTriggerProgrammaticLaunchCompletion();
     cudaGridDependencySynchronize();
 #endif
-}
-
-// device.cu, of the device that is open:
-bool launches_overlap(); // whether it can
-bool is_hopper();        // whether it runs what is compiled for sm_90a
-int  n_processors();
-
-template <class... Parameters, class... Arguments>
-void run_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared, cudaStream_t stream,
-                const Arguments&... arguments) {
-    cudaLaunchAttribute overlap{};
-    overlap.id                                         = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim          = grid;
-    config.blockDim         = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream           = stream;
-    config.attrs            = &overlap;
-    config.numAttrs         = launches_overlap() ? 1 : 0;
-    cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
 __device__ inline float2 as_float2(std::uint32_t h) { return __half22float2(*reinterpret_cast<const __half2*>(&h)); }
@@ -62,6 +42,13 @@ __device__ inline float warp_max(float v) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, step));
     return v;
+}
+
+// Of numbers of which one may be NaN: then that. What is scaled by it stays NaN, as a model's broken numbers should.
+__device__ inline float max_or_nan(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
 }
 
 // Sine and cosine of position · frequency: the angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.

@@ -123,6 +123,8 @@ public:
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
     // The same for one that embed() alone reads, a row at a time.
     virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
+    // After the last prepare(): gives back what only that needed.
+    virtual void end_weights() {}
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
     // Rows of float32 in memory that the host can read, valid until the next operation.
@@ -158,7 +160,8 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // For results(): the most likely token of each row of logits, of several the lowest id. The CPU does nothing here.
+    // For results(): the most likely token of each row of logits, of several the lowest id; -1 where StepLogits says so. The CPU
+    // does nothing here.
     virtual void choose_best(Tensor) {}
     // What sample() supports in one step.
     virtual SamplingLimits sampling_limits() const { return {}; }

@@ -9,6 +9,7 @@ export module quire.cuda;
 import quire.backend;
 import quire.base;
 import quire.quants;
+import quire.recent;
 import quire.request;
 import quire.std;
 import quire.tensor;
@@ -47,18 +48,28 @@ static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_draws, std:
     return n_tasks * sizeof(cuda::SampleTask) + n_draws * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
 }
 
+constexpr int least_prompt = 1536; // rows from which on our kernel of prompts is faster than the library
+
+// Steps that are kept captured, and what one takes of the device for each layer, about (measured on an H100).
+constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) << 10;
+
 class CudaBackend final : public Backend {
 public:
-    CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info)
-        : options_(options), info_(info), has_blas_(cuda::open_blas() == nullptr), stream_(cuda::create_stream()) {}
+    CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
+        : options_(options), info_(info), gpu_(gpu),
+          has_blas_(!options.deterministic && cuda::open_blas(*gpu) == nullptr) {}
     ~CudaBackend() override {
-        cuda::synchronize(stream_);
-        for (auto& [key, graph] : graphs_) cuda::destroy_graph(graph);
+        cuda::use(*gpu_);
+        cuda::synchronize(*gpu_);
+        graphs_.each(forget_graph);
         cuda::destroy_tape(tape_);
+        cuda::release(staging_);
         for (void* memory : owned_) cuda::release(memory);
         for (void* memory : owned_host_) cuda::release_host(memory);
-        cuda::destroy_stream(stream_);
+        cuda::destroy_context(gpu_);
     }
+    CudaBackend(const CudaBackend&)            = delete;
+    CudaBackend& operator=(const CudaBackend&) = delete;
 
     std::string describe() const override {
         return cat(info_.name, ", compute ", info_.major, ".", info_.minor, ", ", info_.total >> 30, " GiB",
@@ -69,9 +80,11 @@ public:
     Result<Buffer>         allocate_host(std::size_t bytes) override;
     std::size_t            memory_available() const override;
     std::size_t            memory_for_cache() const override;
-    std::size_t            memory_taken() const override { return taken_; }
+    std::size_t            memory_taken() const override { return taken_ + cuda::bytes_of(*gpu_); }
     DType                  activation_type() const override { return DType::F16; }
     Result<TensorView>     prepare(const TensorView& weight) override;
+    Result<TensorView>     prepare_lookup(const TensorView& weight) override;
+    void                   end_weights() override;
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
 
@@ -91,7 +104,7 @@ public:
     void select_logit_rows(Tensor x, Tensor out) override;
     void choose_best(Tensor logits) override {
         flush();
-        cuda::argmax(floats(logits), best_, logits.rows, logits.cols, stream_);
+        cuda::argmax(floats(logits), best_, logits.rows, logits.cols, *gpu_);
     }
     SamplingLimits sampling_limits() const override { return sampling_limits_; }
     void           sample(Tensor logits) override;
@@ -111,22 +124,24 @@ private:
     }
     void* take(std::size_t bytes); // device memory that lives as long as the backend, or null
     void* take_weight(std::size_t bytes);
+    bool  stage(const TensorView& view, const std::function<void(std::int64_t first, std::int64_t n)>& convert);
+    void  tune();
     void  check_device(std::string_view what) {
-        if (const char* error = cuda::last_error()) check(false, cat("CUDA, ", what, ": ", error));
+        if (const char* error = cuda::last_error(*gpu_)) check(false, cat("CUDA, ", what, ": ", error));
     }
 
-    CudaOptions                    options_;
-    cuda::DeviceInfo               info_;
-    bool                           has_blas_;
-    cuda::Stream                   stream_;
-    std::vector<void*>             owned_, owned_host_;
-    std::deque<cuda::Weight>       weights_;     // what prepared views point to
-    std::map<const float*, float*> frequencies_; // of RoPE, on the device
-    std::size_t                    taken_         = 0;
-    std::byte*                     arena_         = nullptr; // for weights to come
-    std::size_t                    arena_left_    = 0;
-    void*                          staging_       = nullptr; // raw blocks on their way into another form
-    std::size_t                    staging_bytes_ = 0;
+    CudaOptions                      options_;
+    cuda::DeviceInfo                 info_;
+    cuda::Context*                   gpu_;
+    bool                             has_blas_, has_dense_ = false;
+    std::vector<void*>               owned_, owned_host_;
+    std::deque<cuda::Weight>         weights_;     // what prepared views point to
+    std::vector<const cuda::Weight*> multiplied_;  // of these, the matrices that are not only looked up
+    std::map<const float*, float*>   frequencies_; // of RoPE, on the device
+    std::size_t                      taken_      = 0;
+    std::byte*                       arena_      = nullptr; // for weights to come
+    std::size_t                      arena_left_ = 0;
+    void* staging_ = nullptr; // while weights come: raw blocks on their way into another form
 
     // The step: one pinned buffer, sent up in one copy. Regions stand at fixed places, so that graphs can name them.
     StepLimits    limits_;
@@ -138,9 +153,13 @@ private:
     StepShape       shape_;
     int             n_tiles_   = 0;
     bool            capturing_ = false;
-    using GraphKey             = std::array<int, 3>; // rows, items, short items
-    std::map<GraphKey, void*> graphs_;               // executable
-    std::map<GraphKey, int>   seen_;                 // how often a shape came: the first time it runs as it is
+    bool            alone_     = false;              // on the device, in this step
+    using GraphKey             = std::array<int, 4>; // rows, items, short items, alone
+    GraphKey    graph_key() const { return {shape_.tokens, on_device_.items.n, on_device_.items.n_short, alone_}; }
+    static void forget_graph(void*& graph) {
+        if (graph != nullptr) cuda::destroy_graph(graph);
+    }
+    Recent<GraphKey, void*> graphs_{most_graphs}; // executable; null: the shape came once, and ran as it was
     // Steps of one token: what the first one was told becomes one kernel, where the GPU has that.
     enum class Telling : std::uint8_t { not_yet, now, done };
     Telling                   telling_ = Telling::not_yet;
@@ -159,6 +178,7 @@ private:
     void                      flush();
     void                      run(const cuda::TapeOp& op);
     void                      multiply(const cuda::TapeOp& op);
+    void                      multiply_rows(const cuda::TapeOp& op, std::span<const cuda::Product> products, int most);
     int                       run_prompt(std::span<const cuda::TapeOp> ops);
     float*                    partial_ = nullptr;
     std::int32_t*             tickets_ = nullptr;
@@ -181,15 +201,17 @@ private:
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
     cuda::DeviceInfo info;
-    if (const char* why = cuda::open_device(options.device, info))
-        return fail_with(ErrorKind::system, "no GPU to run on: ", why);
-    return std::make_unique<CudaBackend>(options, info);
+    const char*      why = cuda::open_device(options.device, info);
+    cuda::Context*   gpu = why == nullptr ? cuda::create_context(options.device, why) : nullptr;
+    if (gpu == nullptr) return fail_with(ErrorKind::system, "no GPU to run on: ", why);
+    return std::make_unique<CudaBackend>(options, info, gpu);
 }
 
 // -- memory
 
 Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
-    void* data = cuda::allocate(bytes);
+    cuda::use(*gpu_);
+    void* data = cuda::allocate(*gpu_, bytes);
     if (data == nullptr) return fail_with(ErrorKind::system, "the GPU has no ", bytes >> 20, " MiB of memory left");
     taken_ += bytes;
     return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release(p); });
@@ -218,7 +240,7 @@ void* CudaBackend::take_weight(std::size_t bytes) {
 }
 
 void* CudaBackend::take(std::size_t bytes) {
-    void* memory = cuda::allocate(bytes);
+    void* memory = cuda::allocate(*gpu_, bytes);
     if (memory != nullptr) {
         owned_.push_back(memory);
         taken_ += bytes;
@@ -233,22 +255,52 @@ std::size_t CudaBackend::memory_available() const {
 
 std::size_t CudaBackend::memory_for_cache() const {
     const std::size_t left    = memory_available();
-    const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization));
+    const std::size_t layers  = multiplied_.size() / 6 + 1; // at most: each has six matrices, or seven
+    const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization)) +
+                         most_graphs * graph_bytes_of_layer * layers;
     return left > reserve ? left - reserve : 0;
 }
 
+// Sends raw blocks up, some at a time, and has each lot made into what `convert` makes of elements first .. first + n - 1.
+// False: there is no memory for them.
+bool CudaBackend::stage(const TensorView&                                              view,
+                        const std::function<void(std::int64_t first, std::int64_t n)>& convert) {
+    constexpr std::size_t room = std::size_t(64) << 20;
+    if (staging_ == nullptr) staging_ = cuda::allocate(*gpu_, room);
+    if (staging_ == nullptr) return false;
+    const DTypeInfo&   info = dtype_info(view.type);
+    const std::int64_t all = view.rows * view.cols, most = std::int64_t(room) / info.bytes * info.items;
+    for (std::int64_t first = 0; first < all; first += most) {
+        const std::int64_t n = std::min(most, all - first);
+        cuda::upload(staging_, static_cast<const std::byte*>(view.data) + row_bytes(view.type, first),
+                     row_bytes(view.type, n), *gpu_);
+        convert(first, n);
+        cuda::synchronize(*gpu_); // the room is used again
+    }
+    return true;
+}
+
+void CudaBackend::end_weights() {
+    cuda::release(std::exchange(staging_, nullptr));
+    cuda::end_uploads(*gpu_);
+}
+
 Result<TensorView> CudaBackend::prepare(const TensorView& view) {
+    const Result<TensorView> ready = prepare_lookup(view);
+    if (!ready) return ready;
+    const cuda::Weight& w = weight_of(*ready);
+    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
+        dequantized_size_ = std::max(dequantized_size_, w.rows * w.cols);
+    if (cuda::is_regular(w)) multiplied_.push_back(&w);
+    return ready;
+}
+
+Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
+    cuda::use(*gpu_);
     const std::int64_t n         = view.rows * view.cols;
     const std::size_t  bytes     = row_bytes(view.type, view.cols) * std::size_t(view.rows);
     const auto         no_memory = [&] {
         return fail_with(ErrorKind::system, "the GPU has no memory left for a matrix of ", view.rows, " × ", view.cols);
-    };
-    const auto staged = [&](std::size_t size) { // room for raw blocks
-        if (staging_bytes_ < size) {
-            staging_       = take(size);
-            staging_bytes_ = staging_ ? size : 0;
-        }
-        return staging_;
     };
     cuda::Weight w;
     w.rows          = view.rows;
@@ -258,31 +310,37 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
         w.form     = cuda::WeightForm::f32;
         void* data = take_weight(bytes);
         if (!data) return no_memory();
-        cuda::upload(data, view.data, bytes);
+        cuda::upload(data, view.data, bytes, *gpu_);
         w.data = data;
     } else if (view.type == DType::F16 || view.type == DType::Q4_K) {
         w.form     = view.type == DType::F16 ? cuda::WeightForm::f16 : cuda::WeightForm::q4_k;
         void* data = take_weight(bytes);
         if (!data) return no_memory();
-        cuda::upload(data, view.data, bytes);
+        cuda::upload(data, view.data, bytes, *gpu_);
         w.data = data;
     } else if (view.type == DType::F32 || view.type == DType::BF16) {
         w.form     = cuda::WeightForm::f16;
-        void* data = take_weight(std::size_t(n) * 2);
-        if (!data || !staged(bytes)) return no_memory();
-        cuda::upload(staging_, view.data, bytes);
-        cuda::to_f16(type, staging_, static_cast<Half*>(data), n, stream_);
+        auto* data = static_cast<Half*>(take_weight(std::size_t(n) * 2));
+        if (!data || !stage(view, [&](std::int64_t first, std::int64_t some) {
+                cuda::to_f16(type, staging_, data + first, some, *gpu_);
+            }))
+            return no_memory();
         w.data = data;
     } else if (cuda::convertible(type)) {
         w.form        = cuda::WeightForm::i8;
         bool has_mins = false;
         cuda::i8_layout(type, w.group, w.float_scales, has_mins);
-        const auto groups = std::size_t(n / w.group);
-        void *     q = take(std::size_t(n)), *scales = take(groups * (w.float_scales ? 4 : 2)),
-             *mins = has_mins ? take(groups * 4) : nullptr;
-        if (!q || !scales || (has_mins && !mins) || !staged(bytes)) return no_memory();
-        cuda::upload(staging_, view.data, bytes);
-        cuda::to_i8(type, staging_, static_cast<std::int8_t*>(q), scales, static_cast<float*>(mins), n, stream_);
+        const auto        groups     = std::size_t(n / w.group);
+        const std::size_t scale_size = w.float_scales ? 4 : 2;
+        auto*             q          = static_cast<std::int8_t*>(take(std::size_t(n)));
+        auto*             scales     = static_cast<std::byte*>(take(groups * scale_size));
+        auto*             mins       = static_cast<float*>(has_mins ? take(groups * 4) : nullptr);
+        if (!q || !scales || (has_mins && !mins) || !stage(view, [&](std::int64_t first, std::int64_t some) {
+                const std::int64_t group = first / w.group;
+                cuda::to_i8(type, staging_, q + first, scales + std::size_t(group) * scale_size,
+                            mins ? mins + group : nullptr, some, *gpu_);
+            }))
+            return no_memory();
         w.data   = q;
         w.scales = scales;
         w.mins   = mins;
@@ -299,20 +357,58 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
         }
         void* data = take_weight(std::size_t(n) * 2);
         if (!data) return no_memory();
-        cuda::upload(data, all.data(), std::size_t(n) * 2);
+        cuda::upload(data, all.data(), std::size_t(n) * 2, *gpu_);
         w.data = data;
     }
-    cuda::synchronize(stream_); // the staging room is used again
-    if (const char* error = cuda::last_error()) return fail_with(ErrorKind::system, "CUDA: ", error);
-    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
-        dequantized_size_ = std::max(dequantized_size_, n);
+    if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     weights_.push_back(w);
     return TensorView{view.type, view.rows, view.cols, &weights_.back()};
 }
 
+// Has the library's algorithms tried for the products that it will be asked for: those of each shape, and of neighbours
+// of one shape together (multiply()).
+void CudaBackend::tune() {
+    std::set<std::array<std::int64_t, 3>> done; // rows, cols, matrices
+    const auto is_f16 = [](const cuda::Weight& w) { return w.form == cuda::WeightForm::f16; };
+    const auto tune   = [&](const cuda::Weight& w, int count, std::int64_t stride) {
+        if (!done.insert({w.rows, w.cols, count}).second) return;
+        const bool  logits = w.rows == limits_.vocab_size;
+        const Half* values = static_cast<const Half*>(w.data);
+        if (!is_f16(w)) {
+            cuda::dequantize(w, dequantized_, *gpu_);
+            values = dequantized_;
+        }
+        const cuda::BlasShape shape{w.rows, w.cols, logits, count, stride, 0};
+        // Fewer rows, and many, have kernels of our own.
+        cuda::TapeOp op;
+        op.kind       = cuda::TapeOp::products;
+        op.cols       = w.cols;
+        op.product[0] = {w};
+        op.n_products = 1;
+        int least = 1, most = logits ? limits_.max_logit_rows : limits_.max_tokens;
+        if (!logits && is_f16(w) && has_dense_) least = cuda::most_dense_rows + 1;
+        if (!is_f16(w) && cuda::can_batch(*gpu_, w)) least = cuda::most_batch_rows + 1;
+        if (!logits && cuda::can_prompt(*gpu_, op)) most = std::min(most, least_prompt - 1);
+        cuda::tune_blas(shape, values, least, most, *gpu_);
+    };
+    const auto apart = [&](std::size_t i) { // of a matrix and the next, where they may go together; else 0
+        if (i + 1 >= multiplied_.size()) return std::ptrdiff_t(0);
+        const cuda::Weight &a = *multiplied_[i], &b = *multiplied_[i + 1];
+        const bool          alike = is_f16(a) && is_f16(b) && a.rows == b.rows && a.cols == b.cols;
+        return alike ? static_cast<const Half*>(b.data) - static_cast<const Half*>(a.data) : 0;
+    };
+    for (std::size_t i = 0; i < multiplied_.size(); i++) {
+        tune(*multiplied_[i], 1, 0);
+        if (apart(i) <= 0 || (i > 0 && apart(i - 1) == apart(i))) continue;
+        tune(*multiplied_[i], apart(i + 1) == apart(i) ? 3 : 2, apart(i));
+    }
+}
+
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_ = l;
-    if (!options_.deterministic) taken_ += cuda::prepare_dense();
+    cuda::use(*gpu_);
+    if (l.n_heads > 65535) return fail_with(ErrorKind::input, "the GPU's kernels know 65535 heads, not ", l.n_heads);
+    has_dense_         = !options_.deterministic && cuda::prepare_dense(*gpu_) > 0;
     limits_.max_tokens = std::max(l.max_tokens, 8);
     const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
                L = std::size_t(l.max_logit_rows);
@@ -367,14 +463,16 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
     on_device_.items.list   = reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_);
+    if (has_blas_) tune();
+    if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
 }
 
 std::span<const float> CudaBackend::to_host(const Tensor& t) {
     const auto n = std::size_t(t.rows * t.cols);
     check(t.type == DType::F32 && n <= logits_size_, "to_host: not the logits");
-    cuda::copy_to_host(logits_, t.data, n * 4, stream_);
-    cuda::synchronize(stream_);
+    cuda::copy_to_host(logits_, t.data, n * 4, *gpu_);
+    cuda::synchronize(*gpu_);
     check_device("a step");
     return {logits_, n};
 }
@@ -382,6 +480,8 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
 // -- the step
 
 StepShape CudaBackend::begin_step(const StepPlan& plan) {
+    cuda::use(*gpu_);
+    alone_             = cuda::begin_launches(*gpu_);
     plan_              = &plan;
     const int T        = plan.n_tokens();
     bool      decoding = !options_.deterministic && T == plan.n_seqs() && plan.logit_rows.size() == plan.tokens.size();
@@ -413,7 +513,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     const auto item    = [&](const cuda::DecodeItem& i) {
         std::memcpy(host_ + at_items_ + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
     };
-    const int  tile      = cuda::prefill_tile(limits_.head_dim);
+    const int  tile      = cuda::prefill_tile(*gpu_, limits_.head_dim);
     const auto seen_from = [&](int row) { // by the token of a row
         return limits_.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - limits_.window + 1) : 0;
     };
@@ -426,7 +526,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
                 work += plan.positions[std::size_t(row)] + 1 - seen_from(row);
-        chunks = cuda::decode_chunks(limits_.head_dim, work * limits_.n_kv_heads);
+        chunks = cuda::decode_chunks(*gpu_, limits_.head_dim, work * limits_.n_kv_heads);
     }
     const auto one_query = [&](int row, int s, int chunk) {
         const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1,
@@ -464,7 +564,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
             if (single(s)) one_query(plan.token_start[std::size_t(s)], s, chunks.short_length);
         items.n_short = round_up(items.n);
     }
-    cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, stream_);
+    cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, *gpu_);
     capturing_ = decoding && n_tiles_ == 0;
     return shape_;
 }
@@ -472,26 +572,32 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
 // Sequences longer than this are better served by kernels that have the whole shared memory for attention.
 constexpr int most_tape_items = 512;
 
-// The first step of a shape runs as it is (libraries choose their algorithms then), the second is captured.
+// The first step of a shape runs as it is (kernels are loaded then), the second is captured.
 bool CudaBackend::replay_step() {
     if (!capturing_) return false;
     if (one_token()) {
         if (telling_ == Telling::not_yet) telling_ = Telling::now;
         if (tape_ != nullptr && on_device_.items.n * limits_.n_kv_heads <= most_tape_items &&
-            cuda::run_tape(tape_, on_device_, partial_, tickets_, stream_)) {
-            cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, stream_);
+            cuda::run_tape(tape_, on_device_, partial_, tickets_, *gpu_)) {
+            cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, *gpu_);
             capturing_ = false;
+            cuda::end_launches(*gpu_);
             return true;
         }
     }
-    const GraphKey key{shape_.tokens, on_device_.items.n, on_device_.items.n_short};
-    if (const auto found = graphs_.find(key); found != graphs_.end()) {
-        cuda::launch_graph(found->second, stream_);
+    void** const graph = graphs_.find(graph_key());
+    if (graph != nullptr && *graph != nullptr) {
+        cuda::launch_graph(*graph, *gpu_);
         capturing_ = false;
+        cuda::end_launches(*gpu_);
         return true;
     }
-    if (seen_[key]++ == 0) capturing_ = false;
-    else cuda::begin_capture(stream_);
+    if (graph != nullptr) {
+        cuda::begin_capture(*gpu_);
+    } else {
+        graphs_.add(graph_key(), nullptr, forget_graph);
+        capturing_ = false;
+    }
     return false;
 }
 
@@ -500,15 +606,16 @@ void CudaBackend::end_step() {
     if (telling_ == Telling::now) {
         telling_ = Telling::done;
         if (!told_.empty()) tape_logits_ = static_cast<const float*>(told_.back().product[0].out);
-        tape_ = cuda::make_tape(told_.data(), int(told_.size()));
+        tape_ = cuda::make_tape(told_.data(), int(told_.size()), *gpu_);
         told_ = {};
     }
-    if (!capturing_) return;
-    capturing_  = false;
-    void* graph = cuda::end_capture(stream_);
-    check(graph != nullptr, "a step could not be captured");
-    graphs_.emplace(GraphKey{shape_.tokens, on_device_.items.n, on_device_.items.n_short}, graph);
-    cuda::launch_graph(graph, stream_);
+    if (std::exchange(capturing_, false)) {
+        void* graph = cuda::end_capture(*gpu_);
+        if (graph == nullptr) check_device("a step that is captured");
+        *graphs_.find(graph_key()) = graph;
+        cuda::launch_graph(graph, *gpu_);
+    }
+    cuda::end_launches(*gpu_);
 }
 
 // -- sampling
@@ -531,16 +638,16 @@ void CudaBackend::sample(Tensor logits) {
     }
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
     for (const LogitEdit& e : plan.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
-    cuda::copy_to_device(sampling_, host_sampling_, at_edits + plan.edits.size() * sizeof(cuda::LogitEdit), stream_);
+    cuda::copy_to_device(sampling_, host_sampling_, at_edits + plan.edits.size() * sizeof(cuda::LogitEdit), *gpu_);
     cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
                  int(plan.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
-                 reinterpret_cast<const double*>(sampling_), reinterpret_cast<std::int32_t*>(answers_), stream_);
+                 reinterpret_cast<const double*>(sampling_), reinterpret_cast<std::int32_t*>(answers_), *gpu_);
 }
 
 StepResults CudaBackend::results() {
     const auto n = std::size_t(shape_.logit_rows);
-    if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), stream_);
-    cuda::synchronize(stream_);
+    if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), *gpu_);
+    cuda::synchronize(*gpu_);
     check_device("a step");
     return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}};
 }
@@ -554,7 +661,7 @@ void CudaBackend::embed(const TensorView& weight, const TensorView& positions, T
     if (positions) telling_ = Telling::done; // not for a tape
     tell(op);
     cuda::embed(weight_of(weight), positions ? &weight_of(positions) : nullptr, on_device_, floats(out), out.rows,
-                stream_);
+                *gpu_);
 }
 
 void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
@@ -564,7 +671,7 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
         telling_ = Telling::done;
         flush();
         cuda::norm(x.data, x.type == DType::F32, vector_of(weight), vector_of(bias), eps,
-                   residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, stream_);
+                   residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, *gpu_);
         return;
     }
     cuda::TapeOp op;
@@ -619,7 +726,7 @@ void CudaBackend::submit(const cuda::TapeOp& op) {
 void CudaBackend::flush() {
     std::span<const cuda::TapeOp> ops = queue_;
     for (; !ops.empty() && ops[0].kind == cuda::TapeOp::norm; ops = ops.subspan(1)) run(ops[0]);
-    int done = cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, on_device_, stream_);
+    int done = cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, on_device_, *gpu_);
     for (ops = ops.subspan(std::size_t(done)); !ops.empty(); ops = ops.subspan(std::size_t(done))) {
         done = run_prompt(ops);
         if (done == 0) run(ops[0]), done = 1;
@@ -632,23 +739,22 @@ void CudaBackend::run(const cuda::TapeOp& op) {
     auto*       gate = static_cast<Half*>(op.product[0].out);
     if (op.kind == cuda::TapeOp::norm) {
         cuda::norm(op.x, op.x_is_float, op.norm_weight, nullptr, op.eps, op.residual, static_cast<Half*>(op.out),
-                   op.rows, op.cols, stream_);
+                   op.rows, op.cols, *gpu_);
     } else if (op.kind == cuda::TapeOp::rope_and_store) {
-        cuda::rope_and_store(op.rope, on_device_, op.rows, stream_);
+        cuda::rope_and_store(op.rope, on_device_, op.rows, *gpu_);
     } else if (op.kind == cuda::TapeOp::products) {
         multiply(op);
     } else if (op.rows != 1 || options_.deterministic ||
-               !cuda::matmul_gated(x, op.product[0].weight, op.product[1].weight, gate, stream_)) {
+               !cuda::matmul_gated(x, op.product[0].weight, op.product[1].weight, gate, *gpu_)) {
         multiply(op);
-        cuda::silu_mul(gate, static_cast<const Half*>(op.product[1].out), op.rows * op.product[0].weight.rows, stream_);
+        cuda::silu_mul(gate, static_cast<const Half*>(op.product[1].out), op.rows * op.product[0].weight.rows, *gpu_);
     }
 }
 
 // Products with the rows of a prompt, and what follows them, as one kernel; returns how many operations that were, 0 where it
 // cannot, or where there are too few rows.
 int CudaBackend::run_prompt(std::span<const cuda::TapeOp> ops) {
-    constexpr std::int64_t least = 1536; // from there on it is faster than the library
-    if (ops[0].rows < least || options_.deterministic || !cuda::can_prompt(ops[0])) return 0;
+    if (ops[0].rows < least_prompt || options_.deterministic || !cuda::can_prompt(*gpu_, ops[0])) return 0;
     const std::size_t           n = std::min<std::size_t>(ops.size(), 2);
     std::array<cuda::TapeOp, 2> with_halves;
     std::copy_n(ops.begin(), n, with_halves.begin());
@@ -657,36 +763,32 @@ int CudaBackend::run_prompt(std::span<const cuda::TapeOp> ops) {
         cuda::Weight& w = with_halves[0].product[i].weight;
         if (w.form == cuda::WeightForm::f16) continue;
         if (used + w.rows * w.cols > dequantized_size_) return 0;
-        cuda::dequantize(w, dequantized_ + used, stream_);
+        cuda::dequantize(w, dequantized_ + used, *gpu_);
         w.data = dequantized_ + used, w.form = cuda::WeightForm::f16;
         used += w.rows * w.cols;
     }
-    return cuda::run_prompt(with_halves.data(), int(n), on_device_, stream_);
+    return cuda::run_prompt(with_halves.data(), int(n), on_device_, *gpu_);
 }
 
 void CudaBackend::multiply(const cuda::TapeOp& op) {
     const auto*                          x = static_cast<const Half*>(op.x);
     const std::span<const cuda::Product> products(op.product, std::size_t(op.n_products));
+    if (!std::ranges::all_of(products, [](const cuda::Product& p) { return cuda::is_regular(p.weight); })) {
+        cuda::matmul_plain(x, op.rows, op.cols, op.product, op.n_products, *gpu_);
+        return;
+    }
     const auto is_f16 = [](const cuda::Product& p) { return p.weight.form == cuda::WeightForm::f16; };
-    const bool batch  = !options_.deterministic &&
-                       std::ranges::all_of(products, [](const cuda::Product& p) { return cuda::can_batch(p.weight); });
+    const bool batch  = !options_.deterministic && std::ranges::all_of(products, [&](const cuda::Product& p) {
+        return cuda::can_batch(*gpu_, p.weight);
+    });
     const bool blas   = has_blas_ && !options_.deterministic && is_f16(products[0]);
     const int  vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
     if (batch && op.rows > vector && op.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
-        cuda::matmul_batch(x, int(op.rows), op.cols, op.product, op.n_products, stream_);
+        cuda::matmul_batch(x, int(op.rows), op.cols, op.product, op.n_products, *gpu_);
         return;
     }
-    if (op.rows <= vector || !has_blas_ || options_.deterministic) {
-        for (std::int64_t row = 0; row < op.rows; row += vector) {
-            cuda::Product some[cuda::most_products];
-            int           n = 0;
-            for (cuda::Product p : products) {
-                p.out     = static_cast<std::byte*>(p.out) + row * p.weight.rows * (p.out_is_float ? 4 : 2);
-                some[n++] = p;
-            }
-            cuda::matmul_vector(x + row * op.cols, int(std::min<std::int64_t>(vector, op.rows - row)), op.cols, some, n,
-                                options_.deterministic, stream_);
-        }
+    if (op.rows <= vector || !has_blas_) {
+        multiply_rows(op, products, vector);
         return;
     }
     for (std::size_t i = 0, count = 1; i < products.size(); i += count) {
@@ -706,13 +808,33 @@ void CudaBackend::multiply(const cuda::TapeOp& op) {
         }
         const Half* values = static_cast<const Half*>(p.weight.data);
         if (!is_f16(p)) {
-            cuda::dequantize(p.weight, dequantized_, stream_);
+            cuda::dequantize(p.weight, dequantized_, *gpu_);
             values = dequantized_;
         }
-        cuda::matmul_blas(x, op.rows, values, p.weight.rows, p.weight.cols, p.out, p.out_is_float, stream_, int(count),
-                          weight_stride, out_stride);
-        for (const cuda::Product& each : products.subspan(i, count))
-            if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, stream_);
+        const std::span<const cuda::Product> some = products.subspan(i, count);
+        if (!cuda::matmul_blas(x, op.rows, values,
+                               {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride},
+                               p.out, *gpu_)) {
+            multiply_rows(op, some, cuda::most_vector_rows);
+            continue;
+        }
+        for (const cuda::Product& each : some)
+            if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, *gpu_);
+    }
+}
+
+// By the kernels for few rows, `most` of them at a time.
+void CudaBackend::multiply_rows(const cuda::TapeOp& op, std::span<const cuda::Product> products, int most) {
+    const auto* x = static_cast<const Half*>(op.x);
+    for (std::int64_t row = 0; row < op.rows; row += most) {
+        cuda::Product some[cuda::most_products];
+        int           n = 0;
+        for (cuda::Product p : products) {
+            p.out     = static_cast<std::byte*>(p.out) + row * p.weight.rows * (p.out_is_float ? 4 : 2);
+            some[n++] = p;
+        }
+        cuda::matmul_vector(x + row * op.cols, int(std::min<std::int64_t>(most, op.rows - row)), op.cols, some, n,
+                            options_.deterministic, *gpu_);
     }
 }
 
@@ -721,7 +843,7 @@ void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope,
     if (frequencies == nullptr && !rope.inv_freq.empty()) { // the first step of a model
         frequencies = static_cast<float*>(take(rope.inv_freq.size_bytes()));
         check(frequencies != nullptr, "no memory for the frequencies of RoPE");
-        cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes());
+        cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), *gpu_);
     }
     cuda::RopeStore args;
     args.q          = halves(q);
@@ -761,16 +883,16 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
     op.kind   = cuda::TapeOp::attention;
     op.attend = args;
     tell(op);
-    cuda::attention_decode(args, on_device_, partial_, tickets_, stream_);
+    cuda::attention_decode(args, on_device_, partial_, tickets_, *gpu_);
     cuda::attention_prefill(args, on_device_, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), n_tiles_,
-                            stream_);
+                            *gpu_);
 }
 
 void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
     if (telling_ == Telling::now) telling_ = Telling::done; // not for a tape
     flush();
-    if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, stream_);
-    else cuda::gelu(halves(x), x.rows * x.cols, stream_);
+    if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, *gpu_);
+    else cuda::gelu(halves(x), x.rows * x.cols, *gpu_);
 }
 
 void CudaBackend::add(Tensor x, Tensor y) {
@@ -780,7 +902,7 @@ void CudaBackend::add(Tensor x, Tensor y) {
     op.x        = y.data;
     tell(op);
     flush();
-    cuda::add(floats(x), halves(y), x.rows * x.cols, stream_);
+    cuda::add(floats(x), halves(y), x.rows * x.cols, *gpu_);
 }
 
 void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
@@ -790,12 +912,13 @@ void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
     op.residual = floats(out);
     tell(op);
     flush();
-    cuda::select_rows(floats(x), on_device_.logit_rows, floats(out), out.rows, x.cols, stream_);
+    cuda::select_rows(floats(x), on_device_.logit_rows, floats(out), out.rows, x.cols, *gpu_);
 }
 
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                               std::span<const KvLayer> to) {
     if (copies.empty()) return;
+    cuda::use(*gpu_);
     const auto pointers = [&](std::span<const KvLayer> layers) { // the bases of a pool's arrays, sent up once
         const void** there = pool_pointers_[layers[0].on_host];
         auto&        sent  = pools_sent_[layers[0].on_host];
@@ -803,7 +926,7 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
             std::vector<const void*> bases;
             for (const KvLayer& layer : layers) bases.insert(bases.end(), {layer.k, layer.v});
             cuda::upload(static_cast<void*>(there), static_cast<const void*>(bases.data()),
-                         bases.size() * sizeof(void*));
+                         bases.size() * sizeof(void*), *gpu_);
             sent = true;
         }
         return there;
@@ -813,8 +936,6 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
     pools.to          = const_cast<void* const*>(pointers(to));
     pools.n_arrays    = int(from.size() * 2);
     pools.block_bytes = from[0].block_bytes();
-    const bool odd    = pools.block_bytes % 16 != 0;
-    check(!odd, "a KV block is not a multiple of 16 bytes");
     // A launch runs its copies in no order: a list in which a target was a source before is cut there.
     for (std::size_t done = 0; done < copies.size();) {
         std::size_t n = 0;
@@ -827,9 +948,9 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
             host_pairs_[2 * n]     = next.from;
             host_pairs_[2 * n + 1] = next.to;
         }
-        cuda::copy_to_device(pairs_, host_pairs_, n * 8, stream_);
-        cuda::copy_blocks(pools, pairs_, int(n), stream_);
-        cuda::synchronize(stream_); // the pairs' memory is used again; moves are rare
+        cuda::copy_to_device(pairs_, host_pairs_, n * 8, *gpu_);
+        cuda::copy_blocks(pools, pairs_, int(n), *gpu_);
+        cuda::synchronize(*gpu_); // the pairs' memory is used again; moves are rare
         done += n;
     }
     check_device("block moves");

@@ -7,6 +7,7 @@ import quire.block_view;
 import quire.chat_template;
 import quire.config;
 import quire.engine;
+import quire.gate;
 import quire.http;
 import quire.json;
 import quire.metrics;
@@ -26,12 +27,14 @@ struct EndpointOptions {
     ChatForm                 form = ChatForm::plain;
     std::string              model_file;          // its name, without the folder
     std::vector<std::string> api_keys;            // any of them opens; none: everybody may
-    std::vector<std::string> cors_origins;        // "*": all; none: no such headers
+    std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
     double                   ping_seconds = 15;   // of silence in a stream, until a comment says that it goes on
     bool                     pages        = true; // the chat and the block pool for a browser
     // Without keys, on this machine alone: browsers that come under another name than the machine's own are refused, so that no web
     // page can have a browser come here by a name that it made lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
+    // That bodies may take together while they are parsed and tokenized.
+    std::size_t working_bytes = std::size_t(512) << 20;
 };
 
 class Endpoints {
@@ -46,11 +49,17 @@ private:
 
     void add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open = false);
     bool may_enter(HttpExchange& e) const;
+    bool is_listed(std::string_view origin) const;
     void allow_origin(HttpExchange& e) const;
-    void refuse(HttpExchange& e, const ApiFault& fault) const;
-    void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const;
-    void generate(HttpExchange& e, bool chat);
-    Parsed<std::string> render(const Conversation& conversation) const;
+    void allow_request(HttpExchange& e) const;
+    std::optional<ApiFault> foreign(const HttpRequest& r) const;
+    bool                    take_room(HttpExchange& e);
+    bool                    hold(HttpExchange& e, std::size_t bytes) const;
+    void                    too_much(HttpExchange& e) const;
+    void                    refuse(HttpExchange& e, const ApiFault& fault) const;
+    void                    refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const;
+    void                    generate(HttpExchange& e, bool chat);
+    Parsed<std::string>     render(const Conversation& conversation) const;
 
     std::vector<Token>         encode(std::string_view text, bool add_special, bool parse_special = true) const;
     std::vector<Token>         encode_inside(std::string_view text) const;
@@ -79,12 +88,16 @@ private:
 
     Parsed<void> check_size(std::size_t bytes, int completion, const std::string& param) const;
     Parsed<void> check_length(std::size_t tokens, int completion, int width, const std::string& param) const;
+    Parsed<void> check_split(std::size_t bytes, const std::string& param) const;
 
     Service&          service_;
     EndpointOptions   options_;
     std::int64_t      started_;
     const HttpServer* server_        = nullptr;
     std::size_t       longest_token_ = 1; // bytes
+    Gate              working_;
+
+    std::set<std::string> paths_; // that have a route for OPTIONS
 };
 
 constexpr std::string_view quire_version = "0.1";
@@ -115,7 +128,7 @@ bool same_key(std::string_view key, std::string_view given) {
 
 std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
 
-void answer_json(HttpExchange& e, const Json& body) { e.response.body = json_dump(body); }
+void answer_json(HttpExchange& e, Json body) { e.response.body = json_dump(std::move(body)); }
 
 // -- one request for text, while it is being answered
 
@@ -128,6 +141,7 @@ public:
     std::vector<Request> requests() const;
     void                 begin(std::unique_ptr<Ticket> ticket) { ticket_ = std::move(ticket); }
     Ticket&              ticket() { return *ticket_; }
+    void                 abort() { aborted_ = true; }
 
     // Waits for the first news, at most so long. A fault: the engine would not have it.
     std::optional<ApiFault> first_news(double seconds);
@@ -441,7 +455,7 @@ void Generation::count(HttpFields& notes) {
 // -- routes
 
 Endpoints::Endpoints(Service& service, EndpointOptions options)
-    : service_(service), options_(std::move(options)), started_(unix_seconds()) {
+    : service_(service), options_(std::move(options)), started_(unix_seconds()), working_(options_.working_bytes) {
     options_.limits.models     = options_.aliases;
     options_.limits.vocab_size = service.config().vocab_size;
     options_.limits.context    = service.engine_options().context;
@@ -450,11 +464,14 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
 }
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open) {
-    server.route(method, path, [this, handler, open](HttpExchange& e) {
+    server.route(method, path, [this, handler, open, post = method == std::string_view("POST")](HttpExchange& e) {
         allow_origin(e);
         if (!open && !may_enter(e)) return;
+        if (post && !take_room(e)) return;
         (this->*handler)(e);
     });
+    if (options_.cors_origins.empty() || !paths_.insert(path).second) return;
+    server.route("OPTIONS", path, [this](HttpExchange& e) { allow_request(e); });
 }
 
 namespace {
@@ -503,49 +520,121 @@ void Endpoints::add_to(HttpServer& server) {
     add(server, "POST", "/unpin", &E::unpin);
     add(server, "GET", "/pins", &E::pins);
     if (options_.pages) add_pages(server);
-    if (options_.cors_origins.empty()) return;
-    for (const char* path :
-         {"/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models", "/completions",
-          "/chat/completions", "/embeddings", "/models", "/tokenize", "/detokenize", "/tokenizer_info",
-          "/apply-template", "/metrics", "/props", "/blocks", "/blocks/events", "/version", "/health"})
-        server.route("OPTIONS", path, [this](HttpExchange& e) {
-            allow_origin(e);
-            e.response.status = 204;
-            e.response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-            e.response.headers.emplace_back("Access-Control-Allow-Headers",
-                                            "Authorization, Content-Type, X-Request-Id");
-            e.response.headers.emplace_back("Access-Control-Max-Age", "600");
-        });
+}
+
+// -- who may come in, and with how much
+
+bool Endpoints::is_listed(std::string_view origin) const {
+    return std::ranges::any_of(options_.cors_origins, [&](const std::string& o) { return o == "*" || o == origin; });
 }
 
 void Endpoints::allow_origin(HttpExchange& e) const {
+    if (options_.cors_origins.empty()) return;
+    HttpFields& headers = e.response.headers;
+    headers.emplace_back("Vary", "Origin");
     const std::string_view origin = e.request.header("origin");
-    if (origin.empty() || options_.cors_origins.empty()) return;
-    const auto allowed = [&](const std::string& o) { return o == "*" || o == origin; };
-    if (!std::ranges::any_of(options_.cors_origins, allowed)) return;
-    e.response.headers.emplace_back("Access-Control-Allow-Origin", origin);
-    e.response.headers.emplace_back("Vary", "Origin");
+    if (origin.empty() || !is_listed(origin)) return;
+    headers.emplace_back("Access-Control-Allow-Origin", origin);
+    headers.emplace_back("Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+}
+
+// A browser asks whether a page may send a request (preflight).
+void Endpoints::allow_request(HttpExchange& e) const {
+    allow_origin(e);
+    const HttpRequest& r = e.request;
+    if (!is_listed(r.header("origin")))
+        return refuse(
+            e, ApiFault{403, cat("--cors-origins does not name ", quote(r.header("origin"))), "", "forbidden_origin"});
+    // What OpenAI's packages send; and whatever else is asked for, since a listed page may send anything.
+    std::string names =
+        "Authorization, Content-Type, X-Api-Key, X-Request-Id, Idempotency-Key, OpenAI-Organization, "
+        "OpenAI-Project, OpenAI-Beta, X-Stainless-Arch, X-Stainless-Async, X-Stainless-Helper-Method, "
+        "X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, "
+        "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout";
+    const std::string_view asked = r.header("access-control-request-headers");
+    const bool             plain = std::ranges::all_of(asked, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
+               c == ',' || c == ' ';
+    });
+    if (!asked.empty() && plain) names += cat(", ", asked);
+    e.response.status = 204;
+    e.response.headers.emplace_back("Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    e.response.headers.emplace_back("Access-Control-Allow-Headers", names);
+    e.response.headers.emplace_back("Access-Control-Max-Age", "600");
+    if (r.header("access-control-request-private-network") == "true")
+        e.response.headers.emplace_back("Access-Control-Allow-Private-Network", "true");
+}
+
+namespace {
+
+std::string lower(std::string_view text) {
+    std::string out(text);
+    for (char& c : out)
+        if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+    return out;
 }
 
 // A Host header, port and all, that names the machine itself; none, as HTTP/1.0 may have it.
-static bool is_local_name(std::string_view host) {
+bool is_local_name(std::string_view host) {
     if (host.starts_with('[')) host = host.substr(0, host.find(']') + 1);
     else host = host.substr(0, host.find(':'));
     return host.empty() || host == "localhost" || host.ends_with(".localhost") || host == "[::1]" ||
            (host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string_view::npos);
 }
 
+// Whether an Origin ("https://name", "http://name:8080") is that of pages under this Host.
+bool is_origin_of(const std::string& origin, std::string host) {
+    const bool tls = origin.starts_with("https://");
+    if (!tls && !origin.starts_with("http://")) return false;
+    std::string name = origin.substr(tls ? 8 : 7);
+    for (std::string* text : {&name, &host})
+        if (const char* usual = tls ? ":443" : ":80"; text->ends_with(usual))
+            text->resize(text->size() - std::strlen(usual));
+    return name == host;
+}
+
+} // namespace
+
+// Without keys nothing tells a user's own requests from those that a web page has his browser send: why this one may be
+// such a page's. Pages can send a POST without asking first when its body is text/plain, a form, or has no type.
+std::optional<ApiFault> Endpoints::foreign(const HttpRequest& r) const {
+    const std::string origin = lower(r.header("origin")), host = lower(r.header("host"));
+    const bool        listed  = !options_.cors_origins.empty() && is_listed(r.header("origin"));
+    const bool        browser = !origin.empty() || !r.header("sec-fetch-site").empty() ||
+                         !r.header("accept-language").empty() || r.header("user-agent").starts_with("Mozilla/");
+    const auto of_listed = [&](const std::string& o) { return o == "*" || is_origin_of(lower(o), host); };
+    if (options_.local_only && r.remote != "unix" && browser && !is_local_name(host) &&
+        !std::ranges::any_of(options_.cors_origins, of_listed))
+        return ApiFault{403,
+                        cat("this server is for its own machine, not for ", quote(host),
+                            "; --cors-origins that names it, or --api-key, opens it to others"),
+                        "", "forbidden_host"};
+    if (listed) return std::nullopt;
+    // Proxies tell the name under which browsers come; pages cannot tell it without asking first.
+    const std::string_view named = r.header("x-forwarded-host");
+    const std::string      front = lower(named.substr(0, named.find(',')));
+    if (!origin.empty() && !is_origin_of(origin, host) && !(!front.empty() && is_origin_of(origin, front)))
+        return ApiFault{403,
+                        cat("a page of ", quote(origin), " may not use this server unless --cors-origins names it"), "",
+                        "forbidden_origin"};
+    const std::string_view site = r.header("sec-fetch-site");
+    const bool             link = r.header("sec-fetch-mode") == "navigate" && r.header("sec-fetch-dest") == "document";
+    if (origin.empty() && (site == "cross-site" || site == "same-site") && !(link && r.method == "GET"))
+        return ApiFault{403, "a page of another origin may not use this server; --cors-origins names those that may",
+                        "", "forbidden_origin"};
+    if (r.method != "POST") return std::nullopt;
+    const std::string type = lower(r.header("content-type")), kind = type.substr(0, type.find_first_of("; "));
+    if (kind == "application/json" || kind.ends_with("+json")) return std::nullopt;
+    // As curl -d and Python's urllib send it when told nothing; a browser's own says where it comes from.
+    if (!browser && (kind.empty() || kind == "application/x-www-form-urlencoded")) return std::nullopt;
+    return ApiFault{415, cat("the Content-Type is ", quote(type), "; it has to be application/json"), "", ""};
+}
+
 bool Endpoints::may_enter(HttpExchange& e) const {
     if (options_.api_keys.empty()) {
-        const std::string_view host = e.request.header("host");
-        const bool             browser =
-            !e.request.header("origin").empty() || e.request.header("user-agent").starts_with("Mozilla/");
-        if (!options_.local_only || !browser || is_local_name(host)) return true;
-        refuse(e, ApiFault{403,
-                           cat("this server is for its own machine, not for ", quote(host),
-                               "; --api-key opens it to others"),
-                           "", "forbidden_host"});
-        return false;
+        const std::optional<ApiFault> fault = foreign(e.request);
+        if (fault) refuse(e, *fault);
+        return !fault;
     }
     std::string_view given = e.request.header("x-api-key");
     if (const std::string_view bearer = e.request.header("authorization");
@@ -556,6 +645,34 @@ bool Endpoints::may_enter(HttpExchange& e) const {
     if (known) return true;
     e.response.headers.emplace_back("WWW-Authenticate", "Bearer");
     refuse(e, ApiFault{401, "a valid API key is needed: Authorization: Bearer KEY", "", "invalid_api_key"});
+    return false;
+}
+
+// Waits until a body can be parsed and tokenized beside the others. It takes 20 times its bytes at most (JSON values, copies,
+// tokens), and the tokenizer 100 times those of the part that it is at, up to a MiB.
+bool Endpoints::take_room(HttpExchange& e) {
+    constexpr double  patience = 30; // seconds
+    const std::size_t bytes    = e.request.body.size();
+    const std::size_t room     = bytes * 20 + std::min(bytes, std::size_t(1) << 20) * 100;
+    auto              pass     = working_.enter(room, patience, [&] { return e.peer->gone(); });
+    if (pass) {
+        e.held = std::make_shared<Gate::Pass>(std::move(*pass));
+        return true;
+    }
+    if (e.peer->gone()) refuse(e, ApiFault{499, "the client has gone", "", ""});
+    else too_much(e);
+    return false;
+}
+
+void Endpoints::too_much(HttpExchange& e) const {
+    e.response.headers.emplace_back("Retry-After", "1");
+    refuse(e, ApiFault{503, "too many large requests at once", "", "no_room"});
+}
+
+// Counts what a request takes while it is answered; false: too much, and refused.
+bool Endpoints::hold(HttpExchange& e, std::size_t bytes) const {
+    if (e.peer->hold(bytes)) return true;
+    too_much(e);
     return false;
 }
 
@@ -583,6 +700,13 @@ void Endpoints::refuse(HttpExchange& e, const Refusal& refusal, const std::strin
 
 std::vector<Token> Endpoints::encode(std::string_view text, bool add_special, bool parse_special) const {
     return service_.tokenizer().encode(text, {.add_special = add_special, .parse_special = parse_special});
+}
+
+static std::size_t text_bytes(const Prompt& prompt) {
+    std::size_t bytes = 0;
+    for (const PromptPart& part : prompt)
+        if (const auto* text = std::get_if<std::string>(&part)) bytes += text->size();
+    return bytes;
 }
 
 // Tokens of a text in the middle of another: behind an anchor, since some vocabularies put a space before a beginning.
@@ -616,6 +740,16 @@ Parsed<void> Endpoints::check_length(std::size_t tokens, int completion, int wid
         fault.message += cat(" (The context is ", o.context, ", but the KV pool has ", o.kv_blocks, " blocks of ",
                              o.block_size, " tokens.)");
     return std::unexpected(std::move(fault));
+}
+
+// A text that is split to be looked at, or to be shortened, may be longer than the context, but not without end.
+Parsed<void> Endpoints::check_split(std::size_t bytes, const std::string& param) const {
+    const std::size_t most = std::max(std::size_t(1) << 20, std::size_t(options_.limits.context) * 16);
+    if (bytes <= most) return {};
+    return std::unexpected(ApiFault{400,
+                                    cat(param, " has ", bytes, " bytes; for a context of ", options_.limits.context,
+                                        " tokens texts of ", most, " are split"),
+                                    param, "context_length_exceeded"});
 }
 
 // A template may have written BOS itself; it must be there once.
@@ -664,9 +798,14 @@ Parsed<std::string> Endpoints::render(const Conversation& conversation) const {
 }
 
 Parsed<std::vector<Token>> Endpoints::encode(const TextRequest& request) const {
-    if (!request.conversation) return encode(request.text.value_or(""), request.add_special, request.parse_special);
+    if (!request.conversation) {
+        const std::string_view text = request.text ? std::string_view(*request.text) : std::string_view();
+        if (auto ok = check_split(text.size(), "prompt"); !ok) return std::unexpected(ok.error());
+        return encode(text, request.add_special, request.parse_special);
+    }
     Parsed<std::string> text = render(*request.conversation);
     if (!text) return std::unexpected(text.error());
+    if (auto ok = check_split(text->size(), "messages"); !ok) return std::unexpected(ok.error());
     return encode_rendered(*text, request.add_special);
 }
 
@@ -681,21 +820,21 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     for (const std::string& name : r.unknown) e.notes.emplace_back("unknown_field", name);
     const std::string param      = chat ? "messages" : "prompt";
     const int         completion = r.max_tokens.value_or(1); // tokens asked for
+    const auto        check      = [&](std::size_t bytes) {
+        return r.truncate_prompt == 0 ? check_size(bytes, completion, param) : check_split(bytes, param);
+    };
 
     std::vector<std::vector<Token>> prompts;
     std::vector<std::string>        texts;
     if (chat) {
         Parsed<std::string> text = render(r.conversation);
         if (!text) return refuse(e, text.error());
-        if (auto ok = check_size(r.truncate_prompt == 0 ? text->size() : 0, completion, param); !ok)
-            return refuse(e, ok.error());
+        if (auto ok = check(text->size()); !ok) return refuse(e, ok.error());
         prompts.push_back(encode_rendered(*text, r.add_special_tokens));
         texts.emplace_back();
     }
     for (const Prompt& prompt : r.prompts) {
-        for (const PromptPart& part : prompt)
-            if (const auto* text = std::get_if<std::string>(&part); text && r.truncate_prompt == 0)
-                if (auto ok = check_size(text->size(), completion, param); !ok) return refuse(e, ok.error());
+        if (auto ok = check(text_bytes(prompt)); !ok) return refuse(e, ok.error());
         Parsed<std::vector<Token>> ids = encode(prompt, r.add_special_tokens, param);
         if (!ids) return refuse(e, ids.error());
         const bool plain = prompt.size() == 1 && std::holds_alternative<std::string>(prompt[0]);
@@ -711,6 +850,10 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
                 if (r.echo) texts[i] = service_.tokenizer().decode(prompts[i]);
             }
     }
+
+    std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
+    for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
+    if (!hold(e, held)) return;
 
     Request& q = r.request;
     if (const int most = service_.engine_options().max_sequences; q.width() > most)
@@ -760,6 +903,7 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     if (!ticket) return refuse(e, ticket.error(), param);
     e.peer->when_gone((*ticket)->when_gone());
     generation->begin(std::move(*ticket));
+    e.held.reset(); // what comes now takes long and little
     if (!stream) {
         std::optional<ApiFault> fault = generation->whole(e.response.body);
         generation->count(e.notes);
@@ -775,7 +919,15 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     e.response.headers.emplace_back("Cache-Control", "no-cache");
     e.response.headers.emplace_back("X-Accel-Buffering", "no");
     e.response.stream = [this, generation, &e](const HttpWrite& write) {
-        generation->stream(write, options_.ping_seconds);
+        try {
+            generation->stream(write, options_.ping_seconds);
+        } catch (const std::bad_alloc&) {
+            generation->abort();
+            write(
+                "data: {\"error\":{\"message\":\"there is no memory for this request "
+                "now\",\"type\":\"unavailable_error\","
+                "\"param\":null,\"code\":null}}\n\ndata: [DONE]\n\n");
+        }
         generation->count(e.notes);
     };
 }
@@ -826,6 +978,7 @@ void Endpoints::embeddings(HttpExchange& e) {
     std::vector<Request> requests;
     int                  n_tokens = 0;
     for (const Prompt& input : parsed->inputs) {
+        if (auto ok = check_size(text_bytes(input), 0, "input"); !ok) return refuse(e, ok.error());
         Parsed<std::vector<Token>> ids = encode(input, parsed->add_special_tokens, "input");
         if (!ids) return refuse(e, ids.error());
         n_tokens += int(ids->size());
@@ -835,15 +988,16 @@ void Endpoints::embeddings(HttpExchange& e) {
         q.cache_salt = parsed->cache_salt;
         if (auto ok = check_length(q.prompt.size(), 0, 1, "input"); !ok) return refuse(e, ok.error());
     }
+    if (!hold(e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(hidden) * sizeof(float))) return;
     std::vector<std::vector<float>> vectors(requests.size());
     auto                            ticket = service_.submit(std::move(requests));
     if (!ticket) return refuse(e, ticket.error(), "input");
     e.peer->when_gone((*ticket)->when_gone());
+    e.held.reset();
     std::vector<News> news;
     while ((*ticket)->wait(1, news))
         for (News& n : news) {
-            if (n.finish == FinishReason::failed)
-                return refuse(e, ApiFault{500, n.message, "", "model_failed"});
+            if (n.finish == FinishReason::failed) return refuse(e, ApiFault{500, n.message, "", "model_failed"});
             if (n.finish != FinishReason::stop)
                 return refuse(e, ApiFault{503, n.message.empty() ? "the server is shutting down" : n.message, "", ""});
             vectors[std::size_t(n.prompt)] = std::move(n.embedding);
@@ -859,36 +1013,43 @@ void Endpoints::tokenize(HttpExchange& e) {
     if (!parsed) return refuse(e, parsed.error());
     Parsed<std::vector<Token>> ids = encode(*parsed);
     if (!ids) return refuse(e, ids.error());
-    const auto bytes = [&](Token id) { return service_.tokenizer().bytes(id, true); };
-    Json       body{{"count", ids->size()}, {"max_model_len", options_.limits.context}};
-    if (parsed->with_pieces) {
-        Json list = Json::array();
-        for (Token id : *ids) {
-            const std::string piece = bytes(id);
+    // Written as it comes: as JSON values the tokens of a long text would take many times their room.
+    const auto list = [&](std::string_view name, const auto& write) {
+        std::string& out = e.response.body;
+        out += cat(",\"", name, "\":[");
+        for (std::size_t i = 0; i < ids->size(); i++) {
+            if (i > 0) out += ',';
+            write(out, (*ids)[i]);
+        }
+        out += ']';
+    };
+    e.response.body = cat("{\"count\":", ids->size(), ",\"max_model_len\":", options_.limits.context);
+    if (parsed->with_pieces)
+        list("tokens", [&](std::string& out, Token id) {
+            const std::string piece = service_.tokenizer().bytes(id, true);
             Detokenizer       whole(service_.tokenizer(), false, true);
             const std::string text  = whole.push(id);
             Json              shown = text == piece ? Json(piece) : Json::array();
             if (text != piece)
                 for (char c : piece) shown.push_back(int(static_cast<unsigned char>(c)));
-            list.push_back({{"id", id}, {"piece", std::move(shown)}});
-        }
-        body["tokens"] = std::move(list);
-    } else {
-        body["tokens"] = *ids;
-    }
-    if (parsed->token_strings) {
-        Json list = Json::array();
-        for (Token id : *ids) list.push_back(std::string(service_.tokenizer().piece(id)));
-        body["token_strs"] = std::move(list);
-    }
-    answer_json(e, body);
+            out += json_dump(Json{{"id", id}, {"piece", std::move(shown)}});
+        });
+    else list("tokens", [](std::string& out, Token id) { out += cat(id); });
+    if (parsed->token_strings)
+        list("token_strs",
+             [&](std::string& out, Token id) { out += json_dump(Json(std::string(service_.tokenizer().piece(id)))); });
+    e.response.body += '}';
 }
 
 void Endpoints::detokenize(HttpExchange& e) {
     Parsed<std::vector<Token>> ids = parse_detokenize_request(e.request.body, options_.limits);
     if (!ids) return refuse(e, ids.error());
-    const std::string text = service_.tokenizer().decode(*ids, true);
-    answer_json(e, Json{{"prompt", text}, {"content", text}});
+    const auto most = std::max(std::size_t(1) << 16, std::size_t(options_.limits.context));
+    if (ids->size() > most)
+        return refuse(e, ApiFault{400, cat("tokens has ", ids->size(), " ids; ", most, " are turned into text at once"),
+                                  "tokens", "context_length_exceeded"});
+    const std::string text = json_dump(Json(service_.tokenizer().decode(*ids, true)));
+    e.response.body        = cat("{\"prompt\":", text, ",\"content\":", text, '}');
 }
 
 void Endpoints::apply_template(HttpExchange& e) {
@@ -991,6 +1152,9 @@ void Endpoints::pin(HttpExchange& e) {
     if (!ids) return refuse(e, ids.error());
     const std::string param = parsed->conversation ? "messages" : "prompt";
     if (auto ok = check_length(ids->size(), 0, 1, param); !ok) return refuse(e, ok.error());
+    if (!hold(e, ids->size() * 16)) return;
+    parsed->text = {};
+    e.held.reset();
     const auto pin = service_.pin(std::move(*ids), parsed->cache_salt);
     if (!pin) return refuse(e, pin.error(), param);
     answer_json(e, Json{{"id", pin->id}, {"object", "pin"}, {"tokens", pin->n_tokens}, {"blocks", pin->n_blocks}});
@@ -1063,13 +1227,13 @@ void Endpoints::metrics(HttpExchange& e) {
                 totals.saved);
         t.gauge("quire:kv_blocks_shared", "Blocks in more than one table.", totals.shared);
     }
-    t.gauge("quire:kv_blocks_total", "Blocks of the pool.", o.kv_blocks);
+    t.gauge("quire:kv_blocks", "Blocks of the pool.", o.kv_blocks);
     t.gauge("quire:kv_blocks_used", "Blocks that somebody holds.", s.blocks_used);
     t.gauge("quire:kv_blocks_cached", "Blocks that nobody holds and that can be found again.", s.blocks_cached);
     t.gauge("quire:kv_blocks_free", "Blocks that nobody holds and that hold nothing.",
             o.kv_blocks - s.blocks_used - s.blocks_cached);
     t.gauge("quire:kv_blocks_pinned", "Blocks of pinned prefixes.", s.blocks_pinned);
-    t.gauge("quire:swap_blocks_total", "Blocks of the swap pool.", o.swap_blocks);
+    t.gauge("quire:swap_blocks", "Blocks of the swap pool.", o.swap_blocks);
     t.gauge("quire:swap_blocks_used", "Blocks swapped out.", s.swap_used);
     t.gauge("quire:sharing_saved_ratio", "Blocks saved by sharing since the start, of the blocks without it.",
             s.memory.sharing.saved());
@@ -1092,8 +1256,16 @@ void Endpoints::metrics(HttpExchange& e) {
     t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
     t.gauge("quire:http_connections", "Open connections.", server_->n_connections());
     t.gauge("quire:http_threads", "Threads that answer requests.", server_->n_threads());
+    t.gauge("vllm:cache_config_info", "The settings of the KV cache.", 1,
+            {{"block_size", cat(o.block_size)},
+             {"cache_dtype", o.kv_type == KvType::f32 ? "float32" : "float16"},
+             {"enable_prefix_caching", o.prefix_cache ? "True" : "False"},
+             {"gpu_memory_utilization", cat(o.gpu_memory_utilization)},
+             {"num_cpu_blocks", cat(o.swap_blocks)},
+             {"num_gpu_blocks", cat(o.kv_blocks)},
+             {"sliding_window", "None"}});
     e.response.type = "text/plain; version=0.0.4; charset=utf-8";
-    e.response.body = t.take();
+    e.response.body = t.take() + process_metrics();
 }
 
 } // namespace quire

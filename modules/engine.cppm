@@ -41,10 +41,13 @@ struct EngineOptions {
     KvType      kv_type     = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
     // activations then take less memory; and one for each sequence.
-    int                  max_batch_tokens = 0;
-    int                  max_sequences    = 16; // running at once
-    bool                 prefix_cache     = true;
-    std::vector<BlockId> free_order       = {}; // the order in which blocks are first allocated
+    int max_batch_tokens = 0;
+    // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
+    // between two steps.
+    double               step_seconds  = 0;
+    int                  max_sequences = 16; // running at once
+    bool                 prefix_cache  = true;
+    std::vector<BlockId> free_order    = {}; // the order in which blocks are first allocated
     // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
     // tokens either way. Nobody says: on a GPU.
     std::optional<bool> pipeline = {};
@@ -135,6 +138,7 @@ module :private;
 namespace quire {
 
 constexpr int most_positions     = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
+constexpr int least_step_tokens  = 8;                                        // fewer would read the weights too often
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
 struct Engine::Impl {
@@ -154,6 +158,7 @@ struct Engine::Impl {
     // The step that runs, none when empty, since when, and whether next_plan is to follow it.
     std::span<const Scheduled> running;
     Stopwatch                  since;
+    int                        step_tokens  = 0; // of prompts, where step_seconds cuts them
     bool                       prepared     = false;
     bool                       pipelined    = false;                  // as the options say
     std::size_t                weight_bytes = 0, workspace_bytes = 0; // taken from the device
@@ -169,7 +174,11 @@ struct Engine::Impl {
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
           cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size),
-          pipelined(options.pipeline.value_or(false)) {}
+          pipelined(options.pipeline.value_or(false)) {
+        if (options.step_seconds <= 0 || options.device != "cpu") return;
+        step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
+        scheduler.limit_step(step_tokens);
+    }
     Impl(const Impl&)            = delete;
     Impl& operator=(const Impl&) = delete;
     ~Impl() {
@@ -182,6 +191,7 @@ struct Engine::Impl {
     void take_inbox(std::vector<Output>& out);
     void measure_moves();
     void count(std::span<const Scheduled> scheduled, double seconds);
+    void keep_pace(double seconds);
     void look();
 };
 
@@ -494,6 +504,7 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
         else stats.prefill_tokens += std::uint64_t(item.n_tokens);
         if (item.n_tokens > 1) prefill += item.n_tokens;
     }
+    keep_pace(seconds);
     stats.steps++;
     stats.compute_seconds += seconds;
     stats.memory      = scheduler.stats();
@@ -503,6 +514,15 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
         follow(stats.costs.seconds_per_token, seconds / plan.n_tokens());
         scheduler.set_costs(stats.costs);
     }
+}
+
+// The size of the next chunk of a prompt by the time of a whole one: at most twice as many tokens, since no step tells what
+// a larger one takes; whole tiles of the products.
+void Engine::Impl::keep_pace(double seconds) {
+    if (step_tokens == 0 || plan.n_tokens() < step_tokens) return;
+    const double fits = step_tokens * std::clamp(options.step_seconds / std::max(seconds, 1e-9), 0.0, 2.0);
+    step_tokens       = std::max(least_step_tokens, std::min(int(fits), options.max_batch_tokens) / 8 * 8);
+    scheduler.limit_step(step_tokens);
 }
 
 void Engine::Impl::look() {

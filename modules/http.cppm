@@ -32,12 +32,12 @@ module;
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <deque>
 #include <expected>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -50,20 +50,22 @@ module;
 export module quire.http;
 
 import quire.base;
+import quire.reserve;
 
 export namespace quire {
 
 struct HttpLimits {
-    std::size_t target_bytes    = 4096;                   // of the request's target: 414
-    std::size_t head_bytes      = 32768;                  // request line and headers: 431
-    int         headers         = 100;                    // 431
-    std::size_t body_bytes      = std::size_t(16) << 20;  // 413
-    std::size_t buffered_bytes  = std::size_t(256) << 20; // of all requests that are still coming in: 503
-    int         connections     = 4096;                   // further ones take the place of an idle one, or get a 503
-    int         threads         = 4096;                   // requests that are answered at once; others wait
-    double      idle_seconds    = 75;                     // between two requests
-    double      request_seconds = 30;                     // from the first to the last byte of a request: 408
-    double      write_seconds   = 30;                     // without progress: the reader is cut off
+    std::size_t target_bytes   = 4096;                  // of the request's target: 414
+    std::size_t head_bytes     = 32768;                 // request line and headers: 431
+    int         headers        = 100;                   // 431
+    std::size_t body_bytes     = std::size_t(16) << 20; // 413
+    std::size_t buffered_bytes = std::size_t(256)
+                                 << 20; // that all requests hold together, until they are answered: 503
+    int    connections     = 4096;      // further ones take the place of an idle one, or get a 503
+    int    threads         = 4096;      // requests that are answered at once; others wait
+    double idle_seconds    = 75;        // between two requests
+    double request_seconds = 30;        // from the first to the last byte of a request: 408
+    double write_seconds   = 30;        // without progress: the reader is cut off
 };
 
 using HttpFields = std::vector<std::pair<std::string, std::string>>;
@@ -87,6 +89,8 @@ public:
     // `notice` runs once when the peer is gone, on another thread, at once if it is; an empty one takes it back, and is
     // not running any more when this returns.
     virtual void when_gone(std::function<void()> notice) = 0;
+    // What the request takes until it is answered, in place of its body's bytes. False: all requests together hold too much.
+    virtual bool hold(std::size_t bytes) = 0;
 };
 
 // Writes one piece of a streamed response; false when nobody reads any more.
@@ -106,6 +110,8 @@ struct HttpExchange {
     HttpResponse response;
     HttpPeer*    peer = nullptr;
     HttpFields   notes; // of the handlers, for the log
+    // Whatever a handler needs until it returns; it may let go of it before.
+    std::shared_ptr<void> held;
 };
 
 using HttpHandler = std::function<void(HttpExchange&)>;
@@ -174,6 +180,7 @@ public:
 private:
     enum class State { size, data, data_end, trailer } state_ = State::size;
     std::size_t left_ = 0, trailer_bytes_ = 0;
+    std::size_t searched_ = 0; // bytes of a line's beginning without its end
 };
 
 } // namespace quire
@@ -257,10 +264,35 @@ std::string_view HttpRequest::header(std::string_view name) const { return find_
 
 namespace {
 
+// A Host: a name or address, maybe a port; empty where a target has none.
+bool is_authority(std::string_view text) {
+    return std::ranges::all_of(text, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               std::string_view("-._~!$&'()*+,;=%:[]").find(c) != std::string_view::npos;
+    });
+}
+
+// A target in absolute form, as proxies get it, becomes a path; the host in it, which counts in place of the header's, is returned.
+std::expected<std::optional<std::string>, HttpFault> take_authority(std::string& target) {
+    const std::string scheme = lower(std::string_view(target).substr(0, 8));
+    const std::size_t begin  = scheme.starts_with("http://") ? 7 : scheme == "https://" ? 8 : 0;
+    if (begin == 0) return std::nullopt;
+    const std::size_t end       = std::min(target.find_first_of("/?", begin), target.size());
+    std::string       authority = target.substr(begin, end - begin);
+    if (authority.empty() || !is_authority(authority)) return fault(400, "the target has no host that can be read");
+    target.erase(0, end);
+    if (!target.starts_with('/')) target.insert(0, 1, '/');
+    return authority;
+}
+
 // What the headers together say about the body and the connection.
 std::expected<void, HttpFault> judge(HttpHead& head, const HttpLimits& limits) {
     for (const char* once : {"host", "content-length", "transfer-encoding", "content-type", "authorization"})
         if (count_fields(head.headers, once) > 1) return fault(400, cat("more than one ", once, " header"));
+    if (head.minor == 1 && count_fields(head.headers, "host") == 0)
+        return fault(400, "a request of HTTP/1.1 has no Host header");
+    if (!is_authority(find_field(head.headers, "host")))
+        return fault(400, "the Host header is not a name with or without a port");
     const std::string_view length   = find_field(head.headers, "content-length");
     const std::string      encoding = lower(find_field(head.headers, "transfer-encoding"));
     if (count_fields(head.headers, "content-length") > 0) {
@@ -312,6 +344,8 @@ std::expected<HttpHead, HttpFault> parse_http_head(std::string_view text, const 
     if (head.method.size() > 16 || !is_token(head.method)) return fault(400, "no such method");
     if (head.target.size() > limits.target_bytes)
         return fault(414, cat("the target has more than ", limits.target_bytes, " bytes"));
+    const auto authority = take_authority(head.target);
+    if (!authority) return std::unexpected(authority.error());
     if (head.target.empty() || (head.target[0] != '/' && head.target != "*") ||
         !std::ranges::all_of(head.target, [](char c) { return c > 0x20 && c < 0x7f; }))
         return fault(400, "the target is not a path of printable ASCII");
@@ -322,6 +356,9 @@ std::expected<HttpHead, HttpFault> parse_http_head(std::string_view text, const 
     while (const auto line = next_line()) {
         if (line->empty()) {
             if (auto ok = judge(head, limits); !ok) return std::unexpected(ok.error());
+            if (*authority)
+                for (auto& [name, value] : head.headers)
+                    if (name == "host") value = **authority;
             return head;
         }
         if (int(head.headers.size()) >= limits.headers)
@@ -350,8 +387,9 @@ std::expected<bool, HttpFault> ChunkDecoder::feed(std::string_view in, std::size
             if (left_ > 0) return false;
             state_ = State::data_end;
         }
-        const std::size_t end = in.find("\r\n", at);
+        const std::size_t end = in.find("\r\n", at + searched_);
         if (end == std::string_view::npos) {
+            searched_ = in.size() - at - (in.size() > at && in.back() == '\r');
             if (in.size() - at > (state_ == State::trailer ? limits.head_bytes : longest_line))
                 return fault(400, "a line of a chunked body has no end");
             if (state_ == State::data_end && in.size() - at >= 2) return fault(400, "a chunk is longer than its size");
@@ -359,6 +397,7 @@ std::expected<bool, HttpFault> ChunkDecoder::feed(std::string_view in, std::size
         }
         const std::string_view line = in.substr(at, end - at);
         at                          = end + 2;
+        searched_                   = 0;
         if (state_ == State::data_end) {
             if (!line.empty()) return fault(400, "a chunk is longer than its size");
             state_ = State::size;
@@ -402,13 +441,20 @@ struct Connection : HttpPeer {
     std::string       remote;
     Phase             phase = Phase::head;
     Clock::time_point since = Clock::now(); // idle, or of the first byte of the request
+    bool              begun = false;        // a request has
+    std::size_t       blank = 0;            // empty lines before it
     std::string       in;                   // received and not yet taken apart
     std::size_t       searched = 0;         // bytes of it without the end of a head
     HttpHead          head;
     ChunkDecoder      chunks;
     std::string       body;
-    std::size_t       counted   = 0;     // bytes of in and body in the sum of all connections
-    bool              continued = false; // 100 Continue was sent
+    std::size_t counted = 0; // bytes in the sum of all connections: of in and body, then what the answer's maker says
+
+    std::atomic<std::size_t>* sum   = nullptr; // of all connections
+    std::size_t               limit = 0;       // of it
+
+    std::shared_ptr<Connection> next; // in one of the lists between the threads
+    bool                        go_on = false;
 
     std::atomic<bool>     hung_up = false;
     std::mutex            mutex; // of notice, held while it runs
@@ -419,6 +465,15 @@ struct Connection : HttpPeer {
         std::scoped_lock lock(mutex);
         notice = std::move(f);
         if (notice && hung_up) std::exchange(notice, {})();
+    }
+    void count(std::size_t bytes) {
+        *sum += bytes - counted; // modulo 2^64
+        counted = bytes;
+    }
+    bool hold(std::size_t bytes) override {
+        const bool more = bytes > counted;
+        count(bytes);
+        return !more || *sum <= limit;
     }
     void hang_up() {
         hung_up = true;
@@ -459,11 +514,37 @@ struct Connection : HttpPeer {
 
 using ConnectionPtr = std::shared_ptr<Connection>;
 
+// First in, first out, without memory of its own: to hand a connection over cannot fail.
+class ConnectionList {
+public:
+    bool empty() const { return !first_; }
+    int  size() const { return size_; }
+    void push(ConnectionPtr c) {
+        Connection* const last         = c.get();
+        (last_ ? last_->next : first_) = std::move(c);
+        last_                          = last;
+        size_++;
+    }
+    ConnectionPtr pop() {
+        ConnectionPtr c = std::move(first_);
+        first_          = std::move(c->next);
+        if (!first_) last_ = nullptr;
+        size_--;
+        return c;
+    }
+
+private:
+    ConnectionPtr first_;
+    Connection*   last_ = nullptr;
+    int           size_ = 0;
+};
+
 // What cpp-httplib reads: a head that was written here; and where its response goes.
 class Pipe : public httplib::Stream {
 public:
-    Pipe(Connection& connection, std::string head, double write_seconds)
-        : connection_(connection), head_(std::move(head)), write_seconds_(write_seconds) {}
+    // Counts in `written` what went out.
+    Pipe(Connection& connection, std::string head, double write_seconds, std::size_t& written)
+        : connection_(connection), head_(std::move(head)), write_seconds_(write_seconds), written_(written) {}
 
     bool    is_readable() const override { return at_ < head_.size(); }
     bool    is_writable() const override { return !broken_; }
@@ -495,8 +576,7 @@ public:
     void     get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
     socket_t socket() const override { return connection_.fd; }
 
-    bool        broken() const { return broken_; }
-    std::size_t written() const { return written_; }
+    bool broken() const { return broken_; }
 
 private:
     bool wait(short events) const {
@@ -509,11 +589,12 @@ private:
         }
     }
 
-    Connection& connection_;
-    std::string head_;
-    double      write_seconds_;
-    std::size_t at_ = 0, written_ = 0;
-    bool        broken_ = false;
+    Connection&  connection_;
+    std::string  head_;
+    double       write_seconds_;
+    std::size_t  at_     = 0;
+    bool         broken_ = false;
+    std::size_t& written_;
 };
 
 // cpp-httplib's server without its sockets: of a request it sees the method, the target and whether to keep the
@@ -537,6 +618,8 @@ bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
 
 // The exchange that the worker at hand is busy with: httplib's handlers are called by its process_request().
 thread_local HttpExchange* current_exchange = nullptr;
+
+constexpr const char* no_room = "there is no memory for this request now";
 
 std::string regex_of(const std::string& path) {
     std::string out;
@@ -563,19 +646,20 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     std::vector<std::string>                         unix_paths;
     std::unordered_map<std::uint64_t, ConnectionPtr> connections;
     std::uint64_t                                    next_key = first_key;
-    std::size_t                                      buffered = 0;
     std::optional<Clock::time_point>                 deaf_since; // no descriptors were left
     Clock::time_point                                swept = Clock::now();
     std::thread                                      waiter;
     std::atomic<int>                                 n_connections = 0, n_answering = 0;
+    std::atomic<std::size_t>                         buffered = 0; // bytes that requests hold
+    std::string                                      no_memory;    // a whole response, ready
 
     // Shared.
-    std::mutex                                 mutex;
-    std::condition_variable                    ready_cv;
-    std::deque<ConnectionPtr>                  ready;    // whole requests
-    std::deque<std::pair<ConnectionPtr, bool>> returned; // by workers; whether they go on
-    int                                        n_workers = 0, n_idle = 0;
-    std::atomic<bool>                          stopping = false;
+    std::mutex              mutex;
+    std::condition_variable ready_cv;
+    ConnectionList          ready;    // whole requests
+    ConnectionList          returned; // by workers; whether they go on
+    int                     n_workers = 0, n_idle = 0;
+    std::atomic<bool>       stopping = false;
 
     static constexpr std::uint64_t first_key = 1 << 16; // below: the listeners, and `wake`
     static constexpr std::uint64_t wake_key  = first_key - 1;
@@ -589,21 +673,24 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     void add_listener(int fd);
     void run();
     void accept_all(int listener);
+    void listen_later();
     bool evict();
     void watch(Connection& c, std::uint32_t events);
     void receive(const ConnectionPtr& c);
     void advance(const ConnectionPtr& c);
     void look_for_head(const ConnectionPtr& c);
     void say_continue(Connection& c);
-    void count(Connection& c);
+    void out_of_memory(const ConnectionPtr& c);
     void hand_over(const ConnectionPtr& c);
     void take_back(const ConnectionPtr& c, bool go_on);
     void refuse(const ConnectionPtr& c, const HttpFault& why);
+    void drain(const ConnectionPtr& c);
     void drop(const ConnectionPtr& c);
     void sweep();
     void work();
     void add_worker();
     void answer(const ConnectionPtr& c);
+    bool respond(Connection& c, HttpExchange& exchange, std::size_t& written);
     void notify() const {
         const std::uint64_t one = 1;
         (void)!::write(wake, &one, sizeof one);
@@ -629,7 +716,16 @@ void HttpServer::Impl::watch(Connection& c, std::uint32_t events) {
 }
 
 void HttpServer::Impl::run() {
+    const MayFail                may_fail(true);
     std::array<epoll_event, 256> events{};
+    // What one connection has no memory for is that connection's trouble.
+    const auto serve = [&](const ConnectionPtr& c, const auto& act) {
+        try {
+            act();
+        } catch (const std::bad_alloc&) {
+            out_of_memory(c);
+        }
+    };
     while (!stopping) {
         const int n = epoll_wait(epoll, events.data(), int(events.size()), 100);
         for (int i = 0; i < n; i++) {
@@ -640,42 +736,54 @@ void HttpServer::Impl::run() {
                 continue;
             }
             if (key < first_key) {
-                accept_all(listeners[key]);
+                try {
+                    accept_all(listeners[key]);
+                } catch (const std::bad_alloc&) {
+                    listen_later();
+                }
                 continue;
             }
             const auto found = connections.find(key);
             if (found == connections.end()) continue; // dropped since
             const ConnectionPtr c = found->second;
             if (c->phase == Phase::answering) c->hang_up();
-            else receive(c);
+            else serve(c, [&] { receive(c); });
         }
-        std::deque<std::pair<ConnectionPtr, bool>> back;
+        ConnectionList back;
         {
             std::scoped_lock lock(mutex);
-            back.swap(returned);
+            std::swap(back, returned);
         }
-        for (auto& [c, go_on] : back) take_back(c, go_on);
-        if (seconds_since(swept) > 0.1) sweep();
+        while (!back.empty()) {
+            const ConnectionPtr c = back.pop();
+            serve(c, [&] { take_back(c, c->go_on); });
+        }
+        if (seconds_since(swept) <= 0.1) continue;
+        refill_reserve();
+        try {
+            sweep();
+        } catch (const std::bad_alloc&) { // the next one
+        }
     }
 }
 
 void HttpServer::Impl::accept_all(int listener) {
     for (int i = 0; i < 64; i++) {
+        auto             c = std::make_shared<Connection>();
         sockaddr_storage address{};
         socklen_t        size = sizeof address;
         const int fd = accept4(listener, reinterpret_cast<sockaddr*>(&address), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
                 if (evict()) continue;
-                deaf_since = Clock::now(); // the listener would report for ever
-                for (std::size_t l = 0; l < listeners.size(); l++)
-                    epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
+                listen_later();
             }
             return;
         }
-        auto c    = std::make_shared<Connection>();
         c->fd     = fd;
         c->key    = next_key++;
+        c->sum    = &buffered;
+        c->limit  = options.limits.buffered_bytes;
         c->remote = "unix";
         if (address.ss_family == AF_INET || address.ss_family == AF_INET6) {
             const int on = 1;
@@ -702,41 +810,48 @@ void HttpServer::Impl::accept_all(int listener) {
     }
 }
 
+// Where nobody can be taken in the listeners would report for ever.
+void HttpServer::Impl::listen_later() {
+    deaf_since = Clock::now();
+    for (std::size_t l = 0; l < listeners.size(); l++) epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
+}
+
 // Makes room: the connection that waits longest without having begun a request goes.
 bool HttpServer::Impl::evict() {
     ConnectionPtr oldest;
     for (const auto& [key, c] : connections)
-        if (c->phase == Phase::head && c->in.empty() && (!oldest || c->since < oldest->since)) oldest = c;
+        if (c->phase == Phase::head && !c->begun && (!oldest || c->since < oldest->since)) oldest = c;
     if (oldest) drop(oldest);
     return oldest != nullptr;
 }
 
 void HttpServer::Impl::drop(const ConnectionPtr& c) {
-    buffered -= c->counted;
-    c->counted = 0;
+    c->count(0);
     epoll_ctl(epoll, EPOLL_CTL_DEL, c->fd, nullptr);
     connections.erase(c->key);
     n_connections = int(connections.size());
-}
-
-void HttpServer::Impl::count(Connection& c) {
-    buffered -= c.counted;
-    c.counted = c.in.size() + c.body.size();
-    buffered += c.counted;
 }
 
 void HttpServer::Impl::receive(const ConnectionPtr& c) {
     std::array<char, 65536> buffer; // NOLINT: filled by whoever sends
     for (int i = 0; i < 4; i++) {   // then it is others' turn
         const auto [io, n] = c->receive(buffer.data(), buffer.size());
-        if (io == Connection::Io::end) return drop(c);
+        if (io == Connection::Io::end) {
+            // It closes, or only its sending side, which is the same here; what came in whole before is still answered.
+            if (c->phase == Phase::body || c->phase == Phase::chunks) advance(c);
+            return c->phase == Phase::answering ? c->hang_up() : drop(c);
+        }
         if (io != Connection::Io::done) {
             if (c->ssl) // it may have to write before it can read
                 watch(*c, io == Connection::Io::again ? EPOLLIN | EPOLLRDHUP : EPOLLIN | EPOLLOUT | EPOLLRDHUP);
             break;
         }
         if (c->phase == Phase::draining) continue;
-        if (c->phase == Phase::head && c->in.empty()) c->since = Clock::now();
+        if (c->phase == Phase::body && c->in.size() + n > c->in.capacity()) { // no more than the body needs
+            std::string wider;
+            wider.reserve(std::max(c->in.size() + n, std::min(c->in.capacity() * 2, c->head.length)));
+            c->in.swap(wider.append(c->in));
+        }
         c->in.append(buffer.data(), n);
         if (c->phase != Phase::head && c->in.size() < buffer.size()) continue; // more of a body at once
         advance(c);
@@ -762,13 +877,25 @@ void HttpServer::Impl::advance(const ConnectionPtr& c) {
         if (*done) return hand_over(c);
     }
     if (c->phase == Phase::draining || c->phase == Phase::answering) return;
-    count(*c);
-    if (buffered > options.limits.buffered_bytes) refuse(c, {503, "too many large requests at once"});
+    if (!c->hold(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
 }
 
 void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
-    std::string& in = c->in;
-    while (c->searched == 0 && in.starts_with("\r\n")) in.erase(0, 2); // some send one after a body
+    constexpr std::size_t most_blank = 16; // some send one after a body
+    std::string&          in         = c->in;
+    if (c->searched == 0) {
+        std::size_t at = 0;
+        while (in.compare(at, 2, "\r\n") == 0) at += 2;
+        in.erase(0, at);
+        c->blank += at / 2;
+        if (c->blank > most_blank)
+            return refuse(c, {400, cat("more than ", most_blank, " empty lines before a request")});
+    }
+    if (in == "\r") return; // of one more
+    if (!c->begun && !in.empty()) {
+        c->begun = true;
+        c->since = Clock::now();
+    }
     // A line may end in no other way, or two readers disagree about where it ends.
     for (std::size_t i = c->searched; i < in.size(); i++)
         if (in[i] == '\0' || (in[i] == '\n' && (i == 0 || in[i - 1] != '\r')))
@@ -799,6 +926,24 @@ void HttpServer::Impl::say_continue(Connection& c) {
     (void)c.transmit(text.data(), text.size());
 }
 
+// What still comes is thrown away.
+void HttpServer::Impl::drain(const ConnectionPtr& c) {
+    shutdown(c->fd, SHUT_WR);
+    c->phase = Phase::draining;
+    c->since = Clock::now();
+    c->in    = {};
+    c->body  = {};
+    c->count(0);
+    watch(*c, EPOLLIN | EPOLLRDHUP);
+}
+
+// As refuse(), without memory.
+void HttpServer::Impl::out_of_memory(const ConnectionPtr& c) {
+    if (c->phase == Phase::answering || c->phase == Phase::draining) return; // not this one's
+    (void)c->transmit(no_memory.data(), no_memory.size());
+    drain(c);
+}
+
 void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
     const std::string id   = random_id();
     const std::string body = refusal(why.status, why.message);
@@ -807,13 +952,7 @@ void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
             "\r\nContent-Type: application/json\r\nX-Request-Id: ", id, "\r\nContent-Length: ", body.size(),
             why.status == 503 ? "\r\nRetry-After: 1" : "", "\r\nConnection: close\r\n\r\n", body);
     (void)c->transmit(text.data(), text.size());
-    shutdown(c->fd, SHUT_WR);
-    c->phase = Phase::draining;
-    c->since = Clock::now();
-    c->in    = {};
-    c->body  = {};
-    count(*c);
-    watch(*c, EPOLLIN | EPOLLRDHUP);
+    drain(c);
     if (!options.log) return;
     HttpExchange exchange;
     exchange.request.id      = id;
@@ -825,15 +964,14 @@ void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
 }
 
 void HttpServer::Impl::hand_over(const ConnectionPtr& c) {
-    buffered -= c->counted;
-    c->counted = 0;
-    c->phase   = Phase::answering;
+    if (!c->hold(c->in.capacity() + c->body.capacity())) return refuse(c, {503, "too many large requests at once"});
+    c->phase = Phase::answering;
     n_answering++;
     if (c->in.empty()) c->in = {}; // gives its memory back
     watch(*c, EPOLLRDHUP | EPOLLONESHOT);
     std::scoped_lock lock(mutex);
-    ready.push_back(c);
-    if (n_idle >= int(ready.size())) ready_cv.notify_one();
+    ready.push(c);
+    if (n_idle >= ready.size()) ready_cv.notify_one();
     else add_worker();
 }
 
@@ -842,7 +980,10 @@ void HttpServer::Impl::take_back(const ConnectionPtr& c, bool go_on) {
     if (!go_on || c->gone()) return drop(c);
     c->phase    = Phase::head;
     c->since    = Clock::now();
+    c->begun    = false;
+    c->blank    = 0;
     c->searched = 0;
+    c->count(c->in.capacity());
     watch(*c, EPOLLIN | EPOLLRDHUP);
     if (c->ssl ? SSL_pending(c->ssl) > 0 : false) return receive(c);
     if (!c->in.empty()) advance(c);
@@ -854,15 +995,18 @@ void HttpServer::Impl::sweep() {
     std::vector<ConnectionPtr> late;
     for (const auto& [key, c] : connections) {
         const double seconds = seconds_since(c->since);
-        const bool   begun   = c->phase != Phase::head || !c->in.empty();
         if (c->phase == Phase::answering) continue;
-        if (seconds > (c->phase == Phase::draining ? 2.0 : begun ? limit.request_seconds : limit.idle_seconds))
+        if (seconds > (c->phase == Phase::draining ? 2.0 : c->begun ? limit.request_seconds : limit.idle_seconds))
             late.push_back(c);
     }
     for (const ConnectionPtr& c : late) {
-        const bool begun = c->phase != Phase::draining && (c->phase != Phase::head || !c->in.empty());
-        if (begun) refuse(c, {408, cat("the request was not complete after ", limit.request_seconds, " seconds")});
+        if (c->begun && c->phase != Phase::draining)
+            refuse(c, {408, cat("the request was not complete after ", limit.request_seconds, " seconds")});
         else drop(c);
+    }
+    {
+        std::scoped_lock lock(mutex);
+        if (!ready.empty() && n_idle == 0) add_worker(); // there was no memory for one
     }
     if (deaf_since && seconds_since(*deaf_since) > 0.5) {
         deaf_since.reset();
@@ -890,8 +1034,8 @@ void HttpServer::Impl::add_worker() {
         (*impl)->work();
         return nullptr;
     };
-    auto self = std::make_unique<std::shared_ptr<Impl>>(shared_from_this());
-    if (pthread_create(&thread, &attributes, body, self.get()) == 0) {
+    std::unique_ptr<std::shared_ptr<Impl>> self(new (std::nothrow) std::shared_ptr<Impl>(shared_from_this()));
+    if (self && pthread_create(&thread, &attributes, body, self.get()) == 0) {
         (void)self.release(); // NOLINT: the thread's now
         n_workers++;
     }
@@ -899,6 +1043,7 @@ void HttpServer::Impl::add_worker() {
 }
 
 void HttpServer::Impl::work() {
+    const MayFail    may_fail(true);
     std::unique_lock lock(mutex);
     while (true) {
         n_idle++;
@@ -906,8 +1051,7 @@ void HttpServer::Impl::work() {
         n_idle--;
         if (stopping || (!any && n_workers > 4)) break;
         if (ready.empty()) continue;
-        const ConnectionPtr c = std::move(ready.front());
-        ready.pop_front();
+        const ConnectionPtr c = ready.pop();
         lock.unlock();
         answer(c);
         lock.lock();
@@ -917,49 +1061,73 @@ void HttpServer::Impl::work() {
 }
 
 void HttpServer::Impl::answer(const ConnectionPtr& c) {
-    const Clock::time_point start = Clock::now();
-    HttpExchange            exchange;
-    HttpRequest&            r = exchange.request;
-    exchange.peer             = c.get();
-    r.method                  = c->head.method;
-    r.path                    = c->head.target.substr(0, c->head.target.find('?'));
-    r.remote                  = c->remote;
-    r.headers                 = std::move(c->head.headers);
-    r.body                    = std::move(c->body);
-    c->body                   = {};
-    const std::string_view id = r.header("x-request-id");
-    r.id                      = is_plain_word(id) ? std::string(id) : random_id();
-    const bool keep           = c->head.keep_alive && !stopping;
-    Pipe       pipe(*c,
-                    cat(r.method, ' ', c->head.target, " HTTP/1.", c->head.minor, "\r\nHost: quire\r\nContent-Length: 0\r\n",
-                  keep ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n"),
-                    options.limits.write_seconds);
-    current_exchange  = &exchange;
-    bool       closed = false;
-    const bool ok     = process(router, pipe, !keep, closed);
-    current_exchange  = nullptr;
-    c->when_gone({});
-    // A stream without chunks, as HTTP/1.0 has it, ends with the connection.
-    const bool go_on = ok && keep && !closed && !pipe.broken() && !(exchange.response.stream && c->head.minor == 0);
-    if (c->ssl && !go_on && !pipe.broken()) SSL_shutdown(c->ssl);
-    if (options.log) options.log(exchange, seconds_since(start), pipe.written());
+    const Clock::time_point start   = Clock::now();
+    std::size_t             written = 0;
+    {
+        HttpExchange exchange;
+        try {
+            c->go_on = respond(*c, exchange, written);
+        } catch (const std::exception&) { // no memory, and nothing left for a response of its own
+            c->go_on                 = false;
+            exchange.response        = {};
+            exchange.response.status = 503;
+            if (written == 0) (void)c->transmit(no_memory.data(), no_memory.size());
+        }
+        current_exchange = nullptr;
+        c->when_gone({});
+        try {
+            if (options.log) options.log(exchange, seconds_since(start), written);
+        } catch (const std::exception&) { // a line less
+        }
+    }
     {
         std::scoped_lock lock(mutex);
-        returned.emplace_back(c, go_on);
+        returned.push(c);
     }
     n_answering--;
     notify();
+}
+
+// Whether the connection goes on.
+bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_t& written) {
+    HttpRequest& r = exchange.request;
+    exchange.peer  = &c;
+    r.method       = std::move(c.head.method);
+    r.path         = c.head.target.substr(0, c.head.target.find('?'));
+    r.remote       = c.remote;
+    r.headers      = std::move(c.head.headers);
+    r.body         = std::move(c.body);
+    c.body         = {};
+
+    const std::string_view id = r.header("x-request-id");
+    r.id                      = is_plain_word(id) ? std::string(id) : random_id();
+    const bool keep           = c.head.keep_alive && !stopping;
+    Pipe       pipe(c,
+                    cat(r.method, ' ', c.head.target, " HTTP/1.", c.head.minor, "\r\nHost: quire\r\nContent-Length: 0\r\n",
+                  keep ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n"),
+                    options.limits.write_seconds, written);
+    current_exchange  = &exchange;
+    bool       closed = false;
+    const bool ok     = process(router, pipe, !keep, closed);
+    // A stream without chunks, as HTTP/1.0 has it, ends with the connection.
+    const bool go_on = ok && keep && !closed && !pipe.broken() && !(exchange.response.stream && c.head.minor == 0);
+    if (c.ssl && !go_on && !pipe.broken()) SSL_shutdown(c.ssl);
+    return go_on;
 }
 
 // -- from outside
 
 Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
     std::unique_ptr<HttpServer> server(new HttpServer());
-    server->impl_ = std::make_shared<Impl>();
-    Impl& s       = *server->impl_;
-    s.options     = std::move(options);
-    s.epoll       = epoll_create1(EPOLL_CLOEXEC);
-    s.wake        = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    server->impl_           = std::make_shared<Impl>();
+    Impl& s                 = *server->impl_;
+    s.options               = std::move(options);
+    const std::string sorry = s.refusal(503, no_room);
+    s.no_memory =
+        cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
+            sorry.size(), "\r\nConnection: close\r\n\r\n", sorry);
+    s.epoll = epoll_create1(EPOLL_CLOEXEC);
+    s.wake  = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (s.epoll < 0 || s.wake < 0) return fail_with(ErrorKind::system, "no epoll: ", std::strerror(errno));
     epoll_event event{};
     event.events   = EPOLLIN;
@@ -983,6 +1151,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
 
     s.router.set_keep_alive_timeout(time_t(s.options.limits.idle_seconds)); // what a response says of it
     s.router.set_keep_alive_max_count(1'000'000);
+    s.router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr fault) { // NOLINT
+        std::rethrow_exception(std::move(fault)); // to answer()
+    });
     // What no handler answered: a path or a method that is not there.
     s.router.set_error_handler([&s](const httplib::Request&, httplib::Response& res) {
         if (!res.body.empty()) return;
@@ -1017,18 +1188,27 @@ void HttpServer::route(const std::string& method, const std::string& path, HttpH
         for (const auto& [key, value] : req.params) e.request.query.emplace_back(key, value);
         try {
             handler(e);
+        } catch (const std::bad_alloc&) {
+            e.request.body    = {};
+            e.response        = {};
+            e.response.status = 503;
+            e.response.body   = s.refusal(503, no_room);
+            e.response.headers.emplace_back("Retry-After", "1");
         } catch (const std::exception& fault) {
             e.response        = {};
             e.response.status = 500;
             e.response.body   = s.refusal(500, "an internal error");
             e.notes.emplace_back("exception", fault.what());
         }
+        e.held.reset();
         HttpResponse& out = e.response;
-        res.status        = out.status;
+        if (e.peer && !out.stream) e.peer->hold(out.body.size());
+        res.status = out.status;
         for (const auto& [key, value] : out.headers) res.set_header(key, value);
         res.set_header("X-Request-Id", e.request.id);
         if (!out.stream) {
-            res.set_content(out.body, out.type);
+            res.set_content(std::string(), out.type);
+            res.body = std::move(out.body); // not copied
             return;
         }
         const auto feed = [&e](std::size_t, httplib::DataSink& sink) {
@@ -1114,7 +1294,8 @@ void HttpServer::start() {
     // The library makes its tables at the first request: a request to nobody, while there is one thread.
     Connection   nobody;
     HttpExchange exchange;
-    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0);
+    std::size_t  written = 0;
+    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0, written);
     bool         closed = false;
     current_exchange    = &exchange;
     process(impl_->router, pipe, true, closed);
@@ -1135,8 +1316,8 @@ void HttpServer::stop() {
     s.ready_cv.notify_all();
     s.ready_cv.wait(lock, [&] { return s.n_workers == 0; });
     s.connections.clear();
-    s.ready.clear();
-    s.returned.clear();
+    s.ready    = {};
+    s.returned = {};
     for (int fd : s.listeners) close(fd);
     for (const std::string& path : s.unix_paths) unlink(path.c_str());
 }

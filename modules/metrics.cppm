@@ -1,5 +1,10 @@
 // quire.metrics: counters and histograms that many threads update, and their text for Prometheus. Metrics with the same
 // meaning as in vLLM have vLLM's names and buckets, others begin with `quire:`. Owns only numbers.
+module;
+
+#include <sys/resource.h>
+#include <unistd.h>
+
 export module quire.metrics;
 
 import quire.base;
@@ -49,6 +54,9 @@ private:
     Labels      common_;
     std::string text_, last_;
 };
+
+// The process_* families that Prometheus's own libraries have, without labels; of /proc.
+std::string process_metrics();
 
 } // namespace quire
 
@@ -124,6 +132,41 @@ void MetricsText::gauge(const std::string& name, const std::string& help, double
 void MetricsText::counter(const std::string& name, const std::string& help, double value, const Labels& labels) {
     head(name, help, "counter");
     sample(name, labels, value);
+}
+
+std::string process_metrics() {
+    // The fields of /proc/self/stat behind the program's name, which may have anything in it: the 3rd, 4th …
+    std::ifstream file("/proc/self/stat");
+    std::string   line;
+    std::getline(file, line);
+    std::istringstream       words(line.substr(std::min(line.rfind(')') + 2, line.size())));
+    std::vector<std::string> fields(3);
+    for (std::string word; std::getline(words, word, ' ');) fields.push_back(word);
+    fields.resize(std::max<std::size_t>(fields.size(), 25), "0");
+    const auto   number = [&](std::size_t n) { return std::strtod(fields[n].c_str(), nullptr); }; // as proc(5) counts
+    const double ticks = double(sysconf(_SC_CLK_TCK)), page = double(sysconf(_SC_PAGESIZE));
+
+    double        booted = 0;
+    std::ifstream system("/proc/stat");
+    while (std::getline(system, line))
+        if (line.starts_with("btime ")) booted = std::strtod(line.c_str() + 6, nullptr);
+    int             open = 0;
+    std::error_code error;
+    for (std::filesystem::directory_iterator at("/proc/self/fd", error), end; !error && at != end; at.increment(error))
+        open++;
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+
+    MetricsText t({});
+    t.counter("process_cpu_seconds_total", "Total user and system CPU time spent in seconds.",
+              (number(14) + number(15)) / ticks);
+    t.gauge("process_open_fds", "Number of open file descriptors.", open - 1); // but for the one that counts
+    t.gauge("process_max_fds", "Maximum number of open file descriptors.", double(limit.rlim_cur));
+    t.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", number(24) * page);
+    t.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", number(23));
+    t.gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.",
+            booted + number(22) / ticks);
+    return t.take();
 }
 
 void MetricsText::histogram(const std::string& name, const std::string& help, const Histogram& values) {

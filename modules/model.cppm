@@ -130,6 +130,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
             return std::unexpected(r.error());
         if (progress) progress(double(i + 1) / double(m.layers.size()));
     }
+    backend.end_weights();
 
     const auto on_host = [](const TensorView& w, std::vector<float>& out) {
         if (!w) return;

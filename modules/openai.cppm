@@ -314,10 +314,10 @@ private:
     std::optional<ApiFault> fault_;
 };
 
-Parsed<Json> parse_object(std::string_view text, const ApiLimits& limits) {
-    Result<Json> json = json_parse(text, limits.json);
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
+    Result<JsonDocument> json = json_document(text, limits.json);
     if (!json) return refuse("", cat("the body cannot be used: ", json.error().message));
-    if (!json->is_object()) return refuse("", cat("the body is ", type_name(*json), "; it has to be a JSON object"));
+    if (!(*json)->is_object()) return refuse("", cat("the body is ", type_name(*json), "; it has to be a JSON object"));
     return std::move(*json);
 }
 
@@ -764,7 +764,7 @@ int parse_n_probs(Fields& f, const ApiLimits& limits) { return f.integer("n_prob
 } // namespace
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<Json> json = parse_object(text, limits);
+    Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
     Fields            f(*json);
     GenerationRequest out;
@@ -786,7 +786,7 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
 }
 
 Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<Json> json = parse_object(text, limits);
+    Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
     Fields            f(*json);
     GenerationRequest out;
@@ -808,7 +808,7 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
 }
 
 Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<Json> json = parse_object(text, limits);
+    Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
     Fields           f(*json);
     EmbeddingRequest out;
@@ -828,7 +828,7 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
 }
 
 Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<Json> json = parse_object(text, limits);
+    Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
     Fields      f(*json);
     TextRequest out;
@@ -853,7 +853,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
 }
 
 Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<Json> json = parse_object(text, limits);
+    Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
     Fields f(*json);
     parse_model(f, limits);
@@ -874,7 +874,7 @@ Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const
 }
 
 Parsed<std::string> parse_id_request(std::string_view text, const ApiLimits& limits) {
-    Parsed<Json> json = parse_object(text, limits);
+    Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
     Fields      f(*json);
     std::string id = f.text("id", 128);
@@ -1074,7 +1074,7 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
         if (head.token_ids) body["prompt_token_ids"] = choices[0].prompt_token_ids;
         if (head.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs(choices[0].prompt_logprobs);
     }
-    return json_dump(body);
+    return json_dump(std::move(body));
 }
 
 std::string render_first_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
@@ -1085,7 +1085,7 @@ std::string render_first_chunk(const ResponseHead& head, const Choice& c, const 
                                          {"finish_reason", nullptr}}});
     if (head.token_ids) chunk["prompt_token_ids"] = c.prompt_token_ids;
     close_chunk(head, chunk, usage);
-    return json_dump(chunk);
+    return json_dump(std::move(chunk));
 }
 
 std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
@@ -1100,14 +1100,14 @@ std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage&
     if (head.token_ids && !head.chat && !c.prompt_token_ids.empty()) choice["prompt_token_ids"] = c.prompt_token_ids;
     chunk["choices"] = Json::array({std::move(choice)});
     close_chunk(head, chunk, usage);
-    return json_dump(chunk);
+    return json_dump(std::move(chunk));
 }
 
 std::string render_usage_chunk(const ResponseHead& head, const Usage& usage) {
     Json chunk       = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
     chunk["choices"] = Json::array();
     chunk["usage"]   = usage_json(usage);
-    return json_dump(chunk);
+    return json_dump(std::move(chunk));
 }
 
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,

@@ -19,6 +19,10 @@ std::string pre_tokenizer_names();
 // The ends of the words, in bytes, ascending; the last is text.size(). Bytes that are not UTF-8 count as symbols.
 std::vector<std::size_t> pre_tokenize(PreTokenizer kind, std::string_view text);
 
+// The first of these, found by looking at some `window` bytes: memory is bound by that, not by the text. Empty only when the text
+// is or when no word ends for certain within the window.
+std::vector<std::size_t> pre_tokenize_begin(PreTokenizer kind, std::string_view text, std::size_t window);
+
 } // namespace quire
 
 module :private;
@@ -283,6 +287,18 @@ std::vector<std::size_t> pre_tokenize(PreTokenizer kind, std::string_view text) 
         ends.swap(next);
     }
     for (std::size_t& end : ends) end = t.at[end];
+    return ends;
+}
+
+std::vector<std::size_t> pre_tokenize_begin(PreTokenizer kind, std::string_view text, std::size_t window) {
+    if (text.size() <= window) return pre_tokenize(kind, text);
+    std::size_t cut = window; // not within a character, which has no more than three bytes behind its first
+    while (cut > 0 && window - cut < 3 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) cut--;
+    Ends ends = pre_tokenize(kind, text.substr(0, cut));
+    // What follows can make the last word longer and change those before it: a line break behind blanks joins them with the line
+    // breaks before them, a letter makes "'l" a contraction. No scanner looks further, and none looks back behind a word's begin.
+    constexpr std::size_t uncertain = 4;
+    ends.resize(ends.size() > uncertain ? ends.size() - uncertain : 0);
     return ends;
 }
 

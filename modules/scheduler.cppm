@@ -143,6 +143,8 @@ public:
     SequenceGroup*     find(RequestId id) const;
     std::vector<Ended> take_ended();
     void               set_costs(const RecoveryCosts& costs) { costs_ = costs; }
+    // Of the steps from now on: at most so many tokens, no more than max_batch_tokens and no fewer than max_sequences.
+    void limit_step(int n_tokens);
 
     bool                  idle() const { return running_.empty() && queue_.empty(); }
     int                   n_running() const { return int(running_.size()); }
@@ -199,6 +201,7 @@ private:
     RecoveryCosts                                 costs_;
     SchedulerStats                                stats_;
     std::uint64_t                                 step_ = 0, n_arrived_ = 0;
+    int                                           step_tokens_ = 0; // that a step may have
     int                                           n_sequences_ = 0; // that running groups can have at once
     // The head of the queue that had to wait, and how much room it had found.
     std::optional<RequestId> refused_;
@@ -220,6 +223,11 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     for (auto* items : {&scheduled_, &next_}) items->reserve(std::size_t(options.max_sequences));
     writes_.reserve(std::size_t(options.max_sequences));
     running_.reserve(std::size_t(options.max_sequences));
+    limit_step(options.max_batch_tokens);
+}
+
+void Scheduler::limit_step(int n_tokens) {
+    step_tokens_ = std::clamp(n_tokens, options_.max_sequences, options_.max_batch_tokens);
 }
 
 Scheduler::~Scheduler() = default;
@@ -585,7 +593,7 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
     displace();
 
-    Budget budget{options_.max_batch_tokens, options_.max_logit_rows, 0};
+    Budget budget{step_tokens_, options_.max_logit_rows, 0};
     for (const Group& g : running_) budget.others += int(g->sequences.size());
     bool preempted = false;
     for (std::size_t i = 0; i < running_.size();) {

@@ -7,6 +7,7 @@ import quire.config;
 import quire.engine;
 import quire.metrics;
 import quire.request;
+import quire.reserve;
 import quire.snapshot;
 import quire.std;
 import quire.tokenizer;
@@ -398,7 +399,10 @@ void Service::fail_all(const std::string& why) {
 
 // -- callers
 
+// What is shared changes whole or not at all: these small pieces of memory come from the reserve if need be.
+
 std::expected<std::unique_ptr<Ticket>, Refusal> Service::submit(std::vector<Request> requests) {
+    const MayFail    small(false);
     std::scoped_lock lock(mutex_);
     if (broken_) return std::unexpected(Refusal{Refused::broken, {ErrorKind::system, "the engine has failed"}, 0});
     if (draining_) {
@@ -430,6 +434,7 @@ std::expected<std::unique_ptr<Ticket>, Refusal> Service::submit(std::vector<Requ
 }
 
 void Service::cancel(RequestId id, int index) {
+    const MayFail small(false);
     if (index < 0) engine_.cancel(id);
     else engine_.cancel(id, index);
     std::scoped_lock lock(mutex_);
@@ -474,6 +479,7 @@ std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string 
         return std::unexpected(
             Refusal{Refused::invalid, {ErrorKind::limit, message.empty() ? "cancelled" : message}, 0});
     }
+    const MayFail    small(false);
     std::scoped_lock lock(mutex_);
     pin.request   = (*ticket)->ids_[0];
     pin.id        = cat("pin-", ++n_pins_);
@@ -482,6 +488,7 @@ std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string 
 }
 
 bool Service::unpin(const std::string& id) {
+    const MayFail    small(false);
     std::scoped_lock lock(mutex_);
     const auto       found = pins_.find(id);
     if (found == pins_.end()) return false;

@@ -36,7 +36,8 @@ public:
     Token            find(std::string_view piece) const; // the token spelled exactly so in the file, or -1
     std::string_view piece(Token id) const;              // as spelled in the file
 
-    // The time is practically linear in the text's length. Bytes that are not UTF-8 are encoded too.
+    // The time is practically linear in the text's length. Bytes that are not UTF-8 are encoded too. Beside its result it takes
+    // at most some 100 MiB, whatever the text: more than a MiB in which no token has to end is cut after that MiB.
     std::vector<Token> encode(std::string_view text, EncodeOptions options = {}) const;
 
     // The exact bytes of one token in the middle of a text; control tokens are empty unless `special`.
@@ -143,6 +144,38 @@ private:
     std::array<bool, 256>                            first_{};
 };
 
+// Pairs of neighbouring characters that some token has in it: between any other two a token ends.
+class PairSet {
+public:
+    void insert(std::string_view text) {
+        for (std::size_t at = 0, next; at < text.size(); at = next) {
+            const CodePoint left = utf8_next(text, at);
+            next                 = at + std::size_t(left.bytes);
+            if (next < text.size()) pairs_.push_back(key(left.value, utf8_next(text, next).value));
+        }
+    }
+    // After the last insert().
+    void finish() {
+        std::ranges::sort(pairs_);
+        pairs_.erase(std::unique(pairs_.begin(), pairs_.end()), pairs_.end());
+        slots_.assign(std::bit_ceil(pairs_.size() * 2 + 2), 0);
+        for (const std::uint64_t pair : pairs_) slots_[slot(pair)] = pair;
+        pairs_ = {};
+    }
+    bool contains(char32_t left, char32_t right) const { return slots_[slot(key(left, right))] != 0; }
+
+private:
+    static std::uint64_t key(char32_t left, char32_t right) { return (std::uint64_t(left) << 32 | right) + 1; }
+    std::size_t          slot(std::uint64_t key) const {
+        std::size_t i = std::size_t((key * 0x9e3779b97f4a7c15ull) >> 20) & (slots_.size() - 1);
+        while (slots_[i] != 0 && slots_[i] != key) i = (i + 1) & (slots_.size() - 1);
+        return i;
+    }
+    std::vector<std::uint64_t> pairs_, slots_; // 0: free
+};
+
+struct Merging;
+
 struct Tokenizer::Impl {
     bool                                        spm               = false;
     PreTokenizer                                pre               = PreTokenizer::standard;
@@ -156,6 +189,7 @@ struct Tokenizer::Impl {
     std::unordered_map<std::string_view, Token> ids;
     std::size_t                                 longest = 0; // bytes of the longest token
     MergeTable                                  merges;
+    PairSet                                     pairs; // SPM
     SpecialTrie                                 all_special, user_defined;
     std::array<Token, 256>                      byte_ids{}; // the token of one byte, or -1
     std::array<std::string, 256>                byte_texts; // BPE: how a byte is spelled in a token
@@ -163,7 +197,8 @@ struct Tokenizer::Impl {
 
     void  encode_spm(std::string_view text, std::vector<Token>& out) const;
     void  encode_bpe(std::string_view text, std::vector<Token>& out) const;
-    void  merge_word(std::string_view word, std::vector<Token>& out) const;
+    void  merge_run(std::string_view run, Merging& merging, std::vector<Token>& out) const;
+    void  merge_word(std::string_view word, Merging& merging, std::vector<Token>& out) const;
     Token find(std::string_view piece) const {
         auto at = ids.find(piece);
         return at == ids.end() ? -1 : at->second;
@@ -322,6 +357,8 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
         for (std::size_t i = 0; i < n; i++)
             if (const int b = byte_of(t.tokens[i]); b >= 0 && t.types[i] == TokenType::byte)
                 t.byte_ids[std::size_t(b)] = Token(i);
+        for (const std::string& token : t.tokens) t.pairs.insert(token);
+        t.pairs.finish();
     } else {
         for (std::size_t b = 0; b < 256; b++) t.byte_ids[b] = t.find(t.byte_texts[b]);
         Result<const GgufArray*> merges = array_of(file, "tokenizer.ggml.merges", 0);
@@ -400,22 +437,39 @@ struct Symbol {
     Token         id;
 };
 
+// What may still be merged. Smaller orders first, the leftmost of equals.
+struct Candidate {
+    double        order; // a score or a rank
+    std::int32_t  left, right;
+    std::uint32_t bytes; // of both when the entry was made: one of them has changed if they differ now
+    Token         id;
+};
+
+// The memory of merge_all(), used again for the next word.
+struct Merging {
+    std::vector<Symbol>    symbols;
+    std::vector<Candidate> heap;
+    std::string            text;
+};
+
+// No token is sought in more bytes than these at once: merging takes some 90 times their room.
+constexpr std::size_t longest_run = std::size_t(1) << 20;
+
 // Merges two neighbours as long as a merge is known, the best first and the leftmost of equals: the queue holds one
 // entry per pair that ever came to be neighbours, so the work is n log n however long the text is.
-// best(left, right) → {order, id}: what the two give; smaller orders first, id -1 for no merge.
-template <class Order, class Best>
-void merge_all(std::vector<Symbol>& symbols, const Best& best) {
-    struct Entry {
-        Order         order;
-        std::int32_t  left, right;
-        std::uint32_t bytes; // of both when the entry was made: one of them has changed if they differ now
-        Token         id;
-    };
-    auto later = [](const Entry& a, const Entry& b) {
+// best(left, right) → {order, id}: what the two give; id -1 for no merge.
+template <class Best>
+void merge_all(Merging& m, const Best& best) {
+    auto& [symbols, heap, text] = m;
+    for (std::size_t i = 0; i < symbols.size(); i++) {
+        symbols[i].prev = std::int32_t(i) - 1;
+        symbols[i].next = i + 1 < symbols.size() ? std::int32_t(i) + 1 : -1;
+    }
+    auto later = [](const Candidate& a, const Candidate& b) {
         return a.order != b.order ? a.order > b.order : a.left > b.left;
     };
-    std::vector<Entry> heap;
-    auto               offer = [&](std::int32_t left, std::int32_t right) {
+    heap.clear();
+    auto offer = [&](std::int32_t left, std::int32_t right) {
         if (left < 0 || right < 0) return;
         const Symbol &a = symbols[std::size_t(left)], &b = symbols[std::size_t(right)];
         auto [order, id] = best(a, b);
@@ -426,7 +480,7 @@ void merge_all(std::vector<Symbol>& symbols, const Best& best) {
     for (std::size_t i = 1; i < symbols.size(); i++) offer(std::int32_t(i) - 1, std::int32_t(i));
     while (!heap.empty()) {
         std::pop_heap(heap.begin(), heap.end(), later);
-        const Entry e = heap.back();
+        const Candidate e = heap.back();
         heap.pop_back();
         Symbol &a = symbols[std::size_t(e.left)], &b = symbols[std::size_t(e.right)];
         if (a.bytes == 0 || b.bytes == 0 || a.next != e.right || a.bytes + b.bytes != e.bytes) continue;
@@ -440,30 +494,39 @@ void merge_all(std::vector<Symbol>& symbols, const Best& best) {
     }
 }
 
-void link(std::vector<Symbol>& symbols) {
-    for (std::size_t i = 0; i < symbols.size(); i++) {
-        symbols[i].prev = std::int32_t(i) - 1;
-        symbols[i].next = i + 1 < symbols.size() ? std::int32_t(i) + 1 : -1;
+// In runs: a run ends between two characters that no token has side by side.
+void Tokenizer::Impl::encode_spm(std::string_view raw, std::vector<Token>& out) const {
+    Merging     merging;
+    std::string run  = add_space_prefix ? std::string(spm_space) : std::string();
+    char32_t    last = utf8_next(spm_space, 0).value;
+    for (std::size_t at = 0; at < raw.size();) {
+        const CodePoint        c    = utf8_next(raw, at);
+        const std::string_view text = raw[at] == ' ' ? spm_space : raw.substr(at, std::size_t(c.bytes));
+        const char32_t         next = utf8_next(text, 0).value;
+        if (!run.empty() && (run.size() >= longest_run || !pairs.contains(last, next))) {
+            merge_run(run, merging, out);
+            run.clear();
+        }
+        run += text;
+        last = next;
+        at += std::size_t(c.bytes);
     }
+    if (!run.empty()) merge_run(run, merging, out);
 }
 
 // One symbol per character, merged by the highest score of the whole; what is no token in the end becomes its bytes.
-void Tokenizer::Impl::encode_spm(std::string_view raw, std::vector<Token>& out) const {
-    std::string text = add_space_prefix ? std::string(spm_space) : std::string();
-    for (char c : raw)
-        if (c == ' ') text += spm_space;
-        else text += c;
-    std::vector<Symbol> symbols;
+void Tokenizer::Impl::merge_run(std::string_view text, Merging& merging, std::vector<Token>& out) const {
+    std::vector<Symbol>& symbols = merging.symbols;
+    symbols.clear();
     for (std::size_t at = 0; at < text.size();) {
         const auto n = std::size_t(utf8_next(text, at).bytes);
-        symbols.push_back({std::uint32_t(at), std::uint32_t(n), 0, 0, find(std::string_view(text).substr(at, n))});
+        symbols.push_back({std::uint32_t(at), std::uint32_t(n), 0, 0, find(text.substr(at, n))});
         at += n;
     }
-    link(symbols);
-    merge_all<float>(symbols, [&](const Symbol& a, const Symbol& b) -> std::pair<float, Token> {
+    merge_all(merging, [&](const Symbol& a, const Symbol& b) -> std::pair<double, Token> {
         if (a.bytes + b.bytes > longest) return {0, -1};
-        const Token id = find(std::string_view(text).substr(a.start, a.bytes + b.bytes));
-        return {id >= 0 ? -scores[std::size_t(id)] : 0, id};
+        const Token id = find(text.substr(a.start, a.bytes + b.bytes));
+        return {id >= 0 ? -double(scores[std::size_t(id)]) : 0, id};
     });
     for (const Symbol& s : symbols) {
         if (s.bytes == 0) continue;
@@ -471,7 +534,7 @@ void Tokenizer::Impl::encode_spm(std::string_view raw, std::vector<Token>& out) 
             out.push_back(s.id);
             continue;
         }
-        for (char c : std::string_view(text).substr(s.start, s.bytes)) {
+        for (char c : text.substr(s.start, s.bytes)) {
             const Token id = byte_ids[static_cast<unsigned char>(c)];
             if (id >= 0 || unknown >= 0) out.push_back(id >= 0 ? id : unknown);
         }
@@ -479,28 +542,41 @@ void Tokenizer::Impl::encode_spm(std::string_view raw, std::vector<Token>& out) 
 }
 
 void Tokenizer::Impl::encode_bpe(std::string_view text, std::vector<Token>& out) const {
-    std::size_t begin = 0;
-    for (std::size_t end : pre_tokenize(pre, text)) {
-        merge_word(text.substr(begin, end - begin), out);
-        begin = end;
+    constexpr std::size_t least_window = std::size_t(1) << 16, most_window = longest_run * 4;
+    Merging               merging;
+    for (std::size_t window = least_window; !text.empty();) {
+        std::vector<std::size_t> ends = pre_tokenize_begin(pre, text, window);
+        if (ends.empty() && window < most_window) {
+            window *= 4; // long words
+            continue;
+        }
+        if (ends.empty()) ends = {longest_run};
+        std::size_t begin = 0;
+        for (std::size_t end : ends)
+            for (std::size_t bytes; begin < end; begin += bytes) {
+                bytes = std::min(end - begin, longest_run);
+                merge_word(text.substr(begin, bytes), merging, out);
+            }
+        text.remove_prefix(begin);
+        window = least_window;
     }
 }
 
 // One symbol per byte, merged in the order of the merges' ranks.
-void Tokenizer::Impl::merge_word(std::string_view word, std::vector<Token>& out) const {
+void Tokenizer::Impl::merge_word(std::string_view word, Merging& merging, std::vector<Token>& out) const {
     if (whole_words_first && word.size() <= longest) {
-        std::string spelled;
+        std::string& spelled = merging.text;
+        spelled.clear();
         for (char c : word) spelled += byte_texts[static_cast<unsigned char>(c)];
         if (const Token id = find(spelled); id >= 0) return out.push_back(id);
     }
-    std::vector<Symbol> symbols;
-    symbols.reserve(word.size());
+    std::vector<Symbol>& symbols = merging.symbols;
+    symbols.clear();
     for (std::size_t i = 0; i < word.size(); i++)
         symbols.push_back({std::uint32_t(i), 1, 0, 0, byte_ids[static_cast<unsigned char>(word[i])]});
-    link(symbols);
-    merge_all<std::int32_t>(symbols, [&](const Symbol& a, const Symbol& b) -> std::pair<std::int32_t, Token> {
+    merge_all(merging, [&](const Symbol& a, const Symbol& b) -> std::pair<double, Token> {
         const MergeTable::Merge m = merges.find(a.id, b.id);
-        return {m.rank, m.id};
+        return {double(m.rank), m.id};
     });
     for (const Symbol& s : symbols)
         if (s.bytes > 0 && (s.id >= 0 || unknown >= 0)) out.push_back(s.id >= 0 ? s.id : unknown);

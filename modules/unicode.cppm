@@ -35,6 +35,9 @@ enum CharClass : std::uint8_t {
 };
 CharClass char_class(char32_t c);
 
+// Columns that a terminal gives the character: 0 (it joins the one before), 1 or 2.
+int char_width(char32_t c);
+
 } // namespace quire
 
 module :private;
@@ -138,6 +141,8 @@ const std::vector<std::uint8_t>& class_table() {
     }();
     return table;
 }
+
+int char_width(char32_t c) { return c < 0x110000 ? utf8proc_charwidth(utf8proc_int32_t(c)) : 1; }
 
 CharClass char_class(char32_t c) { return c < 0x110000 ? CharClass(class_table()[c]) : class_other; }
 

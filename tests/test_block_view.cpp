@@ -172,6 +172,12 @@ TEST_CASE("block-viz shows a recorded run as text, JSON and a page", "[block-viz
     const Finished bad = run_program("block-viz", {"--trace", file});
     CHECK(bad.code == 1);
     CHECK(says(bad.err, "line 1: the snapshot has no block_size"));
+    const Finished dead =
+        run_program("block-viz", {"--url", "http://127.0.0.1:1"}); // nothing listens on a port that low
+    CHECK(dead.code == 1);
+    CHECK(dead.err == "block-viz: http://127.0.0.1:1: connection refused: nothing listens on 127.0.0.1:1\n");
+    CHECK(says(run_program("block-viz", {"--url", "http://no.such.host.invalid:1/x"}).err,
+               "no address for no.such.host.invalid:1: "));
     CHECK(run_program("block-viz", {}).code == 2);
     CHECK(run_program("block-viz", {"--trace", file, "--demo"}).code == 2);
     unlink(file.c_str());

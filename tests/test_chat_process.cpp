@@ -1,9 +1,6 @@
 // The program `chat` as a process without a terminal: conversations, commands, timings, wrong usage.
 #include <catch2/catch_test_macros.hpp>
 
-#include <poll.h>
-#include <pty.h>
-#include <termios.h>
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -13,6 +10,7 @@
 #include <vector>
 
 #include "process.h"
+#include "pty.h"
 #include "reference.h"
 
 using namespace quire::testing;
@@ -61,7 +59,7 @@ TEST_CASE("one turn, then it leaves", "[chat]") {
     CHECK(chat({"-p", "Hello", "-st", "-s", "2", "-s", "1"}).out == f.out); // the last of a flag counts
     CHECK(chat({"-p", "Hello", "-st", "-s", "2", "--temp", "5", "--min-p", "0"}).out !=
           chat({"-p", "Hello", "-st", "--temp", "5", "--min-p", "0"}).out);
-    CHECK(chat({"-st"}, "Hello\nnot read\n").out == f.out);
+    CHECK(chat({"-st"}, "Hello\n").out == f.out);
     CHECK(chat({"-p", "Hello"}).out == f.out);
     CHECK(chat({"-p", "Hello", "-st", "--no-prefix-cache", "--kv-blocks", "64"}).out == f.out);
     CHECK(chat({"-p", "Hello", "-st", "-sys", "Be brief."}).out != f.out);
@@ -151,7 +149,19 @@ TEST_CASE("a full context says so", "[chat]") {
     Finished longer =
         run_program("chat", {"-m", model(), "-c", "8", "-st", "-p", "a question of more than eight tokens, surely"});
     CHECK(longer.code == 1);
-    CHECK(longer.err == "The context of 8 tokens is full; /clear starts a new conversation.\n");
+    int n = 0;
+    REQUIRE(std::sscanf(longer.err.c_str(),
+                        "The message is too long: it has %d tokens, with the chat template, and the "
+                        "context 8.",
+                        &n) == 1);
+    CHECK(n > 8);
+    CHECK(lines(longer.err) == 1);
+    longer =
+        run_program("chat", {"-m", model(), "-c", "40", "-n", "1"},
+                    "Hi\na question of more than forty tokens, surely, since it goes on and on and on and on and on, "
+                    "and on and on, and does not end before it has had all of its forty tokens, or more than that\n");
+    CHECK(has(longer.err, "The message is too long: it has "));
+    CHECK(has(longer.err, " tokens and the context 40.\n"));
 }
 
 TEST_CASE("templates that are no form fall back to a named one", "[chat]") {
@@ -271,63 +281,318 @@ TEST_CASE("Ctrl-C at the prompt leaves", "[chat]") {
     close(from[0]);
 }
 
+namespace {
+
+// `chat` in a terminal of its own. A bare chroot has none: then nothing can be tested.
+struct Conversation : Pty {
+    explicit Conversation(std::vector<std::string> more = {}, int columns = 80, const std::string& state = "")
+        : Pty(program(state), arguments(std::move(more)), columns) {
+        if (child < 0) WARN("no terminal to test with: " << std::strerror(errno));
+    }
+    static std::string program(const std::string& state) {
+        setenv("XDG_STATE_HOME", state.empty() ? "/dev/null" : state.c_str(), 1);
+        return std::string(QUIRE_BIN) + "/chat";
+    }
+    static std::vector<std::string> arguments(std::vector<std::string> more) {
+        std::vector<std::string> all{"-m", model(), "-n", "4", "--temp", "0", "-t", "1", "--block-size", "4"};
+        all.insert(all.end(), more.begin(), more.end());
+        return all;
+    }
+    void expect(const std::string& mark) {
+        const bool came = until(mark);
+        INFO(seen);
+        REQUIRE(came);
+    }
+    // A prompt, and the keys are the program's.
+    void expect_prompt() { expect("\x1b[J> \r\x1b[2C"); }
+};
+
+// A prompt long enough to be read in many chunks, in a context that has room for it.
+std::string long_text(int words) {
+    std::string text;
+    for (int i = 0; i < words; i++) text += " word";
+    return text;
+}
+
+} // namespace
+
 TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
-    const std::string program = std::string(QUIRE_BIN) + "/chat", file = model(), state = temporary();
+    const std::string state = temporary();
     unlink(state.c_str());
-    int         terminal = -1;
-    const pid_t child    = forkpty(&terminal, nullptr, nullptr, nullptr);
-    if (child < 0) { // a bare chroot has no pseudo-terminals
-        WARN("no terminal to test with: " << std::strerror(errno));
-        return;
-    }
-    if (child == 0) {
-        setenv("TERM", "xterm", 1);
-        setenv("XDG_STATE_HOME", state.c_str(), 1);
-        execl(program.c_str(), program.c_str(), "-m", file.c_str(), "-n", "4", "--temp", "0",
-              static_cast<char*>(nullptr));
-        _exit(127);
-    }
-    std::string screen;
-    // What came since the last call, up to and with `mark`; fails after a minute without any.
-    auto until = [&](const std::string& mark) {
-        screen.clear();
-        for (pollfd p{terminal, POLLIN, 0}; screen.find(mark) == std::string::npos && poll(&p, 1, 60'000) == 1;) {
-            char byte = 0;
-            if (read(terminal, &byte, 1) != 1) break;
-            screen += byte;
-        }
-        INFO(screen);
-        REQUIRE(has(screen, mark));
-    };
-    auto type = [&](const std::string& keys) {
-        // The prompt shows a moment before the editor takes the keys: what comes earlier the terminal itself would edit.
-        termios mode{};
-        for (int i = 0; i < 1000 && (tcgetattr(terminal, &mode) != 0 || (mode.c_lflag & ICANON)); i++) usleep(10'000);
-        REQUIRE(write(terminal, keys.data(), keys.size()) == ssize_t(keys.size()));
-    };
-    until("> ");
-    CHECK(has(screen, "chat template: llama-3"));
-    type("/whät\x7f\x7f\x7fxy\n"); // the character of two bytes goes as one
-    until("Commands: ");
-    until("> ");
-    type("Hello\n");
-    until(" from cache");
-    until("> ");
-    type("\x1b[A there\n"); // arrow up
-    until("Hello there");
-    until(" from cache");
-    until("> ");
-    type("\x03"); // Ctrl-C
-    int status = 0;
-    while (poll(nullptr, 0, 0) == 0 && waitpid(child, &status, WNOHANG) == 0) {
-        char rest[256]; // a terminal that nobody reads would hold the program up
-        if (pollfd p{terminal, POLLIN, 0}; poll(&p, 1, 100) == 1 && read(terminal, rest, sizeof rest) < 0) usleep(1000);
-    }
-    CHECK(WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0);
-    close(terminal);
+    Conversation c({}, 80, state);
+    if (c.child < 0) return;
+    c.expect_prompt();
+    CHECK(has(c.all, "chat template: llama-3"));
+    c.type("/whät\x7f\x7f\x7fxy\n"); // the character of two bytes goes as one
+    c.expect("Commands: ");
+    c.expect_prompt();
+    c.type("Hello\n");
+    c.expect(" from cache");
+    c.expect_prompt();
+    c.type("\x1b[A there\n"); // arrow up
+    c.expect("Hello there");
+    c.expect(" from cache");
+    c.expect_prompt();
+    c.type("/exit\n");
+    CHECK(c.end() == 0);
     const std::string history = slurp(state + "/quire/history");
+    CHECK(history.starts_with("_HiStOrY_V2_\n"));
     CHECK(has(history, "/wxy\n"));
     CHECK(has(history, "Hello\\040there\n"));
+    Conversation again({}, 80, state);
+    again.expect_prompt();
+    again.type("\x10\x10\x10"); // /exit, then what came before
+    again.expect("> Hello");
+    again.type("\x0e\x0e\x0e\x12the"); // back again, then Ctrl-R
+    again.expect("(search: the) Hello there");
     std::filesystem::remove_all(state);
+}
+
+TEST_CASE("Ctrl-C clears a half-typed line, twice it leaves", "[chat]") {
+    Conversation c;
+    if (c.child < 0) return;
+    c.expect_prompt();
+    c.type("half a line");
+    c.expect("half a line");
+    c.type("\x03");
+    c.expect("Ctrl-C once more leaves");
+    c.expect_prompt();
+    c.type("a\x7f\x03"); // any other key begins to count anew
+    c.expect("Ctrl-C once more leaves");
+    c.expect_prompt();
+    c.type("/what\n");
+    c.expect("Commands: ");
+    c.expect_prompt();
+    SECTION("one after the other") {
+        c.type("\x03");
+        c.expect("Ctrl-C once more leaves");
+        c.type("\x03");
+    }
+    SECTION("at once") { c.type("\x03\x03"); }
+    SECTION("with a half-typed line") { c.type("half\x03\x03"); }
+    SECTION("Ctrl-D") { c.type("\x04"); }
+    CHECK(c.end() == 0);
+    CHECK(!has(c.all, " from cache")); // nothing was sent
+    CHECK(c.echoes());
+    CHECK(c.all.rfind("\x1b[?2004l") > c.all.rfind("\x1b[?2004h"));
+}
+
+TEST_CASE("keys typed during an answer are the next line", "[chat]") {
+    Conversation c({"-n", "60", "--ignore-eos"});
+    if (c.child < 0) return;
+    c.expect_prompt();
+    c.type("Hello\n");
+    c.expect("> Hello");
+    CHECK(!c.echoes());
+    c.type("typedahead");
+    c.expect(" from cache");
+    CHECK(!has(c.seen, "typedahead"));
+    c.expect("> typedahead");
+    c.type("\x15/read\n");
+    c.expect("Commands: ");
+}
+
+TEST_CASE("a pasted text of several lines is one message", "[chat]") {
+    Conversation c;
+    if (c.child < 0) return;
+    c.expect("\x1b[?2004h");
+    c.expect_prompt();
+    c.type("\x1b[200~first\rsecond\n/exit\x1b[201~ and more");
+    c.expect("> first\r\r\nsecond\r\r\n/exit and more");
+    c.type("\n");
+    c.expect("[ prompt");
+    c.expect_prompt();
+    CHECK(!has(c.seen, "[ prompt"));
+    c.type("\x1b[200~never ended\x03\x1b[A"); // Ctrl-C gets out
+    c.expect("> first\r\r\nsecond\r\r\n/exit and more");
+}
+
+TEST_CASE("a new size while a line is typed", "[chat]") {
+    const std::string text = "a line that is longer than forty columns and so it wraps, here or there";
+    for (const bool reflow : {false, true}) {
+        Conversation c({}, 60);
+        if (c.child < 0) return;
+        c.expect_prompt();
+        c.type(text);
+        c.expect("there");
+        Screen     screen(60);
+        const auto rows = [&](int columns) {
+            std::vector<std::string> lines;
+            for (std::string rest = "> " + text; !rest.empty(); rest.erase(0, std::size_t(columns))) {
+                std::string line = rest.substr(0, std::size_t(columns));
+                lines.push_back(line.substr(0, line.find_last_not_of(' ') + 1));
+            }
+            return lines;
+        };
+        const auto before = [&] {
+            std::vector<std::string> shown = screen.rows();
+            return std::vector(shown.begin(), shown.begin() + 1);
+        };
+        // All lines that begin with a prompt, and whatever is below the first of them.
+        const auto below_prompt = [&] {
+            std::vector<std::string> shown = screen.rows();
+            auto at = std::ranges::find_if(shown, [](const std::string& row) { return row.starts_with("> "); });
+            return std::vector(at, shown.end());
+        };
+        screen.feed(c.all.substr(c.all.find("quire  ")));
+        CHECK(below_prompt() == rows(60));
+        std::string top = before()[0];
+        for (int columns : {40, 100, 33}) {
+            CAPTURE(columns, reflow);
+            c.resize(columns);
+            c.expect("\x1b[6n"); // where is the cursor?
+            screen.feed(c.seen);
+            screen.resize(columns, reflow);
+            // Who wraps anew says where it is now, who does not need not answer.
+            if (reflow) c.type("\x1b[9;" + std::to_string(screen.column() + 1) + "R");
+            c.expect("\x1b[J");
+            screen.feed(c.seen);
+            c.expect("there");
+            screen.feed(c.seen);
+            CHECK(below_prompt() == rows(columns));
+            CHECK(before()[0].starts_with(top.substr(0, 20)));
+        }
+    }
+}
+
+TEST_CASE("Ctrl-Z stops, fg brings the line back", "[chat]") {
+    Pty shell("/bin/bash", {"--norc", "--noprofile", "--noediting", "-i"});
+    if (shell.child < 0) return;
+    shell.type("PS1='ready\\$ '\n");
+    REQUIRE(shell.until("ready$ "));
+    shell.type(std::string(QUIRE_BIN) + "/chat -n 4 -t 1 --temp 0 -m " + model() + "\n");
+    REQUIRE(shell.until("\x1b[J> \r\x1b[2C"));
+    shell.type("half");
+    REQUIRE(shell.until("half"));
+    shell.type("\x1a");
+    REQUIRE(shell.until("Stopped"));
+    REQUIRE(shell.until("ready$ "));
+    shell.type("fg\n");
+    REQUIRE(shell.until("> half"));
+    CHECK(!shell.echoes());
+    shell.type("way");
+    REQUIRE(shell.until("> halfway")); // once
+    shell.type("\x15/what\n");
+    REQUIRE(shell.until("Commands: "));
+    REQUIRE(shell.until("\x1b[J> \r\x1b[2C"));
+    CHECK(!has(shell.seen, "halfway"));
+    shell.type("\x04");
+    REQUIRE(shell.until("ready$ "));
+    shell.type("stty -a\n");
+    REQUIRE(shell.until(" echo "));
+}
+
+TEST_CASE("a signal that ends the process puts the terminal right", "[chat]") {
+    Conversation c;
+    if (c.child < 0) return;
+    c.expect_prompt();
+    CHECK(!c.echoes());
+    kill(c.child, SIGTERM);
+    CHECK(c.end() == 128 + SIGTERM);
+    CHECK(c.echoes());
+    CHECK(c.all.rfind("\x1b[?2004l") > c.all.rfind("\x1b[?2004h"));
+}
+
+TEST_CASE("Ctrl-C while a prompt is read", "[chat]") {
+    const std::string big = temporary();
+    REQUIRE(run_program("bench", {"make-model", "--shape", "llama-1b", "--layers", "2", "--type", "q4_k", "-o", big})
+                .code == 0);
+    Conversation c({"-m", big, "-c", "4000", "--chat-template", "chatml"});
+    if (c.child < 0) return;
+    c.expect_prompt();
+    c.type("\x1b[200~" + long_text(300) + "\x1b[201~\n");
+    c.expect("\rreading ");
+    c.expect(" tokens");
+    c.type("\x03");
+    c.type("\x03");
+    c.type("\x03");
+    c.expect("[ prompt ");
+    c.expect("Stopped when ");
+    c.expect(". /regen goes on from there.");
+    int read = 0, all = 0;
+    REQUIRE(std::sscanf(c.seen.c_str(), "%d of %d tokens", &read, &all) == 2);
+    const std::vector<Timing> stopped = timings(c.all.substr(0, c.all.rfind("Stopped when")));
+    REQUIRE(stopped.size() == 1);
+    CHECK(stopped[0].fresh == read);
+    CHECK(read > 0);
+    CHECK(read < all);
+    c.type("and now?\n");
+    c.expect("> and now?");
+    c.expect(" from cache");
+    c.expect(" answer ");
+    c.expect(" tokens");
+    const std::vector<Timing> t = timings(c.all + " answer 0 tokens");
+    CHECK(t.back().cached == read / 4 * 4);
+    unlink(big.c_str());
+}
+
+TEST_CASE("Tab completes commands and files", "[chat]") {
+    const std::string folder = temporary();
+    unlink(folder.c_str());
+    std::filesystem::create_directories(folder + "/inner directory");
+    std::ofstream(folder + "/inner directory/some file.txt") << "text";
+    std::ofstream(folder + "/inner directory/some more.txt") << "text";
+    setenv("HOME", folder.c_str(), 1);
+    Conversation c({}, 200);
+    if (c.child < 0) return;
+    c.expect_prompt();
+    c.type("/rea\tx\x7f~/inn\tso\t");
+    c.expect("/read ~/inner directory/some ");
+    c.type("\t\t");
+    c.expect("some more.txt");
+    c.type("f\t\n");
+    c.expect("begin with 4 bytes of '~/inner directory/some file.txt'");
+    c.expect_prompt();
+    c.type("/read ~\n");
+    c.expect("it is a directory");
+    std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("what llama.cpp's users type", "[chat]") {
+    const Finished plain = chat({"-p", "Hello", "-st"});
+    const Finished f     = chat({"-p",   "Hello", "-st",     "-ngl", "99",        "-fa",           "on",
+                                 "-cnv", "-i",    "--jinja", "-mli", "--no-mmap", "--mlock",       "-b",
+                                 "512",  "-ub",   "512",     "-fa",  "--color",   "--mirostat",    "0",
+                                 "-t",   "-1",    "-ctk",    "f16",  "-n12",      "--temperature", "0.8"});
+    CHECK(f.code == 0);
+    CHECK(f.err ==
+          "chat: without a meaning here, and ignored: -ngl, -fa, -cnv, -i, --jinja, -mli, --no-mmap, --mlock, -b, "
+          "-ub, -fa, --mirostat\n");
+    CHECK(f.out == plain.out);
+    CHECK(chat({"-p", "Hel\\x", "-st", "-e"}).code == 0);
+    CHECK(chat({"-p", "Hel\\tlo", "-st", "-e"}).out == chat({"-p", "Hel\tlo", "-st"}).out);
+    CHECK(chat({"-p", "-nothing", "-st"}).code == 0); // a text that begins with a dash
+    for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{{"-hf", "x/y"},
+                                                                                         {"-no-cnv"},
+                                                                                         {"--mirostat", "2"},
+                                                                                         {"-ctk", "q8_0"},
+                                                                                         {"-ngx", "3"},
+                                                                                         {"-nglx"},
+                                                                                         {"-hf"},
+                                                                                         {"--grammar", "x"},
+                                                                                         {"--mmproj=x"},
+                                                                                         {"-nxt"}}) {
+        const Finished    r    = chat(refused);
+        const std::string name = refused[0].substr(0, refused[0].find('='));
+        CAPTURE(name, r.err);
+        CHECK(r.code == 2);
+        CHECK(lines(r.err) == 1);
+        CHECK(has(r.err, name));
+    }
+}
+
+TEST_CASE("a piped text is one message with -st, // begins one with a slash", "[chat]") {
+    const std::string file = temporary();
+    std::ofstream(file) << "Hello\n\nand more\n";
+    const Finished f = chat({"-st", "--show-timings"}, "Hello\n\nand more\n"), whole = chat({"-st", "-f", file});
+    CHECK(f.code == 0);
+    CHECK(f.out == whole.out);
+    CHECK(timings(f.err).size() == 1);
+    std::ofstream(file) << "/exit now";
+    CHECK(chat({}, "//exit now\n").out == chat({"-st", "-f", file}).out);
+    CHECK(chat({"-st"}, "/exit now\n").out == chat({"-st", "-f", file}).out);
+    unlink(file.c_str());
+    CHECK(chat({"-st"}, "\n \n").out.empty());
+    CHECK(has(chat({}, "/read /tmp\n").err, "'/tmp': it is a directory\n"));
+    CHECK(has(chat({}, "/help\n").err, "Ctrl-R"));
 }

@@ -8,6 +8,7 @@
 import quire.base;
 import quire.config;
 import quire.engine;
+import quire.gguf_writer;
 import quire.quants;
 import quire.random_model;
 import quire.request;
@@ -18,6 +19,7 @@ import quire.std;
 import quire.tensor;
 
 #include "engine_tools.h"
+#include "odd_model.h"
 
 using namespace quire;
 using namespace quire::testing;
@@ -31,21 +33,36 @@ bool no_gpu() {
     return why != nullptr;
 }
 
+// A context of a test's own.
+struct Gpu {
+    Gpu() {
+        const char* why = nullptr;
+        context         = cuda::create_context(0, why);
+        INFO((why ? why : ""));
+        REQUIRE(context != nullptr);
+    }
+    Gpu(const Gpu&)            = delete;
+    Gpu& operator=(const Gpu&) = delete;
+    ~Gpu() { cuda::destroy_context(context); }
+    operator cuda::Context&() const { return *context; }
+    cuda::Context* context;
+};
+
 // A vector in device memory; outputs begin as NaN, so that what was not written shows.
 template <class T>
 struct OnDevice {
-    explicit OnDevice(const std::vector<T>& values)
-        : n(values.size()), data(static_cast<T*>(cuda::allocate(n * sizeof(T)))) {
-        cuda::upload(data, values.data(), n * sizeof(T));
+    OnDevice(cuda::Context& gpu, const std::vector<T>& values)
+        : n(values.size()), data(static_cast<T*>(cuda::allocate(gpu, n * sizeof(T)))) {
+        cuda::upload(data, values.data(), n * sizeof(T), gpu);
     }
     OnDevice(const OnDevice&)            = delete;
     OnDevice& operator=(const OnDevice&) = delete;
     ~OnDevice() { cuda::release(data); }
-    std::vector<T> back(cuda::Stream stream) const {
+    std::vector<T> back(cuda::Context& gpu) const {
         std::vector<T> out(n);
-        cuda::copy_to_host(out.data(), data, n * sizeof(T), stream);
-        cuda::synchronize(stream);
-        const char* error = cuda::last_error();
+        cuda::copy_to_host(out.data(), data, n * sizeof(T), gpu);
+        cuda::synchronize(gpu);
+        const char* error = cuda::last_error(gpu);
         INFO((error ? error : ""));
         REQUIRE(error == nullptr);
         return out;
@@ -82,7 +99,7 @@ std::vector<float> floats_of(const std::vector<std::uint16_t>& halves) {
 
 TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") {
     if (no_gpu()) return;
-    cuda::Stream stream = cuda::create_stream();
+    const Gpu    gpu;
     std::mt19937 random(1);
     for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::Q4_K, DType::Q5_K, DType::Q6_K})
         for (auto [rows, cols] : {std::pair(1, 256), std::pair(7, 512), std::pair(64, 1280), std::pair(130, 768)})
@@ -124,13 +141,13 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
 
                 cuda::Product product;
                 product.weight.rows = rows, product.weight.cols = cols;
-                OnDevice<std::byte>   raw(blocks);
-                OnDevice<std::int8_t> q(std::vector<std::int8_t>(weights.size()));
-                OnDevice<float>       scales(std::vector<float>(weights.size() / 16)),
-                    mins(std::vector<float>(weights.size() / 16));
-                OnDevice<std::uint16_t> there(x);
-                OnDevice<float>         biases(bias),
-                    out(std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
+                OnDevice<std::byte>   raw(gpu, blocks);
+                OnDevice<std::int8_t> q(gpu, std::vector<std::int8_t>(weights.size()));
+                OnDevice<float>       scales(gpu, std::vector<float>(weights.size() / 16)),
+                    mins(gpu, std::vector<float>(weights.size() / 16));
+                OnDevice<std::uint16_t> there(gpu, x);
+                OnDevice<float>         biases(gpu, bias),
+                    out(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 if (type == DType::F16) product.weight.data = raw.data;
                 else if (type == DType::Q4_K) {
                     product.weight.form = cuda::WeightForm::q4_k;
@@ -140,7 +157,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                     product.weight.form = cuda::WeightForm::i8;
                     cuda::i8_layout(std::uint32_t(type), product.weight.group, product.weight.float_scales, has_mins);
                     cuda::to_i8(std::uint32_t(type), raw.data, q.data, scales.data, has_mins ? mins.data : nullptr,
-                                std::int64_t(weights.size()), stream);
+                                std::int64_t(weights.size()), gpu);
                     product.weight.data   = q.data;
                     product.weight.scales = scales.data;
                     product.weight.mins   = has_mins ? mins.data : nullptr;
@@ -149,38 +166,37 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 product.out          = out.data;
                 product.out_is_float = true;
                 if (n <= cuda::most_vector_rows) {
-                    cuda::matmul_vector(there.data, n, cols, &product, 1, false, stream);
-                    CHECK(relative_error(out.back(stream), want) < 4e-3);
-                    cuda::matmul_vector(there.data, n, cols, &product, 1, true, stream);
-                    CHECK(relative_error(out.back(stream), want) < 4e-3); // a single sum may cancel
+                    cuda::matmul_vector(there.data, n, cols, &product, 1, false, gpu);
+                    CHECK(relative_error(out.back(gpu), want) < 4e-3);
+                    cuda::matmul_vector(there.data, n, cols, &product, 1, true, gpu);
+                    CHECK(relative_error(out.back(gpu), want) < 4e-3); // a single sum may cancel
                 }
                 if (n == 1) { // of an x so small that no half overflows
                     std::vector<std::uint16_t> small = x;
                     for (std::uint16_t& h : small) h = f32_to_f16(f16_to_f32(h) / 64);
-                    OnDevice<std::uint16_t> little(small),
-                        both(std::vector<std::uint16_t>(std::size_t(rows), half_nan));
-                    if (cuda::matmul_gated(little.data, product.weight, product.weight, both.data, stream)) {
+                    OnDevice<std::uint16_t> little(gpu, small),
+                        both(gpu, std::vector<std::uint16_t>(std::size_t(rows), half_nan));
+                    if (cuda::matmul_gated(little.data, product.weight, product.weight, both.data, gpu)) {
                         std::vector<double> gated;
                         for (std::size_t r = 0; r < want.size(); r++) {
                             const double v = (want[r] - double(bias[r])) / 64;
                             gated.push_back(v / (1 + std::exp(-v)) * v);
                         }
-                        CHECK(relative_error(floats_of(both.back(stream)), gated) < 8e-3);
+                        CHECK(relative_error(floats_of(both.back(gpu)), gated) < 8e-3);
                     }
                 }
-                REQUIRE(cuda::can_batch(product.weight));
-                OnDevice<float> again(std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
+                REQUIRE(cuda::can_batch(gpu, product.weight));
+                OnDevice<float> again(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 product.out = again.data;
                 for (int round = 0; round < 2; round++) // the tickets are ready for the next launch
-                    cuda::matmul_batch(there.data, n, cols, &product, 1, stream);
-                CHECK(relative_error(again.back(stream), want) < 4e-3);
+                    cuda::matmul_batch(there.data, n, cols, &product, 1, gpu);
+                CHECK(relative_error(again.back(gpu), want) < 4e-3);
             }
-    cuda::destroy_stream(stream);
 }
 
 TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal plain sums", "[cuda]") {
     if (no_gpu()) return;
-    cuda::Stream stream = cuda::create_stream();
+    const Gpu    gpu;
     std::mt19937 random(7);
     enum Then { write, swiglu, rotate_neighbours, rotate_halves };
     struct Shape {
@@ -205,7 +221,7 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             else if (others > 0) all_rows.insert(all_rows.end(), {others, others});
 
             const auto                              x = random_halves(std::size_t(n) * std::size_t(cols), random);
-            const OnDevice<std::uint16_t>           there_x(x);
+            const OnDevice<std::uint16_t>           there_x(gpu, x);
             std::vector<std::vector<std::uint16_t>> weights;
             std::vector<std::vector<float>>         biases;
             std::deque<OnDevice<std::uint16_t>>     there_weights, out;
@@ -217,10 +233,11 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                 biases.push_back(floats_of(random_halves(std::size_t(r), random)));
                 cuda::Product& p = ops[0].product[ops[0].n_products++];
                 p.weight.rows = r, p.weight.cols = cols;
-                p.weight.data = there_weights.emplace_back(weights.back()).data;
-                if (!gated) p.bias = there_biases.emplace_back(biases.back()).data;
+                p.weight.data = there_weights.emplace_back(gpu, weights.back()).data;
+                if (!gated) p.bias = there_biases.emplace_back(gpu, biases.back()).data;
                 p.out =
-                    out.emplace_back(std::vector<std::uint16_t>(std::size_t(n) * std::size_t(r) + 64, half_nan)).data;
+                    out.emplace_back(gpu, std::vector<std::uint16_t>(std::size_t(n) * std::size_t(r) + 64, half_nan))
+                        .data;
             }
             // Positions and slots; the last token has none where there are several.
             std::vector<std::int32_t> positions, slots;
@@ -228,11 +245,11 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                 positions.push_back(37 * t), slots.push_back(t > 0 && t + 1 == n ? -1 : 3 + 2 * t);
             std::vector<float> frequencies;
             for (int i = 0; i < D / 2; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / D)));
-            const OnDevice<std::int32_t>  there_positions(positions), there_slots(slots);
-            const OnDevice<float>         there_frequencies(frequencies);
+            const OnDevice<std::int32_t>  there_positions(gpu, positions), there_slots(gpu, slots);
+            const OnDevice<float>         there_frequencies(gpu, frequencies);
             const std::size_t             cache_size = turned ? std::size_t(2 * n + 8) * std::size_t(others) : 1;
-            const OnDevice<std::uint16_t> cache_k(std::vector<std::uint16_t>(cache_size, half_nan)),
-                cache_v(std::vector<std::uint16_t>(cache_size, half_nan));
+            const OnDevice<std::uint16_t> cache_k(gpu, std::vector<std::uint16_t>(cache_size, half_nan)),
+                cache_v(gpu, std::vector<std::uint16_t>(cache_size, half_nan));
             cuda::Plan plan;
             plan.positions = there_positions.data, plan.slots = there_slots.data;
             if (turned) {
@@ -245,8 +262,8 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                 rope.half = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
                 rope.block_size = block_size, rope.scale = 1.25f, rope.halves = then == rotate_halves;
             }
-            if (!cuda::can_prompt(ops[0])) break;
-            REQUIRE(cuda::run_prompt(ops, turned ? 2 : 1, plan, stream) == (turned ? 2 : 1));
+            if (!cuda::can_prompt(gpu, ops[0])) break;
+            REQUIRE(cuda::run_prompt(ops, turned ? 2 : 1, plan, gpu) == (turned ? 2 : 1));
 
             const std::vector<float> xs      = floats_of(x);
             const auto               product = [&](std::size_t k) {
@@ -282,10 +299,10 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                     for (std::size_t i = 0; i < want.size(); i++) want[i] = want[i] / (1 + std::exp(-want[i])) * up[i];
                 }
                 if (turned && k < 2) want = rotated(want);
-                std::vector<std::uint16_t> got = out[k].back(stream);
+                std::vector<std::uint16_t> got = out[k].back(gpu);
                 if (turned && k > 0) { // in the cache: as rows again
                     CHECK(std::ranges::all_of(got, [](std::uint16_t h) { return h == half_nan; }));
-                    const auto                 cache = (k == 1 ? cache_k : cache_v).back(stream);
+                    const auto                 cache = (k == 1 ? cache_k : cache_v).back(gpu);
                     std::vector<std::uint16_t> rows_of;
                     std::size_t                n_written = 0;
                     for (int t = 0; t < n; t++)
@@ -309,24 +326,23 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                 CHECK(relative_error(floats_of(got), want) < 1e-3);
                 if (n > 1 && !turned) { // the first rows alone have the same bits
                     const auto poison = std::vector<std::uint16_t>(out[k].n, half_nan);
-                    cuda::upload(out[k].data, poison.data(), poison.size() * 2);
+                    cuda::upload(out[k].data, poison.data(), poison.size() * 2, gpu);
                     ops[0].rows = n / 2;
-                    REQUIRE(cuda::run_prompt(ops, 1, plan, stream) == 1);
+                    REQUIRE(cuda::run_prompt(ops, 1, plan, gpu) == 1);
                     ops[0].rows           = n;
                     const auto n_first    = std::ptrdiff_t(n / 2) * all_rows[k];
-                    const auto first_half = out[k].back(stream);
+                    const auto first_half = out[k].back(gpu);
                     CHECK(std::equal(got.begin(), got.begin() + n_first, first_half.begin()));
                     CHECK(std::all_of(first_half.begin() + n_first, first_half.end(),
                                       [](std::uint16_t h) { return h == half_nan; }));
                 }
             }
         }
-    cuda::destroy_stream(stream);
 }
 
 TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain sums", "[cuda]") {
     if (no_gpu()) return;
-    cuda::Stream stream = cuda::create_stream();
+    const Gpu    gpu;
     std::mt19937 random(4);
     struct Shape {
         int from, hidden, ff, kv, D; // columns of the first x; of the norms; of SwiGLU; rows of k and v; head_dim
@@ -349,6 +365,7 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
             }
         return out;
     };
+    cuda::prepare_dense(gpu);
     int mode = 0; // what becomes of q, k and v: nothing, they are rotated by neighbours, or by halves
     for (const auto& [from, hidden, ff, kv, D] : {Shape{64, 64, 128, 16, 16}, Shape{40, 208, 72, 144, 16},
                                                   Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
@@ -415,17 +432,18 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                             x                   = turned;
                         }
 
-            const OnDevice<std::uint16_t> there_x(x), there_o(o), there_gate(gate), there_up(up), there_down(down),
-                there_q(q), there_k(k), there_v(v), not_written(std::vector<std::uint16_t>(first.size(), half_nan)),
-                there_a(std::vector<std::uint16_t>(a.size(), half_nan)),
-                there_g(std::vector<std::uint16_t>(g.size(), half_nan)),
-                there_u(std::vector<std::uint16_t>(g.size(), half_nan)),
-                there_b(std::vector<std::uint16_t>(b.size(), half_nan)),
-                out_q(std::vector<std::uint16_t>(wants[0].size(), half_nan)),
-                out_k(std::vector<std::uint16_t>(wants[1].size(), half_nan)),
-                out_vh(std::vector<std::uint16_t>(wants[2].size(), half_nan));
-            const OnDevice<float> there_norm_a(norm_a), there_norm_b(norm_b), there_bias(bias),
-                out_v(std::vector<float>(wants[2].size(), std::numeric_limits<float>::quiet_NaN()));
+            const OnDevice<std::uint16_t> there_x(gpu, x), there_o(gpu, o), there_gate(gpu, gate), there_up(gpu, up),
+                there_down(gpu, down), there_q(gpu, q), there_k(gpu, k), there_v(gpu, v),
+                not_written(gpu, std::vector<std::uint16_t>(first.size(), half_nan)),
+                there_a(gpu, std::vector<std::uint16_t>(a.size(), half_nan)),
+                there_g(gpu, std::vector<std::uint16_t>(g.size(), half_nan)),
+                there_u(gpu, std::vector<std::uint16_t>(g.size(), half_nan)),
+                there_b(gpu, std::vector<std::uint16_t>(b.size(), half_nan)),
+                out_q(gpu, std::vector<std::uint16_t>(wants[0].size(), half_nan)),
+                out_k(gpu, std::vector<std::uint16_t>(wants[1].size(), half_nan)),
+                out_vh(gpu, std::vector<std::uint16_t>(wants[2].size(), half_nan));
+            const OnDevice<float> there_norm_a(gpu, norm_a), there_norm_b(gpu, norm_b), there_bias(gpu, bias),
+                out_v(gpu, std::vector<float>(wants[2].size(), std::numeric_limits<float>::quiet_NaN()));
             std::vector<cuda::TapeOp> ops(6);
             const auto                weight = [](const OnDevice<std::uint16_t>& data, int rows, int cols) {
                 cuda::Weight w;
@@ -437,7 +455,7 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                 op.kind = cuda::TapeOp::products, op.x = of.data, op.rows = n, op.cols = cols;
                 for (const cuda::Product& p : list) op.product[op.n_products++] = p;
             };
-            const OnDevice<float> there_residual(residual);
+            const OnDevice<float> there_residual(gpu, residual);
             const auto norm = [&](cuda::TapeOp& op, const OnDevice<std::uint16_t>& out, const OnDevice<float>& w) {
                 op.kind = cuda::TapeOp::norm, op.x = not_written.data, op.residual = there_residual.data;
                 op.norm_weight = w.data, op.eps = 1e-5f, op.out = out.data, op.rows = n, op.cols = hidden;
@@ -456,10 +474,10 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                       {weight(there_k, kv, hidden), nullptr, out_k.data, false},
                       {weight(there_v, kv, hidden), nullptr, mode > 0 ? static_cast<void*>(out_vh.data) : out_v.data,
                        mode == 0}});
-            const OnDevice<std::int32_t> there_positions(positions), there_slots(slots);
-            const OnDevice<float>        there_frequencies(frequencies);
+            const OnDevice<std::int32_t> there_positions(gpu, positions), there_slots(gpu, slots);
+            const OnDevice<float>        there_frequencies(gpu, frequencies);
             const auto cache = std::vector<std::uint16_t>(std::size_t(70) * 4 * std::size_t(kv), half_nan);
-            const OnDevice<std::uint16_t> cache_k(cache), cache_v(cache);
+            const OnDevice<std::uint16_t> cache_k(gpu, cache), cache_v(gpu, cache);
             cuda::Plan                    plan;
             plan.positions = there_positions.data, plan.slots = there_slots.data;
             if (mode > 0) {
@@ -471,27 +489,27 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                 rope.block_size = 4, rope.halves = mode == 2;
             }
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
-                cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float));
-                const int done = cuda::run_dense(ops.data(), int(ops.size()), n, plan, stream);
+                cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float), gpu);
+                const int done = cuda::run_dense(ops.data(), int(ops.size()), n, plan, gpu);
                 if (done == 0) {
                     WARN("not tested: only Hopper has this kernel");
                     return;
                 }
                 REQUIRE(done == int(ops.size()));
-                cuda::synchronize(stream);
+                cuda::synchronize(gpu);
             }
-            CHECK(relative_error(floats_of(there_a.back(stream)), a) < 2e-3);
-            CHECK(relative_error(floats_of(there_g.back(stream)), g) < 4e-3);
-            CHECK(relative_error(there_residual.back(stream), sum) < 4e-3);
-            CHECK(relative_error(floats_of(there_b.back(stream)), b) < 4e-3);
-            CHECK(relative_error(floats_of(out_q.back(stream)), wants[0]) < 8e-3);
+            CHECK(relative_error(floats_of(there_a.back(gpu)), a) < 2e-3);
+            CHECK(relative_error(floats_of(there_g.back(gpu)), g) < 4e-3);
+            CHECK(relative_error(there_residual.back(gpu), sum) < 4e-3);
+            CHECK(relative_error(floats_of(there_b.back(gpu)), b) < 4e-3);
+            CHECK(relative_error(floats_of(out_q.back(gpu)), wants[0]) < 8e-3);
             if (mode == 0) {
-                CHECK(relative_error(floats_of(out_k.back(stream)), wants[1]) < 8e-3);
-                CHECK(relative_error(out_v.back(stream), wants[2]) < 8e-3);
+                CHECK(relative_error(floats_of(out_k.back(gpu)), wants[1]) < 8e-3);
+                CHECK(relative_error(out_v.back(gpu), wants[2]) < 8e-3);
                 continue;
             }
             // In the cache are the tokens that have slots, and nothing else.
-            const std::vector<float> got[] = {floats_of(cache_k.back(stream)), floats_of(cache_v.back(stream))};
+            const std::vector<float> got[] = {floats_of(cache_k.back(gpu)), floats_of(cache_v.back(gpu))};
             for (int which : {0, 1}) {
                 const Rows&        want = wants[1 + which];
                 Rows               wanted;
@@ -508,12 +526,11 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                 CHECK(total == std::ptrdiff_t(wanted.size()));
             }
         }
-    cuda::destroy_stream(stream);
 }
 
 TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     if (no_gpu()) return;
-    cuda::Stream stream = cuda::create_stream();
+    const Gpu    gpu;
     std::mt19937 random(2);
     struct Case {
         int   D, heads, kv_heads, block, context, n_queries, window;
@@ -584,21 +601,22 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 }
             }
         }
-        OnDevice<std::uint16_t> dk(k), dv(v), dq(q), out(std::vector<std::uint16_t>(want.size(), half_nan));
-        OnDevice<std::int32_t>  dtable(ids), dstart({0}), dpositions(positions);
-        cuda::Plan              plan;
+        OnDevice<std::uint16_t> dk(gpu, k), dv(gpu, v), dq(gpu, q),
+            out(gpu, std::vector<std::uint16_t>(want.size(), half_nan));
+        OnDevice<std::int32_t> dtable(gpu, ids), dstart(gpu, {0}), dpositions(gpu, positions);
+        cuda::Plan             plan;
         plan.block_tables = dtable.data, plan.table_start = dstart.data, plan.positions = dpositions.data;
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
         a.window = c.window, a.softcap = c.softcap;
-        const int tile = cuda::prefill_tile(c.D);
+        const int tile = cuda::prefill_tile(gpu, c.D);
         if (c.decodes && tile > 0) {
             // Short chunks, and as long as the device likes them.
             const auto lengths =
                 random() % 2 == 0 && c.n_queries == 1
                     ? cuda::DecodeChunks{}
-                    : cuda::decode_chunks(c.D, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
+                    : cuda::decode_chunks(gpu, c.D, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
             const auto cut = [&](int chunk) {
                 const auto before = items.size();
                 for (int t = 0; t < c.n_queries; t++) {
@@ -614,24 +632,24 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             };
             plan.items.n = cut(lengths.length);
             if (lengths.short_length > 0) plan.items.n_short = cut(lengths.short_length);
-            OnDevice<std::int32_t> list(items),
-                tickets(std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
-            OnDevice<float> partial(std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(c.D + 2)));
+            OnDevice<std::int32_t> list(gpu, items),
+                tickets(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
+            OnDevice<float> partial(gpu,
+                                    std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(c.D + 2)));
             plan.items.list = reinterpret_cast<const cuda::DecodeItem*>(list.data);
             for (int again = 0; again < 2; again++) // the tickets are ready for the next launch
-                cuda::attention_decode(a, plan, partial.data, tickets.data, stream);
-            CHECK(relative_error(floats_of(out.back(stream)), want) < 5e-3);
+                cuda::attention_decode(a, plan, partial.data, tickets.data, gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         } else {
             const int most = std::max(tile, 16);
             for (int row = 0; row < c.n_queries; row += most)
                 tiles.insert(tiles.end(), {0, row, std::min(most, c.n_queries - row)});
-            OnDevice<std::int32_t> list(tiles);
+            OnDevice<std::int32_t> list(gpu, tiles);
             cuda::attention_prefill(a, plan, reinterpret_cast<const cuda::PrefillTile*>(list.data),
-                                    int(tiles.size() / 3), stream);
-            CHECK(relative_error(floats_of(out.back(stream)), want) < 5e-3);
+                                    int(tiles.size() / 3), gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         }
     }
-    cuda::destroy_stream(stream);
 }
 
 namespace {
@@ -676,7 +694,7 @@ std::pair<double, double> share_of(Token token, std::span<const float> row, std:
 
 TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cuda]") {
     if (no_gpu()) return;
-    cuda::Stream stream = cuda::create_stream();
+    const Gpu    gpu;
     std::mt19937 random(7);
     auto         below = [&](int n) { return int(random() % unsigned(n)); };
     for (int vocab : {1, 5, 257, 4097, 32000, 152064})
@@ -685,9 +703,12 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
             std::normal_distribution<float> normal(0, std::array{0.1f, 1.0f, 4.0f, 12.0f}[std::size_t(below(4))]);
             std::vector<float>              logits(std::size_t(n_rows) * std::size_t(vocab));
             for (float& x : logits) x = round % 5 == 4 ? std::round(normal(random)) : normal(random); // ties
-            if (round % 7 == 3 && vocab > 5)
-                logits[2] = std::numeric_limits<float>::quiet_NaN(),
-                logits[3] = -std::numeric_limits<float>::infinity();
+            constexpr float infinity = std::numeric_limits<float>::infinity();
+            if (round % 7 == 3) { // a first row that nothing can be made of
+                logits[std::size_t(vocab) / 2] = round % 3 == 0 ? std::numeric_limits<float>::quiet_NaN() : infinity;
+                if (round % 3 == 2) std::fill_n(logits.begin(), vocab, -infinity);
+                if (n_rows > 1 && vocab > 5) logits[std::size_t(vocab) + 3] = -infinity;
+            }
             std::vector<cuda::SampleTask>   tasks;
             std::vector<cuda::LogitEdit>    edits;
             std::vector<double>             numbers;
@@ -733,13 +754,13 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 histories.push_back(history);
             }
             edits.emplace_back(); // never an empty buffer
-            OnDevice<float>            rows(logits);
-            OnDevice<cuda::SampleTask> there(tasks);
-            OnDevice<cuda::LogitEdit>  changes(edits);
-            OnDevice<double>           random_numbers(numbers);
-            OnDevice<std::int32_t>     out(std::vector<std::int32_t>(std::size_t(words), -7));
-            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, out.data, stream);
-            const std::vector<std::int32_t> got = out.back(stream);
+            OnDevice<float>            rows(gpu, logits);
+            OnDevice<cuda::SampleTask> there(gpu, tasks);
+            OnDevice<cuda::LogitEdit>  changes(gpu, edits);
+            OnDevice<double>           random_numbers(gpu, numbers);
+            OnDevice<std::int32_t>     out(gpu, std::vector<std::int32_t>(std::size_t(words), -7));
+            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, out.data, gpu);
+            const std::vector<std::int32_t> got = out.back(gpu);
             for (int r = 0; r < n_rows; r++) {
                 const cuda::SampleTask&      t = tasks[std::size_t(r)];
                 const std::span<const float> row(logits.data() + std::ptrdiff_t(r) * vocab, std::size_t(vocab));
@@ -748,6 +769,10 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                     return TokenLogprob{got[std::size_t(t.first_out + 2 * i)],
                                         std::bit_cast<float>(got[std::size_t(t.first_out + 2 * i + 1)])};
                 };
+                if (round % 7 == 3 && r == 0) {
+                    for (int i = 0; i < t.n_draws + t.n_top; i++) CHECK(at(i).token == -1);
+                    continue;
+                }
                 const PositionLogprobs want = sampler.logprobs(row, t.chosen, t.n_top);
                 for (int i = 0; i < t.n_top; i++) {
                     CHECK(at(t.n_draws + i).token == want.top[std::size_t(i)].token);
@@ -756,11 +781,21 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 }
                 for (int i = 0; i < t.n_draws; i++) {
                     const auto [token, logprob] = at(i);
-                    REQUIRE((token >= 0 && token < vocab));
-                    const double raw = sampler.logprob(row, token);
-                    if (!std::isnan(raw))
-                        CHECK((raw == double(logprob) || std::abs(raw - double(logprob)) < 1e-4 * (1 + std::abs(raw))));
                     const std::span<const cuda::LogitEdit> own(edits.data() + t.first_edit, std::size_t(t.n_edits));
+                    if (token < 0) { // only where no token can come
+                        CHECK(token == -1);
+                        CHECK(t.chosen < 0);
+                        for (Token other = 0; other < vocab; other++) {
+                            const auto edit = std::ranges::find(own, other, &cuda::LogitEdit::token);
+                            if (edit == own.end() && !t.only_edited) CHECK(row[std::size_t(other)] == -infinity);
+                            if (edit != own.end())
+                                CHECK((row[std::size_t(other)] == -infinity || edit->add == -infinity));
+                        }
+                        continue;
+                    }
+                    REQUIRE(token < vocab);
+                    const double raw = sampler.logprob(row, token);
+                    CHECK((raw == double(logprob) || std::abs(raw - double(logprob)) < 1e-4 * (1 + std::abs(raw))));
                     const bool possible = std::ranges::any_of(own, [&](const cuda::LogitEdit& e) {
                         return std::isfinite(row[std::size_t(e.token)]) && std::isfinite(e.add);
                     });
@@ -780,7 +815,6 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 }
             }
         }
-    cuda::destroy_stream(stream);
 }
 
 TEST_CASE("GPU: requests with sampling, log-probabilities and beams answer as on the CPU", "[cuda]") {
@@ -949,4 +983,377 @@ TEST_CASE("GPU, deterministic: random mixes give every request the bits it gets 
         preemptions += engine.stats().preemptions;
     }
     CHECK(preemptions > 0);
+}
+
+TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equal plain sums", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(11);
+    for (int cols : {1, 2, 7, 33, 4095, 32768, 32770, 40001})
+        for (int mode = 0; mode < 4; mode++) { // with a residual, with a bias
+            CAPTURE(cols, mode);
+            constexpr int            rows = 3;
+            const auto               n    = std::size_t(rows * cols);
+            const auto               x    = random_halves(n, random);
+            const std::vector<float> xs = floats_of(x), residual = floats_of(random_halves(n, random)),
+                                     weight = floats_of(random_halves(std::size_t(cols), random)),
+                                     bias   = floats_of(random_halves(std::size_t(cols), random));
+            OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(n, half_nan));
+            OnDevice<float>         sums(gpu, residual), w(gpu, weight), b(gpu, bias);
+            const bool              adds = mode % 2 != 0, layer = mode / 2 != 0;
+            std::vector<double>     want;
+            for (int r = 0; r < rows; r++) {
+                double              mean = 0, squares = 0;
+                std::vector<double> row;
+                for (int c = 0; c < cols; c++) {
+                    const auto i = std::size_t(r * cols + c);
+                    row.push_back(double(xs[i]) + (adds ? double(residual[i]) : 0));
+                    mean += row.back() / cols;
+                }
+                if (!layer) mean = 0;
+                for (double v : row) squares += (v - mean) * (v - mean) / cols;
+                for (int c = 0; c < cols; c++)
+                    want.push_back((row[std::size_t(c)] - mean) / std::sqrt(squares + 1e-5) *
+                                       double(weight[std::size_t(c)]) +
+                                   (layer ? double(bias[std::size_t(c)]) : 0));
+            }
+            cuda::norm(there.data, false, w.data, layer ? b.data : nullptr, 1e-5f, adds ? sums.data : nullptr, out.data,
+                       rows, cols, gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 2e-3);
+        }
+    for (int n : {1, 7, 8, 1003}) {
+        const auto gate = random_halves(std::size_t(n), random), up = random_halves(std::size_t(n), random);
+        OnDevice<std::uint16_t> there(gpu, gate), other(gpu, up);
+        std::vector<double>     want;
+        for (int i = 0; i < n; i++) {
+            const double g = double(f16_to_f32(gate[std::size_t(i)]));
+            want.push_back(g / (1 + std::exp(-g)) * double(f16_to_f32(up[std::size_t(i)])));
+        }
+        cuda::silu_mul(there.data, other.data, n, gpu);
+        CHECK(relative_error(floats_of(there.back(gpu)), want) < 2e-3);
+    }
+    for (auto [rows, cols, n] :
+         {std::tuple(1, 1, 1), std::tuple(5, 7, 3), std::tuple(130, 33, 19), std::tuple(9, 1001, 70)}) {
+        CAPTURE(rows, cols, n);
+        const auto x                = random_halves(std::size_t(n * cols), random),
+                   w                = random_halves(std::size_t(rows * cols), random);
+        const std::vector<float> xs = floats_of(x), ws = floats_of(w),
+                                 bias = floats_of(random_halves(std::size_t(rows), random));
+        std::vector<double> want;
+        for (int t = 0; t < n; t++)
+            for (int r = 0; r < rows; r++) {
+                double sum = double(bias[std::size_t(r)]);
+                for (int c = 0; c < cols; c++)
+                    sum += double(xs[std::size_t(t * cols + c)]) * double(ws[std::size_t(r * cols + c)]);
+                want.push_back(sum);
+            }
+        for (const bool floats : {false, true}) { // of the weights: as a vector of the file stands
+            OnDevice<std::uint16_t> there(gpu, x), halves(gpu, w);
+            OnDevice<float>         full(gpu, ws), b(gpu, bias),
+                out(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
+            cuda::Product p;
+            p.weight.form = floats ? cuda::WeightForm::f32 : cuda::WeightForm::f16;
+            p.weight.rows = rows, p.weight.cols = cols;
+            p.weight.data = floats ? static_cast<void*>(full.data) : halves.data;
+            p.bias = b.data, p.out = out.data, p.out_is_float = true;
+            CHECK(cuda::is_regular(p.weight) == false);
+            cuda::matmul_plain(there.data, n, cols, &p, 1, gpu);
+            CHECK(relative_error(out.back(gpu), want) < 1e-3);
+        }
+    }
+    for (int halves : {1, 4, 12, 13, 24}) { // of a block
+        std::vector<std::uint16_t> pool(std::size_t(5 * halves));
+        std::iota(pool.begin(), pool.end(), std::uint16_t(1));
+        OnDevice<std::uint16_t> there(gpu, pool);
+        OnDevice<void*>         bases(gpu, {static_cast<void*>(there.data)});
+        OnDevice<std::int32_t>  pairs(gpu, {4, 0, 1, 3});
+        cuda::BlockPools        pools{bases.data, bases.data, 1, std::size_t(halves) * 2};
+        cuda::copy_blocks(pools, pairs.data, 2, gpu);
+        for (auto [from, to] : {std::pair(4, 0), std::pair(1, 3)})
+            std::copy_n(pool.begin() + from * halves, halves, pool.begin() + to * halves);
+        CHECK(there.back(gpu) == pool);
+    }
+}
+
+TEST_CASE("GPU: models of odd shapes and every type answer as on the CPU", "[cuda]") {
+    if (no_gpu()) return;
+    std::vector<OddShape> shapes{{"all odd", DType::F16, 75, 5, 1, 15, 14, 77, 389},
+                                 {"odd, in floats", DType::F32, 33, 3, 3, 11, 10, 51, 389},
+                                 {"multiples of 4", DType::BF16, 100, 5, 1, 20, 20, 52, 390},
+                                 {"rows of one", DType::F32, 64, 2, 1, 2, 2, 1, 259},
+                                 {"blocks of 4 bytes", DType::F16, 16, 4, 1, 2, 2, 24, 300},
+                                 {"heads of 8", DType::F16, 64, 8, 2, 8, 6, 40, 300},
+                                 {"heads of 40", DType::Q8_0, 160, 4, 1, 40, 40, 96, 301},
+                                 {"heads of 512", DType::F16, 128, 2, 1, 512, 512, 72, 300},
+                                 {"heads of 64, a part rotated", DType::F16, 264, 4, 2, 64, 34, 520, 1001},
+                                 {"wide", DType::F16, 33000, 1, 1, 64, 64, 16, 300, 1},
+                                 {"wide and odd", DType::F16, 32771, 1, 1, 64, 64, 9, 300, 1},
+                                 {"a large vocabulary", DType::F16, 40, 2, 1, 20, 20, 64, 300001, 1}};
+    for (const DTypeInfo& info : dtype_table) // one kv head, an odd vocabulary
+        shapes.push_back({info.name, info.type, 256, 4, 1, 64, 64, 512, 389});
+    for (DType type :
+         {DType::Q8_0, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::IQ4_NL}) // half a superblock
+        shapes.push_back({"rows of 96", type, 96, 3, 1, 32, 32, 160, 389});
+    const std::string path = temporary();
+    int               turn = 0;
+    for (const OddShape& shape : shapes) {
+        write_odd_model(path, shape);
+        EngineOptions o;
+        o.block_size = std::array{1, 3, 16, 256}[std::size_t(turn++ % 4)];
+        CAPTURE(shape.name, dtype_info(shape.type).name, o.block_size);
+        o.device                 = "cpu";
+        o.context                = 300;
+        o.swap_blocks            = 8;
+        Engine cpu               = load(path, o);
+        o.device                 = "cuda";
+        Engine               gpu = load(path, o);
+        std::mt19937         random(3);
+        std::vector<Request> requests;
+        for (int n : {1, 7, 40, 130, 33}) {
+            std::vector<Token> prompt;
+            for (int i = 0; i < n; i++) prompt.push_back(int(random() % unsigned(shape.vocab)));
+            requests.push_back(greedy(prompt, 8));
+        }
+        requests.back().n = 2;                                          // blocks are copied when the answers part
+        for (const auto& some : {requests, std::vector{requests[2]}}) { // together, and one alone
+            const auto want = run(cpu, some), got = run(gpu, some);
+            for (std::size_t i = 0; i < some.size(); i++) {
+                CAPTURE(i, some.size());
+                const std::vector<double> logits(want[i].prompt_logits.begin(), want[i].prompt_logits.end());
+                REQUIRE(got[i].prompt_logits.size() == logits.size());
+                CHECK(relative_error(got[i].prompt_logits, logits) < 0.05);
+                if (some[i].n > 1) continue;
+                REQUIRE(got[i].tokens.size() == want[i].tokens.size());
+                for (std::size_t k = 0; k < want[i].tokens.size(); k++) {
+                    const auto& top = want[i].logprobs[k].top;
+                    if (want[i].tokens[k] != got[i].tokens[k]) { // only where the choice is close
+                        CHECK(top[0].logprob - top[1].logprob < 0.2f);
+                        break;
+                    }
+                    CHECK(std::abs(got[i].logprobs[k].chosen.logprob - want[i].logprobs[k].chosen.logprob) < 0.2f);
+                }
+            }
+        }
+    }
+    unlink(path.c_str());
+}
+
+namespace {
+
+// What run() does, without assertions: they are for one thread only. Empty where a request is refused.
+std::vector<std::vector<Token>> tokens_of(Engine& engine, const std::vector<Request>& requests) {
+    std::map<RequestId, std::size_t> index;
+    std::vector<std::vector<Token>>  tokens(requests.size());
+    std::vector<Output>              events;
+    for (std::size_t i = 0; i < requests.size(); i++)
+        if (Result<RequestId> id = engine.submit(requests[i])) index[*id] = i;
+    while (!index.empty() && engine.step(events)) {
+        for (const Output& e : events) {
+            auto& own = tokens[index.at(e.id)];
+            own.insert(own.end(), e.tokens.begin(), e.tokens.end());
+            if (e.done) index.erase(e.id);
+        }
+        events.clear();
+    }
+    return tokens;
+}
+
+} // namespace
+
+// The steps of both, of several tokens and of one, are kernels whose blocks wait for one another on all processors.
+TEST_CASE("GPU: two engines side by side, each in a thread, give the tokens that each gives alone", "[cuda]") {
+    if (no_gpu()) return;
+    constexpr ModelShape shapes[] = {{"one", 3, 512, 8, 2, 1280, 2048, 2048},
+                                     {"other", 2, 1024, 8, 8, 2816, 2048, 2048}};
+    using Tokens                  = std::vector<std::vector<std::vector<Token>>>;
+    for (DType type : {DType::F16, DType::Q8_0}) {
+        CAPTURE(dtype_info(type).name);
+        std::mt19937                      random(9);
+        std::vector<std::vector<Request>> all;
+        for (int n : {12, 1, 5, 16, 1, 3}) { // sequences at once
+            std::vector<Request>& some = all.emplace_back();
+            for (int i = 0; i < n; i++) {
+                std::vector<Token> prompt;
+                for (int k = 1 + int(random() % 200); k > 0; k--) prompt.push_back(int(random() % 2048));
+                some.push_back(greedy(std::move(prompt), 40));
+                some.back().sampling.temperature = i % 2 == 0 ? 0.0f : 1.0f;
+                some.back().return_logits        = false;
+            }
+        }
+        const auto work = [&](Engine& engine) {
+            Tokens tokens;
+            for (const auto& some : all) tokens.push_back(tokens_of(engine, some));
+            return tokens;
+        };
+        const auto open = [&](int which) {
+            const std::string path = temporary();
+            REQUIRE(write_random_model(path, shapes[which], type));
+            EngineOptions o;
+            o.device       = "cuda";
+            o.kv_blocks    = 512;
+            o.prefix_cache = false; // so that each round is as the first
+            o.pipeline     = which == 0;
+            Engine engine  = load(path, o);
+            unlink(path.c_str());
+            return engine;
+        };
+        Engine                one   = open(0);
+        const Tokens          alone = work(one), again = work(one); // steps that are captured, too
+        std::optional<Engine> other;
+        Tokens                meanwhile;
+        {
+            const std::jthread thread([&] { meanwhile = work(one); });
+            other.emplace(open(1));
+        }
+        CHECK((again == alone));
+        CHECK((meanwhile == alone));
+        const Tokens others = work(*other);
+        for (int round = 0; round < 8; round++) {
+            CAPTURE(round);
+            Tokens beside[2];
+            {
+                const std::jthread first([&] { beside[0] = work(one); }), second([&] { beside[1] = work(*other); });
+            }
+            CHECK((beside[0] == alone));
+            CHECK((beside[1] == others));
+        }
+        other.reset();
+        CHECK((work(one) == alone));
+    }
+}
+
+TEST_CASE("the numbers of rows that cuBLASLt's algorithms are tried for, and which one serves others") {
+    STATIC_CHECK(cuda::blas_bucket(1) == 0);
+    for (int at = 0; at < cuda::n_blas_rows; at++) {
+        const int rows = cuda::blas_rows[at];
+        CHECK(cuda::blas_bucket(rows) == at);
+        CHECK(cuda::blas_bucket(rows + 1) == (rows < 256 ? at + 1 : cuda::n_blas_rows));
+    }
+    CHECK(cuda::blas_bucket(1 << 20) == cuda::n_blas_rows);
+}
+
+TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equal plain sums; a refused one is told",
+          "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu gpu;
+    if (const char* why = cuda::open_blas(gpu)) {
+        WARN("not tested: " << why);
+        return;
+    }
+    std::mt19937 random(12);
+    for (const bool floats : {false, true})
+        for (int matrices : {1, 3}) {
+            constexpr int rows = 136, cols = 264, most = 2500;
+            const auto    w                  = random_halves(std::size_t(matrices * rows * cols), random, 1 / 16.0f),
+                       x                     = random_halves(std::size_t(most * cols), random);
+            const std::vector<float>      ws = floats_of(w), xs = floats_of(x);
+            const OnDevice<std::uint16_t> weight(gpu, w), there(gpu, x);
+            cuda::BlasShape               shape{rows, cols, floats, matrices, rows * cols, 0};
+            REQUIRE(cuda::tune_blas(shape, weight.data, 1, 300, gpu)); // 512 rows at most; others are guessed
+            for (int n : {1, 9, 100, 256, 257, 700, 2500}) {
+                CAPTURE(floats, matrices, n);
+                std::vector<double> want;
+                for (int m = 0; m < matrices; m++)
+                    for (int t = 0; t < n; t++)
+                        for (int r = 0; r < rows; r++) {
+                            double sum = 0;
+                            for (int c = 0; c < cols; c++)
+                                sum += double(ws[std::size_t((m * rows + r) * cols + c)]) *
+                                       double(xs[std::size_t(t * cols + c)]);
+                            want.push_back(sum);
+                        }
+                const OnDevice<std::uint16_t> halves(gpu, std::vector<std::uint16_t>(want.size(), half_nan));
+                const OnDevice<float>         full(gpu,
+                                                   std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
+                shape.out_stride = std::int64_t(n) * rows;
+                REQUIRE(cuda::matmul_blas(there.data, n, weight.data, shape,
+                                          floats ? static_cast<void*>(full.data) : halves.data, gpu));
+                CHECK(relative_error(floats ? full.back(gpu) : floats_of(halves.back(gpu)), want) < 2e-3);
+            }
+            CHECK(
+                !cuda::matmul_blas(there.data, 0, weight.data, shape, there.data, gpu)); // no rows: the library refuses
+            CHECK(there.back(gpu) == x);
+        }
+    const Gpu                     without; // no library was opened in it
+    const OnDevice<std::uint16_t> some(without, std::vector<std::uint16_t>(64));
+    CHECK(!cuda::matmul_blas(some.data, 8, some.data, {8, 8}, some.data, without));
+}
+
+TEST_CASE("GPU: an upload tells of an error in any of its threads, and the next one works", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu              gpu;
+    constexpr std::size_t  n = std::size_t(9) << 20; // the second thread's part begins at 8 MiB
+    std::vector<std::byte> values(n);
+    std::mt19937           random(13);
+    for (std::byte& b : values) b = std::byte(random() & 255);
+    OnDevice<std::byte> there(gpu, values);
+    CHECK(there.back(gpu) == values);
+    // Two pieces, of which the second has no memory to go to: none is behind the last of some allocations.
+    std::vector<void*> memory(16);
+    for (void*& m : memory) m = cuda::allocate(gpu, std::size_t(8) << 20);
+    cuda::upload(*std::ranges::max_element(memory), values.data(), n, gpu);
+    for (void* m : memory) cuda::release(m);
+    CHECK(cuda::last_error(gpu) != nullptr);
+    CHECK(cuda::last_error(gpu) == nullptr);
+    cuda::upload(there.data, values.data(), n, gpu);
+    CHECK(there.back(gpu) == values);
+}
+
+TEST_CASE("GPU: what weights were brought through is given back when they are there", "[cuda]") {
+    if (no_gpu()) return;
+    const std::string    path  = temporary();
+    constexpr ModelShape shape = {"large vocabulary", 1, 512, 8, 8, 512, 65536, 512};
+    const auto           free  = [] {
+        cuda::DeviceInfo info;
+        REQUIRE(cuda::open_device(0, info) == nullptr);
+        return std::ptrdiff_t(info.free);
+    };
+    std::ptrdiff_t used[2]{};
+    for (int which : {0, 1})       // the same values there, of which one kind stays as it is
+        for (int round : {0, 1}) { // what libraries take once is there the second time
+            REQUIRE(write_random_model(path, shape, which == 0 ? DType::F16 : DType::BF16));
+            EngineOptions o;
+            o.device            = "cuda";
+            o.kv_blocks         = 64;
+            const auto   before = free();
+            const Engine engine = load(path, o);
+            used[which]         = before - free();
+            CAPTURE(round, used[which]);
+            CHECK(used[which] > 0);
+        }
+    CHECK(std::abs(used[1] - used[0]) < std::ptrdiff_t(16) << 20);
+    unlink(path.c_str());
+}
+
+TEST_CASE("GPU: a model that makes NaN ends its requests as failed, whatever decodes them", "[cuda]") {
+    if (no_gpu()) return;
+    const std::string    path = temporary();
+    std::vector<Request> requests;
+    for (int i = 0; i < 7; i++) {
+        Request r;
+        for (int k = 0; k < 5 + 3 * i; k++) r.prompt.push_back(3 + k);
+        r.max_tokens           = 8;
+        r.sampling.temperature = i == 0 || i == 5 ? 0.0f : 1.0f;
+        if (i == 2) r.sampling.top_k = 5, r.sampling.logprobs = 3, r.n = 2;
+        if (i == 3) r.best_of = 3;
+        if (i == 4) r.beam_width = 3;
+        if (i == 5) r.prompt_logprobs = 1;
+        if (i == 6) r.sampling.allowed_tokens = {20, 21, 22};
+        requests.push_back(std::move(r));
+    }
+    for (DType type : {DType::F16, DType::Q8_0, DType::Q4_K, DType::Q6_K})
+        for (const char* spoiled :
+             {"token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.1.attn_v.weight",
+              "blk.0.attn_output.weight", "blk.1.ffn_gate.weight", "blk.1.ffn_down.weight"})
+            for (const int head_dim : {64, 32}) { // with the kernels of one step, and without
+                CAPTURE(dtype_info(type).name, spoiled, head_dim);
+                write_odd_model(path, {"spoiled", type, 256, 256 / head_dim, 2, head_dim, head_dim, 512, 400}, spoiled);
+                EngineOptions o;
+                o.device    = "cuda";
+                o.kv_blocks = 256;
+                Engine gpu  = load(path, o);
+                for (const Answer& a : run(gpu, requests)) CHECK(a.finish == FinishReason::failed);
+                for (const Request& r : requests) CHECK(run(gpu, {r})[0].finish == FinishReason::failed);
+            }
+    unlink(path.c_str());
 }

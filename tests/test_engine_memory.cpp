@@ -330,6 +330,51 @@ TEST_CASE("a cached prompt computes one token") {
     CHECK(part.cached_tokens == 42);
 }
 
+TEST_CASE("of a cancelled prompt every full block that was computed is found again") {
+    pipelined          = GENERATE(false, true);
+    EngineOptions o    = with_blocks(64);
+    o.max_batch_tokens = 24;
+    for (int steps : {1, 2, 3}) {
+        Engine                  engine = load(model(), o);
+        const Result<RequestId> id     = engine.submit(greedy(prompt_of(100), 4));
+        REQUIRE(id.has_value());
+        std::vector<Output> events;
+        for (int i = 0; i < steps; i++) engine.step(events);
+        engine.cancel(*id);
+        while (engine.step(events)) {}
+        REQUIRE(events.size() == 1);
+        CHECK(events[0].finish == FinishReason::cancelled);
+        engine.check_invariants();
+        const int computed = int(engine.stats().prefill_tokens);
+        CHECK(computed == 24 * steps);
+        const Answers next = run_one(engine, greedy(prompt_of(110), 4)); // the same and more
+        CHECK(next.cached_tokens >= computed / engine.options().block_size * engine.options().block_size);
+        CHECK(int(engine.stats().prefill_tokens) == computed + 110 - next.cached_tokens);
+    }
+}
+
+TEST_CASE("step_seconds cuts prompts by the time that steps take") {
+    pipelined          = false;
+    EngineOptions o    = with_blocks(64);
+    o.max_sequences    = 1;
+    o.max_batch_tokens = 64;
+    const auto chunks  = [&](double seconds) {
+        o.step_seconds          = seconds;
+        Engine           engine = load(model(), o);
+        std::vector<int> sizes;
+        REQUIRE(engine.submit(greedy(prompt_of(110), 1)).has_value());
+        std::vector<Output> events;
+        do {
+            engine.step(events);
+            sizes.push_back(engine.stats().step_tokens);
+        } while (events.empty());
+        return sizes;
+    };
+    CHECK(chunks(0) == std::vector{64, 46});
+    CHECK(chunks(1e9) == std::vector{8, 16, 32, 54}); // twice as many while there is time
+    CHECK(chunks(1e-9) == std::vector{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 6});
+}
+
 TEST_CASE("a salt keeps a cache to itself") {
     pipelined            = GENERATE(false, true);
     Engine        engine = load(model(), with_blocks(64));

@@ -75,6 +75,7 @@ struct Echo {
                 for (const char* word : {"one ", "two ", "three"}) write(word);
             };
         });
+        server->route("GET", "/starves", [](HttpExchange&) { throw std::bad_alloc(); });
         server->route("GET", "/throws", [](HttpExchange&) { throw std::runtime_error("secret"); });
         // Never ends, until the other side goes.
         server->route("GET", "/wait", [this](HttpExchange& e) {
@@ -110,13 +111,20 @@ void wait_for(const std::atomic<int>& value, int least) {
 } // namespace
 
 TEST_CASE("heads that can be read in one way only", "[http]") {
-    const std::string get = "GET / HTTP/1.1\r\n", post = "POST / HTTP/1.1\r\n";
-    CHECK(status_of(get + "Host: x\r\n\r\n") == 200);
+    const std::string get = "GET / HTTP/1.1\r\nHost: x\r\n", post = "POST / HTTP/1.1\r\nHost: x\r\n";
+    CHECK(status_of(get + "\r\n") == 200);
+    CHECK(status_of("GET / HTTP/1.1\r\n\r\n") == 400); // no Host
+    for (const char* host : {"a b", "a/b", "a@b", "<a>", "a\xc3\xa4"})
+        CHECK(status_of(std::string("GET / HTTP/1.1\r\nHost: ") + host + "\r\n\r\n") == 400);
+    for (const char* host : {"", "a", "a.b-c:80", "[::1]:8080", "127.0.0.1"})
+        CHECK(status_of(std::string("GET / HTTP/1.1\r\nHost: ") + host + "\r\n\r\n") == 200);
     CHECK(status_of("GET /a?b=%20 HTTP/1.0\r\n\r\n") == 200);
     for (const char* line :
-         {"GET / HTTP/1.1 \r\n", "GET  / HTTP/1.1\r\n", "GET /\r\n", " GET / HTTP/1.1\r\n", "\r\n",
-          "G\x01T / HTTP/1.1\r\n", "GET x HTTP/1.1\r\n", "GET http://x/ HTTP/1.1\r\n", "GET /\x7f HTTP/1.1\r\n",
-          "GET /\xc3\xa4 HTTP/1.1\r\n", "GET / HTTQ/1.1\r\n", "AVERYLONGMETHODNAME / HTTP/1.1\r\n"}) {
+         {"GET / HTTP/1.1 \r\n", "GET  / HTTP/1.1\r\nHost: x\r\n", "GET /\r\n", " GET / HTTP/1.1\r\nHost: x\r\n",
+          "\r\n", "G\x01T / HTTP/1.1\r\n", "GET x HTTP/1.1\r\nHost: x\r\n", "GET http:///a HTTP/1.1\r\nHost: x\r\n",
+          "GET http://a@b/ HTTP/1.1\r\nHost: x\r\n", "GET ftp://b/ HTTP/1.1\r\nHost: x\r\n",
+          "CONNECT x:1 HTTP/1.1\r\nHost: x\r\n", "GET /\x7f HTTP/1.1\r\nHost: x\r\n",
+          "GET /\xc3\xa4 HTTP/1.1\r\nHost: x\r\n", "GET / HTTQ/1.1\r\n", "AVERYLONGMETHODNAME / HTTP/1.1\r\n"}) {
         INFO(line);
         CHECK(status_of(std::string(line) + "\r\n") == 400);
     }
@@ -152,18 +160,30 @@ TEST_CASE("heads that can be read in one way only", "[http]") {
     CHECK(status_of(post + "Expect: a miracle\r\n\r\n") == 417);
     CHECK(status_of(post + "Content-Length: 99999999999\r\n\r\n") == 413);
     HttpLimits few;
-    few.headers = 3;
+    few.headers = 4;
     CHECK(status_of(get + "A: 1\r\nB: 2\r\nC: 3\r\n\r\n", few) == 200);
     CHECK(status_of(get + "A: 1\r\nB: 2\r\nC: 3\r\nD: 4\r\n\r\n", few) == 431);
     CHECK(status_of(get + "A: " + std::string(40000, 'a') + "\r\n\r\n") == 431);
 
-    const auto head = parse_http_head("POST /p HTTP/1.1\r\nX-One:  two \t\r\nCONTENT-length: 12\r\n\r\n", {});
+    const auto head =
+        parse_http_head("POST /p HTTP/1.1\r\nHost: x\r\nX-One:  two \t\r\nCONTENT-length: 12\r\n\r\n", {});
     REQUIRE(head.has_value());
-    CHECK(head->headers == HttpFields{{"x-one", "two"}, {"content-length", "12"}});
+    CHECK(head->headers == HttpFields{{"host", "x"}, {"x-one", "two"}, {"content-length", "12"}});
     CHECK(head->length == 12);
     CHECK(head->keep_alive);
-    CHECK(!parse_http_head("GET / HTTP/1.1\r\nConnection: Close\r\n\r\n", {})->keep_alive);
+    CHECK(!parse_http_head("GET / HTTP/1.1\r\nHost: x\r\nConnection: Close\r\n\r\n", {})->keep_alive);
     CHECK(!parse_http_head("GET / HTTP/1.0\r\n\r\n", {})->keep_alive);
+    // As proxies get it: the host of the target is the one that counts.
+    for (const auto& [target, path, host] :
+         std::vector<std::array<std::string, 3>>{{"http://a:1/p?q=/", "/p?q=/", "a:1"},
+                                                 {"HTTPS://[::1]", "/", "[::1]"},
+                                                 {"http://a?q", "/?q", "a"},
+                                                 {"/http://a/", "/http://a/", "x"}}) {
+        const auto absolute = parse_http_head("GET " + target + " HTTP/1.1\r\nHost: x\r\n\r\n", {});
+        REQUIRE(absolute.has_value());
+        CHECK(absolute->target == path);
+        CHECK(absolute->headers == HttpFields{{"host", host}});
+    }
 }
 
 TEST_CASE("chunked bodies", "[http]") {
@@ -200,7 +220,8 @@ TEST_CASE("requests and responses", "[http]") {
         CHECK(echo.server->n_connections() == 1);
     }
     SECTION("several at once on one connection are answered in order") {
-        c.send(Client::request("/echo", "one") + Client::request("/echo", "two") + "GET /query?a=b HTTP/1.1\r\n\r\n");
+        c.send(Client::request("/echo", "one") + Client::request("/echo", "two") +
+               "GET /query?a=b HTTP/1.1\r\nHost: x\r\n\r\n");
         CHECK(c.reply().body == "one");
         CHECK(c.reply().body == "two");
         CHECK(c.reply().body == "a=b;");
@@ -211,12 +232,13 @@ TEST_CASE("requests and responses", "[http]") {
     }
     SECTION("chunks") {
         CHECK(
-            c.call("POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n").body ==
-            "abcde");
+            c.call(
+                 "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+                .body == "abcde");
         CHECK(c.post("/echo", "the next one").body == "the next one");
     }
     SECTION("expect") {
-        c.send("POST /echo HTTP/1.1\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n");
+        c.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n");
         CHECK(c.head().status == 100);
         c.send("body");
         CHECK(c.reply().body == "body");
@@ -245,8 +267,8 @@ TEST_CASE("requests and responses", "[http]") {
     SECTION("methods and paths") {
         CHECK(c.get("/nothing").status == 404);
         CHECK(c.get("/echo").status == 405);
-        CHECK(c.call("FETCH /echo HTTP/1.1\r\n\r\n").status == 405);
-        c.send("HEAD /query HTTP/1.1\r\n\r\n");
+        CHECK(c.call("FETCH /echo HTTP/1.1\r\nHost: x\r\n\r\n").status == 405);
+        c.send("HEAD /query HTTP/1.1\r\nHost: x\r\n\r\n");
         CHECK(c.reply(false).status == 200);
         CHECK(Client(echo.port).get("/" + std::string(3000, 'a')).status == 404);
         CHECK(Client(echo.port).get("/%00%ff/../../etc/passwd").status == 404);
@@ -271,16 +293,17 @@ TEST_CASE("refusals reach their client, and nobody else notices", "[http]") {
     limits.headers    = 20;
     Echo       echo(limits);
     const auto raw = [&](const std::string& text) { return Client(echo.port).call(text).status; };
-    CHECK(raw("POST /echo HTTP/1.1\r\nContent-Length: 1001\r\n\r\n" + std::string(100000, 'x')) == 413);
-    CHECK(raw("POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\n") == 400);
-    CHECK(raw("POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n") == 413);
-    std::string many = "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+    CHECK(raw("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n" + std::string(100000, 'x')) == 413);
+    CHECK(raw("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\n") == 400);
+    CHECK(raw("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n") == 413);
+    std::string many = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     for (int i = 0; i < 1001; i++) many += "1\r\nx\r\n";
     CHECK(raw(many) == 413);
-    CHECK(raw("POST /echo HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n") == 400);
-    CHECK(raw("GET /query HTTP/1.1\r\nA: " + std::string(3000, 'a')) == 431);
+    CHECK(raw("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n") ==
+          400);
+    CHECK(raw("GET /query HTTP/1.1\r\nHost: x\r\nA: " + std::string(3000, 'a')) == 431);
     CHECK(raw("GET /" + std::string(3000, 'a')) == 414);
-    std::string flood = "GET /query HTTP/1.1\r\n";
+    std::string flood = "GET /query HTTP/1.1\r\nHost: x\r\n";
     for (int i = 0; i < 21; i++) flood += "A: b\r\n";
     CHECK(raw(flood + "\r\n") == 431);
     CHECK(raw("GET /query HTTP/1.1\nHost: x\n\n") == 400);
@@ -296,9 +319,9 @@ TEST_CASE("slow and idle connections are let go", "[http]") {
     limits.idle_seconds    = 0.6;
     Echo   echo(limits);
     Client slow(echo.port), slower(echo.port), idle(echo.port);
-    slow.send("POST /echo HTTP/1.1\r\nContent-Length: 100\r\n\r\nsome");
+    slow.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nsome");
     // A byte now and then does not help: the sum counts.
-    const std::string head = "GET /query HTTP/1.1\r\nA: ";
+    const std::string head = "GET /query HTTP/1.1\r\nHost: x\r\nA: ";
     slower.send(head);
     for (int i = 0; i < 20; i++) {
         slower.send("a");
@@ -307,6 +330,85 @@ TEST_CASE("slow and idle connections are let go", "[http]") {
     CHECK(slow.reply().status == 408);
     CHECK(slower.reply().status == 408);
     CHECK(idle.rest().empty());
+    CHECK(echo.alive());
+}
+
+TEST_CASE("empty lines before a request are few, and no sign of life", "[http]") {
+    HttpLimits limits;
+    limits.idle_seconds = 0.3;
+    Echo        echo(limits);
+    std::string lines;
+    for (int i = 0; i < 16; i++) lines += "\r\n";
+    Client c(echo.port);
+    for (int i = 0; i < 2; i++) {
+        c.send("\r");
+        c.send("\n");
+        CHECK(c.post("/echo", "after a line").body == "after a line");
+    }
+    CHECK(Client(echo.port).call(lines + Client::request("/echo", "after many")).body == "after many");
+    CHECK(Client(echo.port).call(lines + "\r\n" + Client::request("/echo", "too many")).status == 400);
+    std::string flood;
+    for (int i = 0; i < 1 << 20; i++) flood += "\r\n";
+    CHECK(Client(echo.port).call(flood).status == 400);
+    // Whoever sends nothing else is idle.
+    Client dull(echo.port);
+    char   byte  = 0;
+    bool   ended = false;
+    for (int i = 0; i < 12 && !ended; i++) {
+        dull.send("\r\n");
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        ended = recv(dull.fd(), &byte, 1, MSG_DONTWAIT) == 0;
+    }
+    CHECK(ended);
+    CHECK(echo.alive());
+}
+
+TEST_CASE("a sending side that is closed is a client that has gone, but what came whole is answered", "[http]") {
+    Echo echo;
+    for (const std::string& body : {std::string("short"), std::string(3 << 20, 'x')}) {
+        Client c(echo.port);
+        c.send(Client::request("/echo", body));
+        shutdown(c.fd(), SHUT_WR);
+        CHECK(c.reply().body == body);
+        CHECK(c.rest().empty());
+    }
+    Client chunks(echo.port), waits(echo.port), half(echo.port);
+    chunks.send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    chunks.send("3\r\nabc\r\n0\r\n\r\n");
+    shutdown(chunks.fd(), SHUT_WR);
+    CHECK(chunks.reply().body == "abc");
+    waits.send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
+    shutdown(waits.fd(), SHUT_WR);
+    wait_for(echo.gone, 1); // noticed though the other side still reads
+    half.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf");
+    shutdown(half.fd(), SHUT_WR);
+    CHECK(half.rest().empty());
+    CHECK(echo.alive());
+}
+
+TEST_CASE("bytes count until their request is answered", "[http]") {
+    HttpLimits limits;
+    limits.buffered_bytes = 100000;
+    Echo              echo(limits);
+    const std::string body(60000, 'x');
+    {
+        Client held(echo.port);
+        held.send("GET /wait HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n" + body);
+        wait_for(echo.begun, 1);
+        CHECK(Client(echo.port).post("/echo", body).status == 503);
+        CHECK(echo.alive());
+    }
+    wait_for(echo.gone, 1);
+    while (echo.server->n_answering() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (Client(echo.port).post("/echo", body).status != 200)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+TEST_CASE("a handler without memory is a 503 for its request alone", "[http]") {
+    Echo        echo;
+    const Reply r = Client(echo.port).get("/starves");
+    CHECK(r.status == 503);
+    CHECK(r.headers.at("retry-after") == "1");
     CHECK(echo.alive());
 }
 
@@ -321,7 +423,7 @@ TEST_CASE("thousands of idle connections keep nobody from being served", "[http]
     for (int i = 0; i < n; i++) {
         idle.emplace_back(echo.port);
         REQUIRE(idle.back().connected());
-        if (i % 2 == 0) idle.back().send("GET /query HTTP/1.1\r\nA"); // half of them begin to speak
+        if (i % 2 == 0) idle.back().send("GET /query HTTP/1.1\r\nHost: x\r\nA"); // half of them begin to speak
     }
     CHECK(echo.alive());
     CHECK(echo.server->n_threads() <= 4); // none of them has one
@@ -340,7 +442,7 @@ TEST_CASE("beyond the most connections an idle one makes room, else 503", "[http
     CHECK(echo.alive());
     for (int i = 0; i < 4; i++) { // four that have begun
         idle.emplace_back(echo.port);
-        idle.back().send("GET /wait HTTP/1.1\r\n\r\n");
+        idle.back().send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
         wait_for(echo.begun, i + 1);
     }
     const Reply r = Client(echo.port).get("/query");
@@ -357,9 +459,9 @@ TEST_CASE("too many bytes that wait for the rest of their requests", "[http]") {
     limits.buffered_bytes = 100000;
     Echo   echo(limits);
     Client first(echo.port), second(echo.port);
-    first.send("POST /echo HTTP/1.1\r\nContent-Length: 90000\r\n\r\n" + std::string(60000, 'x'));
+    first.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + std::string(60000, 'x'));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    second.send("POST /echo HTTP/1.1\r\nContent-Length: 90000\r\n\r\n" + std::string(60000, 'x'));
+    second.send("POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + std::string(60000, 'x'));
     CHECK(second.reply().status == 503);
     first.send(std::string(30000, 'x'));
     CHECK(first.reply().body.size() == 90000);
@@ -371,16 +473,16 @@ TEST_CASE("whoever hangs up is noticed, whoever does not read is cut off", "[htt
     Echo echo(limits);
     {
         Client c(echo.port);
-        c.send("GET /wait HTTP/1.1\r\n\r\n");
+        c.send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
         wait_for(echo.begun, 1);
     }
     wait_for(echo.gone, 1);
     Client deaf(echo.port);
-    deaf.send("GET /flood HTTP/1.1\r\n\r\n");
+    deaf.send("GET /flood HTTP/1.1\r\nHost: x\r\n\r\n");
     wait_for(echo.gone, 2);
     {
         Client c(echo.port);
-        c.send("GET /flood HTTP/1.1\r\n\r\n");
+        c.send("GET /flood HTTP/1.1\r\nHost: x\r\n\r\n");
         CHECK(c.head().status == 200);
         CHECK(c.chunk().size() == 65536);
     }
@@ -391,8 +493,8 @@ TEST_CASE("whoever hangs up is noticed, whoever does not read is cut off", "[htt
 TEST_CASE("a server that stops lets nobody wait", "[http]") {
     Echo   echo;
     Client waiting(echo.port), idle(echo.port), reading(echo.port);
-    waiting.send("GET /wait HTTP/1.1\r\n\r\n");
-    reading.send("GET /flood HTTP/1.1\r\n\r\n");
+    waiting.send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");
+    reading.send("GET /flood HTTP/1.1\r\nHost: x\r\n\r\n");
     wait_for(echo.begun, 2);
     echo.server->stop();
     CHECK(idle.rest().empty());
@@ -441,8 +543,8 @@ TEST_CASE("TLS", "[http]") {
     // Two requests on one connection, by a client that is not ours.
     const std::string url = "https://127.0.0.1:" + std::to_string(*port) + "/echo";
     const std::string call =
-        "(printf 'POST /echo HTTP/1.1\\r\\nContent-Length: 200000\\r\\n\\r\\n'; cat " + file +
-        "; printf 'POST /echo HTTP/1.1\\r\\nContent-Length: 3\\r\\nConnection: close\\r\\n\\r\\nend') | "
+        "(printf 'POST /echo HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 200000\\r\\n\\r\\n'; cat " + file +
+        "; printf 'POST /echo HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 3\\r\\nConnection: close\\r\\n\\r\\nend') | "
         "openssl s_client -quiet -ign_eof -connect 127.0.0.1:" +
         std::to_string(*port) + " 2>/dev/null > " + out;
     REQUIRE(std::system(call.c_str()) >= 0); // NOLINT

@@ -3,11 +3,13 @@
 #include <catch2/generators/catch_generators.hpp>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <optional>
 #include <regex>
@@ -100,6 +102,7 @@ public:
         while (running()) nap();
         return *code_;
     }
+    pid_t       pid() const { return child_; }
     int         port() const { return port_; }
     Client      client() const { return Client(port_); }
     std::string log() const { return slurp(log_); }
@@ -771,15 +774,102 @@ TEST_CASE("without a key, a server for its own machine answers browsers under it
     CHECK(keyed.client().call("GET /v1/models HTTP/1.1\r\nHost: box.example\r\nX-Api-Key: k\r\n\r\n").status == 200);
 }
 
+TEST_CASE("without a key, pages of other origins cannot do anything", "[server]") {
+    const auto post = [](const std::string& path, const std::string& headers, const Server& s = common()) {
+        const std::string body =
+            R"({"prompt":"a page's words","max_tokens":1,"messages":[{"role":"user","content":"a"}]})";
+        return s.client()
+            .call("POST " + path + " HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n" + headers +
+                  "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body)
+            .status;
+    };
+    const std::string json = "Content-Type: application/json\r\n", text = "Content-Type: text/plain;charset=UTF-8\r\n",
+                      form = "Content-Type: application/x-www-form-urlencoded\r\n";
+    for (const char* path : {"/v1/completions", "/completions", "/v1/chat/completions", "/pin", "/unpin", "/tokenize",
+                             "/v1/tokenize", "/detokenize", "/v1/embeddings", "/apply-template"}) {
+        INFO(path);
+        for (const std::string& type : {json, text, form, std::string()}) {
+            CHECK(post(path, type + "Origin: http://evil.example\r\n") == 403);
+            CHECK(post(path, type + "Origin: null\r\n") == 403);
+            CHECK(post(path, type + "Origin: http://127.0.0.1:9090\r\n") == 403); // another port
+            CHECK(post(path, type + "Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n") == 403);
+        }
+        // Were there a browser that sends no Origin: what a page can send without asking is not JSON.
+        CHECK(post(path, text) == 415);
+        CHECK(post(path, "Content-Type: multipart/form-data; boundary=x\r\n") == 415);
+        CHECK(post(path, form + "User-Agent: Mozilla/5.0\r\n") == 415);
+        CHECK(post(path, "User-Agent: Mozilla/5.0\r\n") == 415);
+    }
+    CHECK(Json::parse(common().get("/pins").body)["data"].empty());
+    // Its own pages, and programs as they are: curl -d, urllib, requests.
+    CHECK(post("/tokenize", json + "Origin: http://127.0.0.1:8080\r\nSec-Fetch-Site: same-origin\r\n") ==
+          400);                                                                        // two texts
+    CHECK(post("/v1/completions", json + "Origin: http://127.0.0.1:8080\r\n") == 400); // likewise
+    CHECK(post("/v1/embeddings", json) == 400);                                        // no input
+    for (const std::string& type :
+         {json, form, std::string(), std::string("Content-Type: application/vnd.api+json\r\n")})
+        CHECK(common()
+                  .client()
+                  .call("POST /tokenize HTTP/1.1\r\nHost: localhost\r\n" + type +
+                        "Content-Length: 14\r\n\r\n{\"prompt\":\"a\"}")
+                  .status == 200);
+    // A link is followed, a picture or a script is not.
+    const auto get = [](const std::string& headers) { return common().get("/metrics", headers).status; };
+    CHECK(get("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n") ==
+          403); // Host: x
+    const auto local = [](const std::string& headers) {
+        return common().client().call("GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + headers + "\r\n").status;
+    };
+    CHECK(local("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n") == 200);
+    CHECK(local("Sec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: iframe\r\n") == 403);
+    CHECK(local("Sec-Fetch-Site: same-site\r\nSec-Fetch-Mode: no-cors\r\n") == 403);
+    CHECK(local("Sec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\n") == 200);
+    // The host of the target counts, not that of the header.
+    CHECK(common()
+              .client()
+              .call("GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\nUser-Agent: Mozilla/5.0\r\n\r\n")
+              .status == 403);
+    // Behind a proxy: what browsers see is named, or told by the proxy.
+    const Server named({"--cors-origins", "https://chat.example/"});
+    const auto   through = [&](const std::string& headers) {
+        return named.client().call("GET /v1/models HTTP/1.1\r\n" + headers + "User-Agent: Mozilla/5.0\r\n\r\n").status;
+    };
+    CHECK(through("Host: chat.example\r\nOrigin: https://chat.example\r\n") == 200);
+    CHECK(through("Host: chat.example\r\n") == 200);
+    CHECK(through("Host: 127.0.0.1:8080\r\nOrigin: https://chat.example\r\n") == 200);
+    CHECK(through("Host: evil.example\r\n") == 403);
+    CHECK(post("/tokenize", json + "Origin: https://other.example\r\nX-Forwarded-Host: other.example, inner\r\n") ==
+          400);
+    CHECK(post("/tokenize", json + "Origin: https://evil.example\r\nX-Forwarded-Host: other.example\r\n") == 403);
+    CHECK(post("/tokenize", json + "Origin: https://anybody.example\r\n", Server({"--cors-origins", "*"})) == 400);
+}
+
 TEST_CASE("CORS is off unless asked for", "[server]") {
     CHECK(!common().get("/health", "Origin: http://evil\r\n").headers.contains("access-control-allow-origin"));
-    CHECK(common().client().call("OPTIONS /v1/completions HTTP/1.1\r\nOrigin: http://evil\r\n\r\n").status == 405);
+    CHECK(common().client().call("OPTIONS /v1/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\n\r\n").status ==
+          405);
     const Server s({"--cors-origins", "http://good,http://better", "--api-key", "k"});
     CHECK(s.get("/health", "Origin: http://good\r\n").headers.at("access-control-allow-origin") == "http://good");
     CHECK(!s.get("/health", "Origin: http://evil\r\n").headers.contains("access-control-allow-origin"));
-    const Reply r = s.client().call("OPTIONS /v1/chat/completions HTTP/1.1\r\nOrigin: http://better\r\n\r\n");
+    const Reply r =
+        s.client().call("OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: http://better\r\n\r\n");
     CHECK(r.status == 204);
-    CHECK(has(r.headers.at("access-control-allow-headers"), "Authorization"));
+    for (const char* name : {"Authorization", "X-Api-Key", "X-Stainless-OS", "X-Stainless-Retry-Count", "Content-Type"})
+        CHECK(has(r.headers.at("access-control-allow-headers"), name));
+    // Every route, and whatever a listed page asks for.
+    for (const char* path : {"/pin", "/v1/tokenize", "/v1/models", "/pins"}) {
+        const Reply asked = s.client().call("OPTIONS " + std::string(path) +
+                                            " HTTP/1.1\r\nHost: x\r\nOrigin: http://good\r\n"
+                                            "Access-Control-Request-Headers: x-of-tomorrow,x-other\r\n\r\n");
+        CHECK(asked.status == 204);
+        CHECK(asked.headers.at("access-control-allow-origin") == "http://good");
+        CHECK(has(asked.headers.at("access-control-allow-headers"), "x-of-tomorrow,x-other"));
+        CHECK(s.client()
+                  .call("OPTIONS " + std::string(path) + " HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\n\r\n")
+                  .status == 403);
+    }
+    CHECK(has(s.get("/v1/models", "Origin: http://good\r\n").headers.at("access-control-expose-headers"),
+              "X-Request-Id"));
 }
 
 TEST_CASE("the log, the ids and the metrics", "[server]") {
@@ -824,14 +914,31 @@ TEST_CASE("the log, the ids and the metrics", "[server]") {
     CHECK(s.metric("vllm:generation_tokens_total") >= 5);
     CHECK(s.metric("vllm:time_to_first_token_seconds_count") >= 1);
     CHECK(s.metric("vllm:inter_token_latency_seconds_count") == 4);
+    const auto plain = [&](const std::string& name) {
+        const auto at = m.body.find("\n" + name + " ");
+        REQUIRE(at != std::string::npos);
+        return std::strtod(m.body.c_str() + at + name.size() + 2, nullptr);
+    };
+    CHECK(plain("process_resident_memory_bytes") > 1e7);
+    CHECK(plain("process_virtual_memory_bytes") > plain("process_resident_memory_bytes"));
+    CHECK(plain("process_cpu_seconds_total") > 0);
+    CHECK(plain("process_open_fds") > 5);
+    CHECK(plain("process_max_fds") >= 1024);
+    CHECK(std::abs(plain("process_start_time_seconds") - double(std::time(nullptr))) < 600);
+    CHECK(s.metric("vllm:cache_config_info") == 1);
+    for (const char* label :
+         {"block_size=\"16\"", "num_gpu_blocks=\"", "gpu_memory_utilization=\"0.92\"", "cache_dtype=\"float16\""})
+        CHECK(has(m.body.substr(m.body.find("\nvllm:cache_config_info{"), 400), label));
     std::set<std::string> typed;
     for (std::size_t at = 0; at < m.body.size();) {
         const std::string row = m.body.substr(at, m.body.find('\n', at) - at);
         at += row.size() + 1;
         if (row.starts_with("# TYPE ")) {
             CHECK(typed.insert(row.substr(7, row.rfind(' ') - 7)).second); // each family once
+            CHECK((row.ends_with(" gauge") ? row.find("_total ") : std::string::npos) == std::string::npos);
         } else if (!row.starts_with("#")) {
-            CHECK(row.find('{') != std::string::npos);
+            CHECK((row.find('{') != std::string::npos ||
+                   row.starts_with("process_"))); // as Prometheus's libraries have them
             char* end = nullptr;
             (void)std::strtod(row.c_str() + row.rfind(' ') + 1, &end);
             CHECK(*end == '\0');
@@ -851,7 +958,7 @@ TEST_CASE("a line of the log is one line, and its values are told apart", "[serv
 TEST_CASE("the KV memory can be watched", "[server]") {
     const Server s({"--parallel", "2"});
     Client       watcher = s.client();
-    watcher.send("GET /blocks/events HTTP/1.1\r\n\r\n");
+    watcher.send("GET /blocks/events HTTP/1.1\r\nHost: x\r\n\r\n");
     CHECK(watcher.head().headers.at("content-type") == "text/event-stream");
     const Json first = Json::parse(watcher.chunk().substr(6));
     CHECK(first["totals"]["used"] == 0);
@@ -861,6 +968,94 @@ TEST_CASE("the KV memory can be watched", "[server]") {
     busy.hang_up();
     for (Json at = Json::parse(watcher.chunk().substr(6)); at["totals"]["used"] != 0;)
         at = Json::parse(watcher.chunk().substr(6));
+}
+
+TEST_CASE("texts are split within limits", "[server]") {
+    const auto tokenize = [](const char* path, std::size_t bytes) {
+        return common().post(path, {{"prompt", std::string(bytes, 'a')}});
+    };
+    CHECK(tokenize("/tokenize", 1 << 20).status == 200);
+    for (const char* path : {"/tokenize", "/pin"}) {
+        const Reply r = tokenize(path, (1 << 20) + 1);
+        CHECK(r.status == 400);
+        CHECK(Json::parse(r.body)["error"]["code"] == "context_length_exceeded");
+    }
+    const Json shortened{{"prompt", std::string(2 << 20, 'a')}, {"truncate_prompt_tokens", 5}};
+    CHECK(Json::parse(common().post("/v1/completions", shortened).body)["error"]["code"] == "context_length_exceeded");
+    // Parts that are each short enough.
+    const Json parts{{"prompt", {std::string(20000, 'a'), 300, std::string(20000, 'b')}}};
+    CHECK(Json::parse(common().post("/v1/completions", parts).body)["error"]["code"] == "context_length_exceeded");
+    CHECK(common().post("/v1/embeddings", {{"input", std::string(1 << 20, 'a')}}).status == 400);
+    CHECK(common().post("/detokenize", {{"tokens", std::vector<int>(1 << 16, 300)}}).status == 200);
+    CHECK(common().post("/detokenize", {{"tokens", std::vector<int>((1 << 16) + 1, 300)}}).status == 400);
+    const Json pieces = common().ask(
+        "/tokenize", {{"content", "Hi \"é\xf0\x9f\x99\x82"}, {"with_pieces", true}, {"return_token_strs", true}});
+    CHECK(pieces["tokens"].size() == pieces["count"]);
+    CHECK(pieces["token_strs"].size() == pieces["count"]);
+    CHECK(pieces["tokens"][0].contains("piece"));
+}
+
+TEST_CASE("a request without memory is a 503, and nobody else notices", "[server]") {
+    Server     server({"-t", "2", "--kv-blocks", "128", "--swap-blocks", "0"});
+    const auto kib = [&](const char* name) {
+        const std::string status = slurp("/proc/" + std::to_string(server.pid()) + "/status");
+        return std::strtoull(status.c_str() + status.find(name) + std::strlen(name), nullptr, 10);
+    };
+    if (kib("VmSize:") > 1ull << 30) SKIP("a sanitizer takes terabytes of address space");
+    const Json neighbour{{"prompt", "Once upon a time"}, {"max_tokens", 60}, {"ignore_eos", true}, {"temperature", 0}};
+    const std::string expected = server.ask("/v1/completions", neighbour)["choices"][0]["text"];
+    const std::size_t size     = (16 << 20) - 200;
+    const std::string many(size / 2, 'a');
+    std::string       words, ids = "1";
+    while (words.size() < size / 2) words += "so much ";
+    for (int i = 0; i < 1'000'000; i++) ids += ",300";
+    const std::vector<std::pair<std::string, std::string>> attacks{
+        {"/tokenize", Json{{"prompt", many + many}}.dump()},
+        {"/tokenize", Json{{"prompt", std::string(1 << 20, 'a')}, {"with_pieces", true}}.dump()},
+        {"/v1/completions", Json{{"prompt", words + words}}.dump()},
+        {"/v1/completions", "{\"prompt\":[" + ids + "]}"},
+        {"/v1/chat/completions", Json{{"messages", {{{"role", "user"}, {"content", words + words}}}}}.dump()},
+        {"/detokenize", "{\"tokens\":[" + ids + "]}"},
+        {"/v1/embeddings", Json{{"input", words + words}}.dump()},
+        {"/apply-template", Json{{"messages", {{{"role", "user"}, {"content", words + words}}}}}.dump()}};
+    // As `ulimit -v` would have it: so much beside what it has when nobody asks.
+    int refused = 0;
+    for (const unsigned room : {160u, 48u}) {
+        const rlimit limit{(kib("VmSize:") << 10) + (std::size_t(room) << 20), RLIM_INFINITY};
+        REQUIRE(prlimit(server.pid(), RLIMIT_AS, &limit, nullptr) == 0);
+        for (const auto& [path, body] : attacks) {
+            std::vector<std::thread> threads;
+            std::atomic<int>         unavailable = 0, other = 0;
+            std::atomic<bool>        over = false;
+            std::thread              well([&] {
+                do {
+                    const Reply r = server.post("/v1/completions", neighbour);
+                    if (r.status != 200 || Json::parse(r.body)["choices"][0]["text"] != expected) other++;
+                } while (!over);
+            });
+            for (int i = 0; i < 6; i++)
+                threads.emplace_back([&] {
+                    const int status = server.client().post(path, body).status;
+                    if (status == 503) unavailable++;
+                    else if (status != 400 && status != 200) other++;
+                });
+            for (std::thread& t : threads) t.join();
+            over = true;
+            well.join();
+            INFO(path << ' ' << body.size() << ' ' << room);
+            CHECK(other == 0);
+            REQUIRE(server.running());
+            refused += unavailable;
+        }
+    }
+    CHECK(refused > 0);
+    const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
+    REQUIRE(prlimit(server.pid(), RLIMIT_AS, &none, nullptr) == 0);
+    CHECK(server.post("/tokenize", {{"prompt", std::string(1 << 20, 'a')}}).status == 200);
+    CHECK(kib("VmHWM:") < 600 << 10); // it was 5 GiB
+    server.until_idle();
+    server.signal(SIGTERM);
+    CHECK(server.wait() == 0);
 }
 
 TEST_CASE("silence in a stream is broken by comments", "[server]") {

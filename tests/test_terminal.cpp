@@ -1,10 +1,125 @@
 #include <catch2/catch_test_macros.hpp>
-#include <string>
 
+#include <string>
+#include <vector>
+
+#include "pty.h"
+
+import quire.line_editor;
 import quire.terminal;
 
+using namespace quire;
+using quire::testing::Screen;
+
+namespace {
+
+// What stands on a screen after the keys, with the cursor's place marked by '_'.
+struct Typing {
+    LineEditor editor;
+    Screen     screen;
+    ScreenSize size;
+    KeyRequest last = KeyRequest::none;
+
+    explicit Typing(int columns = 40, int rows = 24) : screen(columns), size{columns, rows} { editor.begin("> "); }
+
+    std::vector<std::string> operator()(const std::string& keys) {
+        for (char c : keys) last = editor.key(c);
+        screen.feed(editor.draw(size));
+        return shown();
+    }
+    std::vector<std::string> shown() const {
+        std::vector<std::string> rows = screen.rows();
+        rows.resize(std::max(rows.size(), std::size_t(screen.row()) + 1));
+        std::string& row = rows[std::size_t(screen.row())];
+        row.resize(std::max(row.size(), std::size_t(screen.column())), ' ');
+        row.insert(std::size_t(screen.column()), "_");
+        return rows;
+    }
+};
+
+using Rows = std::vector<std::string>;
+
+} // namespace
+
 TEST_CASE("what a model says cannot steer the terminal", "[terminal]") {
-    CHECK(quire::printable("a\tb\nc") == "a\tb\nc");
-    CHECK(quire::printable("\x1b[2Jx\r\a\x7f\b") == "[2Jx");
-    CHECK(quire::printable("\u009b2J \u00a0é日🙂") == "2J \u00a0é日🙂");
+    CHECK(printable("a\tb\nc") == "a\tb\nc");
+    CHECK(printable("\x1b[2Jx\r\a\x7f\b") == "[2Jx");
+    CHECK(printable("\u009b2J \u00a0é日🙂") == "2J \u00a0é日🙂");
+}
+
+TEST_CASE("keys edit the line", "[terminal]") {
+    Typing t;
+    CHECK(t("abc def") == Rows{"> abc def_"});
+    CHECK(t("\x1b[D\x1b[D\x02") == Rows{"> abc _def"});
+    CHECK(t("\x7f-") == Rows{"> abc-_def"});
+    CHECK(t("\x01"
+            "x\x1b[3~\x04") == Rows{"> x_c-def"});
+    CHECK(t("\x05\x17") == Rows{"> _"});
+    CHECK(t("\x19") == Rows{"> xc-def_"});
+    CHECK(t("\x1b[H\x1b[1;5C y") == Rows{"> xc-def y_"});
+    CHECK(t("\x1b"
+            "b\x0b") == Rows{"> xc-def _"});
+    CHECK(t("\x15z\x1b\rq\x1b[A\x01w") == Rows{"> w_z", "q"});
+    CHECK(t("\x1b[B!") == Rows{"> wz", "q!_"});
+    t("\x15\x7f\x15");
+    CHECK(t("e\u0301\x7f") == Rows{"> _"}); // a letter and the accent that joins it go together
+    t("\x04");
+    CHECK(t.last == KeyRequest::end);
+    t("\x1b[5;7R");
+    CHECK(t.last == KeyRequest::report);
+    CHECK(t.editor.reported_column() == 6);
+    t("\x1b[999999999999;1;2;3~\x1b[\x1b\x1bOQ\xff\xc3\x03\x9b"); // nothing of it means anything
+    CHECK(t.editor.text().find('\x1b') == std::string::npos);
+}
+
+TEST_CASE("a line wraps as the terminal wraps it", "[terminal]") {
+    Typing t(10);
+    CHECK(t("12345678") == Rows{"> 12345678", "_"});
+    CHECK(t("9") == Rows{"> 12345678", "9_"});
+    CHECK(t("\x7f\x7f") == Rows{"> 1234567_"});
+    CHECK(t("890123456789\x01") == Rows{"> _12345678", "9012345678", "9"});
+    CHECK(t("\x1b[200~a\rb\x1b[201~") == Rows{"> a", "b_123456789", "0123456789"});
+    t.screen.feed(t.editor.leave(t.size));
+    CHECK(t.shown() == Rows{"> a", "b123456789", "0123456789", "_"});
+}
+
+TEST_CASE("a text higher than the screen shows the rows about the cursor", "[terminal]") {
+    Typing t(10, 3);
+    t("\x1b[200~1\n2\n3\n4\n5\x1b[201~");
+    CHECK(t.shown() == Rows{"3", "4", "5_"});
+    CHECK(t("\x1b[A\x1b[A\x1b[A") == Rows{"2_", "3", "4"});
+    t.screen.feed(t.editor.leave(t.size));
+    CHECK(t.shown() == Rows{"> 1", "2", "3", "4", "5", "_"});
+}
+
+TEST_CASE("history and search", "[terminal]") {
+    Typing t;
+    t.editor.set_history({"first", "second one", "third"});
+    t.editor.begin("> ");
+    CHECK(t("new\x1b[A\x1b[A") == Rows{"> second one_"});
+    CHECK(t("\x1b[B\x1b[B\x1b[B") == Rows{"> new_"});
+    CHECK(t("\x12"
+            "ir") == Rows{"(search: ir) third_"});
+    CHECK(t("\x12") == Rows{"(search: ir) first_"});
+    CHECK(t("\x01!") == Rows{"> !_first"});
+    t("\x12"
+      "f\r");
+    CHECK(t.last == KeyRequest::enter);
+    CHECK(t.editor.text() == "first");
+}
+
+TEST_CASE("Tab completes what all names begin with, and lists them when asked twice", "[terminal]") {
+    Typing t;
+    t.editor.set_completer([](const std::string& text) {
+        std::vector<std::string> found;
+        for (const char* name : {"one", "once", "other"})
+            if (std::string(name).starts_with(text)) found.emplace_back(name);
+        return found;
+    });
+    CHECK(t("on\t") == Rows{"> on_"});
+    CHECK(t.editor.take_listing().empty());
+    t("\t");
+    CHECK(t.editor.take_listing() == "one\nonce\n");
+    CHECK(t("c\t") == Rows{"> once_"});
+    CHECK(t("x\t") == Rows{"> oncex_"});
 }

@@ -8,6 +8,7 @@
 
 import quire.base;
 import quire.gguf;
+import quire.pretokenizer;
 import quire.std;
 import quire.tokenizer;
 import quire.unicode;
@@ -157,6 +158,33 @@ TEST_CASE("ten megabytes of one letter, or of spaces, are tokenized", "[tokenize
             CHECK(t->decode(ids) == text);
         }
     }
+}
+
+TEST_CASE("words that are looked for in windows are those of the whole text", "[tokenizer]") {
+    constexpr std::array<std::string_view, 27> parts{
+        "a",    "bc", " ",  "  ", "\n", "\r\n", "\t", "'", "'s", "'ll", "'RE",  "1",    "23",
+        "4567", "!",  "?!", "$",  "`",  "漢",   "字", "é", "🙂", "½",   "\xff", "\xe6", "\x80\x80\x80\x80\x80",
+        "٣"};
+    std::mt19937 random(5);
+    for (const PreTokenizer kind :
+         {PreTokenizer::standard, PreTokenizer::gpt2, PreTokenizer::llama3, PreTokenizer::qwen2, PreTokenizer::falcon,
+          PreTokenizer::starcoder, PreTokenizer::deepseek_coder})
+        for (int round = 0; round < 400; round++) {
+            std::string text;
+            // some of the parts alone, so that there are long words and runs of blanks, too
+            const unsigned first = random() % parts.size(), few = 1 + random() % parts.size();
+            for (unsigned n = random() % 300; n > 0; n--) text += parts[(first + random() % few) % parts.size()];
+            const std::size_t        window = 8 + random() % 100;
+            std::vector<std::size_t> ends;
+            for (std::size_t at = 0, wide = window; at < text.size();) {
+                const auto some = pre_tokenize_begin(kind, std::string_view(text).substr(at), wide);
+                for (std::size_t end : some) ends.push_back(at + end);
+                if (!some.empty()) at = ends.back();
+                wide = some.empty() ? wide * 2 : window;
+            }
+            CAPTURE(text, window, int(kind));
+            REQUIRE(ends == pre_tokenize(kind, text));
+        }
 }
 
 TEST_CASE("special tokens in a text are found only where they may be", "[tokenizer]") {

@@ -651,8 +651,22 @@ int throughput(const Arguments& a) {
 
 class Gpu {
 public:
-    Gpu() : stream_(cuda::create_stream()), begin_(cuda::create_event()), end_(cuda::create_event()) {}
-    cuda::Stream stream() const { return stream_; }
+    Gpu() {
+        const char* why = nullptr;
+        context_        = cuda::create_context(0, why);
+        check(context_ != nullptr, cat("no GPU to measure on: ", why != nullptr ? why : ""));
+        cuda::open_blas(*context_);
+        cuda::prepare_dense(*context_);
+        begin_ = cuda::create_event(), end_ = cuda::create_event();
+    }
+    Gpu(const Gpu&)            = delete;
+    Gpu& operator=(const Gpu&) = delete;
+    ~Gpu() {
+        clear();
+        cuda::destroy_event(begin_), cuda::destroy_event(end_);
+        cuda::destroy_context(context_);
+    }
+    cuda::Context& context() { return *context_; }
     // Random halves of about one seventieth.
     void* halves(std::size_t n) {
         static const std::vector<std::uint16_t> pattern = [] {
@@ -662,18 +676,18 @@ public:
             for (auto& h : made) h = f32_to_f16(normal(random));
             return made;
         }();
-        auto* to = static_cast<std::uint16_t*>(cuda::allocate(n * 2));
+        auto* to = static_cast<std::uint16_t*>(cuda::allocate(*context_, n * 2));
         check(to != nullptr, "the GPU's memory is full");
         for (std::size_t at = 0; at < n; at += pattern.size())
-            cuda::upload(to + at, pattern.data(), std::min(pattern.size(), n - at) * 2);
+            cuda::upload(to + at, pattern.data(), std::min(pattern.size(), n - at) * 2, *context_);
         return memory_.emplace_back(to);
     }
     void* ints(const std::vector<std::int32_t>& values) {
-        void* to = cuda::allocate(values.size() * 4);
-        cuda::upload(to, values.data(), values.size() * 4);
+        void* to = cuda::allocate(*context_, values.size() * 4);
+        cuda::upload(to, values.data(), values.size() * 4, *context_);
         return memory_.emplace_back(to);
     }
-    void* zeros(std::size_t bytes) { return memory_.emplace_back(cuda::allocate(bytes)); }
+    void* zeros(std::size_t bytes) { return memory_.emplace_back(cuda::allocate(*context_, bytes)); }
     void  clear() {
         for (void* m : memory_) cuda::release(m);
         memory_.clear();
@@ -683,18 +697,18 @@ public:
         std::vector<double> samples;
         for (int i = 0; i < 3; i++) launch(i);
         for (int round = 0; round < 9; round++) {
-            cuda::record_event(begin_, stream_);
+            cuda::record_event(begin_, *context_);
             for (int i = 0; i < each; i++) launch(round * each + i);
-            cuda::record_event(end_, stream_);
+            cuda::record_event(end_, *context_);
             samples.push_back(cuda::seconds_between(begin_, end_) / each);
         }
-        if (const char* error = cuda::last_error()) std::fprintf(stderr, "bench: CUDA: %s\n", error);
+        if (const char* error = cuda::last_error(*context_)) std::fprintf(stderr, "bench: CUDA: %s\n", error);
         std::sort(samples.begin(), samples.end());
         return samples[samples.size() / 2];
     }
 
 private:
-    cuda::Stream       stream_;
+    cuda::Context*     context_;
     void *             begin_, *end_;
     std::vector<void*> memory_;
 };
@@ -748,7 +762,7 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
             ops[2].kind = cuda::TapeOp::gated;
             products(ops[3], gate, {l.down});
             products(ops[5], normed, {l.q, l.k, l.v});
-            return cuda::run_dense(ops, 6, n, {}, gpu.stream());
+            return cuda::run_dense(ops, 6, n, {}, gpu.context());
         };
         if (run(layers[0]) == 0) break;
         const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
@@ -780,6 +794,7 @@ void prompt_kernels(Gpu& gpu, const Arguments& a) {
                       {"down", hidden, ff, 1, false, wide, delta}};
     for (Products& p : all)
         for (auto& w : p.weight) w = halves(p.rows * p.cols * p.n);
+    std::set<std::pair<std::int64_t, std::int64_t>> tuned; // rows of a matrix, of x
     for (std::int64_t n : {256, 512, 1024, 2048}) {
         const auto ours = [&](const Products& p, int layer) {
             cuda::TapeOp op;
@@ -790,13 +805,14 @@ void prompt_kernels(Gpu& gpu, const Arguments& a) {
                 op.product[i].weight.data = p.weight[layer] + i * p.rows * p.cols;
                 op.product[i].out         = p.out + i * n * p.rows;
             }
-            return cuda::can_prompt(op) && cuda::run_prompt(&op, 1, {}, gpu.stream()) == 1;
+            return cuda::can_prompt(gpu.context(), op) && cuda::run_prompt(&op, 1, {}, gpu.context()) == 1;
         };
         const auto theirs = [&](const Products& p, int layer) {
-            cuda::matmul_blas(p.x, n, p.weight[layer], p.rows, p.cols, p.out, false, gpu.stream(), p.n, p.rows * p.cols,
-                              n * p.rows);
-            if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.stream());
-            return true;
+            const cuda::BlasShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
+            if (tuned.insert({p.rows, n}).second) cuda::tune_blas(shape, p.weight[layer], n, n, gpu.context());
+            const bool ran = cuda::matmul_blas(p.x, n, p.weight[layer], shape, p.out, gpu.context());
+            if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.context());
+            return ran;
         };
         const auto line = [&](const char* kernel, const std::string& what, double weights, const auto& multiply) {
             if (!multiply(0)) return;
@@ -837,13 +853,13 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
             auto *x = halves(T * hidden), *out = halves(T * hidden);
             auto *residual = floats(T * hidden), *weight = floats(hidden);
             line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
-                cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.stream());
+                cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.context());
             });
         }
         if (wanted("swiglu")) {
             auto *gate = halves(T * ff), *up = halves(T * ff);
             line("swiglu", cat(T, " × ", ff), double(T * ff) * 6,
-                 [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.stream()); });
+                 [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.context()); });
         }
         if (wanted("rope + store")) {
             std::vector<std::int32_t> numbers(T);
@@ -856,7 +872,7 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
             r.inv_freq = floats(D / 2), r.half = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
             r.head_dim = int(D), r.block_size = int(block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
-                 [&] { cuda::rope_and_store(r, plan, n, gpu.stream()); });
+                 [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
         }
     }
     if (wanted("copy blocks")) { // of 40 layers
@@ -864,7 +880,7 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
         std::vector<const void*> arrays;
         for (std::size_t i = 0; i < n_arrays; i++) arrays.push_back(gpu.zeros(2 * n_copies * bytes));
         void* bases = gpu.zeros(n_arrays * sizeof(void*));
-        cuda::upload(bases, static_cast<const void*>(arrays.data()), n_arrays * sizeof(void*));
+        cuda::upload(bases, static_cast<const void*>(arrays.data()), n_arrays * sizeof(void*), gpu.context());
         std::vector<std::int32_t> pairs;
         for (int i = 0; i < int(n_copies); i++) pairs.insert(pairs.end(), {i, int(n_copies) + i});
         const auto*      list = static_cast<std::int32_t*>(gpu.ints(pairs));
@@ -872,14 +888,14 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
         pools.from = static_cast<const void**>(bases), pools.to = static_cast<void**>(bases);
         pools.n_arrays = int(n_arrays), pools.block_bytes = bytes;
         line("copy blocks", cat(n_copies, " of 40 layers"), double(n_copies * n_arrays * bytes) * 2,
-             [&] { cuda::copy_blocks(pools, list, int(n_copies), gpu.stream()); });
+             [&] { cuda::copy_blocks(pools, list, int(n_copies), gpu.context()); });
     }
     constexpr std::size_t rows = 64;
     if (wanted("argmax")) {
         auto* logits = floats(rows * vocab);
         auto* best   = static_cast<std::int32_t*>(gpu.zeros(rows * 4));
         line("argmax", cat(rows, " × ", vocab), double(rows * vocab) * 4,
-             [&] { cuda::argmax(logits, best, std::int64_t(rows), std::int64_t(vocab), gpu.stream()); });
+             [&] { cuda::argmax(logits, best, std::int64_t(rows), std::int64_t(vocab), gpu.context()); });
     }
     if (wanted("sample")) {
         std::mt19937                    random(1);
@@ -887,7 +903,7 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
         std::vector<float>              values(rows * vocab);
         for (float& v : values) v = normal(random);
         auto* logits = floats(rows * vocab);
-        cuda::upload(logits, values.data(), values.size() * 4);
+        cuda::upload(logits, values.data(), values.size() * 4, gpu.context());
         std::vector<cuda::SampleTask> tasks(rows);
         std::vector<double>           draws(rows);
         for (std::size_t i = 0; i < rows; i++) {
@@ -898,11 +914,11 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
         }
         auto* list    = static_cast<cuda::SampleTask*>(gpu.zeros(rows * sizeof(cuda::SampleTask)));
         auto* numbers = static_cast<double*>(gpu.zeros(rows * 8));
-        cuda::upload(list, tasks.data(), rows * sizeof(cuda::SampleTask));
-        cuda::upload(numbers, draws.data(), rows * 8);
+        cuda::upload(list, tasks.data(), rows * sizeof(cuda::SampleTask), gpu.context());
+        cuda::upload(numbers, draws.data(), rows * 8, gpu.context());
         auto* answers = static_cast<std::int32_t*>(gpu.zeros(rows * 16));
         line("sample", cat(rows, " × ", vocab, ", top_k 40"), double(rows * vocab) * 4, [&] {
-            cuda::sample(logits, std::int64_t(vocab), list, int(rows), nullptr, numbers, answers, gpu.stream());
+            cuda::sample(logits, std::int64_t(vocab), list, int(rows), nullptr, numbers, answers, gpu.context());
         });
     }
 }
@@ -956,19 +972,24 @@ int kernels(const Arguments& a) {
                 if (n <= cuda::most_vector_rows)
                     line("vector", [&](const cuda::Weight& weight) {
                         products(weight, [&](const cuda::Product* p) {
-                            cuda::matmul_vector(x, n, cols, p, 1, false, gpu.stream());
+                            cuda::matmul_vector(x, n, cols, p, 1, false, gpu.context());
                         });
                     });
                 if (n > 1)
                     line("batch", [&](const cuda::Weight& weight) {
                         products(weight,
-                                 [&](const cuda::Product* p) { cuda::matmul_batch(x, n, cols, p, 1, gpu.stream()); });
+                                 [&](const cuda::Product* p) { cuda::matmul_batch(x, n, cols, p, 1, gpu.context()); });
                     });
-                if (n > 4 && form == cuda::WeightForm::f16)
+                if (n > 4 && form == cuda::WeightForm::f16) {
+                    const cuda::BlasShape shape{rows, cols};
+                    const auto            values = [](const cuda::Weight& weight) {
+                        return static_cast<const cuda::Half*>(weight.data);
+                    };
+                    cuda::tune_blas(shape, values(w), n, n, gpu.context());
                     line("cuBLASLt", [&](const cuda::Weight& weight) {
-                        cuda::matmul_blas(x, n, static_cast<const cuda::Half*>(weight.data), rows, cols, out, false,
-                                          gpu.stream());
+                        cuda::matmul_blas(x, n, values(weight), shape, out, gpu.context());
                     });
+                }
                 gpu.clear();
             }
     struct Shape {
@@ -989,7 +1010,7 @@ int kernels(const Arguments& a) {
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const auto lengths = cuda::decode_chunks(D, std::int64_t(S) * L * K);
+                const auto lengths = cuda::decode_chunks(gpu.context(), D, std::int64_t(S) * L * K);
                 const auto cut     = [&](int chunk, std::vector<std::int32_t>& to) {
                     const auto [chunks, length] = cuda::chunks_of(L, chunk);
                     for (int c = 0; c < chunks; c++)
@@ -1021,7 +1042,7 @@ int kernels(const Arguments& a) {
             auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
             auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
             const double s       = gpu.seconds([&](int i) {
-                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, tickets, gpu.stream());
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, tickets, gpu.context());
             });
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",
                         cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
@@ -1033,7 +1054,7 @@ int kernels(const Arguments& a) {
         std::vector<std::int32_t> table, positions, tiles;
         for (int i = 0; i < L / block; i++) table.push_back(i);
         for (int i = 0; i < L; i++) positions.push_back(i);
-        const int tile = cuda::prefill_tile(D);
+        const int tile = cuda::prefill_tile(gpu.context(), D);
         for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
         cuda::Plan plan;
         plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
@@ -1046,7 +1067,7 @@ int kernels(const Arguments& a) {
         t.cache_v = static_cast<cuda::Half*>(gpu.halves(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
         t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
         const double s =
-            gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.stream()); });
+            gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
         kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
         gpu.clear();
     }

@@ -1,8 +1,12 @@
 // block-viz: shows the KV memory of a run: block tables, reference counts, sharing, copies, swaps; as text, JSON or a page.
 // Exit codes: 0, 1 (something cannot be used: one line on stderr), 2 (wrong usage).
 #include <httplib.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 
 import quire.base;
 import quire.block_view;
@@ -74,6 +78,23 @@ Result<Trace> from_file(const Arguments& a) {
     return trace;
 }
 
+// Why nothing answers at HOST:PORT, which the library does not tell: asked of the system once more.
+std::string connection_fault(const std::string& where) {
+    const std::size_t colon = where.find(':', where.rfind(']') == std::string::npos ? 0 : where.rfind(']'));
+    std::string       host = where.substr(0, colon), port = colon == std::string::npos ? "80" : where.substr(colon + 1);
+    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    if (const int fault = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); fault != 0)
+        return cat("no address for ", where, ": ", gai_strerror(fault));
+    const int socket = ::socket(found->ai_family, SOCK_STREAM, 0);
+    const int reason = ::connect(socket, found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
+    close(socket);
+    freeaddrinfo(found);
+    if (reason == ECONNREFUSED) return cat("connection refused: nothing listens on ", where);
+    return cat("cannot connect to ", where, reason != 0 ? cat(": ", std::strerror(reason)) : std::string());
+}
+
 Result<Trace> from_server(const Arguments& a) {
     const std::size_t scheme = a.url.find("://"), slash = a.url.find('/', scheme == std::string::npos ? 0 : scheme + 3);
     if (a.url.substr(0, 7) != "http://") return fail("--url ", quote(a.url), " does not begin with http://");
@@ -88,6 +109,8 @@ Result<Trace> from_server(const Arguments& a) {
         body.append(data, n);
         return body.size() <= most;
     });
+    if (!response && response.error() == httplib::Error::Connection)
+        return fail_with(ErrorKind::system, a.url, ": ", connection_fault(a.url.substr(7, slash - 7)));
     if (!response) return fail_with(ErrorKind::system, a.url, ": ", httplib::to_string(response.error()));
     if (response->status != 200) return fail(a.url, "/blocks answers with status ", response->status);
     Result<Trace> trace = parse_trace(body);

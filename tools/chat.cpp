@@ -6,6 +6,7 @@ import quire.base;
 import quire.chat_template;
 import quire.config;
 import quire.engine;
+import quire.foreign_flags;
 import quire.request;
 import quire.std;
 import quire.terminal;
@@ -24,11 +25,20 @@ struct Arguments {
     std::optional<float> temperature; // default 0.8; 0 for the toy model
     float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
     std::int64_t         seed = -1;
-    bool single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false;
+    bool single_turn = false, no_prefix_cache = false, ignore_eos = false, timings = false, no_timings = false,
+         escapes = false;
 };
 
 constexpr std::string_view commands =
-    "/exit  /clear (new conversation)  /regen (answer again)  /read FILE (into the next message)";
+    "/exit  /clear (new conversation)  /regen (answer again)  /read FILE (into the next message)  /help";
+constexpr std::string_view help =
+    "  /exit        leave, as Ctrl-D or Ctrl-C twice\n"
+    "  /clear       a new conversation\n"
+    "  /regen       answer again, or read on where Ctrl-C stopped\n"
+    "  /read FILE   put a file's text before the next message; Tab completes names\n"
+    "  //text       a message that begins with a slash\n"
+    "A message goes on behind a \\ at the end of a line and behind Alt-Enter; a pasted text is one message.\n"
+    "Ctrl-C stops an answer or clears the line, Ctrl-R searches in what was typed before.";
 
 int complain(const Error& error) {
     std::fprintf(stderr, "chat: %s\n", error.message.c_str());
@@ -37,7 +47,10 @@ int complain(const Error& error) {
 
 Result<std::string> read_file(const std::string& path) {
     constexpr std::size_t most = std::size_t(16) << 20;
-    if (!std::filesystem::is_regular_file(path))
+    std::error_code       ignored;
+    if (std::filesystem::is_directory(path, ignored))
+        return fail_with(ErrorKind::system, "cannot read ", quote(path), ": it is a directory");
+    if (!std::filesystem::is_regular_file(path, ignored))
         return fail_with(ErrorKind::system, "cannot read ", quote(path), ": no such file");
     std::ifstream file(path, std::ios::binary);
     std::string   text;
@@ -71,7 +84,7 @@ public:
           color_(arguments.color == "on" ||
                  (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
           timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)),
-          timings_file_(facts.out ? stdout : stderr),
+          timings_file_(facts.out ? stdout : stderr), progress_(facts.err && !facts.dumb),
           seed_(arguments.seed >= 0 ? std::uint64_t(arguments.seed) : std::random_device{}()) {
         clear();
     }
@@ -190,6 +203,21 @@ private:
         note(cat("The context of ", room(), " tokens is full; /clear starts a new conversation."));
     }
 
+    // Why a prompt was refused: the last message alone is too long, or all of them together are.
+    void say_too_long(std::size_t n_prompt) const {
+        const bool        only = std::ranges::count(messages_, "user", &ChatMessage::role) == 1;
+        const std::size_t n    = only ? n_prompt : encode_whole(messages_.back().content).size();
+        if (n < std::size_t(room())) return say_full();
+        note(cat("The message is too long: it has ", n, " tokens", only ? ", with the chat template," : "",
+                 " and the context ", room(), "."));
+    }
+
+    // Prompt tokens that the model has read since the request was submitted, those from the cache included.
+    int n_read(const EngineStats& before) const {
+        const EngineStats now = engine_.stats();
+        return int(now.prefill_tokens + now.cached_tokens - before.prefill_tokens - before.cached_tokens);
+    }
+
     // Prints the answer's text as it comes; the blank with which many begin is left out.
     class Printer {
     public:
@@ -233,10 +261,11 @@ private:
         request.sampling.repeat_last_n      = arguments_.repeat_last_n;
         request.sampling.seed               = seed_ + n_answers_++;
         const std::vector<Token> prompt     = request.prompt;
+        const EngineStats        before     = engine_.stats();
         Stopwatch                watch;
         Result<RequestId>        id = engine_.submit(std::move(request));
         if (!id) {
-            if (id.error().kind == ErrorKind::limit) say_full();
+            if (id.error().kind == ErrorKind::limit) say_too_long(prompt.size());
             else note(id.error().message);
             return false;
         }
@@ -253,8 +282,9 @@ private:
         std::string         refusal;
         bool                stopped = false; // at plain_stop
         {
-            Printer printer;
-            auto    show = [&](bool all) { // but not what may become the stop text
+            StatusLine status(progress_);
+            Printer    printer;
+            auto       show = [&](bool all) { // but not what may become the stop text
                 std::size_t upto = reply.size();
                 if (form_ == ChatForm::plain) {
                     if (std::size_t at = reply.find(plain_stop); at != std::string::npos) {
@@ -279,6 +309,7 @@ private:
                     if (event.id != *id) continue;
                     last = watch.seconds();
                     if (n_tokens == 0) first = last;
+                    status.clear();
                     n_tokens += int(event.tokens.size());
                     n_cached = std::max(n_cached, event.cached_tokens);
                     for (Token token : event.tokens) {
@@ -290,7 +321,12 @@ private:
                     finish  = event.finish;
                     refusal = event.message;
                 }
+                const int n = n_read(before);
+                if (n_tokens == 0 && finish == FinishReason::none && n > 0 &&
+                    (prompt.size() >= 256 || watch.seconds() > 0.5))
+                    status.show(cat("reading ", n, " of ", prompt.size(), " tokens"));
             }
+            status.clear();
             (void)interrupted(); // a Ctrl-C that came with the last token was meant for this answer
             if (!stopped) reply += detokenizer.finish();
             show(true);
@@ -301,9 +337,14 @@ private:
             return false;
         }
 
-        known_ = {*text, reply, prompt, std::move(ids), !stopped};
+        const bool answered = n_tokens > 0;
+        const int  read     = answered ? int(prompt.size()) : n_read(before);
+        known_              = {*text, reply, prompt, std::move(ids), !stopped};
         messages_.push_back({"assistant", std::move(reply)});
-        if (timings_) show_timings(int(prompt.size()), n_cached, n_tokens, first, last);
+        if (timings_) show_timings(read, n_cached, n_tokens, answered ? first : last, last);
+        if (!answered && finish == FinishReason::cancelled)
+            note(cat("Stopped when ", read, " of ", prompt.size(), " tokens were read. /regen ",
+                     arguments_.no_prefix_cache ? "begins again" : "goes on from there", "."));
         if (finish == FinishReason::length && (arguments_.n < 0 || n_tokens < arguments_.n)) say_full();
         return true;
     }
@@ -327,6 +368,7 @@ private:
     ChatForm                 form_;
     bool                     color_, timings_;
     std::FILE*               timings_file_;
+    bool                     progress_; // of long prompts is shown
     std::uint64_t            seed_, n_answers_ = 0;
     std::vector<ChatMessage> messages_;
     Known                    known_;
@@ -339,10 +381,11 @@ private:
 std::optional<std::string> read_message(LineReader& reader) {
     std::string message;
     for (std::string prompt = "> ";; prompt = "| ") {
-        std::optional<std::string> line = reader.read(prompt);
-        if (!line) return message.empty() ? std::nullopt : std::optional(message);
-        if (!line->empty()) reader.remember(*line);
-        message += *line;
+        Line line = reader.read(prompt);
+        if (line.end == LineEnd::end) return message.empty() ? std::nullopt : std::optional(message);
+        if (line.end == LineEnd::abandoned) return "";
+        if (!line.text.empty()) reader.remember(line.text);
+        message += line.text;
         if (!message.ends_with('\\')) return message;
         message.back() = '\n';
     }
@@ -354,6 +397,69 @@ std::string without_blanks_around(std::string_view text) {
                                       : std::string(text.substr(first, text.find_last_not_of(" \t\r") - first + 1));
 }
 
+// ~ and ~/x are in the home directory.
+std::string with_home(const std::string& path) {
+    const char* home = std::getenv("HOME");
+    if (home == nullptr || !(path == "~" || path.starts_with("~/"))) return path;
+    return home + path.substr(1);
+}
+
+constexpr std::string_view command_names[] = {"/exit", "/clear", "/regen", "/read ", "/help"};
+
+// What Tab makes of the beginning of a line: a command, or a file behind /read.
+std::vector<std::string> completions(const std::string& text) {
+    std::vector<std::string> found;
+    const std::string        read = "/read ";
+    if (!text.starts_with(read)) {
+        for (std::string_view name : command_names)
+            if (!text.empty() && name.starts_with(text)) found.emplace_back(name);
+        return found;
+    }
+    const std::string path   = text.substr(read.size());
+    const std::size_t slash  = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "" : path.substr(0, slash + 1),
+                      name   = path.substr(folder.size());
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(folder.empty() ? "." : with_home(folder), error), end;
+         !error && at != end; at.increment(error)) {
+        const std::string file = at->path().filename().string();
+        if (!file.starts_with(name) || (name.empty() && file[0] == '.')) continue;
+        std::error_code ignored;
+        found.push_back(cat(read, folder, file, at->is_directory(ignored) ? "/" : ""));
+    }
+    std::ranges::sort(found);
+    return found;
+}
+
+// False: the conversation is over.
+bool obey(Chat& chat, const std::string& line, std::string& attached) {
+    const std::size_t space   = line.find(' ');
+    const std::string command = line.substr(0, space),
+                      rest =
+                          space == std::string::npos ? "" : without_blanks_around(std::string_view(line).substr(space));
+    if (command == "/exit") return false;
+    if (command == "/help") {
+        chat.note(help);
+    } else if (command == "/clear") {
+        chat.clear();
+        attached.clear();
+        chat.note("A new conversation.");
+    } else if (command == "/regen") {
+        chat.regenerate();
+    } else if (command == "/read" && !rest.empty()) {
+        if (Result<std::string> text = read_file(with_home(rest))) {
+            chat.note(cat("The next message will begin with ", text->size(), " bytes of ", quote(rest), '.'));
+            attached += *text;
+            if (!attached.ends_with('\n')) attached += '\n';
+        } else {
+            chat.note(text.error().message);
+        }
+    } else {
+        chat.note(cat("Commands: ", commands, "  (// sends a line that begins with a slash)"));
+    }
+    return true;
+}
+
 int converse(Chat& chat, LineReader& reader, const Arguments& a, std::optional<std::string> first) {
     std::string attached; // by /read
     if (first) {
@@ -362,38 +468,38 @@ int converse(Chat& chat, LineReader& reader, const Arguments& a, std::optional<s
     }
     while (std::optional<std::string> line = read_message(reader)) {
         const std::string bare = without_blanks_around(*line);
-        if (bare.empty()) continue;
-        if (bare[0] == '/') {
-            const std::size_t space   = bare.find(' ');
-            const std::string command = bare.substr(0, space),
-                              rest    = space == std::string_view::npos
-                                            ? ""
-                                            : without_blanks_around(std::string_view(bare).substr(space));
-            if (command == "/exit") return 0;
-            if (command == "/clear") {
-                chat.clear();
-                attached.clear();
-                chat.note("A new conversation.");
-            } else if (command == "/regen") {
-                chat.regenerate();
-            } else if (command == "/read" && !rest.empty()) {
-                if (Result<std::string> text = read_file(rest)) {
-                    chat.note(cat("The next message will begin with ", text->size(), " bytes of ", quote(rest), '.'));
-                    attached += *text;
-                    if (!attached.ends_with('\n')) attached += '\n';
-                } else {
-                    chat.note(text.error().message);
-                }
-            } else {
-                chat.note(cat("Commands: ", commands));
-            }
+        if (bare.find_first_not_of('\n') == std::string::npos) continue;
+        const bool slashes = bare.starts_with("//");
+        if (bare[0] == '/' && !slashes && bare.find('\n') == std::string::npos) {
+            if (!obey(chat, bare, attached)) return 0;
             continue;
         }
-        if (chat.say(attached + *line)) attached.clear();
+        if (chat.say(attached + (slashes ? bare.substr(1) : *line))) attached.clear();
         else if (a.single_turn) return 1;
         if (a.single_turn) return 0;
     }
     return 0;
+}
+
+// Of a text piped into a single turn: all of it is the message.
+Result<std::optional<std::string>> piped_message(LineReader& reader) {
+    Result<std::string> text = reader.read_all();
+    if (!text) return std::unexpected(text.error());
+    while (text->ends_with('\n') || text->ends_with('\r')) text->pop_back();
+    if (text->find_first_not_of(" \t\r\n") == std::string::npos) return std::nullopt;
+    return std::optional(std::move(*text));
+}
+
+// \n, \t and the like as a shell leaves them in a flag's text.
+std::string without_escapes(const std::string& text) {
+    constexpr std::string_view names = "nrt\\'\"", meant = "\n\r\t\\'\"";
+    std::string                out;
+    for (std::size_t i = 0; i < text.size(); i++) {
+        const std::size_t which = text[i] == '\\' && i + 1 < text.size() ? names.find(text[i + 1]) : std::string::npos;
+        out += which == std::string::npos ? text[i] : meant[which];
+        i += which != std::string::npos;
+    }
+    return out;
 }
 
 // The form of the conversation, and a sentence on standard error where it is not exactly the file's.
@@ -423,8 +529,9 @@ int run(Arguments& a) {
     const TerminalFacts facts       = terminal_facts();
     const bool          interactive = facts.in && facts.out;
     on_interrupt(OnInterrupt::leave);
-    if (facts.out && !facts.dumb) set_interrupt_farewell("\x1b[0m\n");
 
+    if (a.escapes)
+        for (std::string* text : {&a.prompt, &a.system}) *text = without_escapes(*text);
     std::optional<std::string> first;
     if (!a.prompt.empty()) first = a.prompt;
     if (!a.prompt_file.empty()) {
@@ -451,6 +558,7 @@ int run(Arguments& a) {
     options.kv_type                = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
     options.max_sequences          = 1;
     options.prefix_cache           = !a.no_prefix_cache;
+    options.step_seconds           = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
     const std::string name         = std::filesystem::path(a.model).filename().string();
     ProgressBar       bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
     bar.show(0);
@@ -464,17 +572,27 @@ int run(Arguments& a) {
 
     if (interactive && !a.single_turn) {
         std::printf(
-            "quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, then "
+            "quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, "
+            "Ctrl-D "
             "leaves.\n\n",
             printable(name).c_str(), engine->describe().c_str(), std::string(chat_form_name(*form)).c_str(),
             std::string(commands).c_str());
         std::fflush(stdout);
     }
-    LineReader reader(interactive, interactive ? history_path() : "");
-    Chat       chat(*engine, a, *form, facts);
+    Chat chat(*engine, a, *form, facts);
     if (first && interactive && !a.single_turn) std::printf("> %s\n", printable(*first).c_str());
     on_interrupt(OnInterrupt::ask);
-    const int said = converse(chat, reader, a, std::move(first)), code = chat.failed() ? 1 : said;
+    int code = 0;
+    {
+        LineReader reader(facts, interactive ? history_path() : "", completions);
+        if (!first && a.single_turn && !facts.in) {
+            Result<std::optional<std::string>> piped = piped_message(reader);
+            if (!piped) return complain(piped.error());
+            first = std::move(*piped);
+        }
+        code = converse(chat, reader, a, std::move(first));
+        if (chat.failed()) code = 1;
+    }
     on_interrupt(OnInterrupt::leave);
     if (interactive && !a.single_turn) std::puts("");
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
@@ -507,7 +625,8 @@ int main(int argc, char** argv) {
     auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
     app.add_option("-f,--file", a.prompt_file, "the first message, from a file")->excludes(prompt);
     app.add_option("--system-prompt", a.system, "system message (short: -sys)");
-    app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st)");
+    app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st); a piped text is one message");
+    app.add_flag("-e,--escape", a.escapes, "\\n, \\t and the like in -p and -sys mean what they do in C");
     app.add_option("-n,--predict,--n-predict", a.n, "most tokens in an answer; -1: no limit but the context")
         ->check(
             [](const std::string& text) {
@@ -580,16 +699,23 @@ int main(int argc, char** argv) {
     auto* timings =
         app.add_flag("--show-timings", a.timings, "print timings after each answer; the default on a terminal");
     app.add_flag("--no-show-timings", a.no_timings, "do not print timings")->excludes(timings);
-    app.add_option("--color", a.color, "colours: auto, on, off")
+    app.add_option("--color", a.color, "colours: auto, on, off; alone: on")
+        ->expected(0, 1)
+        ->default_str("on")
         ->check(CLI::IsMember({"auto", "on", "off"}))
         ->capture_default_str();
 
-    // Long names behind one dash, as llama.cpp has them.
-    std::vector<std::string> words;
-    for (int i = argc - 1; i > 0; i--) {
-        const std::string_view word = argv[i];
-        words.emplace_back(word == "-sys" ? "--system-prompt" : word == "-st" ? "--single-turn" : word);
+    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
+        const CLI::Option* option = app.get_option_no_throw(name);
+        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+    };
+    const std::vector<std::string> typed(argv + 1, argv + argc);
+    Result<TranslatedFlags>        flags = translate_flags(Program::chat, typed, own);
+    if (!flags) {
+        std::fprintf(stderr, "chat: %s\n", flags.error().message.c_str());
+        return 2;
     }
+    std::vector<std::string> words(flags->words.rbegin(), flags->words.rend());
     try {
         app.parse(words); // in reverse, as CLI11 wants them
     } catch (const CLI::Success& e) {
@@ -601,5 +727,6 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "chat: %s\n", text.c_str());
         return 2;
     }
+    if (!flags->note.empty()) std::fprintf(stderr, "chat: %s\n", flags->note.c_str());
     return run(a);
 }

@@ -12,9 +12,11 @@ import quire.chat_template;
 import quire.config;
 import quire.endpoints;
 import quire.engine;
+import quire.foreign_flags;
 import quire.http;
 import quire.json;
 import quire.openai;
+import quire.reserve;
 import quire.service;
 import quire.std;
 import quire.terminal;
@@ -231,7 +233,9 @@ int run(Arguments& a) {
     options.aliases          = split(a.aliases, ',');
     options.model_file       = std::filesystem::path(a.model).filename().string();
     options.cors_origins     = split(a.cors, ',');
-    options.ping_seconds     = a.ping_seconds;
+    for (std::string& origin : options.cors_origins)
+        if (origin.ends_with('/')) origin.pop_back(); // as addresses are written
+    options.ping_seconds = a.ping_seconds;
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
     a.engine.kv_type          = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
@@ -269,7 +273,7 @@ int run(Arguments& a) {
         a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {
             log_exchange(e, seconds, bytes, json);
         };
-    options.local_only = is_loopback(a.host) && a.unix_path.empty() && !a.host.ends_with(".sock");
+    options.local_only = is_loopback(a.host);
     Endpoints                           endpoints(service, options);
     Result<std::unique_ptr<HttpServer>> http = HttpServer::create(a.http);
     if (!http) return complain(http.error());
@@ -294,6 +298,7 @@ int run(Arguments& a) {
                          a.host.c_str());
     }
     (*http)->start();
+    keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
     std::fprintf(stderr, "server: %s\nserver: listening on %s\n", description.c_str(), where.c_str());
     const int code = serve(a, service, **http);
@@ -374,7 +379,8 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--unix,--uds", a.unix_path, "listen on this Unix socket; with --port also on the port");
     app.add_option("--api-key", a.keys, "keys that clients must send one of, separated by commas")->take_all();
     app.add_option("--api-key-file", a.key_file, "file with keys, one per line");
-    app.add_option("--cors-origins", a.cors, "origins whose web pages may read answers, separated by commas; *: all");
+    app.add_option("--cors-origins", a.cors,
+                   "origins whose web pages may use this server, separated by commas; *: all");
     app.add_option("--tls-cert,--ssl-cert-file", a.http.tls_cert, "certificate (PEM); switches TLS on");
     app.add_option("--tls-key,--ssl-key-file", a.http.tls_key, "the certificate's private key (PEM)");
     app.add_flag("!--no-pages", a.endpoints.pages, "no chat page at / and no /blocks.html");
@@ -392,7 +398,12 @@ void add_server_flags(CLI::App& app, Arguments& a) {
     app.add_option("--max-body", h.body_bytes, "most bytes in a request's body")
         ->check(within(1, 1e10))
         ->capture_default_str();
-    app.add_option("--max-buffered", h.buffered_bytes, "most bytes in all requests that are still arriving")
+    app.add_option("--max-buffered", h.buffered_bytes,
+                   "most bytes that all requests may hold until they are answered; more get 503")
+        ->check(within(1, 1e12))
+        ->capture_default_str();
+    app.add_option("--max-working", a.endpoints.working_bytes,
+                   "most bytes that requests may take while they are parsed and tokenized; others wait")
         ->check(within(1, 1e12))
         ->capture_default_str();
     app.add_option("--max-header-bytes", h.head_bytes, "most bytes in a request line and its headers")
@@ -458,23 +469,17 @@ void add_request_flags(CLI::App& app, Arguments& a) {
     app.add_option("--min-p", l.min_p, "the same for min_p")->check(within(0, 1))->capture_default_str();
 }
 
-// glibc keeps freed memory for each thread and each size. What the engine's thread allocates a stream's thread frees: a
-// thousand of them keep some 50 MiB after a few minutes (docs/server-load.md). Without these caches memory stays level, at no
-// measurable cost; they can only be turned off before the process starts.
-void restart_without_thread_caches(char** argv) {
-#ifdef __GLIBC__
-    if (std::getenv("GLIBC_TUNABLES")) return; // ours, or what the operator prefers
-    std::array<char, 4096> path{};
-    const ssize_t          n = readlink("/proc/self/exe", path.data(), path.size() - 1);
-    if (n <= 0 || setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1) != 0) return;
-    execv(path.data(), argv); // comes back only if it cannot: then with the caches
-#endif
-}
-
 } // namespace
 
+// What jemalloc, where it is linked, starts with. What the engine's thread allocates a thousand others free: few arenas and no caches
+// of each thread, or memory would grow with their number; freed pages go back within a second, address space with them.
+extern "C" {
+extern const char* malloc_conf;
+const char*        malloc_conf =
+    "narenas:4,tcache:false,retain:false,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0";
+}
+
 int main(int argc, char** argv) {
-    restart_without_thread_caches(argv);
     Arguments a;
     CLI::App  app{"An OpenAI-compatible server for a GGUF model.", "server"};
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast); // as llama.cpp does
@@ -483,8 +488,17 @@ int main(int argc, char** argv) {
     add_server_flags(app, a);
     add_request_flags(app, a);
 
-    std::vector<std::string> words;
-    for (int i = argc - 1; i > 0; i--) words.emplace_back(std::string_view(argv[i]) == "-np" ? "--parallel" : argv[i]);
+    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
+        const CLI::Option* option = app.get_option_no_throw(name);
+        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+    };
+    const std::vector<std::string> typed(argv + 1, argv + argc);
+    Result<TranslatedFlags>        flags = translate_flags(Program::server, typed, own);
+    if (!flags) {
+        std::fprintf(stderr, "server: %s\n", flags.error().message.c_str());
+        return 2;
+    }
+    std::vector<std::string> words(flags->words.rbegin(), flags->words.rend());
     try {
         app.parse(words); // in reverse, as CLI11 wants them
     } catch (const CLI::Success& e) {
@@ -496,6 +510,7 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "server: %s\n", text.c_str());
         return 2;
     }
+    if (!flags->note.empty()) std::fprintf(stderr, "server: %s\n", flags->note.c_str());
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)

@@ -66,7 +66,7 @@ look() {
     has_header nlohmann/json.hpp || need nlohmann-json3-dev
     has_header CLI/CLI.hpp || need libcli11-dev
     has_header utf8proc.h || need libutf8proc-dev
-    has_header histedit.h || need libedit-dev
+    has_header jemalloc/jemalloc.h || need libjemalloc-dev
     has_cmake || need cmake
     has_catch2 || need catch2
     if [ "$set" = sanitize ]; then

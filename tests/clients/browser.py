@@ -18,7 +18,7 @@ def find_browser():
 
 
 class Browser:
-    def __init__(self):
+    def __init__(self, *more):
         self.profile = tempfile.mkdtemp(prefix="quire-browser-")
         to_read, self.out = os.pipe()
         self.into, to_write = os.pipe()
@@ -29,7 +29,7 @@ class Browser:
             os.dup2(b, 4)
 
         arguments = [find_browser(), "--headless", "--remote-debugging-pipe", f"--user-data-dir={self.profile}", "--no-first-run",
-                     "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--disable-background-networking"]
+                     "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--disable-background-networking", *more]
         if os.geteuid() == 0:
             arguments.append("--no-sandbox")
         self.process = subprocess.Popen(arguments, preexec_fn=pipes, pass_fds=(3, 4), stdin=subprocess.DEVNULL,

@@ -214,14 +214,14 @@ NONSENSE = [
     b'{"prompt":"a","best_of":1000000000000}', b'{"prompt":"' + b"word " * 20000 + b'"}', b'{"messages":{}}',
     b'{"prompt":"a","use_beam_search":true,"temperature":"hot"}']
 HEADS = [
-    b"GARBAGE\r\n\r\n", b"\0\1\2\3\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-    b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 500 + b"\r\n", b"GET / HTTP/1.1\r\nA: " + b"b" * 70000 + b"\r\n\r\n",
-    b"GET / HTTP/1.1\r\n folded\r\n\r\n", b"GET /..%2f..%2fetc/passwd HTTP/1.1\r\n\r\n", b"GET /%zz HTTP/1.1\r\n\r\n",
-    b"BREW /pot HTTP/1.1\r\n\r\n", b"GET /nothing?a=%00&b HTTP/1.1\r\n\r\n"]
+    b"GARBAGE\r\n\r\n", b"\0\1\2\3\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 500 + b"\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 70000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n", b"GET /..%2f..%2fetc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"BREW /pot HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /nothing?a=%00&b HTTP/1.1\r\nHost: x\r\n\r\n"]
 
 
 def mutated(dice):

@@ -1,0 +1,137 @@
+// Small llamas of random weights of any shape and type, no matter what kernels like.
+// Include after the imports of quire.base, quire.gguf_writer, quire.quants, quire.std and quire.tensor.
+#pragma once
+
+#include "process.h"
+
+namespace quire::testing {
+
+struct OddShape {
+    const char* name;
+    DType       type;
+    int         hidden, heads, kv_heads, head_dim, rope_dim, ff, vocab, layers = 2;
+};
+
+// Random rows of `type` whose values are of about 1 / √cols.
+inline std::vector<std::byte> random_rows(DType type, std::int64_t rows, std::int64_t cols, std::mt19937& random) {
+    std::vector<std::byte>          out(row_bytes(type, cols) * std::size_t(rows));
+    const float                     deviation = 1 / std::sqrt(float(cols));
+    std::normal_distribution<float> normal(0, deviation);
+    if (type == DType::F32 || type == DType::F16 || type == DType::BF16) {
+        for (std::int64_t i = 0; i < rows * cols; i++) {
+            const float         v = normal(random);
+            const std::uint16_t h = type == DType::BF16 ? f32_to_bf16(v) : f32_to_f16(v);
+            if (type == DType::F32) std::memcpy(out.data() + i * 4, &v, 4);
+            else std::memcpy(out.data() + i * 2, &h, 2);
+        }
+        return out;
+    }
+    // Where the halves of a block stand, and what they are for values of about 1.
+    struct Half {
+        int   at;
+        float value;
+    };
+    std::vector<Half> halves;
+    switch (type) {
+        case DType::Q8_0: halves = {{0, 1.0f / 74}}; break;
+        case DType::Q4_0: halves = {{0, 1.0f / 4.6f}}; break;
+        case DType::Q4_1: halves = {{0, 1.0f / 4.6f}, {2, -7.5f / 4.6f}}; break;
+        case DType::Q5_0: halves = {{0, 1.0f / 9.2f}}; break;
+        case DType::Q5_1: halves = {{0, 1.0f / 9.2f}, {2, -15.5f / 9.2f}}; break;
+        case DType::Q2_K: halves = {{80, 1.0f / 10}, {82, 1.0f / 10}}; break;
+        case DType::Q3_K: halves = {{108, 1.0f / 42}}; break;
+        case DType::Q4_K: halves = {{0, 1.0f / 150}, {2, 1.0f / 20}}; break;
+        case DType::Q5_K: halves = {{0, 1.0f / 300}, {2, 1.0f / 20}}; break;
+        case DType::Q6_K: halves = {{208, 1.0f / 1400}}; break;
+        case DType::IQ4_NL: halves = {{0, 1.0f / 74}}; break;
+        case DType::IQ4_XS: halves = {{0, 1.0f / 1400}}; break;
+        default: break;
+    }
+    for (std::byte& b : out) b = std::byte(random() & 255);
+    for (std::size_t at = 0; at < out.size(); at += std::size_t(dtype_info(type).bytes))
+        for (auto [place, value] : halves) {
+            const std::uint16_t h = f32_to_f16(value * deviation);
+            std::memcpy(out.data() + at + std::size_t(place), &h, 2);
+        }
+    return out;
+}
+
+// A not-a-number in the first row of random_rows(): in its scales, where there are some.
+inline void spoil(DType type, std::span<std::byte> rows, std::int64_t cols) {
+    const auto row   = rows.first(row_bytes(type, cols));
+    const auto bytes = std::size_t(dtype_info(type).bytes);
+    for (std::size_t at = 0; at < row.size(); at += bytes) {
+        const float         nan   = std::numeric_limits<float>::quiet_NaN();
+        const std::uint16_t half  = type == DType::BF16 ? f32_to_bf16(nan) : f32_to_f16(nan);
+        const std::size_t   place = type == DType::Q2_K   ? 80
+                                    : type == DType::Q3_K ? 108
+                                    : type == DType::Q6_K ? 208
+                                                          : 0; // of the scale
+        if (type == DType::F32) std::memcpy(row.data() + at, &nan, 4);
+        else std::memcpy(row.data() + at + place, &half, 2);
+    }
+}
+
+// Writes a llama of that shape; norms are F32. The same bytes each time. The first row of the matrix `spoiled`, if any, is NaN.
+inline void write_odd_model(const std::string& path, const OddShape& s, const std::string& spoiled = {}) {
+    GgufWriter   w;
+    std::mt19937 random(20);
+    const auto   number = [&](const char* key, int value) { w.set(cat("llama.", key), std::uint32_t(value)); };
+    w.set("general.architecture", "llama");
+    number("context_length", 512);
+    number("embedding_length", s.hidden);
+    number("block_count", s.layers);
+    number("feed_forward_length", s.ff);
+    number("attention.head_count", s.heads);
+    number("attention.head_count_kv", s.kv_heads);
+    number("attention.key_length", s.head_dim);
+    number("attention.value_length", s.head_dim);
+    number("rope.dimension_count", s.rope_dim);
+    w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    std::vector<std::string>  tokens{"<unk>", "<s>", "</s>"};
+    std::vector<float>        scores;
+    std::vector<std::int32_t> types{2, 3, 3};
+    for (int byte = 0; byte < 256; byte++) {
+        char text[8];
+        std::snprintf(text, sizeof text, "<0x%02X>", unsigned(byte));
+        tokens.emplace_back(text), types.push_back(6);
+    }
+    while (int(tokens.size()) < s.vocab) tokens.push_back(cat("w", tokens.size())), types.push_back(1);
+    for (int i = 0; i < s.vocab; i++) scores.push_back(float(-i));
+    w.set("tokenizer.ggml.model", "llama");
+    w.set("tokenizer.ggml.tokens", tokens);
+    w.set("tokenizer.ggml.scores", scores);
+    w.set("tokenizer.ggml.token_type", types);
+    w.set("tokenizer.ggml.bos_token_id", std::uint32_t(1));
+    w.set("tokenizer.ggml.eos_token_id", std::uint32_t(2));
+    w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
+
+    const auto matrix = [&](const std::string& name, int rows, int cols) {
+        std::vector<std::byte> values = random_rows(s.type, rows, cols, random);
+        if (name == spoiled) spoil(s.type, values, cols);
+        w.add_tensor(name, s.type, {cols, rows}, values);
+    };
+    const auto vector = [&](const std::string& name) {
+        const std::vector<float> ones(std::size_t(s.hidden), 1.0f);
+        w.add_tensor(name, DType::F32, {s.hidden}, std::as_bytes(std::span(ones)));
+    };
+    const int q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+    matrix("token_embd.weight", s.vocab, s.hidden);
+    vector("output_norm.weight");
+    for (int i = 0; i < s.layers; i++) {
+        const auto name = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
+        vector(name("attn_norm"));
+        matrix(name("attn_q"), q, s.hidden);
+        matrix(name("attn_k"), kv, s.hidden);
+        matrix(name("attn_v"), kv, s.hidden);
+        matrix(name("attn_output"), s.hidden, q);
+        vector(name("ffn_norm"));
+        matrix(name("ffn_gate"), s.ff, s.hidden);
+        matrix(name("ffn_up"), s.ff, s.hidden);
+        matrix(name("ffn_down"), s.hidden, s.ff);
+    }
+    const Result<void> written = w.write(path);
+    if (!written) throw std::runtime_error(written.error().message);
+}
+
+} // namespace quire::testing
