@@ -439,12 +439,13 @@ struct Connection : HttpPeer {
     int               fd  = -1;
     SSL*              ssl = nullptr;
     std::string       remote;
-    Phase             phase = Phase::head;
-    Clock::time_point since = Clock::now(); // idle, or of the first byte of the request
-    bool              begun = false;        // a request has
-    std::size_t       blank = 0;            // empty lines before it
-    std::string       in;                   // received and not yet taken apart
-    std::size_t       searched = 0;         // bytes of it without the end of a head
+    Phase             phase   = Phase::head;
+    Clock::time_point since   = Clock::now(); // idle, or of the first byte of the request
+    bool              begun   = false;        // a request has
+    std::size_t       blank   = 0;            // empty lines before it
+    std::size_t       drained = 0;            // bytes thrown away
+    std::string       in;                     // received and not yet taken apart
+    std::size_t       searched = 0;           // bytes of it without the end of a head
     HttpHead          head;
     ChunkDecoder      chunks;
     std::string       body;
@@ -846,7 +847,12 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
                 watch(*c, io == Connection::Io::again ? EPOLLIN | EPOLLRDHUP : EPOLLIN | EPOLLOUT | EPOLLRDHUP);
             break;
         }
-        if (c->phase == Phase::draining) continue;
+        if (c->phase == Phase::draining) {
+            c->drained += n;
+            if (c->drained > options.limits.body_bytes + options.limits.head_bytes)
+                return drop(c); // no honest request has more
+            continue;
+        }
         if (c->phase == Phase::body && c->in.size() + n > c->in.capacity()) { // no more than the body needs
             std::string wider;
             wider.reserve(std::max(c->in.size() + n, std::min(c->in.capacity() * 2, c->head.length)));

@@ -350,6 +350,10 @@ TEST_CASE("empty lines before a request are few, and no sign of life", "[http]")
     std::string flood;
     for (int i = 0; i < 1 << 20; i++) flood += "\r\n";
     CHECK(Client(echo.port).call(flood).status == 400);
+    Client endless(echo.port);
+    int    sent = 0;
+    while (sent < 100 && endless.send(flood)) sent++; // 2 MiB each
+    CHECK(sent < 100);                                // nobody reads that much
     // Whoever sends nothing else is idle.
     Client dull(echo.port);
     char   byte  = 0;
