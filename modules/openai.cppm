@@ -1034,9 +1034,10 @@ ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
                           const std::string& param, bool at_least) {
     return {400,
             cat("This model's maximum context length is ", context, " tokens. However, you requested ",
-                at_least ? "at least " : "", prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ",
-                param, ", ", completion_tokens, " in the completion). Please reduce the length of the ", param,
-                completion_tokens > 0 ? " or completion." : "."),
+                prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ", param, ", ",
+                completion_tokens, " in the completion). Please reduce the length of the ", param,
+                completion_tokens > 0 ? " or completion." : ".",
+                at_least ? " (At least: a text this long is not split into tokens.)" : ""),
             param, "context_length_exceeded"};
 }
 

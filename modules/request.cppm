@@ -96,8 +96,8 @@ struct Output {
     int                           index = 0;       // which of the n answers
     std::vector<Token>            tokens;          // new since the last event; an end token is among them
     std::vector<PositionLogprobs> logprobs;        // one per token when asked for
-    std::vector<PositionLogprobs> prompt_logprobs; // with the first token: prompt[1..], one each
-    std::vector<float>            prompt_logits;   // with the first token when asked for: [vocab]
+    std::vector<PositionLogprobs> prompt_logprobs; // with the first event: prompt[1..], one each
+    std::vector<float>            prompt_logits;   // with the first event when asked for: [vocab]
     std::vector<float>            embedding;       // with `done`, of `embed`: [hidden], the mean of the prompt's final
                                                    // hidden states (behind the last norm), of length 1
     int                                   prompt_tokens = 0;

@@ -66,7 +66,8 @@ private:
     std::vector<Candidate>    candidates_; // [vocab]
 };
 
-// Whether the allowed tokens, biases and bad words leave a token that can come first, of those that are not `banned`.
+// Whether the allowed tokens, biases and bad words leave a token that can come first, of those that are not `banned`. A bias
+// of -100 counts as a ban, as OpenAI has it.
 bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned);
 
 // Greedy, on the logits as they are.
@@ -118,12 +119,15 @@ bool usable(std::span<const float> logits) {
 }
 
 bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned) {
-    std::unordered_set<Token> never;
-    for (auto [token, bias] : params.logit_bias)
-        if (bias == -std::numeric_limits<float>::infinity()) never.insert(token);
+    constexpr float                  never = -100;
+    std::unordered_map<Token, float> biases;
+    for (auto [token, bias] : params.logit_bias) biases[token] += bias;
     for (const std::vector<Token>& word : params.bad_words)
-        if (word.size() == 1) never.insert(word[0]);
-    const auto possible = [&](Token t) { return !never.contains(t) && !banned(t); };
+        if (word.size() == 1) biases[word[0]] = never;
+    const auto possible = [&](Token t) {
+        const auto bias = biases.find(t);
+        return (bias == biases.end() || bias->second > never) && !banned(t);
+    };
     if (!params.allowed_tokens.empty()) return std::ranges::any_of(params.allowed_tokens, possible);
     for (Token t = 0; t < vocab_size; t++)
         if (possible(t)) return true;

@@ -371,7 +371,7 @@ TEST_CASE("a prompt too long is said in OpenAI's words", "[openai]") {
     CHECK(f.code == "context_length_exceeded");
     CHECK(json_of(error_body(f))["error"]["type"] == "invalid_request_error");
     CHECK(context_overflow(64, 2'000'000'000, 2'000'000'000, "prompt", true)
-              .message.find("at least 4000000000 tokens (2000000000 in the prompt, ") != std::string::npos);
+              .message.find("requested 4000000000 tokens (2000000000 in the prompt, ") != std::string::npos);
     CHECK(context_overflow(64, 65, 0, "input").message.ends_with("Please reduce the length of the input."));
 }
 
