@@ -57,6 +57,7 @@ def check(claim, *why):
         raise AssertionError(" ".join(map(str, why)))
 
 
+READY = "document.querySelector('.ideas button') && document.activeElement.tagName === 'TEXTAREA'"
 TURNS = "document.querySelectorAll('.turn').length"
 BUSY = "!!document.querySelector('.turn.busy')"
 LAST = "[...document.querySelectorAll('.turn.assistant .text')].at(-1).innerText"
@@ -161,7 +162,7 @@ def clean(page, server, what):
 def a_question_is_answered_and_another_turn_follows(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     page.type("What is paged attention?")
     page.press("Enter")
     page.until(TURNS + " === 2")
@@ -191,7 +192,7 @@ def a_question_is_answered_and_another_turn_follows(browser, server):
 def an_answer_is_stopped(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     setting(page, temperature=3, seed=7)  # chance without end
     with Busy(server):
         stop_it(page, server)
@@ -223,7 +224,7 @@ def stop_it(page, server):
 def settings_reach_the_server(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
     setting(page, system="Be brief.", temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, max_tokens=5, seed=1)
     page.type("Hello")
@@ -257,7 +258,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
     try:
         page = browser.page()
         page.go(server.url + "/")
-        page.until("document.querySelector('.ideas button')")
+        page.until(READY)
         setting(page, system="Be brief.", max_tokens=40)
         asked = 0
         while not page.run("!!document.querySelector('.fault')"):
@@ -306,7 +307,7 @@ def a_full_context_goes_on_without_the_oldest(browser):
 def a_reload_loses_neither_question_nor_answer(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     setting(page, temperature=3, seed=7, max_tokens=400)
     with Busy(server):
         page.type("Tell me a story.")
@@ -344,7 +345,7 @@ def no_placeholder_is_cut(browser, server):
     for width in (320, 375, 768, 1280):
         page.look(width, 700, False)
         page.go(server.url + "/")
-        page.until("document.querySelector('.ideas button')")
+        page.until(READY)
         page.screenshot(os.path.join(SHOTS, f"new-{width}.png"))
         no_overflow(page, f"the chat at {width}")
         page.click(".set")
@@ -367,7 +368,7 @@ def the_chat_does_not_shift(browser, server):
         page = browser.page(width, height)
         watch_shifts(page)
         page.go(server.url + "/")
-        page.until("document.querySelector('.ideas button')")
+        page.until(READY)
         setting(page, temperature=1, seed=3, max_tokens=300)
         with Busy(server):
             for n in (2, 4, 6):
@@ -688,7 +689,7 @@ def a_key_is_asked_for(browser):
     page = browser.page()
     server = Server()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     server.close()
     page.type("Hello")
     page.press("Enter")

@@ -3,7 +3,7 @@ import os
 import subprocess
 import tempfile
 
-from pages import BLOCK_VIZ, ROOT, TURNS, Server, load, settle
+from pages import BLOCK_VIZ, READY, ROOT, TURNS, Server, load, settle
 from browser import Browser
 
 DOCS = os.path.join(ROOT, "docs")
@@ -14,7 +14,7 @@ def chat(browser):
     try:
         page = browser.page(1180, 720)
         page.go(server.url + "/")
-        page.until("document.querySelector('.ideas button')")
+        page.until(READY)
         for n, question in enumerate(("What is paged attention?", "Why?", "What does gratitude mean?")):
             page.type(question)
             page.press("Enter")
@@ -33,7 +33,7 @@ def blocks(browser):
         threads, _ = load(server, 9)
         for t in threads:
             t.start()
-        page.until("past.some(m => m.swapped > 0) && past.at(-1).running > 3 && past.at(-1).at - past[0].at > 12")
+        page.until("past.some(m => m.swapped > 0) && past.at(-1).running > 2 && past.at(-1).used > 100")
         page.screenshot(os.path.join(DOCS, "server-blocks.png"))
         for t in threads:
             t.join()
