@@ -1,10 +1,11 @@
 // Draws snapshots of the KV memory: `new BlockDrawing(root).draw(snapshot)`, and again for each new snapshot. Only the blocks of the pool
 // that changed are painted, and only the block tables of sequences that changed.
-// options: live: events flash on the pool; chips, sequences: the most to show.
+// options: live: events flash on the pool as rings, and what is shown keeps its place; chips, sequences: the most to show.
 
 const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a6fd1", "#7a8b2e"]; // Okabe and Ito's, extended
 const KINDS = {copy: ["#d55e00", "copy on write"], fork: ["#0072b2", "fork"], swap_out: ["#cc79a7", "swapped out"], swap_in: ["#009e73", "swapped in"],
                recompute: ["#cc79a7", "preempted"], pin: ["#e69f00", "pinned"]};
+const RINGS = ["copy", "swap_out", "swap_in"]; // what happens to a block, not to a request
 
 function percent(x) { return (100 * x).toFixed(1) + " %"; }  // for people
 function length(x) { return (100 * x).toFixed(1) + "%"; }    // for style sheets
@@ -14,6 +15,7 @@ function mix(hex, other, share) { // that share of `other`
   const a = rgb(hex), b = rgb(other);
   return "#" + a.map((x, i) => Math.round(x + (b[i] - x) * share).toString(16).padStart(2, "0")).join("");
 }
+function brightness(hex) { return rgb(hex).reduce((sum, x, i) => sum + (x / 255) ** 2.2 * [.2126, .7152, .0722][i], 0); } // 0 to 1
 
 const SHADES = PALETTE.flatMap(c => [c, mix(c, "#ffffff", .4), mix(c, "#000000", .34), mix(c, "#ffffff", .62), mix(c, "#000000", .54)]);
 function shadeOf(q) { // a hue for each request, a shade for each of its answers
@@ -174,21 +176,27 @@ class PoolDrawing {
       p.setLineDash([]);
     }
     if (size < 24) return;
-    const write = (text, left, top, height, align, weight, color) => {
+    const write = (text, left, top, height, align, weight, color, most) => {
       p.font = `${weight} ${height}px system-ui, "Segoe UI", "Helvetica Neue", sans-serif`;
       p.textAlign = align;
       p.textBaseline = "middle";
-      if (b.refs) { p.shadowColor = "rgb(0 0 0 / .6)"; p.shadowBlur = 3 * this.dpr; }
+      if (color === "#fff") { p.shadowColor = "rgb(0 0 0 / .6)"; p.shadowBlur = 3 * this.dpr; }
       p.fillStyle = color;
-      p.fillText(text, left, top);
+      p.fillText(text, left, top, most);
       p.shadowBlur = 0;
     };
     p.globalAlpha = b.refs || b.hash ? 1 : .55;
-    write(id, x + size / 2, y + size / 2 + 1, size * .27, "center", b.refs ? 620 : 400, b.refs ? "#fff" : this.soft);
+    // The marks have the upper part for themselves, the number what they leave.
+    const pinned = b.refs && b.pinned, marked = b.refs > 1 || pinned, small = Math.max(9, size * .2), number = Math.max(9, size * .27);
+    const middle = marked ? (size + small) / 2 + 1 : size / 2 + 1, under = b.refs && owners.length === 1 ? colorOf(owners[0]) : "#000000";
+    // White stands on full and dark colours; on light ones, and where a slot is free, what the page is written in.
+    const white = b.filled * size > slots * (size - middle) ? brightness(under) < .45 : matchMedia("(prefers-color-scheme: dark)").matches || owners.length > 1;
+    write(id, x + size / 2, y + middle, number, "center", b.refs ? 620 : 400, !b.refs ? this.soft : white ? "#fff" : "#1d1f24", size - 4);
     p.globalAlpha = 1;
-    const small = Math.max(9, size * .2);
-    if (b.refs > 1) write("×" + b.refs, x + size - 3, y + small * .7, small, "right", 700, "#fff");
-    if (b.refs && b.pinned) write("◆", x + 4, y + small * .7, small, "left", 400, "#fff");
+    const top = y + small * .5 + size * .05;
+    const full = b.filled === slots || owners.length > 1 || white;
+    if (pinned) write("◆", x + 2, top, small * .8, "left", 400, full ? "#fff" : "#1d1f24");
+    if (b.refs > 1) write("×" + b.refs, x + size - 2, top, small, "right", 700, full ? "#fff" : "#1d1f24", size - 4 - (pinned ? small * .9 : 0));
   }
 
   over(className, id) { // an element exactly over a block
@@ -205,7 +213,7 @@ class PoolDrawing {
   }
 
   flash(events) {
-    const shown = events.filter(e => KINDS[e.kind] && (e.to ?? e.from ?? -1) >= 0).slice(-48);
+    const shown = events.filter(e => RINGS.includes(e.kind) && (e.to ?? e.from ?? -1) >= 0).slice(-48);
     for (const e of shown) {
       const id = e.kind === "swap_out" ? e.from : e.to;
       if (id === undefined || id >= this.n) continue;
@@ -268,12 +276,24 @@ class BlockDrawing {
       legend.append(item);
     }
     legend.append(element("span", "", "◆ pinned"));
+    for (const kind of this.options.live ? RINGS : []) {
+      const item = element("span"), ring = element("i", "ring");
+      ring.style.setProperty("--own", KINDS[kind][0]);
+      item.append(ring, KINDS[kind][1]);
+      legend.append(item);
+    }
+    const pointed = element("span");
+    pointed.append(element("i", "ring"), "pointed at");
+    legend.append(pointed);
     this.details = element("div", "details");
     card.append(title, this.pool.box, legend, this.details);
     this.sums = element("section", "card");
     this.right.append(...(this.options.live ? [this.sums, card] : [card, this.sums]));
     if (!this.options.live) root.append(this.events);
     root.append(stage);
+    stage.hidden = true; // until there is something to draw
+    this.slots = [];     // live: of each place in the tables the key of its sequence; undefined: free
+    this.holes = [];     // and what stands there then
 
     stage.onpointerover = stage.onfocusin = e => {
       const chip = e.target.closest?.(".chip[data-block]");
@@ -286,6 +306,7 @@ class BlockDrawing {
     this.s = s;
     this.owners = ownersOf(s);
     this.several = severalOf(s);
+    this.stage.hidden = false;
     this.stage.classList.toggle("wide", s.blocks.length > 2000);
     this.size.textContent = `${s.blocks.length.toLocaleString("en")} blocks of ${s.block_size} token${s.block_size === 1 ? "" : "s"}`;
     if (!this.options.live) this.events.replaceChildren(...happenings(s).slice(0, 64).map(([text, hot]) => element("span", hot ? "hot" : "", text)));
@@ -308,11 +329,25 @@ class BlockDrawing {
       now.set(key, before && before[0] === look ? before : [look, this.drawTable(q, head, tail)]);
     }
     this.boxes = now;
-    const wanted = [...now.values()].map(([, box]) => box);
+    const wanted = this.options.live ? this.placed(now) : [...now.values()].map(([, box]) => box);
     if (!all.length) wanted.push(element("div", "rest", "No request holds a block."));
     if (all.length > shown.length) wanted.push(element("div", "sequence rest", `… and ${(all.length - shown.length).toLocaleString("en")} more`));
     const there = this.tables.childNodes;
     if (there.length !== wanted.length || wanted.some((box, i) => box !== there[i])) this.tables.replaceChildren(...wanted);
+  }
+
+  // The boxes, each where it was; a new one takes the first place that is free.
+  placed(now) {
+    const slots = this.slots.map(key => now.has(key) ? key : undefined), there = new Set(slots);
+    for (const key of now.keys()) {
+      if (there.has(key)) continue;
+      const free = slots.indexOf(undefined);
+      if (free < 0) slots.push(key);
+      else slots[free] = key;
+    }
+    while (slots.length && slots.at(-1) === undefined) slots.pop();
+    this.slots = slots;
+    return slots.map((key, i) => now.get(key)?.[1] ?? (this.holes[i] ??= element("div", "sequence")));
   }
 
   drawTable(q, head, tail) {
@@ -335,7 +370,7 @@ class BlockDrawing {
       table.append(chip);
     };
     head.forEach((b, i) => add(b, i));
-    if (tail.length) table.append(element("span", "", `… ${q.blocks.length - head.length - tail.length} more …`));
+    if (tail.length) table.append(element("span", "more", `… ${q.blocks.length - head.length - tail.length} more …`));
     tail.forEach((b, i) => add(b, q.blocks.length - tail.length + i));
     if (!q.blocks.length) table.append(element("span", "", q.status === "waiting" ? "waits for blocks" : "has no blocks: it will be computed again"));
     box.append(who, table);

@@ -27,6 +27,8 @@ Result<Trace> parse_trace(std::string_view text);
 
 // For a terminal: block tables, the pool as a map, the sums. `color`: with ANSI colours, one for each request.
 std::string to_text(const Snapshot& snapshot, bool color);
+// What the signs in it mean: once for all that is shown.
+std::string text_legend();
 
 // One self-contained page that plays the run.
 std::string to_html(const Trace& trace);
@@ -342,18 +344,54 @@ std::string describe(const MemoryEvent& e) {
     return "";
 }
 
+bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; } // in UTF-8
+
+// Lines of at most 80 columns, broken between words, indented by two; a character is a column.
+std::string wrap(const std::string& text) {
+    std::string out;
+    std::size_t column = 80;
+    for (std::size_t at = text.find_first_not_of(' '), end; at != std::string::npos;
+         at             = text.find_first_not_of(' ', end)) {
+        end                      = std::min(text.find(' ', at), text.size());
+        const std::string word   = text.substr(at, end - at);
+        const auto        wide   = std::size_t(std::ranges::count_if(word, begins_character));
+        const bool        breaks = column + 1 + wide > 80;
+        if (breaks) out += out.empty() ? "  " : "\n  ";
+        else out += ' ';
+        column = breaks ? 2 + wide : column + 1 + wide;
+        out += word;
+    }
+    return out + "\n";
+}
+
+// The last characters of a text, `most` of them.
+std::string end_of(const std::string& text, std::size_t most) {
+    std::size_t at = text.size(), n = 0;
+    while (at > 0 && n + 1 < most) n += begins_character(text[--at]);
+    return at == 0 ? text : cat("…", text.substr(at));
+}
+
+// A text of a model: nothing in it moves the cursor.
+std::string on_one_line(std::string text) {
+    for (char& c : text)
+        if (static_cast<unsigned char>(c) < 32 || c == 127) c = ' ';
+    return text;
+}
+
 } // namespace
 
 std::string to_text(const Snapshot& s, bool color) {
     const Painter      paint(color);
     const MemoryTotals t = totals(s);
     std::string        out;
-    out += paint.bold(cat("step ", s.step)) + (s.label.empty() ? "" : cat("  ", s.label)) + "\n";
+    out += paint.bold(cat("step ", s.step)) + "\n";
+    if (!s.label.empty()) out += wrap(s.label);
     if (!s.events.empty()) {
         std::string line;
-        for (const MemoryEvent& e : s.events) line += (line.empty() ? "" : "; ") + describe(e);
-        out += paint.dim(line) + "\n";
+        for (const MemoryEvent& e : s.events) line += (line.empty() ? "[" : "; ") + describe(e);
+        out += wrap(line + "]");
     }
+    if (!s.sequences.empty()) out += "\n";
     // Block tables: logical block i is the i-th entry; filled slots in brackets where a block is not full.
     constexpr std::size_t  shown = 64;
     std::vector<RequestId> first_owner(s.blocks.size(), 0);
@@ -381,6 +419,10 @@ std::string to_text(const Snapshot& s, bool color) {
         }
         if (q.blocks.size() > shown) out += cat(" … and ", q.blocks.size() - shown, " more");
         out += "\n";
+        // What stands in its blocks, below them: the end of it, which is what is new.
+        std::string texts;
+        for (std::size_t i = 0; i < q.texts.size(); i++) texts += cat(i > 0 ? " |" : "", on_one_line(q.texts[i]));
+        if (!texts.empty()) out += cat("    ", end_of(texts, 76), "\n");
     }
     // The pool: how many tables map each block, so many blocks to a character that it stays readable.
     const std::size_t n = s.blocks.size(), each = (n + 4095) / 4096, columns = 80;
@@ -405,11 +447,17 @@ std::string to_text(const Snapshot& s, bool color) {
         out += cat("  ", std::string(6 - std::min<std::size_t>(6, std::to_string(begin).size()), ' '), begin, " ", row,
                    "\n");
     }
-    out += paint.dim("         1-9: mapped so often (*: more)  #: free, found by its hash  ·: free") + "\n";
     out += cat("  used ", t.used, "  cached ", t.cached, "  free ", t.free, t.pinned ? cat("  pinned ", t.pinned) : "",
                "  internal waste ", percent(t.waste), "  saved by sharing ", percent(t.saved),
                s.n_swap_used ? cat("  swapped ", s.n_swap_used, " of ", s.n_swap_blocks) : "", "\n");
     return out;
+}
+
+std::string text_legend() {
+    return "In the tables: 7[4]: physical block 7, 4 slots filled; 3[1/4]: 1 of 4; ×2: two\n"
+           "tables map it; ◆: pinned; #8a1b: its hash begins so. Below, the text in the\n"
+           "blocks. In the pool, for each block: 1-9: so many tables map it (*: more);\n"
+           "#: free, but found by its hash; ·: free.\n";
 }
 
 // -- HTML

@@ -13,8 +13,8 @@ function remember(area, name, value) {
   try { area.setItem("quire." + name, text); } catch { kept[name] = text; }
 }
 
-class Refusal extends Error { // what the server has against a request, as a sentence
-  constructor(message, status) { super(message); this.status = status; }
+class Refusal extends Error { // what the server has against a request, as a sentence; its status and the error's code
+  constructor(message, status, code) { super(message); this.status = status; this.code = code; }
 }
 
 function sentence(text) {
@@ -35,10 +35,10 @@ async function call(path, {body, signal} = {}) {
     throw new Refusal("The server cannot be reached.", 0);
   }
   if (response.ok) return response;
-  let why = "";
-  try { why = (await response.json()).error.message; } catch { /* not one of the server's own answers */ }
+  let why = "", code;
+  try { ({message: why, code} = (await response.json()).error); } catch { /* not one of the server's own answers */ }
   if (response.status === 401) why = key ? "This API key is not accepted" : "This server asks for an API key";
-  throw new Refusal(sentence(why || "The server answered with status " + response.status), response.status);
+  throw new Refusal(sentence(why || "The server answered with status " + response.status), response.status, code);
 }
 
 // The data of each event as it comes.

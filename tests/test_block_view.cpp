@@ -142,6 +142,21 @@ TEST_CASE("the text names blocks, counts, hashes, marks and sums") {
     CHECK(says(text, "copy on write: block 1 → 2; request 1 forked: answer 1"));
     CHECK_FALSE(says(text, "\x1b["));
     CHECK(says(to_text(sample(), true), "\x1b["));
+    CHECK(says(text, "\n    Four | <b>\n")); // what stands in the blocks
+    // No line of prose is longer than a terminal is wide, and none is lost.
+    Snapshot wordy = sample();
+    wordy.label    = "";
+    for (int i = 0; i < 40; i++) wordy.label += cat("word", i, " → ");
+    wordy.sequences[0].texts = {"two\nlines\x1b[2J"};
+    const std::string prose  = to_text(wordy, false);
+    for (std::size_t at = 0, end = 0; at < prose.size(); at = end + 1) {
+        end = prose.find('\n', at);
+        INFO(prose.substr(at, end - at));
+        CHECK(std::count_if(prose.begin() + std::ptrdiff_t(at), prose.begin() + std::ptrdiff_t(end),
+                            [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }) <= 80);
+    }
+    for (int i = 0; i < 40; i++) CHECK(says(prose, cat("word", i, " ")));
+    CHECK(says(prose, "    two lines [2J\n"));
     Snapshot large;
     large.block_size = 16;
     large.blocks.resize(100'000);

@@ -227,12 +227,14 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
             if (totals(trace.steps[i]).used > 0) first = i;
         last = first + 1;
     }
-    if (!a.json && whole && !trace.title.empty()) std::printf("\n%s\n\n", trace.title.c_str());
+    if (!a.json && whole && !trace.title.empty())
+        std::printf("\n%s%s%s\n\n", color ? "\x1b[1;4m" : "== ", trace.title.c_str(), color ? "\x1b[0m" : " ==");
     for (std::size_t i = first; i < last; i++) {
         const Snapshot& s = trace.steps[i];
         if (a.json) std::printf("%s\n", json_dump(to_json(s)).c_str());
         else if (!whole || !s.label.empty() || a.all) std::printf("%s\n", to_text(s, color).c_str());
     }
+    if (!a.json && !whole) std::printf("%s", text_legend().c_str());
     return 0;
 }
 
@@ -240,6 +242,8 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
 int demo(const Arguments& a) {
     const std::string model = a.model.empty() ? shipped_model() : a.model;
     Trace             all;
+    if (a.html_file.empty() && a.record_file.empty() && !a.json && a.step == 0)
+        std::printf("%s", text_legend().c_str());
     for (const Walkthrough& w : walkthroughs()) {
         if (a.demo != "all" && a.demo != w.name) continue;
         Result<Trace> trace = play(w.name, model);

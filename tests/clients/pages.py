@@ -1,7 +1,7 @@
 """The server's pages in a real browser: questions, answers, Stop, settings, the block pool. Nothing that a model writes is
 executed, the console shows no errors, and no other server is contacted. Screenshots go to build/pages.
 
-    tests/clients/pages.py [SERVER [FOLDER]]
+    tests/clients/pages.py [SERVER [FOLDER [WORD …]]]    WORD: of the names of the tests to run
 """
 import json
 import os
@@ -19,6 +19,7 @@ from browser import Browser, find_browser
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 SERVER = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "server")
+BLOCK_VIZ = os.path.join(os.path.dirname(SERVER) or ".", "block-viz")
 SHOTS = sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "build", "pages")
 
 
@@ -56,6 +57,7 @@ def check(claim, *why):
         raise AssertionError(" ".join(map(str, why)))
 
 
+READY = "document.querySelector('.ideas button') && document.activeElement.tagName === 'TEXTAREA'"
 TURNS = "document.querySelectorAll('.turn').length"
 BUSY = "!!document.querySelector('.turn.busy')"
 LAST = "[...document.querySelectorAll('.turn.assistant .text')].at(-1).innerText"
@@ -72,7 +74,76 @@ def setting(page, **values):
     for name, value in values.items():
         page.run(f"document.querySelector('dialog [name={name}]').value = {json.dumps(str(value))}")
     page.click("dialog [value=save]")
-    page.until("!document.querySelector('dialog').open")
+    page.until("!document.querySelector('dialog').open && document.activeElement.tagName === 'TEXTAREA'")
+
+
+class Busy:
+    """Others keep the server busy: an answer takes its time."""
+
+    def __init__(self, server):
+        self.server, self.over = server, threading.Event()
+        self.thread = threading.Thread(target=self.work)
+
+    def work(self):
+        while not self.over.is_set():
+            self.server.post("/v1/completions", prompt="Hello", n=24, max_tokens=200, ignore_eos=True)
+
+    def __enter__(self):
+        self.thread.start()
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+
+def watch_shifts(page):
+    """From the beginning of the next page on; shifts within half a second of an input do not count, as in the metric."""
+    page.call("Page.addScriptToEvaluateOnNewDocument", source="""window.shifts = [];
+        new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput) shifts.push([e.startTime, e.value,
+            e.sources.map(s => `${s.node?.className || s.node?.nodeName} ${[s.previousRect, s.currentRect].map(r => [r.x, r.y, r.width, r.height].map(Math.round))}`)]);
+        }).observe({type: "layout-shift", buffered: true});""")
+
+
+def no_shift(page, what):
+    """Cumulative layout shift: the largest sum over a window of at most 5 s whose shifts lie less than 1 s apart."""
+    worst, total, begin, last = 0, 0, 0, -1e9
+    shifts = page.run("shifts")
+    for at, value, _ in shifts:
+        if at - last > 1000 or at - begin > 5000:
+            total, begin = 0, at
+        total, last = total + value, at
+        worst = max(worst, total)
+    print(f"  layout shift of {what}: {worst:.3f}")
+    check(worst <= 0.1, what, "shifts by", worst, sorted(shifts, key=lambda s: -s[1])[:3])
+
+
+# Text that can be seen, its size and its contrast to what it stands on.
+FAINT = """(() => {
+    const p = Object.assign(document.createElement("canvas"), {width: 1, height: 1}).getContext("2d", {willReadFrequently: true}), out = new Set();
+    const rgb = (color, under) => { p.globalCompositeOperation = "copy"; p.fillStyle = under; p.fillRect(0, 0, 1, 1);
+        p.globalCompositeOperation = "source-over"; p.fillStyle = color; p.fillRect(0, 0, 1, 1); return [...p.getImageData(0, 0, 1, 1).data].slice(0, 3); };
+    const light = c => c.map(x => (x /= 255) <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4).reduce((sum, x, i) => sum + x * [.2126, .7152, .0722][i], 0);
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        const node = walker.currentNode, e = node.parentElement, style = getComputedStyle(e);
+        if (!node.data.trim() || !e.checkVisibility() || e.closest(".unseen, script, style, option, select, svg, :disabled")) continue;
+        const line = [];
+        let opacity = 1;
+        for (let a = e; a; a = a.parentElement) { line.unshift(a); opacity *= getComputedStyle(a).opacity; }
+        let under = "white";
+        for (const a of line) under = `rgb(${rgb(getComputedStyle(a).backgroundColor, under)})`;
+        const back = rgb(under, under), front = rgb(style.color, under).map((x, i) => x * opacity + back[i] * (1 - opacity));
+        const [a, b] = [light(front), light(back)], size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.6 && style.fontWeight >= 700);
+        const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+        if (contrast < (large ? 3 : 4.5) || size < 12) out.add(`${contrast.toFixed(2)} ${size}px .${e.className || e.tagName}: ${node.data.trim().slice(0, 30)}`);
+    }
+    return [...out];
+})()"""
+
+
+def readable(page, what):
+    faint = page.run(FAINT)
+    check(not faint, what, "is hard to read:", faint)
 
 
 def no_overflow(page, what):
@@ -91,7 +162,7 @@ def clean(page, server, what):
 def a_question_is_answered_and_another_turn_follows(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     page.type("What is paged attention?")
     page.press("Enter")
     page.until(TURNS + " === 2")
@@ -121,20 +192,10 @@ def a_question_is_answered_and_another_turn_follows(browser, server):
 def an_answer_is_stopped(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     setting(page, temperature=3, seed=7)  # chance without end
-    over = threading.Event()              # others keep the server busy: the answer takes its time
-
-    def others():
-        while not over.is_set():
-            server.post("/v1/completions", prompt="Hello", n=24, max_tokens=200, ignore_eos=True)
-    thread = threading.Thread(target=others)
-    thread.start()
-    try:
+    with Busy(server):
         stop_it(page, server)
-    finally:
-        over.set()
-        thread.join()
     clean(page, server, "stopping")
 
 
@@ -163,7 +224,7 @@ def stop_it(page, server):
 def settings_reach_the_server(browser, server):
     page = browser.page()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
     setting(page, system="Be brief.", temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, max_tokens=5, seed=1)
     page.type("Hello")
@@ -188,7 +249,137 @@ def settings_reach_the_server(browser, server):
     page.click(".send")
     page.until("document.querySelector('.fault')")
     check("context" in page.run("document.querySelector('.fault').innerText"), page.run("document.querySelector('.fault').innerText"))
+    check(not page.run("document.querySelector('.fault button')"), "what is too long alone cannot go on without others")
     page.click(".new")
+
+
+def a_full_context_goes_on_without_the_oldest(browser):
+    server = Server("-c", "256")
+    try:
+        page = browser.page()
+        page.go(server.url + "/")
+        page.until(READY)
+        setting(page, system="Be brief.", max_tokens=40)
+        asked = 0
+        while not page.run("!!document.querySelector('.fault')"):
+            check(asked < 20, "the context is never full")
+            asked += 1
+            page.type(f"What is paged attention, and why is it number {asked}?")
+            page.press("Enter")
+            page.until(f"{TURNS} === {2 * asked}")
+            settle(page)
+        check(page.run("!!document.querySelector('.fault button')"), "nothing is offered:", page.run("document.querySelector('.fault').innerText"))
+        text = page.run("document.querySelector('.fault button').textContent")
+        n = int(re.fullmatch(r"Go on without the (\d+) oldest messages", text)[1])
+        page.screenshot(os.path.join(SHOTS, "full-1400.png"))
+        # It lasts a reload, and so does what is chosen.
+        page.go(server.url + "/")
+        page.until("document.querySelector('.bar .model').textContent")
+        page.run("window.bodies = []; { const real = window.fetch; window.fetch = (a, o) => { if (o.body && /completions/.test(a)) bodies.push(JSON.parse(o.body)); return real(a, o); }; }")
+        turns = page.run("turns.map(t => ({role: t.role, content: t.content})).filter(t => t.content)")
+        page.click(".fault button")
+        settle(page)
+        check(not page.run("!!document.querySelector('.fault')"), "it still fails:", page.run("document.querySelector('.talk').innerText"))
+        system = {"role": "system", "content": "Be brief."}
+        check(page.run("bodies.at(-1).messages") == [system, *turns[n:]], "other messages were sent:", page.run("bodies.at(-1).messages"))
+
+        def room(n):
+            return 256 - server.post("/tokenize", messages=[system, *turns[n:]])["count"]
+        check(room(n) >= 64 > room(n - 2), "not as few as possible were left out:", n, room(n), room(n - 2))
+        check(page.run("document.querySelector('.cut').previousElementSibling") is not None and page.run("document.querySelectorAll('.turn.dropped').length") == n, "it does not show what is left out")
+        page.screenshot(os.path.join(SHOTS, "cut-1400.png"))
+        readable(page, "a cut talk")
+        page.go(server.url + "/")
+        check(page.run("document.querySelectorAll('.turn.dropped').length") == n, "what was left out comes back")
+        before = page.run(TURNS)
+        page.type("Why?")
+        page.press("Enter")
+        page.until(f"{TURNS} === {before + 2}")
+        settle(page)
+        check(page.run(LAST), "the talk does not go on")
+        page.run("localStorage.clear(); 0")
+        refused = [c for c in page.complaints if "400" not in c]
+        check(not refused, refused)
+    finally:
+        server.close()
+
+
+def a_reload_loses_neither_question_nor_answer(browser, server):
+    page = browser.page()
+    page.go(server.url + "/")
+    page.until(READY)
+    setting(page, temperature=3, seed=7, max_tokens=400)
+    with Busy(server):
+        page.type("Tell me a story.")
+        page.press("Enter")
+        page.until(f"{BUSY} && {LAST}.length > 20")
+        there = page.run("turns.at(-1).content")
+        page.go(server.url + "/")
+        check(page.run(TURNS) == 2 and "Tell me a story." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
+        kept = page.run("turns.at(-1).content")
+        check(kept.startswith(there), "the answer is gone:", kept)
+        check("interrupted" in page.run(NOTE), page.run(NOTE))
+        page.screenshot(os.path.join(SHOTS, "interrupted-1400.png"))
+        page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+        page.until(f"turns.at(-1).content.length > {len(kept) + 20}")
+        check(page.run("turns.at(-1).content").startswith(kept), "it does not go on where it broke off")
+        page.press("Escape")
+        settle(page)
+        check("stopped" in page.run(NOTE) and "interrupted" not in page.run(NOTE), page.run(NOTE))
+        # Before the first word, too; and it can be asked again.
+        page.click(".new")
+        page.type("Tell me another.")
+        page.press("Enter")
+        page.go(server.url + "/")
+        check(page.run(TURNS) == 2 and "Tell me another." in page.run("document.querySelector('.turn.user').innerText"), "the question is gone")
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Try again').click()")
+    page.until(BUSY)
+    settle(page)
+    check(page.run(TURNS) == 2 and page.run(LAST), "it is not asked again")
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "a reload")
+
+
+def no_placeholder_is_cut(browser, server):
+    page = browser.page()
+    for width in (320, 375, 768, 1280):
+        page.look(width, 700, False)
+        page.go(server.url + "/")
+        page.until(READY)
+        page.screenshot(os.path.join(SHOTS, f"new-{width}.png"))
+        no_overflow(page, f"the chat at {width}")
+        page.click(".set")
+        page.until("document.querySelector('dialog').open")
+        page.screenshot(os.path.join(SHOTS, f"settings-{width}.png"))
+        cut = page.run("""[...document.querySelectorAll('textarea, input')].filter(e => e.placeholder && e.checkVisibility()).map(e => {
+            const p = document.createElement('canvas').getContext('2d'), style = getComputedStyle(e);
+            p.font = style.font;
+            const room = e.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - (e.type === 'number' ? 18 : 0); // its arrows
+            return [e.placeholder, p.measureText(e.placeholder).width, room, e.clientHeight, parseFloat(style.lineHeight) || parseFloat(style.fontSize)];
+        }).filter(([, wide, room, high, line]) => wide > room || high < line)""")
+        check(not cut, "cut at", width, cut)
+        page.press("Escape")
+        page.until("!document.querySelector('dialog').open")
+    clean(page, server, "the placeholders")
+
+
+def the_chat_does_not_shift(browser, server):
+    for width, height in ((1280, 900), (390, 844)):
+        page = browser.page(width, height)
+        watch_shifts(page)
+        page.go(server.url + "/")
+        page.until(READY)
+        setting(page, temperature=1, seed=3, max_tokens=300)
+        with Busy(server):
+            for n in (2, 4, 6):
+                page.type("Tell me a story.")
+                page.press("Enter")
+                page.until(f"{TURNS} === {n}")
+                settle(page)
+        time.sleep(0.6)
+        no_shift(page, f"the chat at {width}")
+        page.run("localStorage.clear(); 0")
+        clean(page, server, "the chat")
 
 
 ATTACKS = """<script>window.hit = 1</script>
@@ -261,30 +452,36 @@ def markdown_becomes_elements(browser, server):
     clean(page, server, "markdown")
 
 
+def load(server, n=9, tokens=300):
+    """Threads whose requests share a pinned prefix and want more blocks than there are; and what went wrong in them."""
+    prefix, faults = "You are a friendly assistant that answers briefly. " * 4, []
+    server.post("/pin", prompt=prefix)
+
+    def one(i):
+        try:
+            server.post("/v1/completions", prompt=f"{prefix}A story of {i} blocks and of what they hold:", n=1 + i % 3, max_tokens=tokens, ignore_eos=True, temperature=1)
+        except urllib.error.HTTPError as e:
+            faults.append(e.read())
+    return [threading.Thread(target=one, args=(i,)) for i in range(n)], faults
+
+
 def blocks_are_seen_changing(browser):
     server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
     try:
-        prefix = "You are a friendly assistant that answers briefly. " * 4
-        server.post("/pin", prompt=prefix)
+        threads, faults = load(server)
         page = browser.page()
         page.go(server.url + "/blocks.html")
-        page.until("history.length && document.querySelector('.state').textContent === 'live'")
+        page.until("past.length && document.querySelector('.state').textContent === 'live'")
         check(page.run("totalsOf(snapshot).pinned") > 0, "no pinned block is seen")
         looks = "drawing.pool.looks.join()"
         before = page.run(looks)
-
-        def load(prompt, n, **more):
-            try:
-                server.post("/v1/completions", prompt=prompt, n=n, max_tokens=300, ignore_eos=True, temperature=1, **more)
-            except urllib.error.HTTPError as e:
-                faults.append(e.read())
-        faults = []
-        threads = [threading.Thread(target=load, args=(f"{prefix}A story of {i} blocks and of what they hold:", 1 + i % 3)) for i in range(9)]
+        page.run("""window.rings = []; new MutationObserver(list => { for (const {addedNodes} of list) for (const e of addedNodes)
+            if (e.className === 'flash') rings.push(getComputedStyle(e).borderColor); }).observe(document.querySelector('.pool'), {childList: true}); 0""")
         for t in threads:
             t.start()
         page.until("totalsOf(snapshot).shared > 0 && snapshot.sequences.filter(q => q.status === 'running').length > 2")
         page.until(f"{looks} !== {json.dumps(before)}")
-        page.until("history.some(m => m.waiting + m.swapped > 0)")
+        page.until("past.some(m => m.waiting + m.swapped > 0)")
         page.until("[...document.querySelectorAll('.feed li')].some(e => /copy on write/.test(e.textContent))")
         page.until("[...document.querySelectorAll('.feed li')].some(e => /swapped out/.test(e.textContent))")
         names = page.run("[...document.querySelectorAll('.sequence .who b')].map(e => e.textContent)")
@@ -299,23 +496,135 @@ def blocks_are_seen_changing(browser):
             time.sleep(0.4)
             page.screenshot(os.path.join(SHOTS, f"blocks-{width}-{'dark' if dark else 'light'}.png"))
             no_overflow(page, "the block page")
+            readable(page, "the block page")
         for t in threads:
             t.join()
         check(not faults, faults)
         page.until("snapshot.sequences.every(q => q.status === 'pinned')")
         now = json.loads(server.get("/blocks"))
         check(page.run("snapshot.blocks") == now["blocks"], "the page's blocks are not the server's")
-        check(page.run("history.some(m => m.saved > 0) && history.some(m => m.waste > 0)"), "no waste, no saving")
-        # Once more by the keyboard, and paused.
+        check(page.run("past.some(m => m.saved > 0) && past.some(m => m.waste > 0)"), "no waste, no saving")
+        rings = set(page.run("rings"))
+        legend = page.run("[...document.querySelectorAll('.legend span')].map(e => [getComputedStyle(e.querySelector('.ring') ?? e).borderColor, e.textContent])")
+        named = {color for color, text in legend if re.search("copy on write|swapped", text)}
+        check(rings and rings <= named, "rings that the legend does not name:", rings - named, legend)
+        # Once more by the keyboard.
         page.run("document.querySelector('.pool canvas').focus()")
         page.press("ArrowRight")
         check(page.run("document.querySelector('.details').textContent").startswith("Block 0"), page.run("document.querySelector('.details').textContent"))
-        page.click(".pause")
-        step = page.run("drawn.step")
-        server.post("/v1/completions", prompt="Hello")
-        page.until(f"snapshot.step > {step}")
-        check(page.run("drawn.step") == step, "it goes on while paused")
         clean(page, server, "the block page")
+    finally:
+        server.close()
+
+
+# All that can be seen, and what each block tells when it is pointed at.
+SEEN = """(() => {
+    const at = drawing.pool.marked, all = drawn.blocks.map((b, id) => { drawing.point(id); return document.querySelector('.details').textContent; });
+    drawing.point(at);
+    return JSON.stringify([all, document.querySelector('main').innerText, drawing.pool.canvas.toDataURL(),
+        [...document.querySelectorAll('canvas')].map(c => c.ariaLabel)]);
+})()"""
+
+
+def pause_freezes_all_that_is_seen(browser):
+    server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
+    try:
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        threads, faults = load(server)
+        for t in threads:
+            t.start()
+        page.until("drawn && snapshot.sequences.filter(q => q.status === 'running').length > 4")
+        page.click(".pause")
+        before, step = page.run(SEEN), page.run("snapshot.step")
+        page.until(f"snapshot.step > {step + 60}")
+        x, y = page.middle(".pool canvas")
+        page.move(x, y)  # what is under the pointer is frozen, too
+        told = page.run("document.querySelector('.details').textContent")
+        for t in threads:
+            t.join()
+        page.until("snapshot.sequences.every(q => q.status === 'pinned')")
+        page.move(x + 1, y)
+        check(page.run("document.querySelector('.details').textContent") == told, "what is pointed at goes on:", told)
+        page.move(1, 1)
+        after = page.run(SEEN)
+        check(after == before, "it goes on while paused:", [(a, b) for a, b in zip(json.loads(before)[0], json.loads(after)[0]) if a != b][:3])
+        page.look(1000, 900, False)
+        page.until("drawing.pool.box.clientWidth === drawing.pool.width && innerWidth === 1000")
+        check(json.loads(page.run(SEEN))[0] == json.loads(before)[0], "another width shows another moment")
+        page.click(".pause")
+        page.until("drawn === snapshot")
+        check(json.loads(page.run(SEEN))[0] != json.loads(before)[0], "it does not go on")
+        check(page.run("drawn.blocks") == json.loads(server.get("/blocks"))["blocks"], "after the pause it is not the server's pool")
+        check(not faults, faults)
+        clean(page, server, "the pause")
+    finally:
+        server.close()
+
+
+def the_block_page_does_not_shift(browser):
+    for width, height in ((1280, 900), (390, 844)):
+        server = Server("--kv-blocks", "96", "--swap-blocks", "64", "-np", "16")
+        try:
+            page = browser.page(width, height)
+            watch_shifts(page)
+            page.go(server.url + "/blocks.html")
+            page.until("drawn")
+            threads, faults = load(server)
+            for t in threads:
+                t.start()
+            page.until("totalsOf(snapshot).used > 60")
+            page.run("drawing.pool.box.scrollIntoView(); 0")
+            for t in threads:
+                t.join()
+            page.until("drawn.sequences.every(q => q.status === 'pinned')")
+            check(not faults, faults)
+            no_shift(page, f"the block page at {width}")
+            clean(page, server, "the block page")
+        finally:
+            server.close()
+
+
+def marks_and_numbers_of_a_block_stand_apart(browser):
+    server = Server("--kv-blocks", "200", "-np", "32")
+    try:
+        prefix = "You are a friendly assistant that answers briefly. " * 4
+        server.post("/pin", prompt=prefix)
+        page = browser.page()
+        page.go(server.url + "/blocks.html")
+        page.until("drawn")
+        thread = threading.Thread(target=lambda: server.post("/v1/completions", prompt=prefix, n=19, max_tokens=60, ignore_eos=True, temperature=1))
+        thread.start()
+        page.until("snapshot.blocks.some(b => b.refs >= 19 && b.pinned)")
+        page.click(".pause")
+        thread.join()
+        # The same moment in pools of other sizes: cells from 72 to 26 pixels.
+        for n in (16, 64, 200, 800):
+            texts = page.run(f"""(() => {{
+                const texts = [], real = CanvasRenderingContext2D.prototype.fillText;
+                CanvasRenderingContext2D.prototype.fillText = function (text, x, y, most) {{
+                    const m = this.measureText(text), thin = Math.min(1, (most ?? Infinity) / m.width), cell = drawing.pool.pitch;
+                    texts.push([String(text), Math.floor(x / cell) + ' ' + Math.floor(y / cell), x - m.actualBoundingBoxLeft * thin, x + m.actualBoundingBoxRight * thin,
+                                y - m.actualBoundingBoxAscent, y + m.actualBoundingBoxDescent, x - x % cell, x - x % cell + drawing.pool.cell]);
+                    return real.apply(this, arguments);
+                }};
+                const blocks = drawing.s.blocks.slice(0, {n}), none = {{refs: 0, filled: 0}};
+                while (blocks.length < {n}) blocks.push(none);
+                blocks[{n - 1}] = {{refs: 119, filled: 16, pinned: true, hash: 'ff'}};
+                drawing.pool.draw({{...drawing.s, blocks}}, drawing.owners);
+                CanvasRenderingContext2D.prototype.fillText = real;
+                return texts;
+            }})()""")
+            page.screenshot(os.path.join(SHOTS, f"marks-{n}.png"))
+            cells = {}
+            for text, cell, *box in texts:
+                cells.setdefault(cell, []).append((text, *box))
+            check(any(text.startswith("×") and int(text[1:]) >= 19 for texts in cells.values() for text, *_ in texts), "no block is shared by 19")
+            for texts in cells.values():
+                for i, (a, left, right, top, bottom, first, last) in enumerate(texts):
+                    check(left >= first - .5 and right <= last + .5, f"of {n} blocks:", a, "leaves its block")
+                    for b, l, r, t, bt, *_ in texts[:i]:
+                        check(right <= l or r <= left or bottom <= t or bt <= top, f"of {n} blocks:", a, "stands on", b)
     finally:
         server.close()
 
@@ -380,12 +689,30 @@ def a_key_is_asked_for(browser):
     page = browser.page()
     server = Server()
     page.go(server.url + "/")
-    page.until("document.querySelector('.ideas button')")
+    page.until(READY)
     server.close()
     page.type("Hello")
     page.press("Enter")
     page.until("document.querySelector('.fault')")
     check(page.run("document.querySelector('.fault').textContent") == "The server cannot be reached.", page.run("document.querySelector('.fault').textContent"))
+
+
+def the_walkthroughs_are_readable(browser):
+    html = os.path.join(SHOTS, "block-viz.html")
+    subprocess.run([BLOCK_VIZ, "--demo", "--html", html], check=True)
+    for width, height, dark in ((1280, 800, False), (1280, 800, True), (390, 844, False), (390, 844, True)):
+        page = browser.page(width, height, dark)
+        page.go("file://" + os.path.abspath(html))
+        steps = page.run("JSON.parse(document.getElementById('trace').textContent).steps.map(s => s.label)")
+        for step, label in enumerate(steps):
+            page.press("ArrowRight") if step else None
+            check(page.run("document.querySelector('.caption').textContent") == (label or page.run("document.querySelector('.caption').textContent")), "no caption")
+            if label or not steps[step - 1]:
+                readable(page, f"step {step + 1}")
+            if "copied" in label:
+                page.screenshot(os.path.join(SHOTS, f"block-viz-{width}-{'dark' if dark else 'light'}.png"))
+        no_overflow(page, "block-viz")
+        check(not page.complaints, page.complaints)
 
 
 SHOWN = """PagedAttention keeps the **KV cache** in blocks of fixed size. A *block table* maps the logical blocks of a sequence to physical ones:
@@ -427,6 +754,7 @@ def it_can_be_shown(browser, server):
         time.sleep(0.2)
         page.screenshot(os.path.join(SHOTS, "chat-" + name))
         no_overflow(page, "the chat")
+        readable(page, "the chat")
         page.click(".set")
         time.sleep(0.2)
         page.screenshot(os.path.join(SHOTS, "settings-" + name))
@@ -441,16 +769,26 @@ def it_can_be_shown(browser, server):
     clean(page, server, "the chat")
 
 
+TESTS = [
+    a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
+    a_full_context_goes_on_without_the_oldest, a_reload_loses_neither_question_nor_answer, no_placeholder_is_cut,
+    the_chat_does_not_shift, what_a_model_writes_stays_text, markdown_becomes_elements, blocks_are_seen_changing,
+    pause_freezes_all_that_is_seen, the_block_page_does_not_shift, marks_and_numbers_of_a_block_stand_apart,
+    a_large_pool_stays_fluid, a_key_is_asked_for, the_walkthroughs_are_readable, it_can_be_shown,
+]
+
+
 def main():
     if not find_browser():
         print("pages: there is no Chromium here (Debian: chromium)")
         return 1
     os.makedirs(SHOTS, exist_ok=True)
+    only = sys.argv[3:]
     browser, server, failed = Browser(), Server(), 0
     try:
-        for test in (a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
-                     what_a_model_writes_stays_text, markdown_becomes_elements, blocks_are_seen_changing,
-                     a_large_pool_stays_fluid, a_key_is_asked_for, it_can_be_shown):
+        for test in TESTS:
+            if only and not any(word in test.__name__ for word in only):
+                continue
             name = test.__name__.replace("_", " ")
             try:
                 test(browser, server) if test.__code__.co_argcount == 2 else test(browser)

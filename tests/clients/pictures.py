@@ -1,0 +1,60 @@
+"""The pictures of docs/, from the pages as they are now: python3 tests/clients/pictures.py [SERVER]; SERVER: ./server"""
+import os
+import subprocess
+import tempfile
+
+from pages import BLOCK_VIZ, READY, ROOT, TURNS, Server, load, settle
+from browser import Browser
+
+DOCS = os.path.join(ROOT, "docs")
+
+
+def chat(browser):
+    server = Server()
+    try:
+        page = browser.page(1180, 720)
+        page.go(server.url + "/")
+        page.until(READY)
+        for n, question in enumerate(("What is paged attention?", "Why?", "What does gratitude mean?")):
+            page.type(question)
+            page.press("Enter")
+            page.until(f"{TURNS} === {2 * n + 2}")
+            settle(page)
+        page.screenshot(os.path.join(DOCS, "server-chat.png"))
+    finally:
+        server.close()
+
+
+def blocks(browser):
+    server = Server("--kv-blocks", "144", "--swap-blocks", "64", "-np", "16")
+    try:
+        page = browser.page(1180, 720)
+        page.go(server.url + "/blocks.html")
+        threads, _ = load(server, 9)
+        for t in threads:
+            t.start()
+        page.until("past.some(m => m.swapped > 0) && past.at(-1).running > 2 && past.at(-1).used > 100")
+        page.screenshot(os.path.join(DOCS, "server-blocks.png"))
+        for t in threads:
+            t.join()
+    finally:
+        server.close()
+
+
+def walkthrough(browser):
+    with tempfile.TemporaryDirectory() as folder:
+        html = os.path.join(folder, "fig8.html")
+        subprocess.run([BLOCK_VIZ, "--demo", "fig8", "--html", html], check=True)
+        page = browser.page(1180, 720)
+        page.go(f"file://{html}#step=2")
+        page.screenshot(os.path.join(DOCS, "block-viz.png"))
+
+
+if __name__ == "__main__":
+    browser = Browser()
+    try:
+        chat(browser)
+        blocks(browser)
+        walkthrough(browser)
+    finally:
+        browser.close()
