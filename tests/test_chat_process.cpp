@@ -184,7 +184,7 @@ TEST_CASE("wrong usage and unusable files", "[chat]") {
                                                {"-n", "x"},
                                                {"-n"},
                                                {"-c", "-1"},
-                                               {"-t", "-1"},
+                                               {"-t", "-2"},
                                                {"--temp", "-1"},
                                                {"--temp", "nan"},
                                                {"--top-k", "-1"},
@@ -458,15 +458,15 @@ TEST_CASE("a new size while a line is typed", "[chat]") {
 TEST_CASE("Ctrl-Z stops, fg brings the line back", "[chat]") {
     Pty shell("/bin/bash", {"--norc", "--noprofile", "--noediting", "-i"});
     if (shell.child < 0) return;
-    shell.type("PS1='ready\\$ '\n");
-    REQUIRE(shell.until("ready$ "));
+    shell.type("PS1='re''ady> '\n");
+    REQUIRE(shell.until("ready> "));
     shell.type(std::string(QUIRE_BIN) + "/chat -n 4 -t 1 --temp 0 -m " + model() + "\n");
     REQUIRE(shell.until("\x1b[J> \r\x1b[2C"));
     shell.type("half");
     REQUIRE(shell.until("half"));
     shell.type("\x1a");
     REQUIRE(shell.until("Stopped"));
-    REQUIRE(shell.until("ready$ "));
+    REQUIRE(shell.until("ready> "));
     shell.type("fg\n");
     REQUIRE(shell.until("> half"));
     CHECK(!shell.echoes());
@@ -477,7 +477,7 @@ TEST_CASE("Ctrl-Z stops, fg brings the line back", "[chat]") {
     REQUIRE(shell.until("\x1b[J> \r\x1b[2C"));
     CHECK(!has(shell.seen, "halfway"));
     shell.type("\x04");
-    REQUIRE(shell.until("ready$ "));
+    REQUIRE(shell.until("ready> "));
     shell.type("stty -a\n");
     REQUIRE(shell.until(" echo "));
 }

@@ -1227,6 +1227,30 @@ TEST_CASE("a Unix socket, and names of the model", "[server]") {
     CHECK(access(path.c_str(), F_OK) != 0); // gone with it
 }
 
+TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by name", "[server]") {
+    const Finished ignored =
+        run_program("server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2",
+                               "-ctk", "f16", "--mlock", "--enforce-eager", "--no-webui", "-to", "60"});
+    CHECK(ignored.code == 1);
+    CHECK(ignored.err.starts_with(
+        "server: without a meaning here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, "
+        "--enforce-eager\nserver: "));
+    CHECK(std::ranges::count(ignored.err, '\n') == 2);
+    for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{
+             {"-hf", "x/y"}, {"--tensor-parallel-size", "2"}, {"--rerank"}, {"-nglx"}, {"--lora", "f"}}) {
+        const Finished f = run_program("server", refused);
+        CAPTURE(f.err);
+        CHECK(f.code == 2);
+        CHECK(std::ranges::count(f.err, '\n') == 1);
+        CHECK(f.err.find(refused[0]) != std::string::npos);
+    }
+    const Finished bench =
+        run_program("bench", {"model", "-m", "/none.gguf", "-ngl", "99", "-fa", "1", "-mmp", "0", "-p", "8"});
+    CHECK(bench.code == 1);
+    CHECK(bench.err.starts_with("bench: without a meaning here, and ignored: -ngl, -fa, -mmp\n"));
+    CHECK(run_program("bench", {"model", "-hf", "x"}).code == 2);
+}
+
 TEST_CASE("wrong usage is one line", "[server]") {
     for (const auto& [arguments, code] :
          std::vector<std::pair<std::vector<std::string>, int>>{{{"--nonsense"}, 2},

@@ -1,5 +1,6 @@
 #include <catch2/catch_test_macros.hpp>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,7 @@
 
 import quire.line_editor;
 import quire.terminal;
+import quire.unicode;
 
 using namespace quire;
 using quire::testing::Screen;
@@ -122,4 +124,24 @@ TEST_CASE("Tab completes what all names begin with, and lists them when asked tw
     CHECK(t.editor.take_listing() == "one\nonce\n");
     CHECK(t("c\t") == Rows{"> once_"});
     CHECK(t("x\t") == Rows{"> oncex_"});
+}
+
+TEST_CASE("no keys break the line or its drawing", "[terminal]") {
+    std::uint32_t     state = 1;
+    const auto        draw = [&](std::uint32_t below) { return (state = state * 1664525 + 1013904223) % 4093 % below; };
+    const std::string some = "\x1b[]OABCDHFRm~;0123 \t\n\r\x7f\x12\x17\x19\x10\x0e日e\u0301\xff";
+    for (int round = 0; round < 300; round++) {
+        LineEditor editor;
+        editor.set_history({"first", "日本", "a\nb"});
+        editor.begin("> ");
+        for (int i = 0; i < 200; i++) {
+            editor.key(draw(2) == 0 ? char(draw(256)) : some[draw(std::uint32_t(some.size()))]);
+            if (draw(8) == 0) editor.key('\x1b'), editor.key('[');
+            (void)editor.draw({int(draw(12)), int(draw(4))});
+            if (draw(50) == 0) (void)editor.draw_resized({int(draw(40)), int(draw(9))}, int(draw(40)));
+        }
+        CHECK(utf8_valid(editor.text()));
+        CHECK(editor.text().find('\x1b') == std::string::npos);
+        (void)editor.leave({20, 3});
+    }
 }

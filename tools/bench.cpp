@@ -11,6 +11,7 @@ import quire.base;
 import quire.block_manager;
 import quire.config;
 import quire.engine;
+import quire.foreign_flags;
 import quire.gguf;
 import quire.json;
 import quire.kv_cache;
@@ -1368,11 +1369,25 @@ int run(int argc, char** argv) {
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
     add_serve_flags(serve_command, serving);
+    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
+        for (const CLI::App* c :
+             app.get_subcommands([&](const CLI::App* c) { return argc > 1 && c->check_name(argv[1]); }))
+            if (const CLI::Option* option = c->get_option_no_throw(name)) return option->get_items_expected_min() > 0;
+        const CLI::Option* option = app.get_option_no_throw(name);
+        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+    };
+    const std::vector<std::string> typed(argv + 1, argv + argc);
+    Result<TranslatedFlags>        flags = translate_flags(Program::bench, typed, own);
+    if (!flags) {
+        std::fprintf(stderr, "bench: %s\n", flags.error().message.c_str());
+        return 2;
+    }
     try {
-        app.parse(argc, argv);
+        app.parse(std::vector<std::string>(flags->words.rbegin(), flags->words.rend()));
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? 0 : 2;
     }
+    if (!flags->note.empty()) std::fprintf(stderr, "bench: %s\n", flags->note.c_str());
     if (model_command->parsed()) return model(a);
     if (batched_command->parsed()) return batched(a);
     if (compare_command->parsed()) return compare(side);
