@@ -126,6 +126,8 @@ void read_rope(Keys& keys, ModelConfig& c) {
     // YaRN divides by the logarithm of the base, and a base of 1 or less would turn every pair alike
     c.rope_base = keys.number("rope.freq_base", 10000.0, 1);
     if (c.rope_dim % 2 != 0) keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", an odd number"));
+    if (c.rope_dim > c.head_dim)
+        keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", more than the ", c.head_dim, " of a head"));
 
     // "rope.scale_linear" is what files said before there were several types.
     const bool        old  = keys.has("rope.scale_linear") && !keys.has("rope.scaling.type");

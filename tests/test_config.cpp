@@ -188,6 +188,10 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
     refused("llama.attention.value_length", 16u, "value_length 16 differs from attention.key_length 8");
     refused("llama.rope.dimension_count", 10u, "not in 2..8");
     refused("llama.rope.dimension_count", 5u, "5, an odd number");
+    refused("llama.rope.dimension_count", 2u, "2, more than the 1 of a head", [](GgufWriter& w) {
+        w.set("llama.attention.key_length", 1u);
+        w.set("llama.attention.value_length", 1u);
+    });
     refused("llama.block_count", 0x80000000u, "block_count is 2147483648, not in 1..12");
     refused("llama.expert_count", 8u, "mixtures of experts are not supported");
     refused("llama.attention.sliding_window", -1, "sliding_window is -1");
