@@ -561,6 +561,8 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
     CHECK(f.out == plain.out);
     CHECK(chat({"-p", "Hel\\x", "-st", "-e"}).code == 0);
     CHECK(chat({"-p", "Hel\\tlo", "-st", "-e"}).out == chat({"-p", "Hel\tlo", "-st"}).out);
+    CHECK(has(chat({"--color", "-p", "Hello", "-st", "--show-timings"}).err, "\x1b[2m"));
+    CHECK(has(chat({"-p", "Hello", "-st", "--show-timings", "--color"}).err, "\x1b[2m"));
     CHECK(chat({"-p", "-nothing", "-st"}).code == 0); // a text that begins with a dash
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{{"-hf", "x/y"},
                                                                                          {"-no-cnv"},

@@ -700,8 +700,6 @@ int main(int argc, char** argv) {
         app.add_flag("--show-timings", a.timings, "print timings after each answer; the default on a terminal");
     app.add_flag("--no-show-timings", a.no_timings, "do not print timings")->excludes(timings);
     app.add_option("--color", a.color, "colours: auto, on, off; alone: on")
-        ->expected(0, 1)
-        ->default_str("on")
         ->check(CLI::IsMember({"auto", "on", "off"}))
         ->capture_default_str();
 
@@ -715,6 +713,9 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "chat: %s\n", flags.error().message.c_str());
         return 2;
     }
+    for (std::size_t i = 0; i < flags->words.size(); i++) // --color alone, as llama.cpp had it
+        if (flags->words[i] == "--color" && (i + 1 == flags->words.size() || flags->words[i + 1].starts_with('-')))
+            flags->words.insert(flags->words.begin() + std::ptrdiff_t(i) + 1, "on");
     std::vector<std::string> words(flags->words.rbegin(), flags->words.rend());
     try {
         app.parse(words); // in reverse, as CLI11 wants them
