@@ -358,11 +358,13 @@ Line LineReader::read_edited(const std::string& prompt) {
         show("(Ctrl-C once more leaves)\n");
         return {LineEnd::abandoned, ""};
     };
+    // Looked at only where the line is drawn anew for it: what was drawn before a change and after it must not mix.
+    ScreenSize size = screen_size();
     editor_.begin(prompt);
     editor_.forget_screen();
     stopped_and_back = 0;
     resized          = 0;
-    if (pending_.empty()) show(editor_.draw(screen_size()));
+    if (pending_.empty()) show(editor_.draw(size));
     while (true) {
         for (std::size_t i = 0; i < pending_.size();) {
             const KeyRequest request = editor_.key(pending_[i++]);
@@ -371,8 +373,10 @@ Line LineReader::read_edited(const std::string& prompt) {
                 continue;
             }
             if (request == KeyRequest::report) {
-                if (std::exchange(asked, std::nullopt))
-                    show(editor_.draw_resized(screen_size(), editor_.reported_column()));
+                if (std::exchange(asked, std::nullopt)) {
+                    size = screen_size();
+                    show(editor_.draw_resized(size, editor_.reported_column()));
+                }
                 continue;
             }
             if (request == KeyRequest::interrupt) {
@@ -385,7 +389,7 @@ Line LineReader::read_edited(const std::string& prompt) {
                 show("\x1b[H\x1b[2J");
                 continue;
             }
-            show(editor_.leave(screen_size()));
+            show(editor_.leave(size));
             if (request == KeyRequest::suspend) {
                 raise(SIGTSTP);
                 continue;
@@ -397,12 +401,13 @@ Line LineReader::read_edited(const std::string& prompt) {
         pending_.clear();
         if (at_end_) return {};
         if (std::string names = editor_.take_listing(); !names.empty()) {
-            show(editor_.leave(screen_size()));
+            show(editor_.leave(size));
             show(printable(names));
         }
         if (interrupted()) return abandon();
         if (stopped_and_back != 0) {
             stopped_and_back = 0;
+            size             = screen_size();
             editor_.forget_screen();
         }
         if (resized != 0) {
@@ -411,9 +416,10 @@ Line LineReader::read_edited(const std::string& prompt) {
         }
         if (asked && Clock::now() - *asked > patience) {
             asked.reset();
-            show(editor_.draw_resized(screen_size(), std::nullopt));
+            size = screen_size();
+            show(editor_.draw_resized(size, std::nullopt));
         }
-        if (!asked) show(editor_.draw(screen_size()));
+        if (!asked) show(editor_.draw(size));
         while (fill() == 0 && !at_end_ && interrupts == 0 && stopped_and_back == 0 && resized == 0 && !asked) {}
     }
 }
