@@ -222,9 +222,12 @@ void on_interrupt(OnInterrupt what) {
     set_handler(SIGINT, quire_on_sigint);
 }
 
+std::chrono::steady_clock::time_point stopped_at; // when interrupted() last said yes
+
 bool interrupted() {
     if (interrupts == 0) return false;
     interrupts = 0;
+    stopped_at = std::chrono::steady_clock::now();
     return true;
 }
 
@@ -380,6 +383,8 @@ Line LineReader::read_edited(const std::string& prompt) {
                 continue;
             }
             if (request == KeyRequest::interrupt) {
+                // Typed for an answer that had just been stopped, it must not end the conversation.
+                if (editor_.text().empty() && Clock::now() - stopped_at < std::chrono::seconds(1)) continue;
                 pending_.erase(0, i);
                 return abandon();
             }

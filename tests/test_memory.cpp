@@ -24,13 +24,15 @@ namespace {
 const std::string shipped = QUIRE_ROOT "/models/quire-14m-q8_0.gguf";
 
 // One of the programs with at most so many bytes of addresses.
-Finished limited(const std::string& program, const std::string& arguments, std::size_t bytes) {
+[[maybe_unused]] Finished limited(const std::string& program, const std::string& arguments, std::size_t bytes) {
     return run_program(
         "sh", {"-c", "ulimit -v " + std::to_string(bytes >> 10) + "; exec " QUIRE_BIN "/" + program + " " + arguments},
         "", "/bin");
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+[[maybe_unused]] bool has(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+}
 
 } // namespace
 
