@@ -53,9 +53,13 @@ inside() { # NETWORK(yes|no) USER COMMAND
             chroot "$root" su "$user" -s /bin/bash --whitelist-environment=PIP_CERT -l -c "cd ~/quire && $command"
     ' bash "$root" "$1" "$2" "$certificates" "$3" </dev/null
 }
+why() { # what failed, wherever it stands in the log, and how the log ends
+    grep -E -A 25 'FAILED|error:|\*\*\*Failed' "$log" | head -n 120 || true
+    tail -n 40 "$log"
+}
 step() { # WHAT NETWORK USER COMMAND
     stamp "$1"
-    inside "$2" "$3" "$4" >"$log" 2>&1 || { tail -n 60 "$log"; fail "$1"; }
+    inside "$2" "$3" "$4" >"$log" 2>&1 || { why; fail "$1"; }
 }
 says() { # PATTERN: the last step's output has to hold it
     grep -Eq -- "$1" "$log" || { tail -n 60 "$log"; fail "the output lacks: $1"; }
