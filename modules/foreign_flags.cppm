@@ -87,7 +87,8 @@ constexpr ForeignFlag foreign_flags[] = {
      0, "", Fate::ignored, ""},
     {server,
      "-cb --cont-batching -kvu --kv-unified --metrics --embedding --embeddings --ui --webui --warmup --no-warmup "
-     "--no-context-shift --no-slots --enable-prefix-caching --enforce-eager --trust-remote-code "
+     "--no-context-shift --no-slots --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
+     "--trust-remote-code "
      "--disable-log-requests --disable-log-stats",
      0, "", Fate::ignored, ""},
     {server, "--tags --swap-space --seed -s --scheduling-policy", 1, "", Fate::ignored, ""},
@@ -137,6 +138,13 @@ constexpr ForeignFlag foreign_flags[] = {
      Fate::refused, "quire does not steer a model's reasoning"},
     {talkers, "--rpc -tp --tensor-parallel-size", 1, "", Fate::refused, "a model runs on one device"},
     {talkers, "--dtype", 1, "", Fate::refused, "weights have the types of the file"},
+    {server, "--quantization", 1, "", Fate::refused, "weights have the types of the file"},
+    {server, "--pipeline-parallel-size", 1, "1", Fate::ignored, ""},
+    {server, "--pipeline-parallel-size", 1, "", Fate::refused, "a model runs on one device"},
+    {server, "--tokenizer --hf-config-path", 1, "", Fate::refused, "the tokenizer and the shape are the file's"},
+    {server, "--enable-lora", 0, "", Fate::refused, "quire has no adapters"},
+    {server, "--speculative-config", 1, "", Fate::refused, "quire does not decode speculatively"},
+    {server, "--enable-auto-tool-choice", 0, "", Fate::refused, "the server calls no tools"},
     {talkers, "-cl --cache-list --list-devices --completion-bash", 0, "", Fate::refused, "quire has no such list"},
     {talkers, "-sp --special", 0, "", Fate::refused, "special tokens are not shown"},
     {talkers, "-r --reverse-prompt", 1, "", Fate::refused, "stop strings come with a request to the server"},

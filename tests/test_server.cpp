@@ -1228,13 +1228,13 @@ TEST_CASE("a Unix socket, and names of the model", "[server]") {
 }
 
 TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by name", "[server]") {
-    const Finished ignored =
-        run_program("server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2",
-                               "-ctk", "f16", "--mlock", "--enforce-eager", "--no-webui", "-to", "60"});
+    const Finished ignored = run_program(
+        "server", {"-m", "/none.gguf", "-ngl", "99", "-fa", "on", "-cb", "--jinja", "--metrics", "-np", "2", "-ctk",
+                   "f16", "--mlock", "--enforce-eager", "--enable-chunked-prefill", "--no-webui", "-to", "60"});
     CHECK(ignored.code == 1);
     CHECK(ignored.err.starts_with(
         "server: without a meaning here, and ignored: -ngl, -fa, -cb, --jinja, --metrics, --mlock, "
-        "--enforce-eager\nserver: "));
+        "--enforce-eager, --enable-chunked-prefill\nserver: "));
     CHECK(std::ranges::count(ignored.err, '\n') == 2);
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{
              {"-hf", "x/y"}, {"--tensor-parallel-size", "2"}, {"--rerank"}, {"-nglx"}, {"--lora", "f"}}) {
@@ -1243,6 +1243,18 @@ TEST_CASE("flags of llama.cpp and vLLM are ignored with a line, or refused by na
         CHECK(f.code == 2);
         CHECK(std::ranges::count(f.err, '\n') == 1);
         CHECK(f.err.find(refused[0]) != std::string::npos);
+    }
+    for (const std::vector<std::string>& refused :
+         std::vector<std::vector<std::string>>{{"--quantization", "awq"},
+                                               {"--pipeline-parallel-size", "2"},
+                                               {"--tokenizer", "x"},
+                                               {"--enable-lora"},
+                                               {"--speculative-config", "{}"},
+                                               {"--enable-auto-tool-choice"}}) {
+        const Finished f = run_program("server", refused);
+        CAPTURE(f.err);
+        CHECK(f.code == 2);
+        CHECK(f.err.starts_with("server: " + refused[0] + ": "));
     }
     const Finished bench =
         run_program("bench", {"model", "-m", "/none.gguf", "-ngl", "99", "-fa", "1", "-mmp", "0", "-p", "8"});
