@@ -399,7 +399,7 @@ std::string Engine::warning() const {
     const int trained = impl_->config.context_length, context = impl_->options.context;
     if (context <= trained) return {};
     return cat("a context of ", context, " tokens is longer than the ", trained,
-               " that the model was trained for: what it says behind these may make no sense");
+               " that the model was trained for; beyond these its answers may make no sense");
 }
 
 std::string Engine::memory_use() const {

@@ -93,6 +93,7 @@ private:
     std::string                character_;               // bytes of one not yet complete
     std::string                escape_;                  // of a sequence not yet complete, ESC included
     bool                       pasting_         = false; // between ESC [200~ and ESC [201~
+    char                       pasted_before_   = 0;
     int                        reported_column_ = 0;
     int                        drawn_row_       = 0; // of the cursor, below the first row on the screen
     int                        drawn_top_       = 0; // the first row on the screen
@@ -273,9 +274,10 @@ KeyRequest LineEditor::key(char byte) {
 void LineEditor::pasted(char byte) {
     const auto c = static_cast<unsigned char>(byte);
     if (c == 0x03) pasting_ = false;
-    else if (c == '\r' || c == '\n') insert("\n");
+    else if (c == '\r' || (c == '\n' && pasted_before_ != '\r')) insert("\n"); // CR LF is one line break
     else if (c == '\t') insert("\t");
     else if (c >= 0x20 && c != 0x7f) plain_key(c);
+    pasted_before_ = byte;
 }
 
 KeyRequest LineEditor::plain_key(unsigned char byte) {
@@ -356,7 +358,10 @@ KeyRequest LineEditor::control_sequence() {
         else if (c >= '0' && c <= '9' && n < 2 && numbers[n] < 100'000) numbers[n] = numbers[n] * 10 + (c - '0');
     }
     escape_.clear();
-    if (last == '~' && numbers[0] == 200) pasting_ = true;
+    if (last == '~' && numbers[0] == 200) {
+        pasting_       = true;
+        pasted_before_ = 0;
+    }
     if (last == '~' && numbers[0] == 201) pasting_ = false;
     if (last == 'R' && n == 1) {
         reported_column_ = std::max(numbers[1] - 1, 0);

@@ -136,6 +136,6 @@ TEST_CASE("a context beyond the model's is warned of in one line", "[memory][cha
     };
     CHECK(said("1024") == "");
     CHECK(said("2048") ==
-          "chat: a context of 2048 tokens is longer than the 1024 that the model was trained for: what it "
-          "says behind these may make no sense\n");
+          "chat: a context of 2048 tokens is longer than the 1024 that the model was trained for; beyond "
+          "these its answers may make no sense\n");
 }

@@ -80,7 +80,7 @@ TEST_CASE("a line wraps as the terminal wraps it", "[terminal]") {
     CHECK(t("9") == Rows{"> 12345678", "9_"});
     CHECK(t("\x7f\x7f") == Rows{"> 1234567_"});
     CHECK(t("890123456789\x01") == Rows{"> _12345678", "9012345678", "9"});
-    CHECK(t("\x1b[200~a\rb\x1b[201~") == Rows{"> a", "b_123456789", "0123456789"});
+    CHECK(t("\x1b[200~a\r\nb\x1b[201~") == Rows{"> a", "b_123456789", "0123456789"});
     t.screen.feed(t.editor.leave(t.size));
     CHECK(t.shown() == Rows{"> a", "b123456789", "0123456789", "_"});
 }

@@ -37,7 +37,7 @@ constexpr std::string_view help =
     "  /regen       answer again, or read on where Ctrl-C stopped\n"
     "  /read FILE   put a file's text before the next message; Tab completes names\n"
     "  //text       a message that begins with a slash\n"
-    "A message goes on behind a \\ at the end of a line and behind Alt-Enter; a pasted text is one message.\n"
+    "A \\ at the end of a line or Alt-Enter continues a message on the next line; a pasted text is one message.\n"
     "Ctrl-C stops an answer or clears the line, Ctrl-R searches in what was typed before.";
 
 int complain(const Error& error) {
