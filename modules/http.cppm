@@ -287,7 +287,7 @@ std::expected<std::optional<std::string>, HttpFault> take_authority(std::string&
 
 // What the headers together say about the body and the connection.
 std::expected<void, HttpFault> judge(HttpHead& head, const HttpLimits& limits) {
-    for (const char* once : {"host", "content-length", "transfer-encoding", "content-type", "authorization"})
+    for (const char* once : {"host", "content-length", "transfer-encoding", "content-type", "authorization", "origin"})
         if (count_fields(head.headers, once) > 1) return fault(400, cat("more than one ", once, " header"));
     if (head.minor == 1 && count_fields(head.headers, "host") == 0)
         return fault(400, "a request of HTTP/1.1 has no Host header");
@@ -398,6 +398,9 @@ std::expected<bool, HttpFault> ChunkDecoder::feed(std::string_view in, std::size
         const std::string_view line = in.substr(at, end - at);
         at                          = end + 2;
         searched_                   = 0;
+        // Another reader may take a lone LF or CR for the line's end, and so see another request behind it.
+        const auto control = [](char c) { return c != '\t' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f); };
+        if (std::ranges::any_of(line, control)) return fault(400, "a line of a chunked body holds a control character");
         if (state_ == State::data_end) {
             if (!line.empty()) return fault(400, "a chunk is longer than its size");
             state_ = State::size;

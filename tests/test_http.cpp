@@ -141,6 +141,7 @@ TEST_CASE("heads that can be read in one way only", "[http]") {
                                "Content-Length: 99999999999999999999\r\n",
                                "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
                                "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+                               "Origin: http://x\r\nOrigin: http://y\r\n",
                                "Host: a\r\nHost: b\r\n",
                                "Name : x\r\n",
                                " folded: x\r\n",
@@ -194,7 +195,8 @@ TEST_CASE("chunked bodies", "[http]") {
         CHECK(c.body == "Hello, how are yo");
     }
     for (const char* bad : {"-2\r\nxx\r\n", "-1\r\n", "g\r\n", "\r\n", "0x5\r\nHello\r\n", "+5\r\nHello\r\n",
-                            " 5\r\nHello\r\n", "5\r\nHelloo\r\n", "5\r\nHello5\r\nHello\r\n", "5 5\r\n\r\n\r\n"}) {
+                            " 5\r\nHello\r\n", "5\r\nHelloo\r\n", "5\r\nHello5\r\nHello\r\n", "5 5\r\n\r\n\r\n",
+                            "5;x\n=y\r\nHello\r\n", "5;x\r=y\r\nHello\r\n", "0\r\nTrailer: x\ny: z\r\n\r\n"}) {
         INFO(bad);
         for (std::size_t piece : {std::size_t(1), std::size_t(1000)}) CHECK(dechunk(bad, piece).status == 400);
     }
