@@ -8,8 +8,8 @@ SETUP        ?= tools/setup.sh
 build    := build/$(PRESET)
 bin      := $(if $(filter release cuda,$(PRESET)),.,$(build))
 packages := $(if $(filter asan tsan fuzz,$(PRESET)),sanitize,build)
-sources   = $(wildcard modules/*.cppm modules/*.h tools/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp cuda/*.cu cuda/*.cuh cuda/*.h cuda/*.cpp)
-units     = $(wildcard modules/*.cppm tools/*.cpp tests/*.cpp)
+sources   = $(shell git ls-files "*.cppm" "*.cpp" "*.h" "*.cu" "*.cuh")
+units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "tests/test_*.cpp")
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
@@ -65,7 +65,7 @@ dist: all
 
 # Compiles every kernel for the oldest and the newest supported GPU; needs nvcc, no GPU.
 cuda-check:
-	@for file in cuda/*.cu; do for arch in 80 90a; do echo "$$file sm_$$arch"; \
+	@for file in cuda/*.cu cuda/*/*.cu; do for arch in 80 90a; do echo "$$file sm_$$arch"; \
 	    $${NVCC:-nvcc} -std=c++20 -Werror all-warnings -gencode=arch=compute_$$arch,code=sm_$$arch -c $$file -o /dev/null || exit 1; \
 	done; done
 

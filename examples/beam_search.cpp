@@ -1,11 +1,11 @@
 // Beam search in the engine: beams fork, die and share their blocks as a tree (the paper, section 4.4 and Fig. 9).
 //   beam_search [MODEL]
-import quire.base;
-import quire.engine;
-import quire.request;
-import quire.snapshot;
-import quire.std;
-import quire.tokenizer;
+import quire.core.base;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.text.tokenizer;
 
 using namespace quire;
 

@@ -1,9 +1,9 @@
 // A pool of 64 blocks used by hand: new sequence, append, fork, write to a shared block, release. No model, only the block
 // manager. The exercises are those of a lesson on PagedAttention; see "V5" in tests/test_block_manager.cpp.
-import quire.base;
-import quire.block_manager;
-import quire.request;
-import quire.std;
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.schedule.request;
+import quire.core.std;
 
 using namespace quire;
 

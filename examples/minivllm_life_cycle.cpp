@@ -10,10 +10,10 @@
 //
 // miniVLLM calls can_append() before and append() after a token is added, and gives a block its hash before its K and
 // V are written. Here one call reserves the slot, and a block can be found by its name after the step that writes it: commit().
-import quire.base;
-import quire.block_manager;
-import quire.request;
-import quire.std;
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.schedule.request;
+import quire.core.std;
 
 using namespace quire;
 

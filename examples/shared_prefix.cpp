@@ -1,12 +1,12 @@
 // A prefix shared by many requests, computed once and pinned: each request computes only its own tokens (the paper,
 // sections 4.4 and 6.4).
 //   shared_prefix [MODEL]
-import quire.base;
-import quire.engine;
-import quire.request;
-import quire.snapshot;
-import quire.std;
-import quire.tokenizer;
+import quire.core.base;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.text.tokenizer;
 
 using namespace quire;
 

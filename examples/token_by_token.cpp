@@ -1,14 +1,14 @@
 // One request, token by token: the block table as it grows, and the bytes of K and V that each step reads.
 //   token_by_token [MODEL]
-import quire.base;
-import quire.config;
-import quire.engine;
-import quire.kv_cache;
-import quire.request;
-import quire.snapshot;
-import quire.std;
-import quire.tensor;
-import quire.tokenizer;
+import quire.core.base;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.compute.kv_cache;
+import quire.schedule.request;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.core.tensor;
+import quire.text.tokenizer;
 
 using namespace quire;
 

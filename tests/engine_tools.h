@@ -1,5 +1,5 @@
 // Shared by the tests of the whole engine: loads a model file, runs one batch of requests to its end.
-// Include after the imports of quire.base, quire.engine, quire.request and quire.std.
+// Include after the imports of quire.core.base, quire.engine.engine, quire.schedule.request and quire.core.std.
 #pragma once
 
 namespace quire::testing {

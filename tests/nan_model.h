@@ -1,5 +1,5 @@
 // A small model with random weights, some of which are NaN.
-// Include after the imports of quire.base, quire.gguf, quire.random_model, quire.std and quire.tensor.
+// Include after the imports of quire.core.base, quire.model_file.gguf, quire.tools.bench.random_model, quire.core.std and quire.core.tensor.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // Small llamas of random weights of any shape and type, no matter what kernels like.
-// Include after the imports of quire.base, quire.gguf_writer, quire.quants, quire.std and quire.tensor.
+// Include after the imports of quire.core.base, quire.model_file.gguf_writer, quire.model_file.quants, quire.core.std and quire.core.tensor.
 #pragma once
 
 #include "process.h"

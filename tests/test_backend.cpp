@@ -2,17 +2,17 @@
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 
-import quire.backend;
-import quire.base;
-import quire.config;
-import quire.cpu;
-import quire.host_memory;
-import quire.kv_cache;
-import quire.model;
-import quire.request;
-import quire.std;
-import quire.tensor;
-import quire.thread_pool;
+import quire.compute.backend;
+import quire.core.base;
+import quire.model_file.config;
+import quire.compute.cpu.backend;
+import quire.compute.memory;
+import quire.compute.kv_cache;
+import quire.compute.model;
+import quire.schedule.request;
+import quire.core.std;
+import quire.core.tensor;
+import quire.core.thread_pool;
 
 using namespace quire;
 

@@ -4,11 +4,11 @@
 
 #include "process.h"
 
-import quire.base;
-import quire.block_manager;
-import quire.prefix_cache;
-import quire.request;
-import quire.std;
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.paging.prefix_cache;
+import quire.schedule.request;
+import quire.core.std;
 
 using namespace quire;
 

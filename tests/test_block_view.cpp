@@ -5,12 +5,12 @@
 
 #include "process.h"
 
-import quire.base;
-import quire.block_view;
-import quire.json;
-import quire.request;
-import quire.snapshot;
-import quire.std;
+import quire.core.base;
+import quire.tools.viz.block_view;
+import quire.core.json;
+import quire.schedule.request;
+import quire.paging.snapshot;
+import quire.core.std;
 
 using namespace quire;
 using namespace quire::testing;

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <vector>
 
-import quire.base;
-import quire.chat_template;
-import quire.json;
+import quire.core.base;
+import quire.text.chat_template;
+import quire.core.json;
 
 using namespace quire;
 

@@ -8,12 +8,12 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.base;
-import quire.config;
-import quire.gguf;
-import quire.std;
-import quire.tensor;
-import quire.weights;
+import quire.core.base;
+import quire.model_file.config;
+import quire.model_file.gguf;
+import quire.core.std;
+import quire.core.tensor;
+import quire.model_file.weights;
 
 using namespace quire;
 using namespace quire::testing;

@@ -1,11 +1,11 @@
 // Every kernel of every instruction set that this machine has, against plain sums in double precision.
 #include <catch2/catch_test_macros.hpp>
 
-import quire.base;
-import quire.cpu_kernels;
-import quire.quants;
-import quire.std;
-import quire.tensor;
+import quire.core.base;
+import quire.compute.cpu.kernels;
+import quire.model_file.quants;
+import quire.core.std;
+import quire.core.tensor;
 
 using namespace quire;
 

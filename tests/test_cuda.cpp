@@ -5,18 +5,18 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.base;
-import quire.config;
-import quire.engine;
-import quire.gguf_writer;
-import quire.quants;
-import quire.random_model;
-import quire.request;
-import quire.sampler;
-import quire.scheduler;
-import quire.snapshot;
-import quire.std;
-import quire.tensor;
+import quire.core.base;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.model_file.gguf_writer;
+import quire.model_file.quants;
+import quire.tools.bench.random_model;
+import quire.schedule.request;
+import quire.decode.sampler;
+import quire.schedule.scheduler;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.core.tensor;
 
 #include "engine_tools.h"
 #include "odd_model.h"

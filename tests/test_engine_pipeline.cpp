@@ -8,14 +8,14 @@
 
 #include "reference.h"
 
-import quire.base;
-import quire.config;
-import quire.engine;
-import quire.request;
-import quire.sampler;
-import quire.scheduler;
-import quire.snapshot;
-import quire.std;
+import quire.core.base;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.decode.sampler;
+import quire.schedule.scheduler;
+import quire.paging.snapshot;
+import quire.core.std;
 
 #include "engine_tools.h"
 

@@ -5,11 +5,11 @@
 
 #include "reference.h"
 
-import quire.base;
-import quire.config;
-import quire.engine;
-import quire.request;
-import quire.std;
+import quire.core.base;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.core.std;
 
 #include "engine_tools.h"
 

@@ -5,12 +5,12 @@
 
 #include "reference.h"
 
-import quire.base;
-import quire.config;
-import quire.engine;
-import quire.request;
-import quire.std;
-import quire.tokenizer;
+import quire.core.base;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.core.std;
+import quire.text.tokenizer;
 
 using namespace quire;
 using namespace quire::testing;

@@ -14,8 +14,8 @@
 #include "http_client.h"
 #include "process.h"
 
-import quire.base;
-import quire.http;
+import quire.core.base;
+import quire.serve.http;
 
 using namespace quire;
 using namespace quire::testing;

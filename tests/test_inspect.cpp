@@ -6,7 +6,7 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.std;
+import quire.core.std;
 
 using namespace quire::testing;
 

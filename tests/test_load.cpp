@@ -15,11 +15,11 @@
 
 #include "process.h"
 
-import quire.base;
-import quire.http;
-import quire.json;
-import quire.load_client;
-import quire.load_report;
+import quire.core.base;
+import quire.serve.http;
+import quire.core.json;
+import quire.tools.bench.load_client;
+import quire.tools.bench.load_report;
 
 using namespace quire;
 using namespace quire::testing;

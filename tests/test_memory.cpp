@@ -7,8 +7,8 @@
 
 #include "process.h"
 
-import quire.host_memory;
-import quire.std;
+import quire.compute.memory;
+import quire.core.std;
 
 using namespace quire;
 using namespace quire::testing;

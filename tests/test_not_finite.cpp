@@ -2,13 +2,13 @@
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/generators/catch_generators.hpp>
 
-import quire.base;
-import quire.engine;
-import quire.gguf;
-import quire.random_model;
-import quire.request;
-import quire.std;
-import quire.tensor;
+import quire.core.base;
+import quire.engine.engine;
+import quire.model_file.gguf;
+import quire.tools.bench.random_model;
+import quire.schedule.request;
+import quire.core.std;
+import quire.core.tensor;
 
 #include "engine_tools.h"
 #include "nan_model.h"

@@ -1,12 +1,12 @@
 // OpenAI's API as values: parsing requests, refusing fields by name, the format of responses.
 #include <catch2/catch_test_macros.hpp>
 
-import quire.base;
-import quire.chat_template;
-import quire.json;
-import quire.openai;
-import quire.request;
-import quire.std;
+import quire.core.base;
+import quire.text.chat_template;
+import quire.core.json;
+import quire.serve.openai;
+import quire.schedule.request;
+import quire.core.std;
 
 using namespace quire;
 

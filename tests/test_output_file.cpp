@@ -6,9 +6,9 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.base;
-import quire.output_file;
-import quire.std;
+import quire.core.base;
+import quire.core.output_file;
+import quire.core.std;
 
 using namespace quire;
 using namespace quire::testing;

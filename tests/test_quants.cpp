@@ -4,10 +4,10 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.base;
-import quire.quants;
-import quire.std;
-import quire.tensor;
+import quire.core.base;
+import quire.model_file.quants;
+import quire.core.std;
+import quire.core.tensor;
 
 using namespace quire;
 using namespace quire::testing;

@@ -1,8 +1,8 @@
 // The map that forgets what was not used for longest.
 #include <catch2/catch_test_macros.hpp>
 
-import quire.recent;
-import quire.std;
+import quire.core.recent;
+import quire.core.std;
 
 using namespace quire;
 

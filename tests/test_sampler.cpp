@@ -1,10 +1,10 @@
 #include <catch2/catch_approx.hpp>
 #include <catch2/catch_test_macros.hpp>
 
-import quire.base;
-import quire.request;
-import quire.sampler;
-import quire.std;
+import quire.core.base;
+import quire.schedule.request;
+import quire.decode.sampler;
+import quire.core.std;
 
 using namespace quire;
 

@@ -1,10 +1,10 @@
 #include <catch2/catch_test_macros.hpp>
 
-import quire.base;
-import quire.block_manager;
-import quire.request;
-import quire.scheduler;
-import quire.std;
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+import quire.core.std;
 
 using namespace quire;
 

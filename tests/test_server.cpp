@@ -24,11 +24,11 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.base;
-import quire.gguf;
-import quire.random_model;
-import quire.std;
-import quire.tensor;
+import quire.core.base;
+import quire.model_file.gguf;
+import quire.tools.bench.random_model;
+import quire.core.std;
+import quire.core.tensor;
 
 #include "nan_model.h"
 

@@ -6,9 +6,9 @@
 
 #include "pty.h"
 
-import quire.line_editor;
-import quire.terminal;
-import quire.unicode;
+import quire.tools.chat.line_editor;
+import quire.tools.chat.terminal;
+import quire.core.unicode;
 
 using namespace quire;
 using quire::testing::Screen;

@@ -6,12 +6,12 @@
 #include "process.h"
 #include "reference.h"
 
-import quire.base;
-import quire.gguf;
-import quire.pretokenizer;
-import quire.std;
-import quire.tokenizer;
-import quire.unicode;
+import quire.core.base;
+import quire.model_file.gguf;
+import quire.text.pretokenizer;
+import quire.core.std;
+import quire.text.tokenizer;
+import quire.core.unicode;
 
 using namespace quire;
 using namespace quire::testing;

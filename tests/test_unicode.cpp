@@ -1,7 +1,7 @@
 #include <catch2/catch_test_macros.hpp>
 
-import quire.std;
-import quire.unicode;
+import quire.core.std;
+import quire.core.unicode;
 
 using namespace quire;
 

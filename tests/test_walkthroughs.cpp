@@ -1,11 +1,11 @@
 // The worked examples of the paper and of the lesson, played with the toy model: block by block as the documents say.
 #include <catch2/catch_test_macros.hpp>
 
-import quire.base;
-import quire.request;
-import quire.snapshot;
-import quire.std;
-import quire.walkthroughs;
+import quire.core.base;
+import quire.schedule.request;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.tools.viz.walkthroughs;
 
 using namespace quire;
 

@@ -7,24 +7,24 @@
 
 #include "../cuda/kernels.h"
 
-import quire.base;
-import quire.block_manager;
-import quire.config;
-import quire.engine;
-import quire.foreign_flags;
-import quire.gguf;
-import quire.json;
-import quire.kv_cache;
-import quire.load_client;
-import quire.load_report;
-import quire.output_file;
-import quire.prefix_cache;
-import quire.random_model;
-import quire.request;
-import quire.scheduler;
-import quire.std;
-import quire.tensor;
-import quire.thread_pool;
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.tools.common.foreign_flags;
+import quire.model_file.gguf;
+import quire.core.json;
+import quire.compute.kv_cache;
+import quire.tools.bench.load_client;
+import quire.tools.bench.load_report;
+import quire.core.output_file;
+import quire.paging.prefix_cache;
+import quire.tools.bench.random_model;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+import quire.core.std;
+import quire.core.tensor;
+import quire.core.thread_pool;
 
 using namespace quire;
 

@@ -8,18 +8,18 @@
 #include <cerrno>
 #include <cstring>
 
-import quire.base;
-import quire.block_view;
-import quire.chat_template;
-import quire.engine;
-import quire.json;
-import quire.output_file;
-import quire.request;
-import quire.scheduler;
-import quire.snapshot;
-import quire.std;
-import quire.tokenizer;
-import quire.walkthroughs;
+import quire.core.base;
+import quire.tools.viz.block_view;
+import quire.text.chat_template;
+import quire.engine.engine;
+import quire.core.json;
+import quire.core.output_file;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.text.tokenizer;
+import quire.tools.viz.walkthroughs;
 
 using namespace quire;
 

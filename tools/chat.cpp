@@ -2,15 +2,15 @@
 // Exit codes: 0, 1 (a file or model that cannot be used: one line on stderr), 2 (wrong usage), 130 (a second Ctrl-C).
 #include <CLI/CLI.hpp>
 
-import quire.base;
-import quire.chat_template;
-import quire.config;
-import quire.engine;
-import quire.foreign_flags;
-import quire.request;
-import quire.std;
-import quire.terminal;
-import quire.tokenizer;
+import quire.core.base;
+import quire.text.chat_template;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.tools.common.foreign_flags;
+import quire.schedule.request;
+import quire.core.std;
+import quire.tools.chat.terminal;
+import quire.text.tokenizer;
 
 using namespace quire;
 

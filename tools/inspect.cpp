@@ -2,19 +2,19 @@
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
-import quire.base;
-import quire.chat_template;
-import quire.config;
-import quire.engine;
-import quire.gguf;
-import quire.json;
-import quire.kv_cache;
-import quire.output_file;
-import quire.request;
-import quire.std;
-import quire.tensor;
-import quire.tokenizer;
-import quire.weights;
+import quire.core.base;
+import quire.text.chat_template;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.model_file.gguf;
+import quire.core.json;
+import quire.compute.kv_cache;
+import quire.core.output_file;
+import quire.schedule.request;
+import quire.core.std;
+import quire.core.tensor;
+import quire.text.tokenizer;
+import quire.model_file.weights;
 
 using namespace quire;
 

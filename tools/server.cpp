@@ -7,20 +7,20 @@
 #include <csignal>
 #include <ctime>
 
-import quire.base;
-import quire.chat_template;
-import quire.config;
-import quire.endpoints;
-import quire.engine;
-import quire.foreign_flags;
-import quire.http;
-import quire.json;
-import quire.openai;
-import quire.reserve;
-import quire.service;
-import quire.std;
-import quire.terminal;
-import quire.tokenizer;
+import quire.core.base;
+import quire.text.chat_template;
+import quire.model_file.config;
+import quire.serve.endpoints;
+import quire.engine.engine;
+import quire.tools.common.foreign_flags;
+import quire.serve.http;
+import quire.core.json;
+import quire.serve.openai;
+import quire.serve.reserve;
+import quire.serve.service;
+import quire.core.std;
+import quire.tools.chat.terminal;
+import quire.text.tokenizer;
 
 using namespace quire;
 

@@ -2,9 +2,9 @@
 #include <cstddef>
 #include <cstdint>
 
-import quire.base;
-import quire.chat_template;
-import quire.std;
+import quire.core.base;
+import quire.text.chat_template;
+import quire.core.std;
 
 using namespace quire;
 

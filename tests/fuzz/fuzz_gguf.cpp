@@ -2,13 +2,13 @@
 #include <cstddef>
 #include <cstdint>
 
-import quire.base;
-import quire.config;
-import quire.gguf;
-import quire.quants;
-import quire.std;
-import quire.tensor;
-import quire.weights;
+import quire.core.base;
+import quire.model_file.config;
+import quire.model_file.gguf;
+import quire.model_file.quants;
+import quire.core.std;
+import quire.core.tensor;
+import quire.model_file.weights;
 
 using namespace quire;
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
-import quire.base;
-import quire.http;
+import quire.core.base;
+import quire.serve.http;
 
 using namespace quire;
 

@@ -3,11 +3,11 @@
 #include <cstddef>
 #include <cstdint>
 
-import quire.base;
-import quire.json;
-import quire.load_client;
-import quire.load_report;
-import quire.std;
+import quire.core.base;
+import quire.core.json;
+import quire.tools.bench.load_client;
+import quire.tools.bench.load_report;
+import quire.core.std;
 
 using namespace quire;
 

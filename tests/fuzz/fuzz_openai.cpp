@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
-import quire.base;
-import quire.http;
-import quire.json;
-import quire.openai;
-import quire.request;
-import quire.std;
+import quire.core.base;
+import quire.serve.http;
+import quire.core.json;
+import quire.serve.openai;
+import quire.schedule.request;
+import quire.core.std;
 
 using namespace quire;
 

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <cstdlib>
 
-import quire.base;
-import quire.gguf;
-import quire.std;
-import quire.tokenizer;
-import quire.unicode;
+import quire.core.base;
+import quire.model_file.gguf;
+import quire.core.std;
+import quire.text.tokenizer;
+import quire.core.unicode;
 
 using namespace quire;
 

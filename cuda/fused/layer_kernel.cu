@@ -1,0 +1,687 @@
+// Everything between two attention operations of a step with several tokens, as one persistent kernel: the GEMMs with weights of
+// halves alternate with what follows them (residual and norm, SwiGLU, RoPE and KV store). While the CTAs wait for each other, the
+// weights of the next GEMMs are already being loaded into a ring buffer in shared memory, so the memory is always busy. CTAs that
+// wait for each other have to be on the GPU at the same time: beside another engine this is a cooperative launch.
+//
+// A GEMM is cut into tiles of 128 rows of weights, and these into steps of 64 columns, which are distributed evenly and in order over
+// the CTAs (stream-K). If several CTAs share a tile, the one that begins it adds the others' partial sums in the order of the
+// columns and finishes it. Only before a norm, which needs whole rows, all sums are left in memory. So the sums of a row depend
+// only on the number of SMs.
+//
+// A tile consists of 8 times 8 pairs of rows that belong together: consecutive rows, gate and up, or the two rows of a RoPE pair. The
+// TMA loads them in an order that gives both sums of a pair to the same thread.
+//
+// The warps of a CTA: two warpgroups multiply (wgmma: 64 rows of weights by all tokens), one warp loads weights, one loads
+// x, one signals partial sums to other CTAs, one waits for such signals; the other warps, and some of these, compute norms.
+//
+// Limits: Hopper; up to 128 tokens; weights of halves, cols a multiple of 8, rows of 16 (gate and up: of 8); RMS norms of up to
+// 8,192 columns; head_dim 16 to 128, a power of two, RoPE on all of it.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "../kernels.h"
+#include "../ptx/tensor_map.cuh"
+#include "../ptx/tma.cuh"
+#include "../ptx/wgmma.cuh"
+#include "../warp.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr int                  most_parts = 4, most_tokens = most_dense_rows, most_tiles = 1024;
+constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
+constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
+[[maybe_unused]] constexpr int multiplying  = 8;                    // warps
+[[maybe_unused]] constexpr int telling_warp = 8, hearing_warp = 9, weight_warp = 16, x_warp = 17;
+
+// Stages of the rings of weights and of x, N tokens.
+constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
+constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 64 ? 6 : 8; }
+constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
+constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
+
+// What becomes of a product's sums.
+enum class Then : int { write, swiglu, norm, rope };
+
+struct Result {
+    const float* bias;
+    void*        to; // [tokens × rows]
+    int          rows;
+    bool         is_float;
+};
+
+// Products of one x, and what follows.
+struct Part {
+    CUtensorMap weight[most_products], x;              // tiles of 128 rows, by pairs; of all tokens
+    int    along[most_products], apart[most_products]; // the dimension in which a map's tiles follow, how far apart
+    Result result[most_products];                      // of the norm: the first one's `to` gets the normed rows
+    int    first_tile[most_products + 1], n_products, n_steps; // of a tile
+    Then   then;
+    bool   up_first; // of gate and up, in memory
+    const float* norm_weight;
+    float        eps;
+    float*       residual;
+};
+
+struct Parts {
+    Part      part[most_parts];
+    RopeStore rope;
+    Plan      plan;
+    int       n_parts, n_tokens;
+    float*    sums;    // for norms: of a block's part of a tile, [tokens × 128], at block + tile
+    float4*   left;    // what a block left to the one that finishes its first tile, as the threads have it
+    unsigned* arrived; // how many have left something of a tile; zero before and after
+    unsigned* counter; // how often a block arrived, and how many are done; zero before and after
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+__device__ int product_of(const Part& part, int tile) {
+    int which = 0;
+    while (tile >= part.first_tile[which + 1]) which++;
+    return which;
+}
+
+// The steps of all tiles are numbered through and dealt out to as many blocks as there can be, so that each of these has some:
+// where a block's share begins, and whose a step is.
+__device__ int      n_steps(const Part& part) { return part.first_tile[part.n_products] * part.n_steps; }
+__device__ unsigned sharing(const Part& part) { return min(gridDim.x, unsigned(n_steps(part))); }
+__device__ int      begin_of(const Part& part, unsigned block) {
+    return int(unsigned(n_steps(part)) * min(block, sharing(part)) / sharing(part));
+}
+__device__ int owner_of(const Part& part, int step) {
+    return int((unsigned(step + 1) * sharing(part) - 1) / unsigned(n_steps(part)));
+}
+
+struct Share {
+    int begin, end, of_tile;
+
+    __device__ Share(const Part& part)
+        : begin(begin_of(part, blockIdx.x)), end(begin_of(part, blockIdx.x + 1)), of_tile(part.n_steps) {}
+    __device__ bool empty() const { return begin == end; }
+    __device__ int  first_tile() const { return begin / of_tile; }
+    __device__ int  last_tile() const { return (end - 1) / of_tile; }
+    __device__ bool begins(int tile) const { return tile * of_tile >= begin; }
+    __device__ bool ends(int tile) const { return (tile + 1) * of_tile <= end; }
+    // Whether the block leaves its sums of its first tile to another one; whether others do of its last.
+    __device__ bool leaves() const { return !begins(first_tile()); }
+    __device__ bool awaits() const { return begins(last_tile()) && !ends(last_tile()); }
+};
+
+// What other blocks wrote in this kernel is not looked for in the first-level cache.
+__device__ float4 shared_sums(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
+__device__ void   add_up(float4& v, float4 w) { v.x += w.x, v.y += w.y, v.z += w.z, v.w += w.w; }
+__device__ uint2  as_halves(float4 v) {
+    const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
+    return {reinterpret_cast<const std::uint32_t&>(a), reinterpret_cast<const std::uint32_t&>(b)};
+}
+// What threads wrote, the copy engine sees, once it is known of.
+__device__ void show_copy_engine() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Counts one up, after what was written before; waits until so many are counted.
+__device__ void tell(unsigned* counter) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+__device__ void hear(const unsigned* counter, unsigned n) {
+    unsigned seen;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    while (seen < n);
+}
+
+struct Team {
+    static __device__ void          sync() { asm volatile("bar.sync 1, %0;" ::"n"(team) : "memory"); }
+    static __device__ constexpr int size() { return team; }
+};
+
+// All blocks wait for one another.
+struct Meeting {
+    unsigned* counter;
+
+    __device__ void arrive() const { // by the team
+        Team::sync();
+        if (threadIdx.x == 0) tell(counter);
+    }
+    __device__ void wait(unsigned round) const { hear(counter, round * gridDim.x); } // until all have arrived so often
+    __device__ void wait_all(unsigned round) const {                                 // by the team
+        if (threadIdx.x == 0) wait(round);
+        Team::sync();
+    }
+};
+
+struct Ring {
+    unsigned char* memory;
+    std::uint64_t *full, *empty;
+};
+
+// A place of a ring, and how often it has been used.
+template <int Stages>
+struct At {
+    int      stage  = 0;
+    unsigned parity = 0;
+
+    __device__ void next() {
+        if (++stage == Stages) stage = 0, parity ^= 1;
+    }
+    // Waits until what was in the place has been used; the first time there was nothing.
+    __device__ void wait_free(const Ring& ring) const { barrier_wait(ring.empty + stage, parity ^ 1); }
+    __device__ void wait_full(const Ring& ring) const { barrier_wait(ring.full + stage, parity); }
+};
+
+__device__ void copy_rows(void* to, const CUtensorMap& map, int col, int third, int fourth, std::uint64_t* b,
+                          std::uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+        "%3, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
+        "l"(&map), "r"(col), "r"(0), "r"(third), "r"(fourth), "r"(shared_address(b)), "l"(policy)
+        : "memory");
+}
+
+template <int N>
+__device__ void bring_weights(const Parts& parts, const Ring& ring) {
+    for (int p = 0; p < parts.n_parts; p++)
+        for (int k = 0; k < parts.part[p].n_products; k++) prefetch_map(parts.part[p].weight[k]);
+    const std::uint64_t  policy = read_once();
+    At<weight_stages(N)> at;
+    for (int p = 0; p < parts.n_parts; p++) {
+        const Part& part = parts.part[p];
+        const Share share(part);
+        int         tile = share.begin / part.n_steps, step = share.begin % part.n_steps;
+        for (int i = share.begin; i < share.end; i++) {
+            const int which = product_of(part, tile), place = (tile - part.first_tile[which]) * part.apart[which];
+            at.wait_free(ring);
+            barrier_expect(ring.full + at.stage, weight_bytes);
+            copy_rows(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_cols,
+                      part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
+                      policy);
+            at.next();
+            if (++step == part.n_steps) step = 0, tile++;
+        }
+    }
+}
+
+template <int N>
+__device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& meeting) {
+    for (int p = 0; p < parts.n_parts; p++) prefetch_map(parts.part[p].x);
+    wait_for_inputs();
+    At<x_stages(N)> at;
+    unsigned        round = 0;
+    for (int p = 0; p < parts.n_parts; p++) {
+        const Part& part = parts.part[p];
+        const Share share(part);
+        if (p > 0 && !share.empty()) {
+            meeting.wait(round);
+            show_copy_engine();
+        }
+        int step = share.begin % part.n_steps;
+        for (int i = share.begin; i < share.end; i++) {
+            at.wait_free(ring);
+            barrier_expect(ring.full + at.stage, x_bytes(N));
+            copy_tile(ring.memory + at.stage * x_bytes(N), part.x, step * tile_cols, 0, ring.full + at.stage);
+            at.next();
+            if (++step == part.n_steps) step = 0;
+        }
+        round += part.then == Then::norm ? 2 : 1;
+    }
+}
+
+// At the end of a tile a thread has the sums of one of its 64 pairs and N / 4 tokens: what(token, first, second) for each.
+__device__ int pair_of_thread() { return int(threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4); }
+template <int N, class What>
+__device__ void for_each_token(const float (&d)[N / 2], int n_tokens, const What& what) {
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            if (const int token = i * 8 + int(threadIdx.x % 4) * 2 + j; token < n_tokens)
+                what(token, d[4 * i + j], d[4 * i + 2 + j]);
+}
+
+// The tokens of the step, worked out once: where in the cache they are, of head 0 (-1: nowhere), and their positions.
+struct Tokens {
+    std::int64_t place[most_tokens];
+    float        position[most_tokens];
+
+    __device__ void learn(const Parts& parts) { // by the team
+        const RopeStore& a = parts.rope;
+        const int        t = int(threadIdx.x);
+        if (t < parts.n_tokens && a.block_size > 0) {
+            const int slot = parts.plan.slots[t], block = slot / a.block_size, in_block = slot % a.block_size;
+            place[t]    = slot < 0 ? -1 : (std::int64_t(block) * a.n_kv_heads * a.block_size + in_block) * a.head_dim;
+            position[t] = float(parts.plan.positions[t]);
+        }
+        Team::sync();
+    }
+};
+
+// q is rotated, and k on its way into the cache, with v.
+template <int N>
+__device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& tokens, int which, int pair,
+                            const float (&d)[N / 2]) {
+    const Result&    r     = part.result[which];
+    const RopeStore& a     = parts.rope;
+    const bool       turns = which < 2, apart = turns && a.halves; // two rows that are half a head apart
+    const int        D = a.head_dim, head = pair / (D / 2), in_head = pair % (D / 2);
+    const int        one = apart ? in_head : 2 * in_head, other = apart ? in_head + D / 2 : 2 * in_head + 1;
+    const float bias = r.bias ? r.bias[head * D + one] : 0.0f, other_bias = r.bias ? r.bias[head * D + other] : 0.0f;
+    const float frequency = turns ? a.inv_freq[in_head] : 0.0f;
+    auto*       to        = reinterpret_cast<__half*>(which == 0   ? a.q
+                                                      : which == 1 ? a.cache_k
+                                                                   : a.cache_v) +
+               std::int64_t(head) * (which == 0 ? 1 : a.block_size) * D + one;
+    for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+        const std::int64_t at = which == 0 ? std::int64_t(token) * r.rows : tokens.place[token];
+        if (at < 0) return; // only fills up a graph
+        float sine = 0, cosine = 1;
+        if (turns) {
+            turn(tokens.position[token], frequency, sine, cosine);
+            sine *= a.scale, cosine *= a.scale;
+        }
+        v += bias, u += other_bias;
+        const float x = v * cosine - u * sine, y = v * sine + u * cosine;
+        if (apart) to[at] = __float2half(x), to[at + D / 2] = __float2half(y);
+        else *reinterpret_cast<__half2*>(to + at) = __floats2half2_rn(x, y);
+    });
+}
+
+// What becomes of a tile whose sums are complete.
+template <int N>
+__device__ void finish(const Part& part, const Parts& parts, const Tokens& tokens, int tile, const float (&d)[N / 2]) {
+    const int     which  = product_of(part, tile);
+    const Result& r      = part.result[which];
+    const int     pair   = (tile - part.first_tile[which]) * (tile_rows / 2) + pair_of_thread();
+    auto*         halves = static_cast<__half*>(r.to);
+    if (pair * (part.then == Then::swiglu ? 1 : 2) >= r.rows) return;
+    if (part.then == Then::rope) {
+        finish_rope<N>(part, parts, tokens, which, pair, d);
+    } else if (part.then == Then::swiglu) {
+        for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+            const float gate = part.up_first ? u : v, up = part.up_first ? v : u;
+            halves[std::int64_t(token) * r.rows + pair] = __float2half(__fdividef(gate, 1 + __expf(-gate)) * up);
+        });
+    } else {
+        const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
+        for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+            const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
+            if (r.is_float) static_cast<float2*>(r.to)[at] = {v + bias.x, u + bias.y};
+            else reinterpret_cast<__half2*>(halves)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
+        });
+    }
+}
+
+// Between the warps that multiply and those that speak with other blocks: sums are left; those of others are there.
+struct Talk {
+    std::uint64_t *left, *there;
+    unsigned       left_parity = 0, there_parity = 0;
+};
+
+// Where a block of threads is in both rings.
+template <int N>
+struct Position {
+    At<weight_stages(N)> w;
+    At<x_stages(N)>      x;
+};
+
+// The block's share of a part's products.
+template <int N>
+__device__ void multiply(const Part& part, const Parts& parts, const Tokens& tokens, const Ring& weights,
+                         const Ring& xs, Position<N>& at, Talk& talk) {
+    constexpr int       words = N / 8, of_block = words * multiplying * 32; // of what is left
+    const int           group  = uniform(int(threadIdx.x) / 128);
+    const bool          leader = threadIdx.x % 128 == 0;
+    const Share         share(part);
+    const std::uint64_t w0 = descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16, 1024),
+                        x0 = descriptor(shared_address(xs.memory), 16, 1024);
+    float d[N / 2];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) d[i] = 0;
+    int        old_w = 0, old_x = 0; // places that the products before these read
+    const auto free = [&] {
+        if (leader) barrier_arrive(weights.empty + old_w), barrier_arrive(xs.empty + old_x);
+    };
+    for (int unit = share.begin, tile = share.first_tile(); unit < share.end; tile++) {
+        const int n = min(share.end, (tile + 1) * part.n_steps) - unit;
+        for (int i = 0; i < n; i++) {
+            at.w.wait_full(weights);
+            at.x.wait_full(xs);
+            const std::uint64_t w = further(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
+                                x = further(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < tile_cols / 16; k++)
+                multiply_tile<N>(d, further(w, unsigned(k) * 32), further(x, unsigned(k) * 32), k > 0 || i > 0);
+            wgmma_commit();
+            if (i > 0) {
+                wgmma_wait<1>();
+                free();
+            }
+            old_w = at.w.stage, old_x = at.x.stage;
+            at.w.next(), at.x.next();
+        }
+        wgmma_wait<0>();
+        keep(d);
+        free();
+        unit += n;
+        if (part.then == Then::norm) {
+            float* to = parts.sums + std::int64_t(int(blockIdx.x) + tile) * parts.n_tokens * tile_rows;
+            for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
+                reinterpret_cast<float2*>(to + token * tile_rows)[pair_of_thread()] = {v, u};
+            });
+        } else if (!share.begins(tile)) {
+            float4* to = parts.left + std::int64_t(blockIdx.x) * of_block + threadIdx.x;
+#pragma unroll
+            for (int i = 0; i < words; i++)
+                to[i * multiplying * 32] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(talk.left);
+        } else {
+            if (!share.ends(tile)) {
+                barrier_wait(talk.there, talk.there_parity);
+                talk.there_parity ^= 1;
+                const int last = owner_of(part, (tile + 1) * part.n_steps - 1);
+#pragma unroll 1
+                for (int b = int(blockIdx.x) + 1; b <= last; b++) {
+                    const float4* from = parts.left + std::int64_t(b) * of_block + threadIdx.x;
+                    float4        v[words];
+#pragma unroll
+                    for (int i = 0; i < words; i++) v[i] = __ldcg(from + i * multiplying * 32);
+#pragma unroll
+                    for (int i = 0; i < words; i++)
+                        d[4 * i] += v[i].x, d[4 * i + 1] += v[i].y, d[4 * i + 2] += v[i].z, d[4 * i + 3] += v[i].w;
+                }
+            }
+            finish<N>(part, parts, tokens, tile, d);
+        }
+    }
+}
+
+// Beside those that multiply, by a warp each.
+__device__ void tell_others(const Part& part, const Parts& parts, Talk& talk) {
+    const Share share(part);
+    if (part.then == Then::norm || !share.leaves()) return;
+    barrier_wait(talk.left, talk.left_parity);
+    talk.left_parity ^= 1;
+    if (threadIdx.x % 32 == 0) tell(parts.arrived + share.first_tile());
+}
+__device__ void hear_others(const Part& part, const Parts& parts, const Talk& talk) {
+    const Share share(part);
+    if (part.then == Then::norm || !share.awaits() || threadIdx.x % 32 != 0) return;
+    const int tile = share.last_tile();
+    hear(parts.arrived + tile, unsigned(owner_of(part, (tile + 1) * part.n_steps - 1)) - blockIdx.x);
+    parts.arrived[tile] = 0; // for the next part
+    barrier_arrive(talk.there);
+}
+
+// The sums of a tile for one token: so many parts of 128 floats, `stride` floats apart.
+struct Sums {
+    const float* first;
+    int          n;
+};
+__device__ Sums sums_of(const Part& part, const Parts& parts, int tile, int token) {
+    const int begin = tile * part.n_steps, b0 = owner_of(part, begin), b1 = owner_of(part, begin + part.n_steps - 1);
+    return {parts.sums + (std::int64_t(b0 + tile) * parts.n_tokens + token) * tile_rows, b1 - b0 + 1};
+}
+
+// residual += sums, and its norm: a token for a block. `Most` times four columns a thread.
+template <int Most>
+__device__ void combine_norm(const Part& part, const Parts& parts, const Meeting& meeting, unsigned round,
+                             float* scratch) {
+    const int  cols = part.result[0].rows, stride = parts.n_tokens * tile_rows;
+    bool       waited = false;
+    const auto wait   = [&] {
+        if (!waited) meeting.wait_all(round);
+        waited = true;
+    };
+    for (int t = int(blockIdx.x); t < parts.n_tokens; t += int(gridDim.x)) {
+        float4 v[Most], w[Most];
+        Sums   from[Most];
+        int    most = 0;
+#pragma unroll
+        for (int i = 0; i < Most; i++) {
+            const int c = (int(threadIdx.x) + i * team) * 4;
+            from[i]     = {nullptr, 0};
+            v[i] = w[i] = {0, 0, 0, 0};
+            if (c >= cols) continue;
+            from[i] = sums_of(part, parts, c / tile_rows, t);
+            from[i].first += c % tile_rows;
+            most = max(most, from[i].n);
+            w[i] = *reinterpret_cast<const float4*>(part.norm_weight + c);
+            v[i] = shared_sums(part.residual + std::int64_t(t) * cols + c);
+            if (part.result[0].bias) add_up(v[i], *reinterpret_cast<const float4*>(part.result[0].bias + c));
+        }
+        wait();
+        for (int p = 0; p < most; p += 3) { // many loads under way
+            float4 u[3][Most];
+#pragma unroll
+            for (int q = 0; q < 3; q++)
+#pragma unroll
+                for (int i = 0; i < Most; i++)
+                    u[q][i] = p + q < from[i].n ? shared_sums(from[i].first + std::int64_t(p + q) * stride)
+                                                : float4{0, 0, 0, 0};
+#pragma unroll
+            for (int q = 0; q < 3; q++)
+#pragma unroll
+                for (int i = 0; i < Most; i++) add_up(v[i], u[q][i]);
+        }
+        float squares = 0;
+#pragma unroll
+        for (int i = 0; i < Most; i++) squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
+        const float scale = rsqrtf(block_sum<Team>(squares, scratch) / float(cols) + part.eps);
+#pragma unroll
+        for (int i = 0; i < Most; i++) {
+            const int c = (int(threadIdx.x) + i * team) * 4;
+            if (c >= cols) continue;
+            const std::int64_t at                                                   = std::int64_t(t) * cols + c;
+            *reinterpret_cast<float4*>(part.residual + at)                          = v[i];
+            *reinterpret_cast<uint2*>(static_cast<__half*>(part.result[0].to) + at) = as_halves(
+                {v[i].x * scale * w[i].x, v[i].y * scale * w[i].y, v[i].z * scale * w[i].z, v[i].w * scale * w[i].w});
+        }
+    }
+    wait();
+}
+
+#endif
+
+template <int N>
+__global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant__ Parts parts) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) unsigned char memory[];
+    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
+    __shared__ float         scratch[32];
+    __shared__ Tokens        tokens;
+    const Ring               weights{memory, barriers, barriers + weight_stages(N)};
+    const Ring               xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
+                  barriers + 2 * weight_stages(N) + x_stages(N)};
+    const Meeting            meeting{parts.counter};
+    const int                warp = uniform(int(threadIdx.x) / 32);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < weight_stages(N); s++)
+            barrier_init(weights.full + s, 1), barrier_init(weights.empty + s, 2);
+        for (int s = 0; s < x_stages(N); s++) barrier_init(xs.full + s, 1), barrier_init(xs.empty + s, 2);
+        barrier_init(talks, multiplying), barrier_init(talks + 1, 1);
+        barriers_ready();
+    }
+    __syncthreads();
+    if (warp >= weight_warp) {
+        if (threadIdx.x % 32 != 0) return;
+        if (warp == weight_warp) bring_weights<N>(parts, weights);
+        else bring_x<N>(parts, xs, meeting);
+        return;
+    }
+    wait_for_inputs();
+    tokens.learn(parts);
+    Position<N> at;
+    Talk        talk{talks, talks + 1};
+    unsigned    round = 0; // of meetings
+    for (int p = 0; p < parts.n_parts; p++) {
+        const Part& part = parts.part[p];
+        if (Share(part).empty()) meeting.wait_all(round);
+        else if (warp < multiplying) multiply<N>(part, parts, tokens, weights, xs, at, talk);
+        else if (warp == telling_warp) tell_others(part, parts, talk);
+        else if (warp == hearing_warp) hear_others(part, parts, talk);
+        if (part.then == Then::norm) {
+            meeting.arrive();
+            round++;
+            if (part.result[0].rows <= 3 * team * 4) combine_norm<3>(part, parts, meeting, round, scratch);
+            else combine_norm<4>(part, parts, meeting, round, scratch);
+        }
+        if (p + 1 == parts.n_parts) break;
+        show_copy_engine();
+        meeting.arrive();
+        round++;
+    }
+    // The last one to leave makes the counters ready for the next launch.
+    if (threadIdx.x == 0 && atomicAdd(parts.counter + 1, 1) == gridDim.x - 1) parts.counter[0] = parts.counter[1] = 0;
+#endif
+}
+
+// False: something else has some of the GPU's processors for itself, so that not all blocks can run at once.
+template <int N>
+bool launch(const Parts& parts, Context& gpu) {
+    if (prepare_kernel(gpu, dense_kernel<N>, threads, shared_bytes(N)) < 1) return false;
+    // Alone on the device its blocks meet in any case: what comes before it in the stream ends by itself.
+    const cudaError_t status = launch_kernel(gpu.alone_in_step ? Launch::early : Launch::together, dense_kernel<N>,
+                                             dim3(unsigned(gpu.n_processors)), threads, shared_bytes(N), gpu, parts);
+    if (status == cudaErrorCooperativeLaunchTooLarge) {
+        cudaGetLastError(); // it has been dealt with
+        return false;
+    }
+    gpu.note(status);
+    return true;
+}
+
+constexpr int rounded(int n_tokens) {
+    return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128;
+}
+
+// Tiles of 128 rows, by pairs: [64 columns][8 rows, `row` apart][2, `pair` apart][n3, `third` apart][n4, `fourth` apart], of which
+// a tile has box3 · box4. Distances are in elements.
+bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::int64_t row, std::int64_t pair,
+                  std::int64_t n3, std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
+    const cuuint64_t sizes[5]   = {cuuint64_t(cols), 8, 2, cuuint64_t(n3), cuuint64_t(n4)};
+    const cuuint64_t strides[4] = {cuuint64_t(row) * 2, cuuint64_t(pair) * 2, cuuint64_t(third) * 2,
+                                   cuuint64_t(fourth) * 2};
+    const cuuint32_t box[5] = {tile_cols, 8, 2, cuuint32_t(box3), cuuint32_t(box4)}, steps[5] = {1, 1, 1, 1, 1};
+    return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, const_cast<void*>(data), sizes, strides, box, steps,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// Whether `rope` turns the results of these three products, whole heads of them.
+bool turns(const RopeStore& rope, const TapeOp& op) {
+    const int D = rope.head_dim;
+    return op.kind == TapeOp::products && op.n_products == 3 && op.product[0].out == rope.q &&
+           op.product[1].out == rope.k && op.product[2].out == rope.v && rope.half * 2 == D && D >= 16 &&
+           tile_rows % D == 0 && !op.product[0].out_is_float;
+}
+// Whether `norm` adds the result of this product to the residual.
+bool norms(const TapeOp& norm, const TapeOp& op) {
+    return op.kind == TapeOp::products && op.n_products == 1 && norm.x == op.product[0].out &&
+           !op.product[0].out_is_float && norm.residual != nullptr && norm.cols == op.product[0].weight.rows &&
+           norm.cols <= 4 * team * 4;
+}
+
+// The products of `op`, and what `next` makes of them. Returns how many of the two it is; 0: not for this kernel.
+int understand(const TapeOp& op, const TapeOp* next, int n_tokens, Parts& parts) {
+    Part&              part = parts.part[parts.n_parts];
+    const std::int64_t cols = op.cols;
+    if (cols % 8 != 0 || (op.kind != TapeOp::products && op.kind != TapeOp::gated)) return 0;
+    for (int k = 0; k < op.n_products; k++)
+        if (op.product[k].weight.form != WeightForm::f16 || op.product[k].weight.cols != cols) return 0;
+    part.n_products    = op.n_products;
+    part.n_steps       = int((cols + tile_cols - 1) / tile_cols);
+    part.then          = Then::write;
+    part.first_tile[0] = 0;
+    if (!encode_tiles(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
+    if (op.kind == TapeOp::gated) {
+        const Weight &     gate = op.product[0].weight, &up = op.product[1].weight;
+        const std::int64_t apart = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
+        part.up_first            = apart < 0;
+        if (gate.rows != up.rows || gate.rows % 8 != 0 || op.product[0].out_is_float ||
+            !encode_pairs(part.weight[0], part.up_first ? up.data : gate.data, cols, cols, std::abs(apart),
+                          gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
+            return 0;
+        part.then          = Then::swiglu;
+        part.n_products    = 1;
+        part.along[0]      = 3;
+        part.apart[0]      = 8;
+        part.result[0]     = {nullptr, op.product[0].out, int(gate.rows), false};
+        part.first_tile[1] = int((gate.rows + 63) / 64);
+        return part.first_tile[1] <= most_tiles ? 1 : 0;
+    }
+    if (next && next->kind == TapeOp::norm && norms(*next, op)) {
+        part.then        = Then::norm;
+        part.norm_weight = next->norm_weight;
+        part.eps         = next->eps;
+        part.residual    = next->residual;
+    } else if (next && next->kind == TapeOp::rope_and_store && turns(next->rope, op)) {
+        part.then  = Then::rope;
+        parts.rope = next->rope;
+    }
+    for (int k = 0; k < op.n_products; k++) {
+        const Product&     p    = op.product[k];
+        const std::int64_t rows = p.weight.rows;
+        const int          D    = parts.rope.head_dim;
+        const bool         half = part.then == Then::rope && k < 2 && parts.rope.halves; // pairs half a head apart
+        if (rows % 16 != 0 || !(half ? encode_pairs(part.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
+                                                    8 * cols, D / 16, rows / D, D * cols, tile_rows / D)
+                                     : encode_pairs(part.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
+                                                    16 * cols, 8, 1, 16 * cols, 1)))
+            return 0;
+        part.along[k]          = half ? 4 : 3;
+        part.apart[k]          = half ? tile_rows / D : 8;
+        part.result[k]         = {p.bias, part.then == Then::norm ? next->out : p.out, int(rows), p.out_is_float};
+        part.first_tile[k + 1] = part.first_tile[k] + int((rows + tile_rows - 1) / tile_rows);
+    }
+    return part.first_tile[part.n_products] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
+}
+
+} // namespace
+
+std::size_t prepare_dense(Context& gpu) {
+    if (!gpu.hopper || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
+    constexpr std::size_t tile   = std::size_t(most_tokens) * tile_rows * sizeof(float);
+    const std::size_t     before = gpu.bytes;
+    gpu.dense.sums               = static_cast<float*>(gpu.take(std::size_t(gpu.n_processors + most_tiles) * tile));
+    gpu.dense.left               = static_cast<float4*>(gpu.take(std::size_t(gpu.n_processors) * tile));
+    gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
+    gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
+    return gpu.bytes - before;
+}
+
+int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
+    const auto& room = gpu.dense;
+    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr ||
+        n_tokens < 1 || n_tokens > most_tokens)
+        return 0;
+    Parts parts{};
+    int   done = 0;
+    for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
+        const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);
+        if (n == 0) break;
+        more = parts.part[parts.n_parts++].then != Then::rope;
+        done += n;
+    }
+    if (done < 2) return 0;
+    parts.plan     = plan;
+    parts.n_tokens = n_tokens;
+    parts.sums     = room.sums;
+    parts.left     = room.left;
+    parts.arrived  = room.arrived;
+    parts.counter  = room.counter;
+    const auto run = [&] {
+        switch (rounded(n_tokens)) {
+            case 8: return launch<8>(parts, gpu);
+            case 16: return launch<16>(parts, gpu);
+            case 32: return launch<32>(parts, gpu);
+            case 64: return launch<64>(parts, gpu);
+            default: return launch<128>(parts, gpu);
+        }
+    };
+    return run() ? done : 0;
+}
+
+} // namespace quire::cuda

@@ -1,0 +1,351 @@
+// GEMV and GEMMs with few rows of x (decode), limited by reading the weights: each weight is read once, in 16-byte words. A
+// warp computes one output row for all rows of x; the order of the sum is fixed.
+// Weights: halves, int8 with group scales, or Q4_K superblocks. cols is a multiple of 8 (halves), 32 (int8), 256 (Q4_K); any other
+// matrix has a plain kernel.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "../kernels.h"
+#include "../warp.cuh"
+#include "gemv.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr int warps = 8; // of a block
+
+// Four bytes of int8, offset by 128 → floats: 0x4b000000 | u is 2^23 + u.
+__device__ void as_floats(std::uint32_t q, float* f) {
+    const std::uint32_t u = q ^ 0x80808080u;
+    f[0]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7440)) - 8388736.0f;
+    f[1]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7441)) - 8388736.0f;
+    f[2]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7442)) - 8388736.0f;
+    f[3]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7443)) - 8388736.0f;
+}
+
+// What a warp holds of R neighbouring rows: `ahead` words of each, load(u) takes word u of the stretch of `step` columns that
+// begins at `base`, add(u) adds its products with the rows of x to sum[r][t]; then the word of the next stretch is loaded in
+// its place, so that some are always on their way. Lanes take neighbouring words; R rows share what is read and converted of
+// x. Columns fit an int: no wider arithmetic in the loops.
+
+template <int NT, int R>
+struct RowsF16 {
+    static constexpr int ahead = NT <= 2 ? 4 : 2, step = 256 * ahead;
+    uint4                v[R][ahead];
+
+    __device__ static int column(int base, int u) { return base + u * 256 + int(threadIdx.x) % 32 * 8; }
+    __device__ void       load(const Weight& w, std::int64_t row, int base, int cols, int u) {
+        const int c = column(base, u);
+        if (c >= cols) return;
+        const auto* from = static_cast<const __half*>(w.data) + row * cols + c;
+#pragma unroll
+        for (int r = 0; r < R; r++) v[r][u] = load_once(from + r * cols);
+    }
+    __device__ void add(const __half* x, int base, int cols, int u, float (&sum)[R][NT]) const {
+        const int c = column(base, u);
+        if (c >= cols) return;
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const uint4  xs = *reinterpret_cast<const uint4*>(x + t * cols + c);
+            const float2 p = as_float2(xs.x), q = as_float2(xs.y), m = as_float2(xs.z), n = as_float2(xs.w);
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const float2 a = as_float2(v[r][u].x), b = as_float2(v[r][u].y), d = as_float2(v[r][u].z),
+                             e = as_float2(v[r][u].w);
+                sum[r][t] +=
+                    a.x * p.x + a.y * p.y + b.x * q.x + b.y * q.y + d.x * m.x + d.y * m.y + e.x * n.x + e.y * n.y;
+            }
+        }
+    }
+};
+
+template <int NT, int R, int Group, bool FloatScales, bool Mins>
+struct RowsI8 {
+    static constexpr int ahead = NT <= 2 ? 4 / R : 1, step = 512 * ahead;
+    uint4                v[R][ahead];
+    float                scale[R][ahead], min[R][ahead];
+
+    __device__ static int column(int base, int u) { return base + u * 512 + int(threadIdx.x) % 32 * 16; }
+    __device__ void       load(const Weight& w, std::int64_t row, int base, int cols, int u) {
+        const int c = column(base, u), groups = cols / Group;
+        if (c >= cols) return;
+        const auto* from = static_cast<const std::int8_t*>(w.data) + row * cols + c;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            v[r][u]              = load_once(from + r * cols);
+            const std::int64_t g = (row + r) * groups + c / Group;
+            scale[r][u]          = FloatScales ? static_cast<const float*>(w.scales)[g]
+                                               : __half2float(static_cast<const __half*>(w.scales)[g]);
+            min[r][u]            = Mins ? static_cast<const float*>(w.mins)[g] : 0.0f;
+        }
+    }
+    __device__ void add(const __half* x, int base, int cols, int u, float (&sum)[R][NT]) const {
+        const int c = column(base, u);
+        if (c >= cols) return;
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const uint4*        at = reinterpret_cast<const uint4*>(x + t * cols + c);
+            const uint4         xa = at[0], xb = at[1];
+            const std::uint32_t words[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
+            float               xs[16], all = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float2 p = as_float2(words[i]);
+                xs[2 * i] = p.x, xs[2 * i + 1] = p.y;
+                if (Mins) all += p.x + p.y;
+            }
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const std::uint32_t qs[4] = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
+                float               part  = 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float q[4];
+                    as_floats(qs[i], q);
+                    part += q[0] * xs[4 * i] + q[1] * xs[4 * i + 1] + q[2] * xs[4 * i + 2] + q[3] * xs[4 * i + 3];
+                }
+                sum[r][t] += scale[r][u] * part - (Mins ? min[r][u] * all : 0.0f);
+            }
+        }
+    }
+};
+
+// Eight lanes share a superblock; lane i of them has 16 bytes: 16 weights of an even sub-block in the low nibbles, 16 of the
+// odd one after it in the high ones.
+template <int NT, int R>
+struct RowsQ4K {
+    static constexpr int ahead = NT <= 1 ? 4 / R : 1, step = 4 * 256 * ahead;
+    uint4                head[R][ahead], v[R][ahead];
+
+    __device__ static int superblock(int base, int u) { return base / 256 + int(threadIdx.x) % 32 / 8 + u * 4; }
+    __device__ void       load(const Weight& w, std::int64_t row, int base, int cols, int u) {
+        const int s = superblock(base, u), n = cols / 256;
+        if (s >= n) return;
+        const auto* from = static_cast<const unsigned char*>(w.data) + (row * n + s) * 144;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            v[r][u]    = load_once(from + r * n * 144 + 16 + threadIdx.x % 8 * 16);
+            head[r][u] = *reinterpret_cast<const uint4*>(from + r * n * 144);
+        }
+    }
+    __device__ void add(const __half* x, int base, int cols, int u, float (&sum)[R][NT]) const {
+        const int     part = threadIdx.x % 8, chunk = part / 2, s = superblock(base, u);
+        const __half2 magic = __half2(__ushort_as_half(0x6400), __ushort_as_half(0x6400)); // 1024
+        if (s >= cols / 256) return;
+        {
+            float scale[R][2], min[R][2];
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                const float2        d = as_float2(head[r][u].x);                          // d, dmin
+                const std::uint32_t a = head[r][u].y, b = head[r][u].z, c = head[r][u].w; // scales 0..3, 4..7, 8..11
+                const int           at = 8 * (2 * chunk % 4); // of the even sub-block in a word
+                int                 s0, s1, m0, m1;
+                if (chunk < 2) {
+                    s0 = a >> at & 63, s1 = a >> (at + 8) & 63;
+                    m0 = b >> at & 63, m1 = b >> (at + 8) & 63;
+                } else {
+                    s0 = (c >> at & 15) | (a >> (at + 6) & 3) << 4;
+                    s1 = (c >> (at + 8) & 15) | (a >> (at + 14) & 3) << 4;
+                    m0 = (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
+                    m1 = (c >> (at + 12) & 15) | (b >> (at + 14) & 3) << 4;
+                }
+                scale[r][0] = d.x * float(s0), scale[r][1] = d.x * float(s1);
+                min[r][0] = d.y * float(m0), min[r][1] = d.y * float(m1);
+            }
+            const int c0 = s * 256 + chunk * 64 + part % 2 * 16;
+#pragma unroll
+            for (int t = 0; t < NT; t++) {
+#pragma unroll
+                for (int high = 0; high < 2; high++) {
+                    const uint4*        at = reinterpret_cast<const uint4*>(x + t * cols + c0 + high * 32);
+                    const uint4         xa = at[0], xb = at[1];
+                    const std::uint32_t xs[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
+                    // Nibbles of bytes 0 and 2, then of 1 and 3, as halves 1024 + q: x is paired the same way.
+                    __half2 pairs[8], all = __half2(__ushort_as_half(0), __ushort_as_half(0));
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const std::uint32_t x0 = __byte_perm(xs[2 * i], xs[2 * i + 1], 0x5410),
+                                            x1 = __byte_perm(xs[2 * i], xs[2 * i + 1], 0x7632);
+                        pairs[2 * i]           = *reinterpret_cast<const __half2*>(&x0);
+                        pairs[2 * i + 1]       = *reinterpret_cast<const __half2*>(&x1);
+                        all                    = __hadd2(all, __hadd2(pairs[2 * i], pairs[2 * i + 1]));
+                    }
+                    const float2 a = __half22float2(all);
+#pragma unroll
+                    for (int r = 0; r < R; r++) {
+                        const std::uint32_t qs[4]    = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
+                        __half2             products = __half2(__ushort_as_half(0), __ushort_as_half(0));
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const std::uint32_t q  = qs[i] >> (high * 4);
+                            std::uint32_t       q0 = (q & 0x000f000fu) | 0x64006400u,
+                                          q1       = (q >> 8 & 0x000f000fu) | 0x64006400u;
+                            products =
+                                __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q0), magic), pairs[2 * i], products);
+                            products =
+                                __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q1), magic), pairs[2 * i + 1], products);
+                        }
+                        const float2 p = __half22float2(products);
+                        sum[r][t] += scale[r][high] * (p.x + p.y) - min[r][high] * (a.x + a.y);
+                    }
+                }
+            }
+        }
+    }
+};
+
+template <int NT, Kind K, int R>
+struct RowsOf;
+template <int NT, int R>
+struct RowsOf<NT, kind_f16, R> : RowsF16<NT, R> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_i8, R> : RowsI8<NT, R, 32, false, false> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_i8_float, R> : RowsI8<NT, R, 16, true, false> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_i8_float_min, R> : RowsI8<NT, R, 32, true, true> {};
+template <int NT, int R>
+struct RowsOf<NT, kind_q4_k, R> : RowsQ4K<NT, R> {};
+
+// R neighbouring rows a warp; products have a multiple of R rows. Deep: twice as much of a row on its way at once, for products
+// of so few rows that all of them run at once.
+template <int NT, Kind K, int R, bool Deep>
+__global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
+                                              : K == kind_f16 ? 5
+                                              : Deep          ? 3
+                                                              : 4)
+    vector_kernel(const __half* x, int n_rows, int cols, Products all) {
+    using Rows    = RowsOf<NT, K, R>;
+    const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
+    if (row >= all.first_row[all.n]) {
+        wait_for_inputs(); // every block takes part in the order of launches
+        return;
+    }
+    const int          which      = row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2;
+    const Product&     p          = all.product[which];
+    const std::int64_t r0         = row - all.first_row[which];
+    float              sum[R][NT] = {};
+    Rows               rows;
+#pragma unroll
+    for (int u = 0; u < Rows::ahead; u++) // weights depend on nobody: while the kernel before is still busy
+        rows.load(p.weight, r0, 0, cols, u);
+    wait_for_inputs();
+    for (int base = 0; base < cols; base += Rows::step)
+        if constexpr (Deep) {
+            const Rows now = rows;
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, base + Rows::step, cols, u);
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) now.add(x, base, cols, u, sum);
+        } else if constexpr (K == kind_f16) { // long reads at a time are what the memory likes best
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) rows.add(x, base, cols, u, sum);
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, base + Rows::step, cols, u);
+        } else { // more to do in between: a word's place is filled again at once
+#pragma unroll
+            for (int u = 0; u < Rows::ahead; u++) {
+                rows.add(x, base, cols, u, sum);
+                rows.load(p.weight, r0, base + Rows::step, cols, u);
+            }
+        }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const float total = warp_sum(sum[r][t]) + (p.bias ? p.bias[r0 + r] : 0.0f);
+            if (threadIdx.x % 32 != 0 || t >= n_rows) continue;
+            const std::int64_t at = t * p.weight.rows + r0 + r;
+            if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
+            else static_cast<__half*>(p.out)[at] = __float2half(total);
+        }
+}
+
+template <int NT, int R>
+void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, Context& gpu) {
+    const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
+    const auto     run    = [&](auto kernel) {
+        // Several rows hold so much in the L1 that they had better wait for kernels that leave little of it (see matmul_batch).
+        if (NT > 1) run_in_order(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
+        else run_kernel(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
+    };
+    const auto choose = [&]<Kind K>() {
+        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * gpu.n_processors)
+            run(vector_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
+        else run(vector_kernel<NT, K, R, false>);
+    };
+    switch (kind) {
+        case kind_f16: choose.template operator()<kind_f16>(); break;
+        case kind_i8: choose.template operator()<kind_i8>(); break;
+        case kind_i8_float: choose.template operator()<kind_i8_float>(); break;
+        case kind_i8_float_min: choose.template operator()<kind_i8_float_min>(); break;
+        case kind_q4_k: choose.template operator()<kind_q4_k>(); break;
+    }
+}
+
+// -- any shape and form: a warp for each row of weights and eight of x, one weight a lane at a time
+
+constexpr int plain_rows = 8;
+
+__global__ void __launch_bounds__(warps * 32) plain_kernel(const __half* x, int n_rows, int cols, Product p) {
+    wait_for_inputs();
+    const std::int64_t row   = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32;
+    const int          first = int(blockIdx.y) * plain_rows, n = min(plain_rows, n_rows - first);
+    if (row >= p.weight.rows) return;
+    float sum[plain_rows] = {};
+    for (int c = int(threadIdx.x % 32); c < cols; c += 32) {
+        const float w = weight_at(p.weight, row, c);
+#pragma unroll
+        for (int t = 0; t < plain_rows; t++)
+            if (t < n) sum[t] += w * __half2float(x[std::int64_t(first + t) * cols + c]);
+    }
+#pragma unroll
+    for (int t = 0; t < plain_rows; t++) {
+        const float total = warp_sum(sum[t]) + (p.bias ? p.bias[row] : 0.0f);
+        if (t >= n || threadIdx.x % 32 != 0) continue;
+        const std::int64_t at = std::int64_t(first + t) * p.weight.rows + row;
+        if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
+        else static_cast<__half*>(p.out)[at] = __float2half(total);
+    }
+}
+
+} // namespace
+
+bool is_regular(const Weight& weight) {
+    return weight.form != WeightForm::f32 && (weight.form != WeightForm::f16 || weight.cols % 8 == 0);
+}
+
+void matmul_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const Product* products, int n_products,
+                  Context& gpu) {
+    for (int k = 0; k < n_products; k++)
+        run_kernel(plain_kernel,
+                   dim3(unsigned((products[k].weight.rows + warps - 1) / warps),
+                        unsigned((n_rows + plain_rows - 1) / plain_rows)),
+                   warps * 32, 0, gpu, reinterpret_cast<const __half*>(x), int(n_rows), int(cols), products[k]);
+}
+
+// x has room for n_rows rounded up to 1, 2, 4 or 8 rows; what is in those beyond n_rows does not matter.
+void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
+                   bool invariant, Context& gpu) {
+    const auto* x = reinterpret_cast<const __half*>(x_);
+    for (int i = 0, count = 0; i < n_products; i += count) {
+        Products all{}; // neighbours of one form go together
+        count           = gather(products + i, n_products - i, all);
+        const Kind kind = kind_of(products[i].weight);
+        const int  c    = int(cols);
+        if (n_rows <= 1 && !invariant && stream_products(kind, x, c, all, gpu)) continue;
+        bool even = kind != kind_f16; // two rows a warp share the conversions of x
+        for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
+        if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, gpu) : launch<1, 1>(kind, x, n_rows, c, all, gpu);
+        else if (n_rows <= 2)
+            even ? launch<2, 2>(kind, x, n_rows, c, all, gpu) : launch<2, 1>(kind, x, n_rows, c, all, gpu);
+        else if (n_rows <= 4)
+            even ? launch<4, 2>(kind, x, n_rows, c, all, gpu) : launch<4, 1>(kind, x, n_rows, c, all, gpu);
+        else even ? launch<8, 2>(kind, x, n_rows, c, all, gpu) : launch<8, 1>(kind, x, n_rows, c, all, gpu);
+    }
+}
+
+} // namespace quire::cuda

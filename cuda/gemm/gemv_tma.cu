@@ -1,0 +1,164 @@
+// GEMV (one row of x) on Hopper, limited by streaming the weights. Each warp has a ring buffer in shared memory, filled by bulk
+// copies that its first lane starts some stages ahead; a stage is the same range of columns of two consecutive rows. The
+// rings are filled before x is ready, because memory time that is lost while small kernels run cannot be recovered.
+//
+// x stays as it is for halves. For integer weights it is converted to 16-bit integers with a scale, stored as two bytes, so that dp4a
+// multiplies four weights at once: the products are exact, and x loses less precision than as a half.
+//
+// Limits: rows of every matrix are even (Gated: equal); cols is a multiple of 8 (halves) or 256; pointers are multiples of 16.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "../kernels.h"
+#include "../ptx/tma.cuh"
+#include "../warp.cuh"
+#include "gemv.cuh"
+#include "gemv_tma.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr int stages        = 4;
+constexpr int shared_budget = 200 * 1024; // leaves room on a processor for the small kernels beside it
+
+// `slice`: columns of a stage.
+// Gated: a pair is one row of either product, and silu(first) · second its result, in the first one's place.
+template <Kind K, bool Gated>
+__global__ void __launch_bounds__(warps_of(K) * 32, 1)
+    stream_kernel(const __half* x, int cols, int slice, Products all) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int     warps = warps_of(K);
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ std::uint64_t ready[warps][stages];
+    const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, stage_bytes = 2 * row_bytes(K, slice);
+    // Pairs of rows: the same number for each processor, give or take one, and warp by warp of them.
+    const int      n_pairs  = all.first_row[all.n] / 2;
+    const auto     begin_of = [&](unsigned block) { return int(std::int64_t(n_pairs) * block / gridDim.x); };
+    const int      end = begin_of(blockIdx.x + 1), first = begin_of(blockIdx.x) + warp;
+    unsigned char* ring = memory + warp * stages * stage_bytes;
+    unsigned char* xs   = memory + warps * stages * stage_bytes;
+    if (lane == 0) {
+        for (int s = 0; s < stages; s++) barrier_init(&ready[warp][s], 1);
+        barriers_ready();
+    }
+    __syncwarp();
+
+    struct Place {
+        const Product& product;
+        std::int64_t   row;
+    };
+    const auto place_of = [&](int pair, int r) {
+        if (Gated) return Place{all.product[r], pair};
+        const int which = all.which(pair * 2);
+        return Place{all.product[which], pair * 2 - all.first_row[which] + r};
+    };
+    // The next stage to be brought; only the first lane does.
+    int        next_pair = first, next_base = 0;
+    const auto bring = [&](int stage) {
+        if (next_pair >= end) return;
+        if (lane == 0) {
+            const int      n  = min(slice, cols - next_base);
+            unsigned char* to = ring + stage * stage_bytes;
+            std::uint64_t* b  = &ready[warp][stage];
+            barrier_expect(b, unsigned(2 * row_bytes(K, n)));
+            const Place of[2] = {place_of(next_pair, 0), place_of(next_pair, 1)};
+            const auto  copy  = [&](const void* const Weight::* from, int (*bytes)(Kind, int)) {
+                if (bytes(K, 256) == 0) return;
+                for (int r = 0; r < 2; r++, to += bytes(K, slice))
+                    copy_bulk(to,
+                                static_cast<const unsigned char*>(of[r].product.weight.*from) +
+                                    of[r].row * bytes(K, cols) + bytes(K, next_base),
+                                unsigned(bytes(K, n)), b);
+            };
+            copy(&Weight::data, data_bytes);
+            copy(&Weight::scales, scale_bytes);
+            copy(&Weight::mins, min_bytes);
+        }
+        next_base += slice;
+        if (next_base >= cols) next_base = 0, next_pair += warps;
+    };
+    for (int s = 0; s < stages; s++) bring(s); // weights depend on nobody
+    wait_for_inputs();
+    Integers   integers{};
+    const auto read = [&](int g) { return reinterpret_cast<const uint4*>(x)[g]; };
+    if constexpr (K == kind_f16) {
+        each_word(read, cols / 8, [&](int g, const uint4& v) { reinterpret_cast<uint4*>(xs)[g] = v; });
+    } else {
+        integers = integers_in(xs, K, cols);
+        each_word(read, cols / 8, [&](int g, const uint4& v) { put_integers<K>(g, v, integers); });
+    }
+    __syncthreads();
+
+    int      stage  = 0;
+    unsigned parity = 0;
+    for (int pair = first; pair < end; pair += warps) {
+        float sum[2] = {};
+        for (int base = 0; base < cols; base += slice) {
+            barrier_wait(&ready[warp][stage], parity);
+            add_stage<K, 2>(ring + stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
+            __syncwarp(); // all have read it
+            bring(stage);
+            if (++stage == stages) stage = 0, parity ^= 1;
+        }
+        float value[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const Place at = place_of(pair, r);
+            value[r]       = warp_sum(sum[r]) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
+            if (Gated || lane != 0) continue;
+            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value[r];
+            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value[r]);
+        }
+        if (Gated && lane == 0)
+            static_cast<__half*>(all.product[0].out)[pair] =
+                __float2half(__fdividef(value[0], 1 + __expf(-value[0])) * value[1]);
+    }
+#endif
+}
+
+template <Kind K>
+bool launch(const __half* x, int cols, const Products& all, bool gated, Context& gpu) {
+    const int room = shared_budget - x_bytes(K, cols);
+    const int most = room / (warps_of(K) * stages * 2 * row_bytes(K, unit_cols(K))) * unit_cols(K);
+    if (most <= 0) return false;
+    const int n_slices = (cols + most - 1) / most, unit = unit_cols(K),
+              slice   = ((cols + n_slices - 1) / n_slices + unit - 1) / unit * unit,
+              bytes   = warps_of(K) * stages * 2 * row_bytes(K, slice) + x_bytes(K, cols);
+    const auto kernel = gated ? stream_kernel<K, true> : stream_kernel<K, false>;
+    prepare_kernel(gpu, kernel, warps_of(K) * 32, shared_budget);
+    run_kernel(kernel, dim3(unsigned(std::min(gpu.n_processors, all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
+               std::size_t(bytes), gpu, x, cols, slice, all);
+    return true;
+}
+
+bool launch_kind(Kind kind, const __half* x, int cols, const Products& all, bool gated, Context& gpu) {
+    if (!gpu.hopper || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
+    switch (kind) {
+        case kind_f16: return launch<kind_f16>(x, cols, all, gated, gpu);
+        case kind_i8: return launch<kind_i8>(x, cols, all, gated, gpu);
+        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, gated, gpu);
+        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, gated, gpu);
+        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, gated, gpu);
+    }
+    return false;
+}
+
+} // namespace
+
+bool stream_products(Kind kind, const __half* x, int cols, const Products& all, Context& gpu) {
+    for (int k = 0; k < all.n; k++)
+        if (all.product[k].weight.rows % 2 != 0) return false;
+    return launch_kind(kind, x, cols, all, false, gpu);
+}
+
+bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu) {
+    const Product list[2] = {{gate, nullptr, out, false}, {up, nullptr, nullptr, false}};
+    Products      all{};
+    return is_regular(gate) && is_regular(up) && gate.rows == up.rows && gather(list, 2, all) == 2 &&
+           launch_kind(kind_of(gate), reinterpret_cast<const __half*>(x), int(gate.cols), all, true, gpu);
+}
+
+} // namespace quire::cuda

@@ -1,0 +1,190 @@
+// quire.core.json: nlohmann's JSON values with limits: the size and depth of input is checked before it is parsed.
+// (No `import quire.core.std` here: libstdc++'s shared_ptr, which nlohmann instantiates, cannot befriend names of another module.)
+module;
+
+#include <algorithm>
+#include <cstddef>
+#include <expected>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+export module quire.core.json;
+
+import quire.core.base;
+
+export namespace quire {
+
+using Json = nlohmann::ordered_json; // objects keep the order of their keys
+
+struct JsonLimits {
+    std::size_t bytes = std::size_t(16) << 20;
+    int         depth = 64; // of arrays and objects in one another
+    // Of one object. An ordered_json looks for every new key among those before it, so time grows with the square.
+    int members = 4096;
+    // Values in all: each takes some twenty times the room of its text.
+    std::size_t values = std::numeric_limits<std::size_t>::max();
+};
+
+// A parsed text. To let go of nlohmann's arrays and objects takes memory, and where there is none that ends the process: this
+// takes them apart without.
+class JsonDocument {
+public:
+    explicit JsonDocument(Json value) : value_(std::move(value)) {}
+    JsonDocument(JsonDocument&&)            = default;
+    JsonDocument& operator=(JsonDocument&&) = delete;
+    ~JsonDocument();
+
+    operator const Json&() const { return value_; } // NOLINT: it is one
+    const Json* operator->() const { return &value_; }
+    Json        take() && { return std::move(value_); }
+
+private:
+    Json value_;
+};
+
+// Error: where the text stops being JSON, or which limit it breaks. Throws std::bad_alloc where there is no memory.
+Result<JsonDocument> json_document(std::string_view text, const JsonLimits& limits = {});
+Result<Json>         json_parse(std::string_view text, const JsonLimits& limits = {});
+
+// On one line; bytes that are not UTF-8 come out as U+FFFD. The second lets go of the value as a JsonDocument does.
+std::string json_dump(const Json& value);
+std::string json_dump(Json&& value);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+struct Extent {
+    int         depth = 0, members = 0;
+    std::size_t values = 1;
+};
+
+// The deepest nesting of brackets and the longest object, seen without parsing: colons outside strings, counted per
+// level down to `max_depth`. Wrong JSON may count wrong, and is refused by the parser.
+Extent extent(std::string_view text, int max_depth) {
+    Extent           widest;
+    std::vector<int> members(std::size_t(std::max(max_depth, 0)) + 1);
+    int              depth     = 0;
+    bool             in_string = false;
+    for (std::size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if (in_string) {
+            if (c == '\\') i++;
+            else if (c == '"') in_string = false;
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == ',') {
+            widest.values++;
+        } else if (c == '[' || c == '{') {
+            widest.values++;
+            widest.depth = std::max(widest.depth, ++depth);
+            if (depth > 0 && depth <= max_depth) members[std::size_t(depth)] = 0;
+        } else if (c == ']' || c == '}') {
+            depth--;
+        } else if (c == ':' && depth > 0 && depth <= max_depth) {
+            widest.members = std::max(widest.members, ++members[std::size_t(depth)]);
+        }
+    }
+    return widest;
+}
+
+// No deeper than the limit of a text's nesting.
+void dismantle(Json& value) {
+    if (value.is_array())
+        for (auto& list = value.get_ref<Json::array_t&>(); !list.empty(); list.pop_back()) dismantle(list.back());
+    else if (value.is_object())
+        for (auto& members = value.get_ref<Json::object_t&>(); !members.empty(); members.pop_back())
+            dismantle(members.back().second);
+}
+
+JsonDocument::~JsonDocument() { dismantle(value_); }
+
+// Builds the value in sight of its owner, who can let go of a half of it.
+class Builder : public nlohmann::json_sax<Json> {
+public:
+    explicit Builder(Json& root) : root_(root) {}
+    std::string fault;
+
+    bool null() override { return put(nullptr); }
+    bool boolean(bool v) override { return put(v); }
+    bool number_integer(Json::number_integer_t v) override { return put(v); }
+    bool number_unsigned(Json::number_unsigned_t v) override { return put(v); }
+    bool number_float(Json::number_float_t v, const std::string&) override { return put(v); }
+    bool string(std::string& v) override { return put(std::move(v)); }
+    bool binary(Json::binary_t&) override { return false; }
+    bool start_array(std::size_t) override { return put(Json::array()), open(); }
+    bool start_object(std::size_t) override { return put(Json::object()), open(); }
+    bool end_array() override { return open_.pop_back(), true; }
+    bool end_object() override { return open_.pop_back(), true; }
+    bool key(std::string& v) override {
+        last_ = &open_.back()->get_ref<Json::object_t&>()[v];
+        return true;
+    }
+    bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& e) override {
+        fault = e.what();
+        return false;
+    }
+
+private:
+    bool put(Json value) {
+        if (open_.empty()) last_ = &root_;
+        else if (open_.back()->is_array()) last_ = &open_.back()->get_ref<Json::array_t&>().emplace_back();
+        *last_ = std::move(value);
+        return true;
+    }
+    bool open() {
+        open_.push_back(last_);
+        return true;
+    }
+    Json&              root_;
+    Json*              last_ = nullptr;
+    std::vector<Json*> open_; // from the outside in
+};
+
+Result<Json> json_parse(std::string_view text, const JsonLimits& limits) {
+    Result<JsonDocument> document = json_document(text, limits);
+    if (!document) return std::unexpected(document.error());
+    return std::move(*document).take();
+}
+
+Result<JsonDocument> json_document(std::string_view text, const JsonLimits& limits) {
+    if (text.size() > limits.bytes)
+        return fail_with(ErrorKind::limit, "the JSON text has ", text.size(), " bytes; ", limits.bytes, " are allowed");
+    const Extent found = extent(text, limits.depth);
+    if (found.depth > limits.depth)
+        return fail_with(ErrorKind::limit, "the JSON text is nested ", found.depth, " deep; ", limits.depth,
+                         " is allowed");
+    if (found.members > limits.members)
+        return fail_with(ErrorKind::limit, "an object of the JSON text has ", found.members, " members; ",
+                         limits.members, " are allowed");
+    if (found.values > limits.values)
+        return fail_with(ErrorKind::limit, "the JSON text has ", found.values, " values; ", limits.values,
+                         " are allowed");
+    Json    value;
+    Builder builder(value);
+    try {
+        if (Json::sax_parse(text, &builder)) return JsonDocument(std::move(value));
+    } catch (...) {
+        dismantle(value);
+        throw;
+    }
+    dismantle(value);
+    return fail("not valid JSON: ", builder.fault);
+}
+
+std::string json_dump(Json&& value) {
+    const JsonDocument document(std::move(value));
+    return json_dump(static_cast<const Json&>(document));
+}
+
+std::string json_dump(const Json& value) {
+    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+} // namespace quire

@@ -1,0 +1,101 @@
+// quire.core.output_file: writes a file completely or not at all. **Owns** the unfinished part.
+module;
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <csignal>
+
+export module quire.core.output_file;
+
+import quire.core.base;
+import quire.core.std;
+
+export namespace quire {
+
+// Written under a temporary name next to its path and renamed by finish(): a full disk leaves no partial file, and an earlier
+// file stays. Other than regular files, such as a pipe or a terminal, are written directly.
+class OutputFile {
+public:
+    explicit OutputFile(const std::string& path);
+    OutputFile(const OutputFile&)            = delete;
+    OutputFile& operator=(const OutputFile&) = delete;
+    ~OutputFile();
+
+    void write(std::span<const std::byte> bytes); // does nothing once something failed
+    bool good() const { return file_ != nullptr && fault_ == 0; }
+    // Error: the first failure, in the system's words.
+    Result<void> finish();
+
+private:
+    std::string path_, part_; // part_: "" where it is written as it is
+    std::FILE*  file_  = nullptr;
+    int         fault_ = 0; // errno
+};
+
+// Writes a whole file at once.
+Result<void> write_file(const std::string& path, std::string_view text);
+
+// Error: standard output could not take everything that was printed.
+Result<void> flush_output();
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+OutputFile::OutputFile(const std::string& path) : path_(path) {
+    std::signal(SIGXFSZ, SIG_IGN); // beyond a limit of size a write fails like any other
+    struct stat info{};
+    const bool  there = stat(path.c_str(), &info) == 0;
+    if (there && !S_ISREG(info.st_mode)) {
+        file_ = std::fopen(path.c_str(), "wb");
+    } else {
+        // Where a link leads: the link itself stays.
+        if (char* real = there ? realpath(path.c_str(), nullptr) : nullptr) {
+            path_ = real;
+            ::free(real);
+        }
+        part_ = cat(path_, '.', getpid(), ".part");
+        const int fd =
+            open(part_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, there ? info.st_mode & 0777 : 0666);
+        if (fd >= 0) file_ = fdopen(fd, "wb");
+    }
+    if (file_ == nullptr) fault_ = errno;
+}
+
+OutputFile::~OutputFile() {
+    if (file_ != nullptr) std::fclose(file_);
+    if (file_ != nullptr && !part_.empty()) unlink(part_.c_str());
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+    if (good() && std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) fault_ = errno;
+}
+
+Result<void> OutputFile::finish() {
+    if (file_ != nullptr) {
+        if (std::fclose(std::exchange(file_, nullptr)) != 0 && fault_ == 0) fault_ = errno;
+        if (fault_ == 0 && !part_.empty() && std::rename(part_.c_str(), path_.c_str()) != 0) fault_ = errno;
+        if (fault_ != 0 && !part_.empty()) unlink(part_.c_str());
+    }
+    if (fault_ != 0) return fail_with(ErrorKind::system, "cannot write ", path_, ": ", std::strerror(fault_));
+    return {};
+}
+
+Result<void> write_file(const std::string& path, std::string_view text) {
+    OutputFile file(path);
+    file.write(std::as_bytes(std::span(text)));
+    return file.finish();
+}
+
+Result<void> flush_output() {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return {};
+    return fail_with(ErrorKind::system, "cannot write to standard output: ", std::strerror(errno));
+}
+
+} // namespace quire

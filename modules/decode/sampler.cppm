@@ -1,0 +1,301 @@
+// quire.decode.sampler: one row of logits and the request's parameters → the next token.
+// Its only state is scratch memory: random numbers come from (seed, position), so a result does not depend on other requests.
+export module quire.decode.sampler;
+
+import quire.core.base;
+import quire.schedule.request;
+import quire.core.std;
+
+export namespace quire {
+
+// Uniform in [0, 1), a pure function of its arguments.
+double random_at(std::uint64_t seed, std::uint64_t position);
+
+// One token after one beam.
+struct BeamCandidate {
+    double logprob = 0; // summed over the whole answer
+    int    beam    = 0;
+    Token  token   = 0;
+    // Better first: the likelier one; of equals the lower beam, then the lower id.
+    bool operator<(const BeamCandidate& other) const {
+        if (logprob != other.logprob) return logprob > other.logprob;
+        return beam != other.beam ? beam < other.beam : token < other.token;
+    }
+};
+
+// Keeps the n_best best candidates offered so far, as a heap with the worst on top.
+void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& candidate);
+
+class Sampler {
+public:
+    explicit Sampler(int vocab_size);
+
+    // The next token after `history` (prompt, then n_generated tokens of ours). `stream` tells the answers of one request
+    // apart: each draws as one alone with seed + stream would. In this order: repetition penalty,
+    // presence and frequency penalty, logit bias, what cannot come (allowed_tokens, bad_words, `banned`), then greedy, or
+    // temperature, top-k, top-p, min-p and a draw.
+    // -1: the row is not usable(), or what cannot come is every token.
+    Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
+                 int n_generated, int stream = 0, std::span<const Token> banned = {});
+
+    // What comes before the choice, as a list with each token once; appended to `edits`.
+    // Where there are allowed_tokens they are the list, and no other token can come.
+    void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
+                    std::span<const Token> banned, std::vector<LogitEdit>& edits);
+
+    // The logits of all that follows are usable().
+
+    // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
+    PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
+    // ln softmax of the raw logits, of `token`; takes no memory.
+    double logprob(std::span<const float> logits, Token token);
+
+    // Offers every extension of one beam, whose summed log-probability is `so_far`, to `best`: the up to n_best best ones
+    // of all beams offered, as a heap with the worst on top. One pass over the vocabulary, nothing is sorted.
+    void extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
+                     std::vector<BeamCandidate>& best);
+
+private:
+    struct Candidate {
+        float logit;
+        Token token;
+    };
+    std::vector<float>        row_;  // [vocab] logits after penalties and bias
+    std::vector<std::int32_t> seen_; // [vocab] place of a token in a list of edits, from 1; zero between calls
+    std::vector<LogitEdit>    edits_;
+    std::vector<Candidate>    candidates_; // [vocab]
+};
+
+// Whether the allowed tokens, biases and bad words leave a token that can come first, of those that are not `banned`. A bias
+// of -100 counts as a ban, as OpenAI has it.
+bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned);
+
+// Greedy, on the logits as they are.
+bool is_plain_greedy(const SamplingParams& params);
+
+// The lowest id among the largest values; NaN is never the largest.
+Token argmax(std::span<const float> logits);
+
+// They have a softmax: no NaN, no +infinity, and not all are -infinity.
+bool usable(std::span<const float> logits);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// splitmix64's finaliser, twice: every bit of seed and position reaches every bit of the result.
+double random_at(std::uint64_t seed, std::uint64_t position) {
+    auto mix = [](std::uint64_t z) {
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return z ^ (z >> 31);
+    };
+    std::uint64_t bits = mix(mix(seed + 0x9e3779b97f4a7c15ull) + position * 0x9e3779b97f4a7c15ull);
+    return double(bits >> 11) * 0x1p-53;
+}
+
+Token argmax(std::span<const float> logits) {
+    Token best  = 0;
+    float value = -std::numeric_limits<float>::infinity();
+    for (std::size_t i = 0; i < logits.size(); i++)
+        if (logits[i] > value) {
+            value = logits[i];
+            best  = Token(i);
+        }
+    return best;
+}
+
+// Without a branch, so that the compiler takes many at once.
+bool usable(std::span<const float> logits) {
+    constexpr float most    = std::numeric_limits<float>::max();
+    unsigned        too_big = 0, finite = 0;
+    for (float v : logits) {
+        too_big |= unsigned(!(v <= most)); // NaN is not
+        finite |= unsigned(v >= -most);
+    }
+    return too_big == 0 && finite != 0;
+}
+
+bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned) {
+    constexpr float                  never = -100;
+    std::unordered_map<Token, float> biases;
+    for (auto [token, bias] : params.logit_bias) biases[token] += bias;
+    for (const std::vector<Token>& word : params.bad_words)
+        if (word.size() == 1) biases[word[0]] = never;
+    const auto possible = [&](Token t) {
+        const auto bias = biases.find(t);
+        return (bias == biases.end() || bias->second > never) && !banned(t);
+    };
+    if (!params.allowed_tokens.empty()) return std::ranges::any_of(params.allowed_tokens, possible);
+    for (Token t = 0; t < vocab_size; t++)
+        if (possible(t)) return true;
+    return false;
+}
+
+bool is_plain_greedy(const SamplingParams& params) {
+    return params.temperature <= 0 && params.repetition_penalty == 1 && params.presence_penalty == 0 &&
+           params.frequency_penalty == 0 && params.logit_bias.empty() && params.allowed_tokens.empty() &&
+           params.bad_words.empty();
+}
+
+Sampler::Sampler(int vocab_size)
+    : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(std::size_t(vocab_size)) {}
+
+void Sampler::list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
+                         std::span<const Token> banned, std::vector<LogitEdit>& edits) {
+    const std::size_t first = edits.size();
+    const auto        edit  = [&](Token token) -> LogitEdit& {
+        std::int32_t& at = seen_[std::size_t(token)];
+        if (at == 0) {
+            edits.push_back({token});
+            at = std::int32_t(edits.size() - first);
+        }
+        return edits[first + std::size_t(at) - 1];
+    };
+    for (Token t : params.allowed_tokens) edit(t);
+    const std::size_t n_allowed = edits.size() - first;
+    const std::size_t window =
+        params.repeat_last_n < 0 ? history.size() : std::min(history.size(), std::size_t(params.repeat_last_n));
+    const std::span<const Token> recent = history.last(window);
+    if (params.repetition_penalty != 1) // once per token, however often it occurs
+        for (Token t : recent) edit(t).divide = params.repetition_penalty;
+    if (params.presence_penalty != 0 || params.frequency_penalty != 0)
+        for (Token t : recent.last(std::min(window, std::size_t(n_generated)))) edit(t).times++;
+    for (auto [token, bias] : params.logit_bias) edit(token).add += bias;
+    constexpr float never = -std::numeric_limits<float>::infinity();
+    for (Token t : banned) edit(t).add = never;
+    const std::span<const Token> generated = history.last(std::size_t(n_generated));
+    for (const std::vector<Token>& word : params.bad_words) {
+        const std::span<const Token> start = std::span(word).first(word.size() - 1);
+        if (start.size() <= generated.size() && std::ranges::equal(start, generated.last(start.size())))
+            edit(word.back()).add = never;
+    }
+    for (LogitEdit& e : std::span(edits).subspan(first)) {
+        if (e.times > 0) e.subtract = params.frequency_penalty * float(e.times) + params.presence_penalty;
+        seen_[std::size_t(e.token)] = 0;
+    }
+    if (n_allowed > 0) edits.resize(first + n_allowed);
+}
+
+Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
+                      int n_generated, int stream, std::span<const Token> banned) {
+    check(logits.size() == row_.size(), "a row of logits of another vocabulary");
+    if (!usable(logits)) return -1;
+    if (is_plain_greedy(params) && banned.empty()) return argmax(logits);
+
+    if (params.allowed_tokens.empty()) std::ranges::copy(logits, row_.begin());
+    else std::ranges::fill(row_, -std::numeric_limits<float>::infinity());
+    edits_.clear();
+    list_edits(params, history, n_generated, banned, edits_);
+    for (const LogitEdit& e : edits_) {
+        const float logit          = logits[std::size_t(e.token)];
+        row_[std::size_t(e.token)] = (logit > 0 ? logit / e.divide : logit * e.divide) - e.subtract + e.add;
+    }
+    const Token best  = argmax(row_);
+    const float limit = row_[std::size_t(best)];
+    if (limit == -std::numeric_limits<float>::infinity()) return -1;
+    if (params.temperature <= 0 || !std::isfinite(limit)) return best;
+
+    const auto higher = [](const Candidate& a, const Candidate& b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+    };
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < row_.size(); i++)
+        if (!std::isnan(row_[i])) candidates_[n++] = {(row_[i] - limit) / params.temperature, Token(i)};
+    std::span<Candidate> kept(candidates_.data(), n);
+    if (params.top_k > 0 && std::size_t(params.top_k) < n) {
+        std::nth_element(kept.begin(), kept.begin() + params.top_k, kept.end(), higher);
+        kept = kept.first(std::size_t(params.top_k));
+    }
+    // From here on `logit` holds the unnormalised probability; the best token's is 1.
+    for (Candidate& c : kept) c.logit = std::exp(c.logit);
+    double total = 0;
+    if (params.top_p < 1) {
+        // Take tokens from a heap, best first, until they hold top_p of the mass: no sort of the whole vocabulary.
+        for (const Candidate& c : kept) total += double(c.logit);
+        const auto  lower = [&](const Candidate& a, const Candidate& b) { return higher(b, a); };
+        std::size_t rest  = kept.size();
+        double      mass  = 0;
+        std::make_heap(kept.begin(), kept.end(), lower);
+        while (rest > 0 && (rest == kept.size() || mass < double(params.top_p) * total)) {
+            std::pop_heap(kept.begin(), kept.begin() + std::ptrdiff_t(rest), lower);
+            mass += double(kept[--rest].logit);
+        }
+        kept = kept.subspan(rest);
+    }
+    if (params.min_p > 0) {
+        auto end = std::remove_if(kept.begin(), kept.end(), [&](const Candidate& c) { return c.logit < params.min_p; });
+        kept     = kept.first(std::size_t(end - kept.begin()));
+    }
+    // A draw must not depend on the order that the selection left behind.
+    if (kept.size() < n) std::sort(kept.begin(), kept.end(), higher);
+    total = 0;
+    for (const Candidate& c : kept) total += double(c.logit);
+    double at = random_at(params.seed + std::uint64_t(stream), std::uint64_t(history.size())) * total;
+    for (const Candidate& c : kept)
+        if ((at -= double(c.logit)) < 0) return c.token;
+    return best;
+}
+
+// ln Σ exp(logits)
+double log_sum(std::span<const float> logits) {
+    const double limit = double(logits[std::size_t(argmax(logits))]);
+    double       total = 0;
+    for (float v : logits) total += std::exp(double(v) - limit);
+    return limit + std::log(total);
+}
+
+double Sampler::logprob(std::span<const float> logits, Token token) {
+    return double(logits[std::size_t(token)]) - log_sum(logits);
+}
+
+void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& c) {
+    if (int(best.size()) < n_best) {
+        best.push_back(c);
+        std::push_heap(best.begin(), best.end());
+    } else if (c < best.front()) {
+        std::pop_heap(best.begin(), best.end());
+        best.back() = c;
+        std::push_heap(best.begin(), best.end());
+    }
+}
+
+void Sampler::extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
+                          std::vector<BeamCandidate>& best) {
+    const double log_total = log_sum(logits);
+    for (std::size_t i = 0; i < logits.size(); i++)
+        offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
+}
+
+PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, int n_top) {
+    const double     log_total = log_sum(logits);
+    PositionLogprobs result;
+    auto logprob = [&](Token t) { return TokenLogprob{t, float(double(logits[std::size_t(t)]) - log_total)}; };
+    if (token >= 0) result.chosen = logprob(token);
+    const auto n = std::min(std::size_t(std::max(n_top, 0)), logits.size());
+    if (n == 0) return result;
+    const auto higher = [](const Candidate& a, const Candidate& b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+    };
+    // A heap of the n best so far, the worst of them on top: one pass, and most tokens cost one comparison.
+    std::span<Candidate> heap(candidates_.data(), n);
+    std::size_t          filled = 0;
+    for (std::size_t i = 0; i < logits.size(); i++) {
+        Candidate c{logits[i], Token(i)};
+        if (filled < n) {
+            heap[filled++] = c;
+            std::push_heap(heap.begin(), heap.begin() + std::ptrdiff_t(filled), higher);
+        } else if (higher(c, heap[0])) {
+            std::pop_heap(heap.begin(), heap.end(), higher);
+            heap.back() = c;
+            std::push_heap(heap.begin(), heap.end(), higher);
+        }
+    }
+    std::sort(heap.begin(), heap.end(), higher);
+    for (const Candidate& c : heap) result.top.push_back(logprob(c.token));
+    return result;
+}
+
+} // namespace quire

@@ -1,0 +1,594 @@
+// quire.engine.engine: the loop: schedule → execute → sample → deliver.
+// **Owns** the model file, the model, the KV cache, the scheduler and the inbox. One thread calls step().
+export module quire.engine.engine;
+
+import quire.compute.backend;
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.model_file.config;
+import quire.compute.cpu.backend;
+import quire.compute.cuda.backend;
+import quire.decode.decoder;
+import quire.model_file.gguf;
+import quire.compute.memory;
+import quire.compute.kv_cache;
+import quire.compute.model;
+import quire.schedule.request;
+import quire.decode.sampler;
+import quire.schedule.scheduler;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.core.tensor;
+import quire.text.tokenizer;
+import quire.model_file.weights;
+
+export namespace quire {
+
+enum class KvType { f16, f32 };
+
+struct EngineOptions {
+    std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
+    double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
+    bool        deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
+    int         threads                = 0;      // 0: the physical cores
+    std::string isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    int         block_size  = 16;                // tokens, 1..256
+    int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
+    int         swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
+    Recovery    recovery    = Recovery::automatic; // how preempted requests get their KV back
+    double      watermark   = 0.01; // fraction of the blocks kept free when a request starts while others run
+    KvType      kv_type     = KvType::f16;
+    // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
+    // activations then take less memory; and one for each sequence.
+    int max_batch_tokens = 0;
+    // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
+    // between two steps.
+    double               step_seconds  = 0;
+    int                  max_sequences = 16; // running at once
+    bool                 prefix_cache  = true;
+    std::vector<BlockId> free_order    = {}; // the order in which blocks are first allocated
+    // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
+    // tokens either way. Nobody says: on a GPU.
+    std::optional<bool> pipeline = {};
+};
+
+// Counters since the start, for timings and tests.
+struct EngineStats {
+    std::uint64_t  steps          = 0;
+    std::uint64_t  planned_ahead  = 0; // of these, planned while the previous one ran
+    std::uint64_t  prefill_tokens = 0; // prompt tokens computed (not found in the cache)
+    std::uint64_t  cached_tokens  = 0; // prompt tokens found in the cache
+    std::uint64_t  decode_tokens  = 0;
+    std::uint64_t  preemptions    = 0;
+    SchedulerStats memory; // forks, copies, swaps, sharing
+    RecoveryCosts  costs;  // as measured
+    double         move_seconds = 0, compute_seconds = 0;
+    std::uint64_t  swapped_out = 0, swapped_in = 0; // blocks
+    // After the last step.
+    int running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
+    int blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
+    int step_tokens = 0; // of the last step
+};
+
+// The caller's own decoding method, in place of sampling and beams: it gets the sequences that ran and the requested rows of
+// logits, and uses the scheduler's fork, append and free.
+using Decoding = std::function<void(Scheduler& scheduler, std::span<const Scheduled> items,
+                                    std::span<const float> logits, std::vector<Output>& out)>;
+
+// What a loader reports while it works: a fraction 0..1.
+using Progress = std::function<void(double)>;
+
+class Engine {
+public:
+    // Reads and validates a model file and allocates all memory. Error: one sentence naming file and place; or, before anything is
+    // allocated, how much memory a context or pool would need and how much there is.
+    static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {});
+
+    Engine(Engine&&) noexcept;
+    Engine& operator=(Engine&&) noexcept;
+    ~Engine();
+
+    const ModelConfig& config() const;
+    const Tokenizer&   tokenizer() const;
+    EngineOptions      options() const;       // with the defaults filled in
+    std::string        chat_template() const; // tokenizer.chat_template, or ""
+    std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
+    std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
+    std::string        warning() const;       // one line where the context is longer than the model's; or ""
+    std::size_t        block_bytes() const;   // of one KV block
+    EngineStats        stats() const;
+
+    // Any thread. Checks the request at once; returns its id, or why it can never run.
+    Result<RequestId> submit(Request request);
+    // Whether its allowed tokens, biases, bad words and min_tokens leave a token to draw; submit() refuses it else.
+    bool can_draw(const Request& request) const;
+    // Any thread. The request ends with reason `cancelled`, unless it has ended already.
+    void cancel(RequestId id);
+    // Like cancel(), for one of its answers.
+    void cancel(RequestId id, int index);
+
+    // The owner's thread only. Runs one step; false when nothing is left to do. Appends new events to `out`.
+    // With `pipeline` a step runs when it returns, whose events the next call brings: "between steps" below is then as of
+    // the events handed out, with blocks for the step that runs.
+    bool step(std::vector<Output>& out);
+
+    // The owner's thread, between steps: of the steps that begin from now on the next tokens come from there; empty: from
+    // quire.decode.decoder again.
+    void decode_with(Decoding decoding);
+
+    // The owner's thread, between steps. The KV memory as it is, with the events since the last call once log_events(true)
+    // was said; `with_text`: and what each sequence says.
+    Snapshot snapshot(bool with_text = false);
+    void     log_events(bool on);
+
+    // All invariants of sequences, block tables and blocks: stops at a broken one. Between steps, for tests.
+    void check_invariants() const;
+
+private:
+    struct Impl;
+    explicit Engine(std::unique_ptr<Impl> impl);
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr int most_positions     = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
+constexpr int least_step_tokens  = 8;                                        // fewer would read the weights too often
+constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
+
+struct Engine::Impl {
+    EngineOptions            options;
+    Gguf                     file;
+    ModelConfig              config;
+    Tokenizer                tokenizer;
+    std::unique_ptr<Backend> backend;
+    Model                    model;
+    KvCache                  cache;
+    Scheduler                scheduler;
+    Decoder                  decoder;
+    Decoding                 decoding;        // the caller's, if any
+    std::optional<Decoding>  new_decoding;    // from the next step on
+    StepPlan                 plan, next_plan; // of the step at hand; prepared for the one after it
+    EngineStats              stats;
+    // The step that runs, none when empty, since when, and whether next_plan is to follow it.
+    std::span<const Scheduled> running;
+    Stopwatch                  since;
+    int                        step_tokens  = 0; // of prompts, where step_seconds cuts them
+    bool                       prepared     = false;
+    bool                       pipelined    = false;                  // as the options say
+    std::size_t                weight_bytes = 0, workspace_bytes = 0; // taken from the device
+
+    // The inbox: what other threads left since the last step.
+    std::mutex                                 mutex;
+    std::vector<std::pair<RequestId, Request>> submitted;
+    std::vector<std::pair<RequestId, int>>     cancelled; // with the answer; -1: all of them
+    RequestId                                  next_id = 1;
+
+    Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
+         std::unique_ptr<Backend> backend_, Model model_, KvCache cache_, const SchedulerOptions& scheduling)
+        : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
+          tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
+          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size),
+          pipelined(options.pipeline.value_or(false)) {
+        if (options.step_seconds <= 0 || options.device != "cpu") return;
+        step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
+        scheduler.limit_step(step_tokens);
+    }
+    Impl(const Impl&)            = delete;
+    Impl& operator=(const Impl&) = delete;
+    ~Impl() {
+        if (!running.empty()) (void)model.results(); // it writes to memory that goes now
+    }
+
+    void begin();
+    bool finish(std::vector<Output>& out);
+    void move_blocks();
+    void take_inbox(std::vector<Output>& out);
+    void measure_moves();
+    void count(std::span<const Scheduled> scheduled, double seconds);
+    void keep_pace(double seconds);
+    void look();
+};
+
+// A measured rate that follows slow changes and forgives a single slow step.
+void follow(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
+
+Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
+    if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
+        return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
+    if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
+    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
+        Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({0, o.gpu_memory_utilization, o.deterministic});
+        if (gpu || o.device == "cuda") {
+            o.device = "cuda";
+            return gpu;
+        }
+    }
+    o.device = "cpu";
+    return make_cpu_backend(o.threads, o.isa);
+}
+
+std::string in_gib(std::size_t bytes) {
+    char       text[32];
+    const bool small = bytes < std::size_t(1) << 30;
+    std::snprintf(text, sizeof text, "%.1f %s", double(bytes) / double(small ? 1 << 20 : 1 << 30),
+                  small ? "MiB" : "GiB");
+    return text;
+}
+
+// Whether so many blocks can be had, in the pool on the device and in the swap pool, with what the host notes about each.
+Result<void> check_room(const Backend& backend, const EngineOptions& o, std::size_t kv_blocks, std::size_t swap_blocks,
+                        std::size_t block_bytes) {
+    if (kv_blocks > std::size_t(most_positions / o.block_size))
+        return fail_with(ErrorKind::limit, kv_blocks, " KV blocks of ", o.block_size, " tokens hold more than ",
+                         most_positions, " tokens, the most there can be");
+    const bool        on_host = o.device == "cpu";
+    const std::size_t notes   = (kv_blocks + swap_blocks) * (512 + 8 * std::size_t(o.block_size));
+    const std::size_t pool = kv_blocks * block_bytes, swap = swap_blocks * block_bytes;
+    const std::size_t host   = (on_host ? pool : 0) + swap + notes;
+    const auto        refuse = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
+        const std::string context = o.context > 0 ? cat(" for a context of ", o.context) : "";
+        return fail_with(ErrorKind::limit,
+                         pool > 0
+                                    ? cat(kv_blocks, " KV blocks of ", o.block_size, " tokens", context, ": ", in_gib(pool),
+                                          " at ", block_bytes / std::size_t(o.block_size), " bytes a token; ")
+                                    : "",
+                         swap > 0 ? cat(swap_blocks, " swap blocks: ", in_gib(swap), "; ") : "", "with bookkeeping ",
+                                in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
+    };
+    if (const std::size_t left = backend.memory_available(); !on_host && pool > left)
+        return refuse(pool, left, "the GPU");
+    if (const std::size_t left = available_memory(); host > left) return refuse(host, left, "the machine");
+    return {};
+}
+
+Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) try {
+    EngineOptions o = wanted;
+    if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
+    if (o.max_sequences < 1 || o.max_batch_tokens < 0 ||
+        (o.max_batch_tokens > 0 && o.max_batch_tokens < o.max_sequences))
+        return fail("a step of ", o.max_batch_tokens, " tokens cannot hold one of each of ", o.max_sequences,
+                    " sequences");
+    if (o.context < 0 || o.kv_blocks < 0 || o.threads < 0)
+        return fail("context, KV blocks and threads cannot be negative");
+    if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
+
+    Result<Gguf> file = Gguf::open(path);
+    if (!file) return std::unexpected(file.error());
+    Result<ModelConfig> config = read_config(*file);
+    if (!config) return std::unexpected(config.error());
+    Result<ModelTensors> tensors = bind_tensors(*file, *config);
+    if (!tensors) return std::unexpected(tensors.error());
+    Result<Tokenizer> tokenizer = Tokenizer::load(*file);
+    if (!tokenizer) return std::unexpected(tokenizer.error());
+    file->prefetch();
+
+    Result<std::unique_ptr<Backend>> backend = make_backend(o);
+    if (!backend) return std::unexpected(backend.error());
+    if (!o.pipeline) o.pipeline = o.device == "cuda";
+    if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
+        o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
+    // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
+    const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
+    const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
+    const auto        blocks_for  = [&](int tokens) {
+        return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
+    };
+    const std::size_t swap_asked = std::size_t(std::max(o.swap_blocks, 0));
+    if (auto ok = check_room(**backend, o, o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : blocks_for(o.context),
+                             swap_asked, block_bytes);
+        !ok)
+        return std::unexpected(ok.error());
+
+    const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
+    Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
+    if (!model) return std::unexpected(model.error());
+
+    const std::size_t weight_bytes = (*backend)->memory_taken() - model->activation_bytes();
+
+    const std::size_t affordable = std::clamp((*backend)->memory_for_cache() / block_bytes, std::size_t(1),
+                                              std::size_t(most_positions / o.block_size));
+    if (o.context == 0) {
+        const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
+        o.context              = int(std::min(std::size_t(config->context_length), pool));
+    }
+    if (o.kv_blocks == 0) {
+        const std::size_t one = blocks_for(o.context);
+        o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
+    }
+
+    if (config->learned_positions && o.context > config->context_length)
+        return fail(path, ": the model has vectors for ", config->context_length, " positions, not for a context of ",
+                    o.context);
+    // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
+    constexpr std::size_t most_pinned = std::size_t(4) << 30;
+    if (o.swap_blocks < 0) {
+        const std::size_t there = available_memory(), pool = std::size_t(o.kv_blocks) * block_bytes;
+        const std::size_t most =
+            o.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
+        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / block_bytes));
+    }
+    // Once more, now that the weights are there.
+    if (auto ok = check_room(**backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
+        return std::unexpected(ok.error());
+    Result<KvCache> cache = KvCache::create(**backend, *config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
+    if (!cache) return std::unexpected(cache.error());
+
+    StepLimits limits;
+    limits.max_tokens              = o.max_batch_tokens;
+    limits.max_logit_rows          = logit_rows;
+    limits.max_sequences           = o.max_sequences;
+    limits.max_blocks_per_sequence = int(blocks_for(o.context));
+    limits.context                 = o.context;
+    limits.n_layers                = config->n_layers;
+    limits.n_heads                 = config->n_heads;
+    limits.n_kv_heads              = config->n_kv_heads;
+    limits.head_dim                = config->head_dim;
+    limits.vocab_size              = config->vocab_size;
+    limits.window                  = config->sliding_window;
+    if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
+
+    SchedulerOptions scheduling;
+    scheduling.n_blocks         = o.kv_blocks;
+    scheduling.block_size       = o.block_size;
+    scheduling.context          = o.context;
+    scheduling.max_batch_tokens = o.max_batch_tokens;
+    scheduling.max_sequences    = o.max_sequences;
+    scheduling.max_logit_rows   = logit_rows;
+    scheduling.prefix_cache     = o.prefix_cache;
+    scheduling.n_swap           = o.swap_blocks;
+    scheduling.recovery         = o.recovery;
+    scheduling.watermark        = o.watermark;
+    scheduling.free_order       = o.free_order;
+    if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
+        return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
+    auto impl             = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                                   std::move(*backend), std::move(*model), std::move(*cache), scheduling);
+    impl->weight_bytes    = weight_bytes;
+    impl->workspace_bytes = impl->backend->memory_taken() - weight_bytes - impl->cache.bytes();
+    impl->measure_moves();
+    return Engine(std::move(impl));
+} catch (const std::bad_alloc&) {
+    return fail_with(ErrorKind::system, path, ": there is not enough memory to load it");
+} catch (const std::exception& e) { // no more threads
+    return fail_with(ErrorKind::system, path, ": cannot be loaded: ", e.what());
+}
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::Engine(Engine&&) noexcept            = default;
+Engine& Engine::operator=(Engine&&) noexcept = default;
+Engine::~Engine()                            = default;
+
+const ModelConfig& Engine::config() const { return impl_->config; }
+const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
+EngineOptions      Engine::options() const { return impl_->options; }
+EngineStats        Engine::stats() const { return impl_->stats; }
+void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
+void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
+void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
+
+Snapshot Engine::snapshot(bool with_text) {
+    Snapshot snapshot;
+    impl_->scheduler.view(snapshot);
+    if (with_text)
+        for (SequenceView& s : snapshot.sequences) {
+            const std::span<const Token> tokens = impl_->scheduler.tokens(s.request, s.index);
+            const auto                   size   = std::size_t(impl_->options.block_size);
+            for (std::size_t at = 0; at < std::size_t(s.n_computed) && s.texts.size() < s.blocks.size(); at += size)
+                s.texts.push_back(
+                    impl_->tokenizer.decode(tokens.subspan(at, std::min(size, std::size_t(s.n_computed) - at))));
+        }
+    return snapshot;
+}
+
+std::string Engine::chat_template() const {
+    Result<std::string_view> text = impl_->file.text("tokenizer.chat_template", "");
+    return text ? std::string(*text) : std::string();
+}
+
+std::string Engine::describe() const {
+    return cat(impl_->backend->describe(), "; ", memory_use(), "; context ", impl_->options.context);
+}
+
+std::string Engine::warning() const {
+    const int trained = impl_->config.context_length, context = impl_->options.context;
+    if (context <= trained) return {};
+    return cat("a context of ", context, " tokens is longer than the ", trained,
+               " that the model was trained for; beyond these its answers may make no sense");
+}
+
+std::string Engine::memory_use() const {
+    const Impl&          e    = *impl_;
+    const EngineOptions& o    = e.options;
+    const auto           size = [](std::size_t bytes) {
+        return bytes >= std::size_t(10) << 30 ? cat(bytes >> 30, " GiB") : cat(bytes >> 20, " MiB");
+    };
+    return cat(e.weight_bytes > 0 ? cat("weights ", size(e.weight_bytes), ", ") : std::string(), "workspaces ",
+               size(e.workspace_bytes), ", KV ", size(e.cache.bytes()), ": ", o.kv_blocks, " blocks of ", o.block_size,
+               o.block_size == 1 ? " token = " : " tokens = ", std::int64_t(o.kv_blocks) * o.block_size, " tokens");
+}
+
+Result<RequestId> Engine::submit(Request request) {
+    const int vocab = impl_->config.vocab_size;
+    for (std::size_t i = 0; i < request.prompt.size(); i++)
+        if (request.prompt[i] < 0 || request.prompt[i] >= vocab)
+            return fail("token ", request.prompt[i], " at position ", i, " of the prompt is outside the vocabulary of ",
+                        vocab);
+    const auto known = [&](Token token) { return token >= 0 && token < vocab; };
+    for (Token token : request.sampling.allowed_tokens)
+        if (!known(token)) return fail("token ", token, " of allowed_token_ids is outside the vocabulary of ", vocab);
+    for (Token token : request.stop_tokens)
+        if (!known(token)) return fail("token ", token, " of stop_token_ids is outside the vocabulary of ", vocab);
+    for (const std::vector<Token>& word : request.sampling.bad_words)
+        if (word.empty() || !std::ranges::all_of(word, known))
+            return fail("bad_words has an empty word, or a token outside the vocabulary of ", vocab);
+    for (auto [token, bias] : request.sampling.logit_bias)
+        if (token < 0 || token >= vocab)
+            return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
+    if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
+    if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
+    if (request.best_of != 0 && request.best_of < request.n)
+        return fail("best_of is ", request.best_of, ", less than the ", request.n, " answers wanted");
+    if (request.beam_width < 0) return fail("beam_width is ", request.beam_width);
+    if (request.beam_width > 0 && request.beam_width < request.n)
+        return fail("beam_width is ", request.beam_width, ", less than the ", request.n, " answers wanted");
+    if (request.beam_width > 0 && request.best_of > 0) return fail("best_of and beam search exclude each other");
+    if (!std::isfinite(request.length_penalty)) return fail("length_penalty is not a finite number");
+    if ((request.pin || request.embed) && (request.n > 1 || request.best_of > 1 || request.beam_width > 0))
+        return fail("a prompt to pin or to embed has one sequence");
+    if (request.min_tokens < 0 || request.min_tokens > request.max_tokens)
+        return fail("min_tokens is ", request.min_tokens, ", not in 0 .. max_tokens, which is ", request.max_tokens);
+    if (request.generates() && request.beam_width == 0 && !can_draw(request))
+        return fail("the allowed tokens, biases and bad words leave no token to draw");
+    if (auto ok = impl_->scheduler.check_request(request); !ok) return std::unexpected(ok.error());
+
+    std::scoped_lock lock(impl_->mutex);
+    impl_->submitted.emplace_back(impl_->next_id, std::move(request));
+    return impl_->next_id++;
+}
+
+bool Engine::can_draw(const Request& request) const {
+    const auto banned = [&](Token t) {
+        return request.min_tokens > 0 &&
+               (impl_->tokenizer.is_end(t) || std::ranges::find(request.stop_tokens, t) != request.stop_tokens.end());
+    };
+    return quire::can_draw(request.sampling, impl_->config.vocab_size, banned);
+}
+
+void Engine::cancel(RequestId id) { cancel(id, -1); }
+
+void Engine::cancel(RequestId id, int index) {
+    std::scoped_lock lock(impl_->mutex);
+    impl_->cancelled.emplace_back(id, index);
+}
+
+std::size_t Engine::block_bytes() const { return impl_->cache.bytes() / std::size_t(impl_->options.kv_blocks); }
+
+void Engine::Impl::take_inbox(std::vector<Output>& out) {
+    std::scoped_lock lock(mutex);
+    for (auto& [id, request] : submitted) scheduler.add(id, std::move(request));
+    submitted.clear();
+    for (auto [id, index] : cancelled)
+        if (index < 0) decoder.finish(id, FinishReason::cancelled, "", out);
+        else decoder.cancel_answer(id, index, out);
+    cancelled.clear();
+}
+
+// The cost of a block that is swapped, from moving a few while the pools are empty.
+void Engine::Impl::measure_moves() {
+    constexpr int n = 8;
+    StepPlan      trial;
+    for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.swap_blocks}); i++)
+        trial.swap_out.push_back({i, i});
+    trial.swap_in = trial.swap_out;
+    if (trial.swap_out.empty()) return;
+    cache.move_blocks(*backend, trial); // the first time also brings the memory
+    Stopwatch watch;
+    cache.move_blocks(*backend, trial);
+    stats.costs.seconds_per_block = watch.seconds() / double(2 * trial.swap_out.size());
+    scheduler.set_costs(stats.costs);
+}
+
+void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
+    int prefill = 0;
+    for (const Scheduled& item : scheduled) {
+        const SequenceGroup& g = *item.group;
+        if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
+            stats.cached_tokens += std::uint64_t(g.n_cached);
+        if (g.prompt_done && item.n_tokens == 1) stats.decode_tokens++;
+        else stats.prefill_tokens += std::uint64_t(item.n_tokens);
+        if (item.n_tokens > 1) prefill += item.n_tokens;
+    }
+    keep_pace(seconds);
+    stats.steps++;
+    stats.compute_seconds += seconds;
+    stats.memory      = scheduler.stats();
+    stats.preemptions = stats.memory.preemptions;
+    // A step that is mostly prefill tells what recomputing a token costs.
+    if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
+        follow(stats.costs.seconds_per_token, seconds / plan.n_tokens());
+        scheduler.set_costs(stats.costs);
+    }
+}
+
+// The size of the next chunk of a prompt by the time of a whole one: at most twice as many tokens, since no step tells what
+// a larger one takes; whole tiles of the products.
+void Engine::Impl::keep_pace(double seconds) {
+    if (step_tokens == 0 || plan.n_tokens() < step_tokens) return;
+    const double fits = step_tokens * std::clamp(options.step_seconds / std::max(seconds, 1e-9), 0.0, 2.0);
+    step_tokens       = std::max(least_step_tokens, std::min(int(fits), options.max_batch_tokens) / 8 * 8);
+    scheduler.limit_step(step_tokens);
+}
+
+void Engine::Impl::look() {
+    const BlockManager& b = scheduler.blocks();
+    stats.running         = scheduler.n_running();
+    stats.waiting         = scheduler.n_waiting();
+    stats.swapped         = stats.waiting > 0 ? scheduler.n_swapped() : 0;
+    stats.blocks_used     = b.n_used();
+    stats.blocks_cached   = b.n_cached_free();
+    stats.blocks_pinned   = b.n_pinned();
+    stats.swap_used       = b.n_swap() - b.n_swap_free();
+    stats.step_tokens     = plan.n_tokens();
+}
+
+void Engine::Impl::move_blocks() {
+    if (!plan.moves_blocks()) return;
+    Stopwatch watch;
+    cache.move_blocks(*backend, plan);
+    const double seconds = watch.seconds();
+    stats.move_seconds += seconds;
+    stats.swapped_out += plan.swap_out.size();
+    stats.swapped_in += plan.swap_in.size();
+    if (const std::size_t n = plan.swap_out.size() + plan.swap_in.size(); n >= 4 && plan.copies.empty())
+        follow(stats.costs.seconds_per_block, seconds / double(n));
+}
+
+// Begins a step, if anything can run. What it is to sample is listed while the model runs already.
+void Engine::Impl::begin() {
+    if (new_decoding) decoding = std::move(*new_decoding);
+    new_decoding.reset();
+    if (std::exchange(prepared, false)) running = scheduler.adopt(next_plan);
+    if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
+    else running = scheduler.schedule(plan);
+    move_blocks();
+    if (running.empty()) return scheduler.commit(); // moves alone
+    since.restart();
+    for (const Scheduled& item : running)
+        if (item.group->first_run == std::chrono::steady_clock::time_point{})
+            item.group->first_run = std::chrono::steady_clock::now();
+    model.forward(plan, cache);
+    decoder.ask(running, decoding ? SamplingLimits{} : backend->sampling_limits(), plan);
+    model.sample(plan);
+}
+
+// Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
+bool Engine::Impl::finish(std::vector<Output>& out) {
+    if (running.empty()) return false;
+    prepared                                = pipelined && !decoding && scheduler.prepare(next_plan);
+    const StepLogits                 logits = model.results();
+    const std::span<const Scheduled> ran    = std::exchange(running, {});
+    count(ran, since.seconds());
+    scheduler.commit();
+    if (decoding) decoding(scheduler, ran, logits.rows ? logits.rows() : std::span<const float>(), out);
+    else decoder.deliver(ran, logits, out);
+    return true;
+}
+
+bool Engine::step(std::vector<Output>& out) {
+    Impl& e   = *impl_;
+    bool  ran = e.finish(out); // pipelined: what the last call began
+    e.take_inbox(out);
+    e.begin();
+    if (!e.pipelined) ran = e.finish(out);
+    for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
+    e.look();
+    return ran || !e.scheduler.idle();
+}
+
+} // namespace quire

@@ -1,0 +1,810 @@
+// quire.schedule.scheduler: decides in each step which tokens of which sequences run (continuous batching; the paper,
+// section 4.5). **Owns** the requests' sequences, their queues and the block manager. Handles no tensors and no text.
+export module quire.schedule.scheduler;
+
+import quire.core.base;
+import quire.paging.block_manager;
+import quire.paging.prefix_cache;
+import quire.schedule.request;
+import quire.paging.snapshot;
+import quire.core.std;
+
+export namespace quire {
+
+// How a preempted request gets its KV back. `automatic`: the faster way according to RecoveryCosts.
+enum class Recovery : std::uint8_t { automatic, swap, recompute };
+
+// Measured by the engine; 0: not yet.
+struct RecoveryCosts {
+    double seconds_per_block = 0; // copy between device and swap pool, one way
+    double seconds_per_token = 0; // prefill
+};
+
+struct SchedulerOptions {
+    int      n_blocks         = 0;
+    int      block_size       = 16;
+    int      context          = 0;   // longest sequence in tokens
+    int      max_batch_tokens = 512; // in one step, including chunks of prompts
+    int      max_sequences    = 16;  // running at once
+    int      max_logit_rows   = 64;  // in one step; at least max_sequences
+    bool     prefix_cache     = true;
+    int      n_swap           = 0; // blocks of the swap pool
+    Recovery recovery         = Recovery::automatic;
+    double   watermark        = 0.01; // fraction of the blocks kept free when a request is admitted while others run
+    int      aging_steps      = 1000; // after waiting so many steps a request counts as one priority level more urgent
+    std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
+};
+
+enum class GroupStatus : std::uint8_t { waiting, running, preempted, swapped, finished };
+
+// One answer: the prompt and the tokens generated after it.
+struct Sequence {
+    int                           index = 0; // which answer of its request
+    std::vector<Token>            tokens;
+    int                           n_computed = 0;  // leading tokens whose KV is written
+    TableId                       table      = -1; // while it has blocks
+    double                        logprob    = 0;  // of what was generated, summed, where answers are ranked by it
+    std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
+    FinishReason                  finish = FinishReason::none;
+};
+
+// One request with all its sequences: admitted, preempted and resumed together (a sequence group).
+struct SequenceGroup {
+    RequestId                              id = 0;
+    Request                                request;
+    std::vector<std::unique_ptr<Sequence>> sequences; // still running; one until the prompt is computed
+    std::vector<std::unique_ptr<Sequence>> finished;  // without blocks
+    GroupStatus                            status       = GroupStatus::waiting;
+    int                                    n_cached     = 0; // prompt tokens found in the cache
+    int                                    n_recomputed = 0; // tokens computed again after preemptions
+    int                                    n_preempted = 0, n_displaced = 0;
+    bool                                   prompt_done = false; // the prompt is computed, all sequences exist
+    std::vector<int>                       cancelled;           // answers cancelled before their sequences existed
+    SharingStats                           sharing;
+    std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
+
+    int n_prompt() const { return int(request.prompt.size()); }
+    int n_generated(const Sequence& s) const { return int(s.tokens.size() - request.prompt.size()); }
+
+private:
+    friend class Scheduler;
+    // Requests run in ascending order of these: the step of arrival plus aging_steps for each level of priority, then the
+    // order of arrival. So no request waits for ever.
+    using Turn = std::pair<std::int64_t, std::uint64_t>;
+    Turn                                   turn;
+    CacheNamespace                         space;
+    std::vector<TableId>                   tables; // scratch
+    std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
+};
+
+// What one sequence does in the current step. Sequences of one group are adjacent.
+struct Scheduled {
+    SequenceGroup* group    = nullptr;
+    Sequence*      sequence = nullptr;
+    int            first = 0, n_tokens = 0; // positions that run
+    int            first_logit_row = 0, n_logit_rows = 0;
+    bool           samples = false; // the last row is that of its last known token: the next token comes from it
+};
+
+// A request that the scheduler itself ended.
+struct Ended {
+    RequestId    id     = 0;
+    FinishReason finish = FinishReason::length; // it outgrew the whole pool while alone; or refused
+    std::string  message;
+};
+
+struct SchedulerStats {
+    std::uint64_t preemptions = 0, swaps_out = 0, swaps_in = 0, recomputations = 0, displacements = 0;
+    std::uint64_t swapped_blocks    = 0; // in both directions
+    std::uint64_t copied_blocks     = 0; // copy-on-write
+    std::uint64_t forks             = 0;
+    std::uint64_t recomputed_tokens = 0; // their KV was dropped; computed again unless still in the cache
+    SharingStats  sharing;               // of all requests together, each step
+};
+
+class Scheduler {
+public:
+    explicit Scheduler(const SchedulerOptions& options);
+    ~Scheduler();
+
+    // Error: why the request can never run, with the numbers.
+    Result<void> check_request(const Request& request) const;
+    // Puts a request that check_request() accepted into the queue.
+    void add(RequestId id, Request request);
+    // Removes a request in any state and frees its blocks at once. Null if it does not exist (any more).
+    std::unique_ptr<SequenceGroup> remove(RequestId id);
+    // Like remove(), for a request whose sequences have all been freed; null for a pinned prefix, which stays.
+    std::unique_ptr<SequenceGroup> remove_finished(RequestId id);
+
+    // Fills `plan` with the next step; the returned list is valid until the next call. If nothing can run, both are empty
+    // except for the plan's block moves. The caller must run the plan and then call commit().
+    std::span<const Scheduled> schedule(StepPlan& plan);
+    void                       commit();
+
+    // While that step runs, before its commit(): plans the next one, assuming that every sequence gets a token, none of them an
+    // end token, and no request comes or goes; the token ids stay open. False: the step needs more, use schedule().
+    bool prepare(StepPlan& plan);
+    // Instead of schedule(): the step that prepare() planned, with its token ids; empty if its assumptions were wrong.
+    std::span<const Scheduled> adopt(StepPlan& plan);
+
+    // -- decoding methods use these three (the paper, section 5.2), between commit() and the next schedule()
+
+    // Another sequence with the same tokens and blocks.
+    Sequence& fork(SequenceGroup& group, const Sequence& parent);
+    void      append(Sequence& sequence, Token token) { sequence.tokens.push_back(token); }
+    // Ends one sequence of a group and frees its blocks; its tokens move to group.finished.
+    void free(SequenceGroup& group, Sequence& sequence, FinishReason reason);
+    // Why a sequence ends with its last token, or `none`; `is_end`: the last token is an end token.
+    FinishReason ending(const SequenceGroup& group, const Sequence& sequence, bool is_end) const;
+    // Pins the prompt's blocks, of a request with `pin`, until remove().
+    void pin(SequenceGroup& group);
+
+    // Null if it does not exist (any more).
+    SequenceGroup*     find(RequestId id) const;
+    std::vector<Ended> take_ended();
+    void               set_costs(const RecoveryCosts& costs) { costs_ = costs; }
+    // Of the steps from now on: at most so many tokens, no more than max_batch_tokens and no fewer than max_sequences.
+    void limit_step(int n_tokens);
+
+    bool                  idle() const { return running_.empty() && queue_.empty(); }
+    int                   n_running() const { return int(running_.size()); }
+    int                   n_waiting() const { return int(queue_.size()); } // including preempted ones
+    int                   n_swapped() const;                               // of these
+    const SchedulerStats& stats() const { return stats_; }
+    const BlockManager&   blocks() const { return blocks_; }
+    // Blocks, sequences and the events since the last call, for display.
+    void view(Snapshot& snapshot);
+    void log_events(bool on); // for view(); off at first
+    // The tokens of one sequence; empty if it does not exist.
+    std::span<const Token> tokens(RequestId id, int index) const;
+    void                   check_invariants() const;
+
+private:
+    using Group = std::unique_ptr<SequenceGroup>;
+    using Turn  = SequenceGroup::Turn;
+
+    struct Budget {
+        int tokens = 0, logit_rows = 0;
+        int others = 0; // sequences of later groups, each of which needs a token
+    };
+
+    void                     displace();
+    bool                     fits(SequenceGroup& group);
+    bool                     admit(SequenceGroup& group, int spare);
+    bool                     admit_next(Budget& budget);
+    void                     preempt_last();
+    bool                     prefers_swap(SequenceGroup& group);
+    bool                     reserve(SequenceGroup& group);
+    void                     schedule_group(SequenceGroup& group, Budget& budget);
+    void                     plan_items(StepPlan& plan, std::span<Scheduled> items);
+    void                     plan_tokens(StepPlan& plan, Scheduled& item);
+    bool                     ends_by_length(const SequenceGroup& group, int n_tokens) const;
+    bool                     queue_waits() const;
+    std::span<const TableId> tables_of(SequenceGroup& group);
+    void                     end(SequenceGroup& group, FinishReason reason, std::string message = {});
+    void                     measure_sharing(SequenceGroup& group);
+    void                     log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
+    int                      spare_beside_others(const SequenceGroup& group) const;
+    int                      watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
+    std::string              sum(const Request& request, int available) const;
+
+    SchedulerOptions                              options_;
+    BlockManager                                  blocks_;
+    std::map<Turn, Group>                         queue_;   // waiting and preempted, by turn
+    std::vector<Group>                            running_; // by turn
+    std::vector<Group>                            pinned_;
+    std::unordered_map<RequestId, SequenceGroup*> index_;
+    std::vector<Scheduled>                        scheduled_;
+    std::vector<Scheduled>                        next_;   // prepared
+    std::vector<Write>                            writes_; // scratch
+    std::vector<Ended>                            ended_;
+    RecoveryCosts                                 costs_;
+    SchedulerStats                                stats_;
+    std::uint64_t                                 step_ = 0, n_arrived_ = 0;
+    int                                           step_tokens_ = 0; // that a step may have
+    int                                           n_sequences_ = 0; // that running groups can have at once
+    // The head of the queue that had to wait, and how much room it had found.
+    std::optional<RequestId> refused_;
+    int                      refused_blocks_ = 0, refused_sequences_ = 0;
+    bool                     logging_ = false;
+    std::vector<MemoryEvent> events_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Scheduler::Scheduler(const SchedulerOptions& options)
+    : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order}) {
+    check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
+    check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
+    for (auto* items : {&scheduled_, &next_}) items->reserve(std::size_t(options.max_sequences));
+    writes_.reserve(std::size_t(options.max_sequences));
+    running_.reserve(std::size_t(options.max_sequences));
+    limit_step(options.max_batch_tokens);
+}
+
+void Scheduler::limit_step(int n_tokens) {
+    step_tokens_ = std::clamp(n_tokens, options_.max_sequences, options_.max_batch_tokens);
+}
+
+Scheduler::~Scheduler() = default;
+
+// -- requests come and go
+
+// The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token.
+std::string Scheduler::sum(const Request& request, int available) const {
+    const auto n    = request.prompt.size();
+    const int  full = int(n) / options_.block_size, width = request.generates() ? request.width() : 0;
+    return cat("the prompt has ", n, " tokens and needs ", width == 0 ? blocks_.blocks_for(int(n)) : full + width,
+               " blocks of ", options_.block_size,
+               width > 1    ? cat(" with the first token of ", width, " sequences")
+               : width == 1 ? std::string(" with the token to generate")
+                            : std::string(),
+               "; the whole pool has ", blocks_.n_blocks(),
+               available < blocks_.n_blocks() ? cat(", ", blocks_.n_blocks() - available, " of them pinned") : "");
+}
+
+Result<void> Scheduler::check_request(const Request& request) const {
+    const auto n = request.prompt.size();
+    if (n == 0) return fail("the prompt has no tokens; at least one is needed");
+    if (n + std::size_t(request.generates()) > std::size_t(options_.context))
+        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; ",
+                         request.generates() ? "with the one to generate " : "", "that is more than the context of ",
+                         options_.context);
+    const int width = request.width();
+    if (width > options_.max_sequences)
+        return fail_with(ErrorKind::limit, "the request needs ", width, " sequences at once; ", options_.max_sequences,
+                         " can run");
+    const int blocks = request.generates() ? int(n) / options_.block_size + width : blocks_.blocks_for(int(n));
+    if (blocks > blocks_.n_blocks()) return fail_with(ErrorKind::limit, sum(request, blocks_.n_blocks()));
+    return {};
+}
+
+void Scheduler::add(RequestId id, Request request) {
+    auto group       = std::make_unique<SequenceGroup>();
+    group->id        = id;
+    group->request   = std::move(request);
+    const Request& r = group->request;
+    group->turn      = {
+        std::int64_t(step_) + std::int64_t(std::clamp(r.priority, -1'000'000, 1'000'000)) * options_.aging_steps,
+        n_arrived_++};
+    // Without a cache each request still finds its own blocks again: its sequences share them after a preemption.
+    group->space = options_.prefix_cache ? cache_namespace(r.cache_salt) : CacheNamespace{id, ~std::uint64_t(0)};
+    group->sequences.push_back(std::make_unique<Sequence>());
+    group->sequences[0]->tokens = r.prompt;
+    index_.emplace(id, group.get());
+    queue_.emplace(group->turn, std::move(group));
+}
+
+std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
+    const auto found = index_.find(id);
+    if (found == index_.end()) return nullptr;
+    SequenceGroup& group = *found->second;
+    index_.erase(found);
+    log(MemoryEventKind::free, group);
+    Group owned;
+    if (auto at = queue_.find(group.turn); at != queue_.end()) {
+        owned = std::move(at->second);
+        queue_.erase(at);
+    } else {
+        for (std::vector<Group>* list : {&running_, &pinned_}) {
+            auto in = std::find_if(list->begin(), list->end(), [&](const Group& g) { return g.get() == &group; });
+            if (in == list->end()) continue;
+            owned = std::move(*in);
+            list->erase(in);
+            if (list == &running_) n_sequences_ -= group.request.width();
+            break;
+        }
+    }
+    for (auto& sequence : group.sequences)
+        if (sequence->table >= 0) blocks_.close_table(std::exchange(sequence->table, -1), !options_.prefix_cache);
+    group.status = GroupStatus::finished;
+    std::erase_if(scheduled_, [&](const Scheduled& item) { return item.group == &group; });
+    return owned;
+}
+
+std::unique_ptr<SequenceGroup> Scheduler::remove_finished(RequestId id) {
+    const auto found = index_.find(id);
+    if (found == index_.end() || !found->second->sequences.empty()) return nullptr;
+    return remove(id);
+}
+
+void Scheduler::end(SequenceGroup& group, FinishReason reason, std::string message) {
+    ended_.push_back({group.id, reason, std::move(message)});
+}
+
+std::vector<Ended> Scheduler::take_ended() { return std::exchange(ended_, {}); }
+
+SequenceGroup* Scheduler::find(RequestId id) const {
+    const auto found = index_.find(id);
+    return found == index_.end() ? nullptr : found->second;
+}
+
+int Scheduler::n_swapped() const {
+    return int(std::ranges::count_if(
+        queue_, [](const auto& waiting) { return waiting.second->status == GroupStatus::swapped; }));
+}
+
+std::span<const TableId> Scheduler::tables_of(SequenceGroup& group) {
+    group.tables.clear();
+    for (const auto& s : group.sequences)
+        if (s->table >= 0) group.tables.push_back(s->table);
+    return group.tables;
+}
+
+// -- fork, append, free
+
+Sequence& Scheduler::fork(SequenceGroup& group, const Sequence& parent) {
+    check(int(group.sequences.size()) < 2 * group.request.width(), "more sequences than the request may have");
+    if (group.spare.empty()) group.spare.push_back(std::make_unique<Sequence>());
+    group.sequences.push_back(std::move(group.spare.back()));
+    group.spare.pop_back();
+    Sequence& child  = *group.sequences.back();
+    child.tokens     = parent.tokens;
+    child.n_computed = parent.n_computed;
+    child.logprob    = parent.logprob;
+    child.logprobs   = parent.logprobs;
+    child.finish     = FinishReason::none;
+    child.index      = int(group.sequences.size() + group.finished.size()) - 1;
+    child.table      = blocks_.fork_table(parent.table);
+    stats_.forks++;
+    log(MemoryEventKind::fork, group, child.index);
+    return child;
+}
+
+void Scheduler::free(SequenceGroup& group, Sequence& sequence, FinishReason reason) {
+    auto at = std::find_if(group.sequences.begin(), group.sequences.end(),
+                           [&](const auto& s) { return s.get() == &sequence; });
+    check(at != group.sequences.end(), "a sequence that its group does not have was freed");
+    log(MemoryEventKind::finish, group, sequence.index);
+    if (sequence.table >= 0) blocks_.close_table(std::exchange(sequence.table, -1), !options_.prefix_cache);
+    sequence.finish = reason;
+    // Sequences whose result is not needed, such as dropped beams, are reused by the next fork.
+    (reason == FinishReason::none ? group.spare : group.finished).push_back(std::move(*at));
+    group.sequences.erase(at);
+}
+
+FinishReason Scheduler::ending(const SequenceGroup& group, const Sequence& sequence, bool is_end) const {
+    const Request& r = group.request;
+    if ((is_end && !r.ignore_end) || std::ranges::find(r.stop_tokens, sequence.tokens.back()) != r.stop_tokens.end())
+        return FinishReason::stop;
+    return ends_by_length(group, int(sequence.tokens.size())) ? FinishReason::length : FinishReason::none;
+}
+
+// With so many tokens, those of the prompt included.
+bool Scheduler::ends_by_length(const SequenceGroup& group, int n_tokens) const {
+    return n_tokens - group.n_prompt() >= group.request.max_tokens || n_tokens >= options_.context;
+}
+
+void Scheduler::pin(SequenceGroup& group) {
+    auto at = std::find_if(running_.begin(), running_.end(), [&](const Group& g) { return g.get() == &group; });
+    check(at != running_.end(), "a request that does not run was pinned");
+    blocks_.pin_table(group.sequences[0]->table, group.request.prompt);
+    log(MemoryEventKind::pin, group);
+    n_sequences_ -= group.request.width();
+    pinned_.push_back(std::move(*at));
+    running_.erase(at);
+}
+
+// -- preemption: all blocks of the latest, or none
+
+// Swapping moves each block twice; recomputing runs every token once, except those that are still in the cache.
+bool Scheduler::prefers_swap(SequenceGroup& group) {
+    if (options_.recovery == Recovery::recompute) return false;
+    // A partly computed prompt is not swapped: its full blocks are in the cache.
+    for (const auto& s : group.sequences)
+        if (s->n_computed + 1 != int(s->tokens.size())) return false;
+    if (options_.recovery == Recovery::swap || costs_.seconds_per_block <= 0 || costs_.seconds_per_token <= 0)
+        return true;
+    return 2 * costs_.seconds_per_block < costs_.seconds_per_token * options_.block_size;
+}
+
+void Scheduler::preempt_last() {
+    Group victim = std::move(running_.back());
+    running_.pop_back();
+    n_sequences_ -= victim->request.width();
+    victim->n_preempted++;
+    stats_.preemptions++;
+    const int n_swap_free = blocks_.n_swap_free();
+    if (prefers_swap(*victim) && blocks_.swap_out(tables_of(*victim))) {
+        victim->status = GroupStatus::swapped;
+        stats_.swaps_out++;
+        stats_.swapped_blocks += std::uint64_t(n_swap_free - blocks_.n_swap_free());
+        log(MemoryEventKind::swap_out, *victim);
+    } else {
+        victim->status = GroupStatus::preempted;
+        stats_.recomputations++;
+        log(MemoryEventKind::recompute, *victim);
+        for (auto& s : victim->sequences) {
+            victim->n_recomputed += s->n_computed;
+            stats_.recomputed_tokens += std::uint64_t(s->n_computed);
+            blocks_.close_table(std::exchange(s->table, -1));
+            s->n_computed = 0;
+        }
+    }
+    const Turn turn = victim->turn;
+    queue_.emplace(turn, std::move(victim));
+}
+
+// A waiting request of strictly better priority takes the place of later ones, if that is enough to let it run. Whoever
+// lost its place a few times keeps it, and who has waited for long has a turn that comes first.
+void Scheduler::displace() {
+    constexpr int most_displacements = 3;
+    if (queue_.empty() || running_.empty()) return;
+    SequenceGroup& head      = *queue_.begin()->second;
+    const auto     gives_way = [&](const SequenceGroup& g) {
+        return head.request.priority < g.request.priority && head.turn < g.turn && g.n_displaced < most_displacements;
+    };
+    if (!gives_way(*running_.back()) || fits(head)) return;
+    int         width = options_.max_sequences - n_sequences_, blocks = blocks_.n_free();
+    std::size_t first = running_.size();
+    while (first > 0 && gives_way(*running_[first - 1])) {
+        first--;
+        width += running_[first]->request.width();
+        blocks += blocks_.distinct_blocks(tables_of(*running_[first]));
+    }
+    const int need = head.status == GroupStatus::swapped ? blocks_.swap_in_room(tables_of(head))
+                                                         : blocks_.room_for(head.space, head.sequences[0]->tokens);
+    if (width < head.request.width() || blocks < need) return;
+    while (running_.size() > first && !fits(head)) {
+        running_.back()->n_displaced++;
+        stats_.displacements++;
+        preempt_last();
+    }
+}
+
+// Room for a first token of each sequence, and for what those that run write next.
+int Scheduler::spare_beside_others(const SequenceGroup& group) const {
+    return watermark() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
+}
+
+bool Scheduler::fits(SequenceGroup& group) {
+    if (n_sequences_ + group.request.width() > options_.max_sequences) return false;
+    int need = running_.empty() ? 0 : spare_beside_others(group);
+    if (group.status == GroupStatus::swapped) need += blocks_.swap_in_room(tables_of(group));
+    else
+        for (const auto& s : group.sequences) need += blocks_.room_for(group.space, s->tokens);
+    return need <= blocks_.n_free();
+}
+
+// -- admission
+
+// Gives a waiting or preempted request its blocks, all or none.
+bool Scheduler::admit(SequenceGroup& group, int spare) {
+    if (group.status == GroupStatus::swapped) {
+        const int room = blocks_.swap_in_room(tables_of(group));
+        if (!blocks_.swap_in(tables_of(group), spare)) return false;
+        stats_.swaps_in++;
+        stats_.swapped_blocks += std::uint64_t(room);
+        log(MemoryEventKind::swap_in, group);
+        return true;
+    }
+    // Every row of the prompt is wanted: compute all of it.
+    const bool read_cache = !group.request.wants_all_rows() || group.prompt_done;
+    // Each further sequence takes at least a block of its own: do not begin what cannot succeed.
+    const int others = int(group.sequences.size()) - 1;
+    if (others > 0 && blocks_.room_for(group.space, group.sequences[0]->tokens) + others + spare > blocks_.n_free())
+        return false;
+    for (std::size_t i = 0; i < group.sequences.size(); i++) {
+        Sequence& s = *group.sequences[i];
+        s.table     = blocks_.open_table(group.space);
+        if (blocks_.allocate(s.table, s.tokens, spare, read_cache)) continue;
+        for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
+        return false;
+    }
+    log(MemoryEventKind::admit, group);
+    return true;
+}
+
+// The next of the queue, if it can run now; nobody overtakes one that cannot. So a request that lost its blocks comes
+// back before anything new of its priority starts.
+bool Scheduler::admit_next(Budget& budget) {
+    if (queue_.empty() || budget.tokens <= 0 || budget.logit_rows <= 0) return false;
+    SequenceGroup& head = *queue_.begin()->second;
+    if (n_sequences_ + head.request.width() > options_.max_sequences) return false;
+    const bool alone = running_.empty();
+    if (!admit(head, alone ? 0 : spare_beside_others(head))) {
+        if (alone) {
+            // Nothing will ever leave: either pins are in the way, or it outgrew the pool before it lost its blocks.
+            const bool fresh = head.n_preempted == 0;
+            end(head, fresh ? FinishReason::refused : FinishReason::length,
+                fresh ? sum(head.request, blocks_.n_blocks() - blocks_.n_pinned()) : "");
+        }
+        return false;
+    }
+    if (head.status == GroupStatus::waiting) {
+        // Room for all it may generate, so that the step loop takes no memory for a token.
+        const std::size_t most =
+            std::min(std::size_t(options_.context),
+                     head.request.prompt.size() + std::size_t(std::max(head.request.max_tokens, 0)));
+        while (int(head.spare.size()) + 1 < head.request.width()) head.spare.push_back(std::make_unique<Sequence>());
+        for (auto* list : {&head.sequences, &head.spare})
+            for (auto& s : *list) s->tokens.reserve(most);
+        head.sequences.reserve(std::size_t(head.request.width()));
+        head.tables.reserve(std::size_t(head.request.width()));
+    }
+    head.status = GroupStatus::running;
+    n_sequences_ += head.request.width();
+    Group group = std::move(queue_.begin()->second);
+    queue_.erase(queue_.begin());
+    const auto at = std::find_if(running_.begin(), running_.end(), [&](const Group& g) { return head.turn < g->turn; });
+    running_.insert(at, std::move(group));
+    if (reserve(head)) schedule_group(head, budget);
+    return true;
+}
+
+// -- one step
+
+// Room for the next token of each sequence, for all of a group or none. Those of a prompt have theirs since admission,
+// but a block that is shared may have to be copied now.
+bool Scheduler::reserve(SequenceGroup& group) {
+    writes_.clear();
+    for (const auto& s : group.sequences) {
+        const int n = int(s->tokens.size());
+        if (!blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - 1, 1});
+    }
+    return blocks_.reserve(writes_);
+}
+
+// Lets each sequence run what it can: first all tokens but the last, then, if that is all that is left to everyone, the
+// last ones together, since beams are compared with one another.
+void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
+    const std::size_t first_item = scheduled_.size();
+    const int         own        = int(group.sequences.size());
+    const bool        all_rows   = group.request.wants_all_rows() && !group.prompt_done;
+    bool              last       = true;
+    for (const auto& s : group.sequences) {
+        const int n = int(s->tokens.size());
+        if (!all_rows) {
+            const int next = blocks_.next_unwritten(s->table, s->n_computed, n);
+            if (!group.prompt_done && group.n_preempted == 0) group.n_cached += next - s->n_computed;
+            s->n_computed = next;
+        }
+        int take = std::min(n - 1 - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
+        if (all_rows) take = std::min(take, budget.logit_rows - budget.others - (own > 1 ? own : 0));
+        take = std::max(take, 0);
+        scheduled_.push_back({&group, s.get(), s->n_computed, take, 0, all_rows ? take : 0, false});
+        blocks_.will_write({s->table, s->n_computed, take});
+        budget.tokens -= take;
+        budget.logit_rows -= all_rows ? take : 0;
+        last = last && s->n_computed + take + 1 == n && !blocks_.must_wait(s->table, n);
+    }
+    last = last && budget.tokens - budget.others >= own && budget.logit_rows - budget.others >= own;
+    for (std::size_t i = first_item; i < scheduled_.size() && last; i++) {
+        Scheduled& item = scheduled_[i];
+        item.n_tokens++;
+        item.n_logit_rows++;
+        item.samples = true;
+        blocks_.will_write({item.sequence->table, item.first, item.n_tokens});
+        budget.tokens--;
+        budget.logit_rows--;
+    }
+    std::erase_if(scheduled_, [](const Scheduled& item) { return item.n_tokens == 0; });
+}
+
+std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
+    plan.clear();
+    scheduled_.clear();
+    refused_.reset();
+    step_++;
+    const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
+    displace();
+
+    Budget budget{step_tokens_, options_.max_logit_rows, 0};
+    for (const Group& g : running_) budget.others += int(g->sequences.size());
+    bool preempted = false;
+    for (std::size_t i = 0; i < running_.size();) {
+        SequenceGroup& group = *running_[i];
+        if (reserve(group)) {
+            budget.others -= int(group.sequences.size());
+            schedule_group(group, budget);
+            i++;
+            continue;
+        }
+        if (running_.size() == 1) { // alone, and the whole pool is too small, unless blocks are on their way back
+            if (!preempted) end(group, FinishReason::length);
+            preempted = true;
+            break;
+        }
+        preempted = true;
+        budget.others -= int(running_.back()->sequences.size());
+        preempt_last();
+    }
+    budget.others = 0;
+    while (!preempted && admit_next(budget)) {}
+    if (!queue_.empty() && queue_.begin()->second->id == head && !preempted && budget.tokens > 0 &&
+        budget.logit_rows > 0) { // all was tried for it
+        refused_           = head;
+        refused_blocks_    = blocks_.n_free();
+        refused_sequences_ = n_sequences_;
+    }
+
+    plan_items(plan, scheduled_);
+    blocks_.take_moves(plan);
+    stats_.copied_blocks += plan.copies.size();
+    if (logging_) {
+        for (auto [from, to] : plan.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
+        for (auto [from, to] : plan.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
+        for (auto [from, to] : plan.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
+    }
+    return scheduled_;
+}
+
+// Nobody waits, or the first one was refused and there is no more room now than there was then.
+bool Scheduler::queue_waits() const {
+    return queue_.empty() || (refused_ == queue_.begin()->second->id && blocks_.n_free() <= refused_blocks_ &&
+                              n_sequences_ >= refused_sequences_);
+}
+
+bool Scheduler::prepare(StepPlan& plan) {
+    next_.clear();
+    plan.clear();
+    writes_.clear();
+    if (!queue_waits() || !std::ranges::all_of(scheduled_, &Scheduled::samples)) return false;
+    std::size_t n_running = 0;
+    for (const Group& group : running_) {
+        const Request& r = group->request;
+        // Beams and the answers after a prompt fork, a prompt alone comes to its end.
+        if (r.beam_width > 0 || !r.generates() || (!group->prompt_done && r.width() > 1)) return false;
+        for (const auto& s : group->sequences) {
+            n_running++;
+            const int position = int(s->tokens.size()); // of the token that this step gives it
+            if (ends_by_length(*group, position + 1)) continue;
+            next_.push_back({group.get(), s.get(), position, 1, 0, 1, true});
+            writes_.push_back({s->table, position, 1});
+        }
+    }
+    // Every sequence is in this step; room for all in the next, without copying anything.
+    if (n_running != scheduled_.size() || !blocks_.reserve(writes_) || blocks_.n_copies() > 0) {
+        next_.clear();
+        return false;
+    }
+    plan_items(plan, next_);
+    return !next_.empty();
+}
+
+std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
+    scheduled_.clear();
+    std::swap(scheduled_, next_);
+    std::size_t n    = 0;
+    bool        same = queue_waits();
+    for (const Group& group : running_)
+        for (const auto& s : group->sequences) {
+            same = same && n < scheduled_.size() && scheduled_[n].sequence == s.get() &&
+                   scheduled_[n].first + 1 == int(s->tokens.size());
+            if (same) plan.tokens[n++] = s->tokens.back();
+        }
+    if (!same || n != scheduled_.size()) scheduled_.clear();
+    step_ += !scheduled_.empty();
+    return scheduled_;
+}
+
+void Scheduler::plan_items(StepPlan& plan, std::span<Scheduled> items) {
+    plan.token_start.push_back(0);
+    plan.table_start.push_back(0);
+    for (Scheduled& item : items) plan_tokens(plan, item);
+}
+
+void Scheduler::plan_tokens(StepPlan& plan, Scheduled& item) {
+    const Sequence&          s     = *item.sequence;
+    std::span<const BlockId> table = blocks_.blocks(s.table);
+    const int                size = options_.block_size, end = item.first + item.n_tokens;
+    item.first_logit_row = int(plan.logit_rows.size());
+    for (int position = item.first; position < end; position++) {
+        if (position >= end - item.n_logit_rows) plan.logit_rows.push_back(plan.n_tokens());
+        const bool known = std::size_t(position) < s.tokens.size(); // or it is about to be sampled
+        plan.tokens.push_back(known ? s.tokens[std::size_t(position)] : 0);
+        plan.positions.push_back(position);
+        plan.slots.push_back(table[std::size_t(position / size)] * size + position % size);
+    }
+    plan.token_start.push_back(plan.n_tokens());
+    plan.context_lens.push_back(end);
+    table = table.first(std::size_t(blocks_.blocks_for(end))); // a prompt has the blocks of its later chunks already
+    plan.block_tables.insert(plan.block_tables.end(), table.begin(), table.end());
+    plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
+}
+
+void Scheduler::commit() {
+    blocks_.commit();
+    for (const Scheduled& item : scheduled_) {
+        Sequence& s  = *item.sequence;
+        s.n_computed = item.first + item.n_tokens;
+        blocks_.publish(s.table, s.tokens, s.n_computed);
+    }
+    std::uint64_t entries = 0;
+    for (const Group& group : running_) {
+        for (const auto& s : group->sequences) entries += blocks_.blocks(s->table).size();
+        // What is shared changes when blocks fill up; looking each time would cost more than it tells.
+        if (group->sequences.size() > 1 && (step_ % 8 == 0 || group->sharing.without == 0)) measure_sharing(*group);
+    }
+    stats_.sharing.without += entries;
+    stats_.sharing.with += std::min(entries, std::uint64_t(blocks_.n_used()));
+}
+
+void Scheduler::measure_sharing(SequenceGroup& group) {
+    for (const auto& s : group.sequences) group.sharing.without += blocks_.blocks(s->table).size();
+    group.sharing.with += std::uint64_t(blocks_.distinct_blocks(tables_of(group)));
+}
+
+// -- for someone to look at
+
+void Scheduler::log(MemoryEventKind kind, const SequenceGroup& group, int index) {
+    if (logging_) events_.push_back({kind, group.id, index, -1, -1});
+}
+
+void Scheduler::log_events(bool on) {
+    logging_ = on;
+    events_.clear();
+    blocks_.log_to(on ? &events_ : nullptr);
+}
+
+void Scheduler::view(Snapshot& snapshot) {
+    snapshot.step = step_;
+    blocks_.view(snapshot);
+    snapshot.sequences.clear();
+    snapshot.events = std::exchange(events_, {});
+    const auto show = [&](const SequenceGroup& group, ViewStatus status) {
+        for (const auto& s : group.sequences) {
+            SequenceView& v = snapshot.sequences.emplace_back();
+            v.request       = group.id;
+            v.index         = s->index;
+            v.status        = status;
+            v.n_prompt      = group.n_prompt();
+            v.n_tokens      = int(s->tokens.size());
+            v.n_computed    = s->n_computed;
+            if (s->table < 0) continue;
+            const std::span<const BlockId> table = blocks_.blocks(s->table);
+            v.blocks.assign(table.begin(), table.end());
+            if (status == ViewStatus::swapped) continue;
+            for (std::size_t i = 0; i < v.blocks.size(); i++) {
+                int& filled = snapshot.blocks[std::size_t(v.blocks[i])].filled;
+                filled =
+                    std::max(filled, std::clamp(v.n_computed - int(i) * options_.block_size, 0, options_.block_size));
+            }
+        }
+    };
+    for (const Group& group : pinned_) show(*group, ViewStatus::pinned);
+    for (const Group& group : running_) show(*group, ViewStatus::running);
+    for (const auto& [turn, group] : queue_)
+        show(*group, group->status == GroupStatus::swapped     ? ViewStatus::swapped
+                     : group->status == GroupStatus::preempted ? ViewStatus::preempted
+                                                               : ViewStatus::waiting);
+}
+
+std::span<const Token> Scheduler::tokens(RequestId id, int index) const {
+    if (const auto found = index_.find(id); found != index_.end())
+        for (const auto& s : found->second->sequences)
+            if (s->index == index) return s->tokens;
+    return {};
+}
+
+void Scheduler::check_invariants() const {
+    blocks_.check_invariants();
+    int         sequences = 0;
+    std::size_t groups    = queue_.size() + running_.size() + pinned_.size();
+    check(groups == index_.size(), "a request is lost, or in two places");
+    for (std::size_t i = 0; i < running_.size(); i++) {
+        const SequenceGroup& group = *running_[i];
+        sequences += group.request.width();
+        check(group.status == GroupStatus::running, "a request among the running ones does not run");
+        check(i == 0 || running_[i - 1]->turn < group.turn, "running requests are not in the order of their turns");
+        for (const auto& s : group.sequences) {
+            const int have = int(blocks_.blocks(s->table).size());
+            check(have >= blocks_.blocks_for(s->n_computed), "a sequence has fewer blocks than its tokens need");
+            check(have <= blocks_.blocks_for(int(s->tokens.size())), "a sequence has more blocks than its tokens need");
+            check(!blocks_.is_swapped(s->table), "a running sequence is swapped out");
+        }
+    }
+    check(sequences == n_sequences_ && sequences <= options_.max_sequences, "more sequences run than may");
+    for (const auto& [turn, group] : queue_)
+        for (const auto& s : group->sequences) {
+            const bool swapped = group->status == GroupStatus::swapped;
+            check((s->table >= 0) == swapped, "swapped: all sequences of a request, or none");
+            check(!swapped || blocks_.is_swapped(s->table), "a swapped sequence has blocks on the device");
+        }
+}
+
+} // namespace quire

@@ -1,0 +1,1347 @@
+// quire.serve.http: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. cpp-httplib does the routing and writes
+// responses. Connections wait for their requests here, without a thread each; requests are parsed here, within limits,
+// before other code sees them. **Owns** the sockets, the thread that waits for them, and the worker threads.
+// (No `import quire.core.std` here: httplib.h includes the standard library's headers.)
+module;
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <httplib.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <expected>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+export module quire.serve.http;
+
+import quire.core.base;
+import quire.serve.reserve;
+
+export namespace quire {
+
+struct HttpLimits {
+    std::size_t target_bytes   = 4096;                  // of the request's target: 414
+    std::size_t head_bytes     = 32768;                 // request line and headers: 431
+    int         headers        = 100;                   // 431
+    std::size_t body_bytes     = std::size_t(16) << 20; // 413
+    std::size_t buffered_bytes = std::size_t(256)
+                                 << 20; // that all requests hold together, until they are answered: 503
+    int    connections     = 4096;      // further ones take the place of an idle one, or get a 503
+    int    threads         = 4096;      // requests that are answered at once; others wait
+    double idle_seconds    = 75;        // between two requests
+    double request_seconds = 30;        // from the first to the last byte of a request: 408
+    double write_seconds   = 30;        // without progress: the reader is cut off
+};
+
+using HttpFields = std::vector<std::pair<std::string, std::string>>;
+
+struct HttpRequest {
+    std::string method, path, remote; // `remote`: address and port, or "unix"
+    HttpFields  headers;              // names in lower case
+    HttpFields  query;                // decoded
+    std::string body;
+    std::string id; // the client's x-request-id if it is a plain word, else one made up; also in the response
+
+    // The first header of that name, in lower case; "" when there is none.
+    std::string_view header(std::string_view name) const;
+};
+
+// The other end of the connection of a request that is being answered.
+class HttpPeer {
+public:
+    virtual ~HttpPeer()       = default;
+    virtual bool gone() const = 0; // it has hung up, or takes nothing more
+    // `notice` runs once when the peer is gone, on another thread, at once if it is; an empty one takes it back, and is
+    // not running any more when this returns.
+    virtual void when_gone(std::function<void()> notice) = 0;
+    // What the request takes until it is answered, in place of its body's bytes. False: all requests together hold too much.
+    virtual bool hold(std::size_t bytes) = 0;
+};
+
+// Writes one piece of a streamed response; false when nobody reads any more.
+using HttpWrite = std::function<bool(std::string_view)>;
+
+struct HttpResponse {
+    int         status = 200;
+    std::string type   = "application/json";
+    std::string body;
+    HttpFields  headers;
+    // In place of `body`: called once, on the same thread, after the head went out.
+    std::function<void(const HttpWrite&)> stream;
+};
+
+struct HttpExchange {
+    HttpRequest  request;
+    HttpResponse response;
+    HttpPeer*    peer = nullptr;
+    HttpFields   notes; // of the handlers, for the log
+    // Whatever a handler needs until it returns; it may let go of it before.
+    std::shared_ptr<void> held;
+};
+
+using HttpHandler = std::function<void(HttpExchange&)>;
+
+struct HttpOptions {
+    HttpLimits  limits;
+    std::string tls_cert, tls_key; // PEM files; both or none
+    // The body of a refusal that no handler made.
+    std::function<std::string(int status, const std::string& message)> refusal;
+    // After each response: the exchange, the seconds it took, the bytes written.
+    std::function<void(const HttpExchange&, double seconds, std::size_t bytes)> log;
+};
+
+class HttpServer {
+public:
+    // Error: a certificate or key that cannot be used.
+    static Result<std::unique_ptr<HttpServer>> create(HttpOptions options);
+    ~HttpServer(); // stop()
+
+    // Before start(). A path stands for itself; HEAD goes where GET goes.
+    void route(const std::string& method, const std::string& path, HttpHandler handler);
+    // Returns the port, another than 0. Error: the address, and why it cannot be had.
+    Result<int>  listen(const std::string& host, int port);
+    Result<void> listen_unix(const std::string& path);
+
+    void start(); // its threads; SIGPIPE is ignored from now on
+    // Hangs up on everybody and returns when all handlers have.
+    void stop();
+
+    int n_connections() const;
+    int n_threads() const;
+    int n_answering() const; // requests that came in whole and whose responses have not gone out
+
+private:
+    HttpServer() = default;
+    struct Impl;
+    std::shared_ptr<Impl> impl_; // its workers hold it, too
+};
+
+// -- the parts that take bytes from outside apart, for tests and fuzzing
+
+struct HttpFault {
+    int         status = 400;
+    std::string message;
+};
+
+struct HttpHead {
+    std::string method, target;
+    int         minor = 1; // of HTTP/1.x
+    HttpFields  headers;
+    std::size_t length     = 0; // of the body, where it is said
+    bool        has_length = false;
+    bool        chunked = false, keep_alive = true, expects_continue = false;
+};
+
+// A request's head, up to and with the empty line. Refuses what two readers could read in two ways.
+std::expected<HttpHead, HttpFault> parse_http_head(std::string_view text, const HttpLimits& limits);
+
+// Takes a chunked body apart as it comes.
+class ChunkDecoder {
+public:
+    // Moves what is complete from the front of `in`, from `at` on, to `body`. True at the end of the body.
+    std::expected<bool, HttpFault> feed(std::string_view in, std::size_t& at, std::string& body,
+                                        const HttpLimits& limits);
+
+private:
+    enum class State { size, data, data_end, trailer } state_ = State::size;
+    std::size_t left_ = 0, trailer_bytes_ = 0;
+    std::size_t searched_ = 0; // bytes of a line's beginning without its end
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+std::string lower(std::string_view text) {
+    std::string out(text);
+    for (char& c : out)
+        if (c >= 'A' && c <= 'Z') c = char(c - 'A' + 'a');
+    return out;
+}
+
+bool is_token_char(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("!#$%&'*+-.^_`|~").find(c) != std::string_view::npos;
+}
+
+bool is_token(std::string_view text) { return !text.empty() && std::ranges::all_of(text, is_token_char); }
+
+std::string_view trim(std::string_view text) {
+    const std::size_t first = text.find_first_not_of(" \t");
+    return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+std::unexpected<HttpFault> fault(int status, std::string message) {
+    return std::unexpected(HttpFault{status, std::move(message)});
+}
+
+std::string_view find_field(const HttpFields& fields, std::string_view name) {
+    for (const auto& [key, value] : fields)
+        if (key == name) return value;
+    return {};
+}
+
+std::size_t count_fields(const HttpFields& fields, std::string_view name) {
+    return std::size_t(std::ranges::count_if(fields, [&](const auto& field) { return field.first == name; }));
+}
+
+std::string_view reason_of(int status) {
+    switch (status) {
+        case 400: return "Bad Request";
+        case 408: return "Request Timeout";
+        case 413: return "Payload Too Large";
+        case 414: return "URI Too Long";
+        case 415: return "Unsupported Media Type";
+        case 417: return "Expectation Failed";
+        case 431: return "Request Header Fields Too Large";
+        case 501: return "Not Implemented";
+        case 503: return "Service Unavailable";
+        case 505: return "HTTP Version Not Supported";
+        default: return "Error";
+    }
+}
+
+// 16 hexadecimal digits that nobody can foretell.
+std::string random_id() {
+    std::array<unsigned char, 8> bytes{};
+    if (getrandom(bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) bytes.fill(0);
+    std::string text;
+    for (unsigned char b : bytes) {
+        text += "0123456789abcdef"[b >> 4];
+        text += "0123456789abcdef"[b & 15];
+    }
+    return text;
+}
+
+} // namespace
+
+std::string_view HttpRequest::header(std::string_view name) const { return find_field(headers, name); }
+
+// -- heads and chunks
+
+namespace {
+
+// A Host: a name or address, maybe a port; empty where a target has none.
+bool is_authority(std::string_view text) {
+    return std::ranges::all_of(text, [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+               std::string_view("-._~!$&'()*+,;=%:[]").find(c) != std::string_view::npos;
+    });
+}
+
+// A target in absolute form, as proxies get it, becomes a path; the host in it, which counts in place of the header's, is returned.
+std::expected<std::optional<std::string>, HttpFault> take_authority(std::string& target) {
+    const std::string scheme = lower(std::string_view(target).substr(0, 8));
+    const std::size_t begin  = scheme.starts_with("http://") ? 7 : scheme == "https://" ? 8 : 0;
+    if (begin == 0) return std::nullopt;
+    const std::size_t end       = std::min(target.find_first_of("/?", begin), target.size());
+    std::string       authority = target.substr(begin, end - begin);
+    if (authority.empty() || !is_authority(authority)) return fault(400, "the target has no host that can be read");
+    target.erase(0, end);
+    if (!target.starts_with('/')) target.insert(0, 1, '/');
+    return authority;
+}
+
+// What the headers together say about the body and the connection.
+std::expected<void, HttpFault> judge(HttpHead& head, const HttpLimits& limits) {
+    for (const char* once : {"host", "content-length", "transfer-encoding", "content-type", "authorization", "origin"})
+        if (count_fields(head.headers, once) > 1) return fault(400, cat("more than one ", once, " header"));
+    if (head.minor == 1 && count_fields(head.headers, "host") == 0)
+        return fault(400, "a request of HTTP/1.1 has no Host header");
+    if (!is_authority(find_field(head.headers, "host")))
+        return fault(400, "the Host header is not a name with or without a port");
+    const std::string_view length   = find_field(head.headers, "content-length");
+    const std::string      encoding = lower(find_field(head.headers, "transfer-encoding"));
+    if (count_fields(head.headers, "content-length") > 0) {
+        std::size_t value       = 0;
+        const auto [end, wrong] = std::from_chars(length.data(), length.data() + length.size(), value);
+        if (length.empty() || length.size() > 18 || wrong != std::errc{} || end != length.data() + length.size())
+            return fault(400, "the content-length is not a number");
+        if (value > limits.body_bytes)
+            return fault(413, cat("the body has ", value, " bytes; ", limits.body_bytes, " are allowed"));
+        head.length     = value;
+        head.has_length = true;
+    }
+    if (count_fields(head.headers, "transfer-encoding") > 0) {
+        if (head.has_length) return fault(400, "both a content-length and a transfer-encoding");
+        if (head.minor == 0) return fault(400, "a transfer-encoding in HTTP/1.0");
+        if (encoding != "chunked") return fault(501, "the only transfer-encoding known here is chunked");
+        head.chunked = true;
+    }
+    const std::string packed = lower(find_field(head.headers, "content-encoding"));
+    if (!packed.empty() && packed != "identity") return fault(415, "compressed bodies are not accepted");
+    const std::string expect = lower(find_field(head.headers, "expect"));
+    if (!expect.empty() && expect != "100-continue") return fault(417, "the only expectation known is 100-continue");
+    head.expects_continue        = !expect.empty();
+    const std::string connection = lower(find_field(head.headers, "connection"));
+    head.keep_alive              = head.minor == 1 ? connection.find("close") == std::string::npos
+                                                   : connection.find("keep-alive") != std::string::npos;
+    return {};
+}
+
+} // namespace
+
+std::expected<HttpHead, HttpFault> parse_http_head(std::string_view text, const HttpLimits& limits) {
+    if (text.size() > limits.head_bytes) return fault(431, cat("the head has more than ", limits.head_bytes, " bytes"));
+    const auto next_line = [&]() -> std::optional<std::string_view> {
+        const std::size_t end = text.find("\r\n");
+        if (end == std::string_view::npos) return std::nullopt;
+        const std::string_view line = text.substr(0, end);
+        text.remove_prefix(end + 2);
+        return line;
+    };
+    HttpHead   head;
+    const auto first = next_line();
+    if (!first) return fault(400, "no request line");
+    const std::size_t space = first->find(' '), last = first->rfind(' ');
+    if (space == std::string_view::npos || space == last) return fault(400, "the request line has not three parts");
+    head.method                    = first->substr(0, space);
+    head.target                    = first->substr(space + 1, last - space - 1);
+    const std::string_view version = first->substr(last + 1);
+    if (head.method.size() > 16 || !is_token(head.method)) return fault(400, "no such method");
+    if (head.target.size() > limits.target_bytes)
+        return fault(414, cat("the target has more than ", limits.target_bytes, " bytes"));
+    const auto authority = take_authority(head.target);
+    if (!authority) return std::unexpected(authority.error());
+    if (head.target.empty() || (head.target[0] != '/' && head.target != "*") ||
+        !std::ranges::all_of(head.target, [](char c) { return c > 0x20 && c < 0x7f; }))
+        return fault(400, "the target is not a path of printable ASCII");
+    if (!version.starts_with("HTTP/")) return fault(400, "the request line does not end in an HTTP version");
+    if (version != "HTTP/1.1" && version != "HTTP/1.0") return fault(505, "HTTP/1.1 and HTTP/1.0 are spoken here");
+    head.minor = version.back() - '0';
+
+    while (const auto line = next_line()) {
+        if (line->empty()) {
+            if (auto ok = judge(head, limits); !ok) return std::unexpected(ok.error());
+            if (*authority)
+                for (auto& [name, value] : head.headers)
+                    if (name == "host") value = **authority;
+            return head;
+        }
+        if (int(head.headers.size()) >= limits.headers)
+            return fault(431, cat("more than ", limits.headers, " headers"));
+        const std::size_t colon = line->find(':');
+        if (colon == std::string_view::npos || !is_token(line->substr(0, colon)))
+            return fault(400, "a header line does not begin with a name and a colon");
+        const std::string_view value = trim(line->substr(colon + 1));
+        if (!std::ranges::all_of(
+                value, [](char c) { return (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f) || c == '\t'; }))
+            return fault(400, "a header has a control character in its value");
+        head.headers.emplace_back(lower(line->substr(0, colon)), value);
+    }
+    return fault(400, "the head has no end");
+}
+
+std::expected<bool, HttpFault> ChunkDecoder::feed(std::string_view in, std::size_t& at, std::string& body,
+                                                  const HttpLimits& limits) {
+    constexpr std::size_t longest_line = 256; // a size and its extensions
+    while (true) {
+        if (state_ == State::data) {
+            const std::size_t n = std::min(left_, in.size() - at);
+            body.append(in.substr(at, n));
+            at += n;
+            left_ -= n;
+            if (left_ > 0) return false;
+            state_ = State::data_end;
+        }
+        const std::size_t end = in.find("\r\n", at + searched_);
+        if (end == std::string_view::npos) {
+            searched_ = in.size() - at - (in.size() > at && in.back() == '\r');
+            if (in.size() - at > (state_ == State::trailer ? limits.head_bytes : longest_line))
+                return fault(400, "a line of a chunked body has no end");
+            if (state_ == State::data_end && in.size() - at >= 2) return fault(400, "a chunk is longer than its size");
+            return false;
+        }
+        const std::string_view line = in.substr(at, end - at);
+        at                          = end + 2;
+        searched_                   = 0;
+        // Another reader may take a lone LF or CR for the line's end, and so see another request behind it.
+        const auto control = [](char c) { return c != '\t' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f); };
+        if (std::ranges::any_of(line, control)) return fault(400, "a line of a chunked body holds a control character");
+        if (state_ == State::data_end) {
+            if (!line.empty()) return fault(400, "a chunk is longer than its size");
+            state_ = State::size;
+        } else if (state_ == State::trailer) {
+            if (line.empty()) return true;
+            trailer_bytes_ += line.size() + 2;
+            if (trailer_bytes_ > limits.head_bytes) return fault(431, "the trailers are too long");
+        } else {
+            const std::string_view digits = line.substr(0, line.find_first_of("; \t"));
+            std::size_t            size   = 0;
+            const auto [stop, wrong]      = std::from_chars(digits.data(), digits.data() + digits.size(), size, 16);
+            const std::string_view behind = trim(line.substr(digits.size()));
+            if (digits.empty() || digits[0] == '-' || !(behind.empty() || behind[0] == ';') ||
+                stop != digits.data() + digits.size() ||
+                (wrong != std::errc{} && wrong != std::errc::result_out_of_range) || line.size() > longest_line)
+                return fault(400, "the size of a chunk is not a hexadecimal number");
+            if (wrong == std::errc::result_out_of_range || size > limits.body_bytes - body.size())
+                return fault(413, cat("the body has more than ", limits.body_bytes, " bytes"));
+            left_  = size;
+            state_ = size == 0 ? State::trailer : State::data;
+        }
+    }
+}
+
+// -- connections
+
+namespace {
+
+enum class Phase : std::uint8_t {
+    head,      // waits for, or has the beginning of, a head
+    body,      // its length is known
+    chunks,    // it comes in chunks
+    answering, // a worker's
+    draining,  // refused: what still comes is thrown away for a moment, so that the refusal is not
+};
+
+struct Connection : HttpPeer {
+    std::uint64_t     key = 0;
+    int               fd  = -1;
+    SSL*              ssl = nullptr;
+    std::string       remote;
+    Phase             phase   = Phase::head;
+    Clock::time_point since   = Clock::now(); // idle, or of the first byte of the request
+    bool              begun   = false;        // a request has
+    std::size_t       blank   = 0;            // empty lines before it
+    std::size_t       drained = 0;            // bytes thrown away
+    std::string       in;                     // received and not yet taken apart
+    std::size_t       searched = 0;           // bytes of it without the end of a head
+    HttpHead          head;
+    ChunkDecoder      chunks;
+    std::string       body;
+    std::size_t counted = 0; // bytes in the sum of all connections: of in and body, then what the answer's maker says
+
+    std::atomic<std::size_t>* sum   = nullptr; // of all connections
+    std::size_t               limit = 0;       // of it
+
+    std::shared_ptr<Connection> next; // in one of the lists between the threads
+    bool                        go_on = false;
+
+    std::atomic<bool>     hung_up = false;
+    std::mutex            mutex; // of notice, held while it runs
+    std::function<void()> notice;
+
+    bool gone() const override { return hung_up; }
+    void when_gone(std::function<void()> f) override {
+        std::scoped_lock lock(mutex);
+        notice = std::move(f);
+        if (notice && hung_up) std::exchange(notice, {})();
+    }
+    void count(std::size_t bytes) {
+        *sum += bytes - counted; // modulo 2^64
+        counted = bytes;
+    }
+    bool hold(std::size_t bytes) override {
+        const bool more = bytes > counted;
+        count(bytes);
+        return !more || *sum <= limit;
+    }
+    void hang_up() {
+        hung_up = true;
+        std::scoped_lock lock(mutex);
+        if (notice) std::exchange(notice, {})();
+    }
+    ~Connection() override {
+        if (ssl) SSL_free(ssl);
+        if (fd >= 0) close(fd);
+    }
+
+    enum class Io { done, again, again_out, end };
+    // At most n bytes, without waiting.
+    std::pair<Io, std::size_t> receive(char* to, std::size_t n) {
+        if (ssl) return tls_result(SSL_read(ssl, to, int(std::min(n, std::size_t(1) << 20))));
+        const ssize_t got = recv(fd, to, n, 0);
+        if (got > 0) return {Io::done, std::size_t(got)};
+        return {got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) ? Io::again : Io::end, 0};
+    }
+    std::pair<Io, std::size_t> transmit(const char* from, std::size_t n) {
+        if (ssl) {
+            auto result = tls_result(SSL_write(ssl, from, int(std::min(n, std::size_t(16384)))));
+            return result;
+        }
+        const ssize_t sent = send(fd, from, n, MSG_NOSIGNAL);
+        if (sent >= 0) return {Io::done, std::size_t(sent)};
+        return {errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? Io::again_out : Io::end, 0};
+    }
+    std::pair<Io, std::size_t> tls_result(int result) const {
+        if (result > 0) return {Io::done, std::size_t(result)};
+        const int why = SSL_get_error(ssl, result);
+        ERR_clear_error();
+        if (why == SSL_ERROR_WANT_READ) return {Io::again, 0};
+        if (why == SSL_ERROR_WANT_WRITE) return {Io::again_out, 0};
+        return {Io::end, 0};
+    }
+};
+
+using ConnectionPtr = std::shared_ptr<Connection>;
+
+// First in, first out, without memory of its own: to hand a connection over cannot fail.
+class ConnectionList {
+public:
+    bool empty() const { return !first_; }
+    int  size() const { return size_; }
+    void push(ConnectionPtr c) {
+        Connection* const last         = c.get();
+        (last_ ? last_->next : first_) = std::move(c);
+        last_                          = last;
+        size_++;
+    }
+    ConnectionPtr pop() {
+        ConnectionPtr c = std::move(first_);
+        first_          = std::move(c->next);
+        if (!first_) last_ = nullptr;
+        size_--;
+        return c;
+    }
+
+private:
+    ConnectionPtr first_;
+    Connection*   last_ = nullptr;
+    int           size_ = 0;
+};
+
+// What cpp-httplib reads: a head that was written here; and where its response goes.
+class Pipe : public httplib::Stream {
+public:
+    // Counts in `written` what went out.
+    Pipe(Connection& connection, std::string head, double write_seconds, std::size_t& written)
+        : connection_(connection), head_(std::move(head)), write_seconds_(write_seconds), written_(written) {}
+
+    bool    is_readable() const override { return at_ < head_.size(); }
+    bool    is_writable() const override { return !broken_; }
+    ssize_t read(char* to, std::size_t n) override {
+        n = std::min(n, head_.size() - at_);
+        std::memcpy(to, head_.data() + at_, n);
+        at_ += n;
+        return ssize_t(n);
+    }
+    ssize_t write(const char* from, std::size_t n) override {
+        for (std::size_t sent = 0; sent < n;) {
+            if (broken_) return -1;
+            const auto [io, some] = connection_.transmit(from + sent, n - sent);
+            sent += some;
+            written_ += some;
+            if (io == Connection::Io::done) continue;
+            if (io == Connection::Io::end || !wait(io == Connection::Io::again ? POLLIN : POLLOUT)) {
+                broken_ = true;
+                connection_.hang_up();
+                return -1;
+            }
+        }
+        return ssize_t(n);
+    }
+    void get_remote_ip_and_port(std::string& ip, int& port) const override {
+        ip   = connection_.remote;
+        port = 0;
+    }
+    void     get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
+    socket_t socket() const override { return connection_.fd; }
+
+    bool broken() const { return broken_; }
+
+private:
+    bool wait(short events) const {
+        pollfd                  p{connection_.fd, events, 0};
+        const Clock::time_point start = Clock::now();
+        while (true) {
+            const double left = write_seconds_ - seconds_since(start);
+            const int    n    = left > 0 ? poll(&p, 1, int(left * 1000) + 1) : 0;
+            if (n >= 0 || errno != EINTR) return n > 0;
+        }
+    }
+
+    Connection&  connection_;
+    std::string  head_;
+    double       write_seconds_;
+    std::size_t  at_     = 0;
+    bool         broken_ = false;
+    std::size_t& written_;
+};
+
+// cpp-httplib's server without its sockets: of a request it sees the method, the target and whether to keep the
+// connection, no more.
+class Router : public httplib::Server {
+public:
+    Router() {
+        svr_sock_ = 0; // or it takes itself for stopped
+    }
+    using httplib::Server::process_request;
+};
+
+// Debian 12's cpp-httplib takes four arguments, later ones the addresses as well.
+template <class R>
+bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
+    const std::function<void(httplib::Request&)> nothing = [](httplib::Request&) {};
+    if constexpr (requires { router.process_request(stream, close, closed, nothing); })
+        return router.process_request(stream, close, closed, nothing);
+    else return router.process_request(stream, std::string(), 0, std::string(), 0, close, closed, nothing);
+}
+
+// The exchange that the worker at hand is busy with: httplib's handlers are called by its process_request().
+thread_local HttpExchange* current_exchange = nullptr;
+
+constexpr const char* no_room = "there is no memory for this request now";
+
+std::string regex_of(const std::string& path) {
+    std::string out;
+    for (char c : path) {
+        if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos) out += '\\';
+        out += c;
+    }
+    return out;
+}
+
+} // namespace
+
+// -- the server
+
+struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
+    HttpOptions                                     options;
+    Router                                          router;
+    SSL_CTX*                                        tls = nullptr;
+    std::map<std::string, std::vector<std::string>> methods; // of each path
+
+    // The waiting thread's.
+    int                                              epoll = -1, wake = -1;
+    std::vector<int>                                 listeners;
+    std::vector<std::string>                         unix_paths;
+    std::unordered_map<std::uint64_t, ConnectionPtr> connections;
+    std::uint64_t                                    next_key = first_key;
+    std::optional<Clock::time_point>                 deaf_since; // no descriptors were left
+    Clock::time_point                                swept = Clock::now();
+    std::thread                                      waiter;
+    std::atomic<int>                                 n_connections = 0, n_answering = 0;
+    std::atomic<std::size_t>                         buffered = 0; // bytes that requests hold
+    std::string                                      no_memory;    // a whole response, ready
+
+    // Shared.
+    std::mutex              mutex;
+    std::condition_variable ready_cv;
+    ConnectionList          ready;    // whole requests
+    ConnectionList          returned; // by workers; whether they go on
+    int                     n_workers = 0, n_idle = 0;
+    std::atomic<bool>       stopping = false;
+
+    static constexpr std::uint64_t first_key = 1 << 16; // below: the listeners, and `wake`
+    static constexpr std::uint64_t wake_key  = first_key - 1;
+
+    ~Impl() {
+        if (epoll >= 0) close(epoll);
+        if (wake >= 0) close(wake);
+        if (tls) SSL_CTX_free(tls);
+    }
+
+    void add_listener(int fd);
+    void run();
+    void accept_all(int listener);
+    void listen_later();
+    bool evict();
+    void watch(Connection& c, std::uint32_t events);
+    void receive(const ConnectionPtr& c);
+    void advance(const ConnectionPtr& c);
+    void look_for_head(const ConnectionPtr& c);
+    void say_continue(Connection& c);
+    void out_of_memory(const ConnectionPtr& c);
+    void hand_over(const ConnectionPtr& c);
+    void take_back(const ConnectionPtr& c, bool go_on);
+    void refuse(const ConnectionPtr& c, const HttpFault& why);
+    void drain(const ConnectionPtr& c);
+    void drop(const ConnectionPtr& c);
+    void sweep();
+    void work();
+    void add_worker();
+    void answer(const ConnectionPtr& c);
+    bool respond(Connection& c, HttpExchange& exchange, std::size_t& written);
+    void notify() const {
+        const std::uint64_t one = 1;
+        (void)!::write(wake, &one, sizeof one);
+    }
+    std::string refusal(int status, const std::string& message) const {
+        return options.refusal ? options.refusal(status, message) : message + "\n";
+    }
+};
+
+void HttpServer::Impl::add_listener(int fd) {
+    epoll_event event{};
+    event.events   = EPOLLIN;
+    event.data.u64 = listeners.size();
+    epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+    listeners.push_back(fd);
+}
+
+void HttpServer::Impl::watch(Connection& c, std::uint32_t events) {
+    epoll_event event{};
+    event.events   = events;
+    event.data.u64 = c.key;
+    epoll_ctl(epoll, EPOLL_CTL_MOD, c.fd, &event);
+}
+
+void HttpServer::Impl::run() {
+    const MayFail                may_fail(true);
+    std::array<epoll_event, 256> events{};
+    // What one connection has no memory for is that connection's trouble.
+    const auto serve = [&](const ConnectionPtr& c, const auto& act) {
+        try {
+            act();
+        } catch (const std::bad_alloc&) {
+            out_of_memory(c);
+        }
+    };
+    while (!stopping) {
+        const int n = epoll_wait(epoll, events.data(), int(events.size()), 100);
+        for (int i = 0; i < n; i++) {
+            const std::uint64_t key = events[std::size_t(i)].data.u64;
+            if (key == wake_key) {
+                std::uint64_t count = 0;
+                (void)!::read(wake, &count, sizeof count);
+                continue;
+            }
+            if (key < first_key) {
+                try {
+                    accept_all(listeners[key]);
+                } catch (const std::bad_alloc&) {
+                    listen_later();
+                }
+                continue;
+            }
+            const auto found = connections.find(key);
+            if (found == connections.end()) continue; // dropped since
+            const ConnectionPtr c = found->second;
+            if (c->phase == Phase::answering) c->hang_up();
+            else serve(c, [&] { receive(c); });
+        }
+        ConnectionList back;
+        {
+            std::scoped_lock lock(mutex);
+            std::swap(back, returned);
+        }
+        while (!back.empty()) {
+            const ConnectionPtr c = back.pop();
+            serve(c, [&] { take_back(c, c->go_on); });
+        }
+        if (seconds_since(swept) <= 0.1) continue;
+        refill_reserve();
+        try {
+            sweep();
+        } catch (const std::bad_alloc&) { // the next one
+        }
+    }
+}
+
+void HttpServer::Impl::accept_all(int listener) {
+    for (int i = 0; i < 64; i++) {
+        auto             c = std::make_shared<Connection>();
+        sockaddr_storage address{};
+        socklen_t        size = sizeof address;
+        const int fd = accept4(listener, reinterpret_cast<sockaddr*>(&address), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0) {
+            if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+                if (evict()) continue;
+                listen_later();
+            }
+            return;
+        }
+        c->fd     = fd;
+        c->key    = next_key++;
+        c->sum    = &buffered;
+        c->limit  = options.limits.buffered_bytes;
+        c->remote = "unix";
+        if (address.ss_family == AF_INET || address.ss_family == AF_INET6) {
+            const int on = 1;
+            setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+            char host[64] = "", port[16] = "";
+            getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host, sizeof host, port, sizeof port,
+                        NI_NUMERICHOST | NI_NUMERICSERV);
+            c->remote = cat(host, ':', port);
+            if (tls) {
+                c->ssl = SSL_new(tls);
+                if (!c->ssl) continue;
+                SSL_set_fd(c->ssl, fd);
+                SSL_set_accept_state(c->ssl);
+            }
+        }
+        const bool  full = int(connections.size()) >= options.limits.connections && !evict();
+        epoll_event event{};
+        event.events   = EPOLLIN | EPOLLRDHUP;
+        event.data.u64 = c->key;
+        if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) < 0) continue;
+        connections.emplace(c->key, c);
+        n_connections = int(connections.size());
+        if (full) refuse(c, {503, "too many connections"});
+    }
+}
+
+// Where nobody can be taken in the listeners would report for ever.
+void HttpServer::Impl::listen_later() {
+    deaf_since = Clock::now();
+    for (std::size_t l = 0; l < listeners.size(); l++) epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
+}
+
+// Makes room: the connection that waits longest without having begun a request goes.
+bool HttpServer::Impl::evict() {
+    ConnectionPtr oldest;
+    for (const auto& [key, c] : connections)
+        if (c->phase == Phase::head && !c->begun && (!oldest || c->since < oldest->since)) oldest = c;
+    if (oldest) drop(oldest);
+    return oldest != nullptr;
+}
+
+void HttpServer::Impl::drop(const ConnectionPtr& c) {
+    c->count(0);
+    epoll_ctl(epoll, EPOLL_CTL_DEL, c->fd, nullptr);
+    connections.erase(c->key);
+    n_connections = int(connections.size());
+}
+
+void HttpServer::Impl::receive(const ConnectionPtr& c) {
+    std::array<char, 65536> buffer; // NOLINT: filled by whoever sends
+    for (int i = 0; i < 4; i++) {   // then it is others' turn
+        const auto [io, n] = c->receive(buffer.data(), buffer.size());
+        if (io == Connection::Io::end) {
+            // It closes, or only its sending side, which is the same here; what came in whole before is still answered.
+            if (c->phase == Phase::body || c->phase == Phase::chunks) advance(c);
+            return c->phase == Phase::answering ? c->hang_up() : drop(c);
+        }
+        if (io != Connection::Io::done) {
+            if (c->ssl) // it may have to write before it can read
+                watch(*c, io == Connection::Io::again ? EPOLLIN | EPOLLRDHUP : EPOLLIN | EPOLLOUT | EPOLLRDHUP);
+            break;
+        }
+        if (c->phase == Phase::draining) {
+            c->drained += n;
+            if (c->drained > options.limits.body_bytes + options.limits.head_bytes)
+                return drop(c); // no honest request has more
+            continue;
+        }
+        if (c->phase == Phase::body && c->in.size() + n > c->in.capacity()) { // no more than the body needs
+            std::string wider;
+            wider.reserve(std::max(c->in.size() + n, std::min(c->in.capacity() * 2, c->head.length)));
+            c->in.swap(wider.append(c->in));
+        }
+        c->in.append(buffer.data(), n);
+        if (c->phase != Phase::head && c->in.size() < buffer.size()) continue; // more of a body at once
+        advance(c);
+        if (c->phase == Phase::answering || c->phase == Phase::draining) return;
+    }
+    if (c->phase == Phase::body || c->phase == Phase::chunks || c->phase == Phase::head) advance(c);
+}
+
+// As far as the bytes that are there allow.
+void HttpServer::Impl::advance(const ConnectionPtr& c) {
+    if (c->phase == Phase::head) look_for_head(c);
+    if (c->phase == Phase::body && c->in.size() >= c->head.length) {
+        c->body = c->in.substr(c->head.length); // of the next request
+        c->in.resize(c->head.length);
+        c->body.swap(c->in);
+        return hand_over(c);
+    }
+    if (c->phase == Phase::chunks) {
+        std::size_t at   = 0;
+        const auto  done = c->chunks.feed(c->in, at, c->body, options.limits);
+        c->in.erase(0, at);
+        if (!done) return refuse(c, done.error());
+        if (*done) return hand_over(c);
+    }
+    if (c->phase == Phase::draining || c->phase == Phase::answering) return;
+    if (!c->hold(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
+}
+
+void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
+    constexpr std::size_t most_blank = 16; // some send one after a body
+    std::string&          in         = c->in;
+    if (c->searched == 0) {
+        std::size_t at = 0;
+        while (in.compare(at, 2, "\r\n") == 0) at += 2;
+        in.erase(0, at);
+        c->blank += at / 2;
+        if (c->blank > most_blank)
+            return refuse(c, {400, cat("more than ", most_blank, " empty lines before a request")});
+    }
+    if (in == "\r") return; // of one more
+    if (!c->begun && !in.empty()) {
+        c->begun = true;
+        c->since = Clock::now();
+    }
+    // A line may end in no other way, or two readers disagree about where it ends.
+    for (std::size_t i = c->searched; i < in.size(); i++)
+        if (in[i] == '\0' || (in[i] == '\n' && (i == 0 || in[i - 1] != '\r')))
+            return refuse(c, {400, "a line of the head does not end in CR LF"});
+        else if (in[i] == '\n' && i >= 3 && in[i - 2] == '\n') {
+            const std::size_t end    = i + 1;
+            auto              parsed = parse_http_head(std::string_view(in).substr(0, end), options.limits);
+            if (!parsed) return refuse(c, parsed.error());
+            c->head = std::move(*parsed);
+            in.erase(0, end);
+            c->searched = 0;
+            c->body.clear();
+            c->chunks = {};
+            if (c->head.chunked) c->phase = Phase::chunks;
+            else c->phase = Phase::body;
+            if (c->head.expects_continue && in.empty() && (c->head.chunked || c->head.length > 0)) say_continue(*c);
+            return;
+        }
+    c->searched = in.size();
+    if (in.size() > options.limits.head_bytes) {
+        const bool line = in.find("\r\n") == std::string::npos;
+        refuse(c, {line ? 414 : 431, cat("the head has more than ", options.limits.head_bytes, " bytes")});
+    }
+}
+
+void HttpServer::Impl::say_continue(Connection& c) {
+    constexpr std::string_view text = "HTTP/1.1 100 Continue\r\n\r\n";
+    (void)c.transmit(text.data(), text.size());
+}
+
+// What still comes is thrown away.
+void HttpServer::Impl::drain(const ConnectionPtr& c) {
+    shutdown(c->fd, SHUT_WR);
+    c->phase = Phase::draining;
+    c->since = Clock::now();
+    c->in    = {};
+    c->body  = {};
+    c->count(0);
+    watch(*c, EPOLLIN | EPOLLRDHUP);
+}
+
+// As refuse(), without memory.
+void HttpServer::Impl::out_of_memory(const ConnectionPtr& c) {
+    if (c->phase == Phase::answering || c->phase == Phase::draining) return; // not this one's
+    (void)c->transmit(no_memory.data(), no_memory.size());
+    drain(c);
+}
+
+void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
+    const std::string id   = random_id();
+    const std::string body = refusal(why.status, why.message);
+    const std::string text =
+        cat("HTTP/1.1 ", why.status, ' ', reason_of(why.status),
+            "\r\nContent-Type: application/json\r\nX-Request-Id: ", id, "\r\nContent-Length: ", body.size(),
+            why.status == 503 ? "\r\nRetry-After: 1" : "", "\r\nConnection: close\r\n\r\n", body);
+    (void)c->transmit(text.data(), text.size());
+    drain(c);
+    if (!options.log) return;
+    HttpExchange exchange;
+    exchange.request.id      = id;
+    exchange.request.method  = c->head.method;
+    exchange.request.remote  = c->remote;
+    exchange.response.status = why.status;
+    exchange.notes           = {{"refused", why.message}};
+    options.log(exchange, 0, text.size());
+}
+
+void HttpServer::Impl::hand_over(const ConnectionPtr& c) {
+    if (!c->hold(c->in.capacity() + c->body.capacity())) return refuse(c, {503, "too many large requests at once"});
+    c->phase = Phase::answering;
+    n_answering++;
+    if (c->in.empty()) c->in = {}; // gives its memory back
+    watch(*c, EPOLLRDHUP | EPOLLONESHOT);
+    std::scoped_lock lock(mutex);
+    ready.push(c);
+    if (n_idle >= ready.size()) ready_cv.notify_one();
+    else add_worker();
+}
+
+// A worker is through with it.
+void HttpServer::Impl::take_back(const ConnectionPtr& c, bool go_on) {
+    if (!go_on || c->gone()) return drop(c);
+    c->phase    = Phase::head;
+    c->since    = Clock::now();
+    c->begun    = false;
+    c->blank    = 0;
+    c->searched = 0;
+    c->count(c->in.capacity());
+    watch(*c, EPOLLIN | EPOLLRDHUP);
+    if (c->ssl ? SSL_pending(c->ssl) > 0 : false) return receive(c);
+    if (!c->in.empty()) advance(c);
+}
+
+void HttpServer::Impl::sweep() {
+    swept                            = Clock::now();
+    const HttpLimits&          limit = options.limits;
+    std::vector<ConnectionPtr> late;
+    for (const auto& [key, c] : connections) {
+        const double seconds = seconds_since(c->since);
+        if (c->phase == Phase::answering) continue;
+        if (seconds > (c->phase == Phase::draining ? 2.0 : c->begun ? limit.request_seconds : limit.idle_seconds))
+            late.push_back(c);
+    }
+    for (const ConnectionPtr& c : late) {
+        if (c->begun && c->phase != Phase::draining)
+            refuse(c, {408, cat("the request was not complete after ", limit.request_seconds, " seconds")});
+        else drop(c);
+    }
+    {
+        std::scoped_lock lock(mutex);
+        if (!ready.empty() && n_idle == 0) add_worker(); // there was no memory for one
+    }
+    if (deaf_since && seconds_since(*deaf_since) > 0.5) {
+        deaf_since.reset();
+        for (std::size_t i = 0; i < listeners.size(); i++) {
+            epoll_event event{};
+            event.events   = EPOLLIN;
+            event.data.u64 = i;
+            epoll_ctl(epoll, EPOLL_CTL_ADD, listeners[i], &event);
+        }
+    }
+}
+
+// -- workers
+
+// Under the lock. Small stacks: nothing here recurses.
+void HttpServer::Impl::add_worker() {
+    if (n_workers >= options.limits.threads) return; // whoever is ready first takes it
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, std::size_t(1) << 20);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t  thread;
+    const auto body = [](void* self) -> void* {
+        const std::unique_ptr<std::shared_ptr<Impl>> impl(static_cast<std::shared_ptr<Impl>*>(self));
+        (*impl)->work();
+        return nullptr;
+    };
+    std::unique_ptr<std::shared_ptr<Impl>> self(new (std::nothrow) std::shared_ptr<Impl>(shared_from_this()));
+    if (self && pthread_create(&thread, &attributes, body, self.get()) == 0) {
+        (void)self.release(); // NOLINT: the thread's now
+        n_workers++;
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+void HttpServer::Impl::work() {
+    const MayFail    may_fail(true);
+    std::unique_lock lock(mutex);
+    while (true) {
+        n_idle++;
+        const bool any = ready_cv.wait_for(lock, std::chrono::seconds(5), [&] { return !ready.empty() || stopping; });
+        n_idle--;
+        if (stopping || (!any && n_workers > 4)) break;
+        if (ready.empty()) continue;
+        const ConnectionPtr c = ready.pop();
+        lock.unlock();
+        answer(c);
+        lock.lock();
+    }
+    n_workers--;
+    ready_cv.notify_all();
+}
+
+void HttpServer::Impl::answer(const ConnectionPtr& c) {
+    const Clock::time_point start   = Clock::now();
+    std::size_t             written = 0;
+    {
+        HttpExchange exchange;
+        try {
+            c->go_on = respond(*c, exchange, written);
+        } catch (const std::exception&) { // no memory, and nothing left for a response of its own
+            c->go_on                 = false;
+            exchange.response        = {};
+            exchange.response.status = 503;
+            if (written == 0) (void)c->transmit(no_memory.data(), no_memory.size());
+        }
+        current_exchange = nullptr;
+        c->when_gone({});
+        try {
+            if (options.log) options.log(exchange, seconds_since(start), written);
+        } catch (const std::exception&) { // a line less
+        }
+    }
+    {
+        std::scoped_lock lock(mutex);
+        returned.push(c);
+    }
+    n_answering--;
+    notify();
+}
+
+// Whether the connection goes on.
+bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_t& written) {
+    HttpRequest& r = exchange.request;
+    exchange.peer  = &c;
+    r.method       = std::move(c.head.method);
+    r.path         = c.head.target.substr(0, c.head.target.find('?'));
+    r.remote       = c.remote;
+    r.headers      = std::move(c.head.headers);
+    r.body         = std::move(c.body);
+    c.body         = {};
+
+    const std::string_view id = r.header("x-request-id");
+    r.id                      = is_plain_word(id) ? std::string(id) : random_id();
+    const bool keep           = c.head.keep_alive && !stopping;
+    Pipe       pipe(c,
+                    cat(r.method, ' ', c.head.target, " HTTP/1.", c.head.minor, "\r\nHost: quire\r\nContent-Length: 0\r\n",
+                  keep ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n"),
+                    options.limits.write_seconds, written);
+    current_exchange  = &exchange;
+    bool       closed = false;
+    const bool ok     = process(router, pipe, !keep, closed);
+    // A stream without chunks, as HTTP/1.0 has it, ends with the connection.
+    const bool go_on = ok && keep && !closed && !pipe.broken() && !(exchange.response.stream && c.head.minor == 0);
+    if (c.ssl && !go_on && !pipe.broken()) SSL_shutdown(c.ssl);
+    return go_on;
+}
+
+// -- from outside
+
+Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
+    std::unique_ptr<HttpServer> server(new HttpServer());
+    server->impl_           = std::make_shared<Impl>();
+    Impl& s                 = *server->impl_;
+    s.options               = std::move(options);
+    const std::string sorry = s.refusal(503, no_room);
+    s.no_memory =
+        cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
+            sorry.size(), "\r\nConnection: close\r\n\r\n", sorry);
+    s.epoll = epoll_create1(EPOLL_CLOEXEC);
+    s.wake  = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (s.epoll < 0 || s.wake < 0) return fail_with(ErrorKind::system, "no epoll: ", std::strerror(errno));
+    epoll_event event{};
+    event.events   = EPOLLIN;
+    event.data.u64 = Impl::wake_key;
+    epoll_ctl(s.epoll, EPOLL_CTL_ADD, s.wake, &event);
+
+    if (const std::string &cert = s.options.tls_cert, &key = s.options.tls_key; !cert.empty() || !key.empty()) {
+        if (cert.empty() || key.empty()) return fail("TLS takes both a certificate and a key");
+        s.tls = SSL_CTX_new(TLS_server_method());
+        if (!s.tls) return fail_with(ErrorKind::system, "no TLS in this OpenSSL");
+        SSL_CTX_set_min_proto_version(s.tls, TLS1_2_VERSION);
+        SSL_CTX_set_options(s.tls, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
+        SSL_CTX_set_mode(
+            s.tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
+        if (SSL_CTX_use_certificate_chain_file(s.tls, cert.c_str()) != 1)
+            return fail("cannot use ", quote(cert), " as a TLS certificate (PEM)");
+        if (SSL_CTX_use_PrivateKey_file(s.tls, key.c_str(), SSL_FILETYPE_PEM) != 1 ||
+            SSL_CTX_check_private_key(s.tls) != 1)
+            return fail("cannot use ", quote(key), " as the key (PEM) of ", quote(cert));
+    }
+
+    s.router.set_keep_alive_timeout(time_t(s.options.limits.idle_seconds)); // what a response says of it
+    s.router.set_keep_alive_max_count(1'000'000);
+    s.router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr fault) { // NOLINT
+        std::rethrow_exception(std::move(fault)); // to answer()
+    });
+    // What no handler answered: a path or a method that is not there.
+    s.router.set_error_handler([&s](const httplib::Request&, httplib::Response& res) {
+        if (!res.body.empty()) return;
+        HttpExchange& exchange = *current_exchange;
+        const auto    known    = s.methods.find(exchange.request.path);
+        if (res.status == 404 || res.status == 400) {
+            if (known == s.methods.end()) res.status = 404;
+            else {
+                res.status = 405;
+                std::string allow;
+                for (const std::string& method : known->second) allow += (allow.empty() ? "" : ", ") + method;
+                res.set_header("Allow", allow);
+            }
+        }
+        exchange.response.status = res.status;
+        res.set_header("X-Request-Id", exchange.request.id);
+        res.set_content(s.refusal(res.status, res.status == 404 ? cat("there is no ", quote(exchange.request.path))
+                                              : res.status == 405
+                                                  ? cat(quote(exchange.request.method), " is not a method of this path")
+                                                  : std::string("the request could not be served")),
+                        "application/json");
+    });
+    return server;
+}
+
+void HttpServer::route(const std::string& method, const std::string& path, HttpHandler handler) {
+    Impl& s = *impl_;
+    s.methods[path].push_back(method);
+    httplib::Server::Handler serve = [&s, handler = std::move(handler)](const httplib::Request& req,
+                                                                        httplib::Response&      res) {
+        HttpExchange& e = *current_exchange;
+        for (const auto& [key, value] : req.params) e.request.query.emplace_back(key, value);
+        try {
+            handler(e);
+        } catch (const std::bad_alloc&) {
+            e.request.body    = {};
+            e.response        = {};
+            e.response.status = 503;
+            e.response.body   = s.refusal(503, no_room);
+            e.response.headers.emplace_back("Retry-After", "1");
+        } catch (const std::exception& fault) {
+            e.response        = {};
+            e.response.status = 500;
+            e.response.body   = s.refusal(500, "an internal error");
+            e.notes.emplace_back("exception", fault.what());
+        }
+        e.held.reset();
+        HttpResponse& out = e.response;
+        if (e.peer && !out.stream) e.peer->hold(out.body.size());
+        res.status = out.status;
+        for (const auto& [key, value] : out.headers) res.set_header(key, value);
+        res.set_header("X-Request-Id", e.request.id);
+        if (!out.stream) {
+            res.set_content(std::string(), out.type);
+            res.body = std::move(out.body); // not copied
+            return;
+        }
+        const auto feed = [&e](std::size_t, httplib::DataSink& sink) {
+            bool open = true;
+            try {
+                e.response.stream([&](std::string_view piece) {
+                    if (!piece.empty()) open = open && sink.write(piece.data(), piece.size()) && sink.is_writable();
+                    return open;
+                });
+            } catch (const std::exception& fault) {
+                e.notes.emplace_back("exception", fault.what());
+                return false; // an unfinished stream: the connection is closed
+            }
+            if (open) sink.done();
+            return open;
+        };
+        if (req.version == "HTTP/1.0") res.set_content_provider(out.type, feed);
+        else res.set_chunked_content_provider(out.type, feed);
+    };
+    const std::string pattern = regex_of(path);
+    if (method == "GET") s.router.Get(pattern, serve);
+    else if (method == "POST") s.router.Post(pattern, serve);
+    else if (method == "DELETE") s.router.Delete(pattern, serve);
+    else if (method == "OPTIONS") s.router.Options(pattern, serve);
+    else check(false, "a method that nobody routes");
+}
+
+Result<int> HttpServer::listen(const std::string& host, int port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags    = AI_PASSIVE;
+    if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
+        return fail_with(ErrorKind::system, "no address ", quote(host), ": ", gai_strerror(why));
+    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
+    std::string                                              last = "no such address";
+    for (const addrinfo* at = found; at; at = at->ai_next) {
+        const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
+        if (fd < 0) continue;
+        const int on = 1;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 4096) == 0) {
+            sockaddr_storage bound{};
+            socklen_t        size = sizeof bound;
+            getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
+            impl_->add_listener(fd);
+            return int(ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                                         : reinterpret_cast<sockaddr_in*>(&bound)->sin_port));
+        }
+        last = std::strerror(errno);
+        close(fd);
+    }
+    return fail_with(ErrorKind::system, "cannot listen on ", quote(host), " port ", port, ": ", last);
+}
+
+Result<void> HttpServer::listen_unix(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.empty() || path.size() >= sizeof address.sun_path)
+        return fail("a socket's path has 1 to ", sizeof address.sun_path - 1, " bytes, not ", path.size());
+    std::memcpy(address.sun_path, path.data(), path.size());
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return fail_with(ErrorKind::system, "no Unix sockets: ", std::strerror(errno));
+    // One that a server left behind, and that nobody listens to, is in the way.
+    struct stat left{};
+    if (lstat(path.c_str(), &left) == 0 && S_ISSOCK(left.st_mode) &&
+        connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 && errno == ECONNREFUSED)
+        unlink(path.c_str());
+    close(fd);
+    const int fresh = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fresh < 0 || bind(fresh, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 ||
+        ::listen(fresh, 4096) < 0) {
+        const std::string why = std::strerror(errno);
+        if (fresh >= 0) close(fresh);
+        return fail_with(ErrorKind::system, "cannot listen on ", quote(path), ": ", why);
+    }
+    impl_->add_listener(fresh);
+    impl_->unix_paths.push_back(path);
+    return {};
+}
+
+void HttpServer::start() {
+    std::signal(SIGPIPE, SIG_IGN); // OpenSSL writes without MSG_NOSIGNAL
+    // The library makes its tables at the first request: a request to nobody, while there is one thread.
+    Connection   nobody;
+    HttpExchange exchange;
+    std::size_t  written = 0;
+    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0, written);
+    bool         closed = false;
+    current_exchange    = &exchange;
+    process(impl_->router, pipe, true, closed);
+    current_exchange = nullptr;
+    impl_->waiter    = std::thread([this] { impl_->run(); });
+}
+
+void HttpServer::stop() {
+    Impl& s = *impl_;
+    if (s.stopping.exchange(true)) return;
+    s.notify();
+    if (s.waiter.joinable()) s.waiter.join();
+    for (const auto& [key, c] : s.connections) {
+        shutdown(c->fd, SHUT_RDWR); // whoever writes to it gives up
+        c->hang_up();
+    }
+    std::unique_lock lock(s.mutex);
+    s.ready_cv.notify_all();
+    s.ready_cv.wait(lock, [&] { return s.n_workers == 0; });
+    s.connections.clear();
+    s.ready    = {};
+    s.returned = {};
+    for (int fd : s.listeners) close(fd);
+    for (const std::string& path : s.unix_paths) unlink(path.c_str());
+}
+
+HttpServer::~HttpServer() {
+    if (impl_) stop();
+}
+
+int HttpServer::n_connections() const { return impl_->n_connections; }
+
+int HttpServer::n_answering() const { return impl_->n_answering; }
+
+int HttpServer::n_threads() const {
+    std::scoped_lock lock(impl_->mutex);
+    return impl_->n_workers;
+}
+
+} // namespace quire

@@ -1,0 +1,1139 @@
+// quire.serve.openai: OpenAI's API as values: JSON text → request, generated tokens → JSON text, with the field names of OpenAI, vLLM
+// and llama.cpp. Uses no sockets, no engine and no tokenizer. Owns nothing.
+export module quire.serve.openai;
+
+import quire.core.base;
+import quire.text.chat_template;
+import quire.core.json;
+import quire.schedule.request;
+import quire.core.std;
+
+export namespace quire {
+
+// -- errors
+
+// Why a request is refused: {"error": {message, type, param, code}}.
+struct ApiFault {
+    int         status = 400;
+    std::string message;
+    std::string param; // the field at fault; "": null
+    std::string code;  // "": null
+};
+
+template <class T>
+using Parsed = std::expected<T, ApiFault>;
+
+std::string error_body(const ApiFault& fault);
+
+// That a prompt does not fit, in the words by which clients of OpenAI know it. `param`: what the prompt came in. `at_least`:
+// its tokens were not counted.
+ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least = false);
+
+// -- requests
+
+struct ApiLimits {
+    std::vector<std::string> models; // names that a request may use; the first is the one in responses
+    int                      vocab_size = 0;
+    int                      context    = 0;
+    int                      n = 128, best_of = 128; // answers; beams
+    int                      max_tokens = 0;         // that a request may ask for; 0: any number, cut at the context
+    int        default_tokens           = -1;   // where a request says nothing; -1: OpenAI's 16, for chats the context
+    int        stops                    = 64;   // strings; as many bad words
+    int        stop_bytes               = 512;  // of each
+    int        prompts                  = 1024; // of one request
+    int        messages                 = 4096;
+    int        logprobs                 = 20;
+    int        logit_bias               = 1024;       // entries
+    double     temperature = 1, top_p = 1, min_p = 0; // where a request says nothing
+    int        top_k = 0;
+    JsonLimits json;
+};
+
+// Text and token ids in a row; the ids stand for themselves.
+using PromptPart = std::variant<std::string, std::vector<Token>>;
+using Prompt     = std::vector<PromptPart>;
+
+// A conversation, and how it becomes a prompt.
+struct Conversation {
+    std::vector<ChatMessage> messages;
+    bool                     add_generation_prompt = true;
+    bool                     continue_final        = false; // the last message is the beginning of the answer
+};
+
+// What /v1/completions and /v1/chat/completions take.
+struct GenerationRequest {
+    bool                                       chat = false;
+    std::vector<Prompt>                        prompts; // of completions
+    Conversation                               conversation;
+    bool                                       add_special_tokens = true;
+    Request                                    request;    // all but the prompt; max_tokens 0: see below
+    std::optional<int>                         max_tokens; // 0: nothing is generated; absent: up to the context
+    bool                                       has_seed = false;
+    std::vector<std::string>                   stop, bad_words;
+    std::vector<std::pair<std::string, float>> text_bias; // logit_bias of all tokens of a text
+    bool                                       include_stop = false, skip_special_tokens = true;
+    bool                                       stream = false, include_usage = false, continuous_usage = false;
+    bool                     echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
+    int                      prompt_logprobs = -1; // as the field asks, in vLLM's shape
+    int                      truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
+    bool                     cache_prompt    = true;
+    std::string              id;      // request_id, if it is a plain word
+    std::vector<std::string> unknown; // unknown fields, for the log
+};
+
+Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
+Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
+
+struct EmbeddingRequest {
+    std::vector<Prompt>      inputs;
+    bool                     base64             = false;
+    bool                     add_special_tokens = true;
+    std::string              cache_salt;
+    std::optional<int>       dimensions;
+    std::vector<std::string> unknown;
+};
+Parsed<EmbeddingRequest> parse_embedding_request(std::string_view json, const ApiLimits& limits);
+
+// /tokenize, /apply-template, /pin: a text or a conversation.
+struct TextRequest {
+    std::optional<std::string>  text;
+    std::optional<Conversation> conversation;
+    bool                        add_special = true, parse_special = true, with_pieces = false, token_strings = false;
+    std::string                 cache_salt;
+};
+Parsed<TextRequest> parse_text_request(std::string_view json, const ApiLimits& limits);
+
+// /detokenize.
+Parsed<std::vector<Token>> parse_detokenize_request(std::string_view json, const ApiLimits& limits);
+// {"id": "…"} of /unpin.
+Parsed<std::string> parse_id_request(std::string_view json, const ApiLimits& limits);
+
+// -- responses
+
+struct Usage {
+    int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
+};
+
+// One token, spelled in bytes, with its log-probability.
+struct SpelledLogprob {
+    Token       token = -1;
+    std::string bytes;
+    float       logprob = 0;
+};
+struct SpelledPosition {
+    std::optional<SpelledLogprob> chosen; // none: the first token of an echoed prompt
+    SpelledLogprob                token;  // as spelled, where `chosen` is none
+    std::vector<SpelledLogprob>   top;
+    std::size_t                   offset = 0; // of its text in the whole text, in characters
+};
+
+// One answer, or what is new of it.
+struct Choice {
+    int                          index = 0;
+    std::string                  text;
+    std::vector<SpelledPosition> logprobs;
+    std::vector<Token>           token_ids;
+    std::vector<Token>           prompt_token_ids;
+    std::vector<SpelledPosition> prompt_logprobs;
+    std::string                  finish_reason; // "": not finished
+    std::string                  stop_string;   // that ended it
+    Token                        stop_token = -1;
+};
+
+// What all parts of one response share.
+struct ResponseHead {
+    std::string  id, model;
+    std::int64_t created = 0;
+    bool         chat    = false;
+    // what was asked for
+    bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
+    bool include_usage = false, continuous_usage = false;
+};
+
+std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage);
+// Chunks of a stream, as JSON. The first of each answer of a chat.
+std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
+std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage);
+
+std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
+                              int n_tokens);
+
+// Characters of valid UTF-8.
+std::size_t count_characters(std::string_view text);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr std::string_view fingerprint = "quire-0.1";
+
+std::unexpected<ApiFault> refuse(std::string param, std::string message, int status = 400, std::string code = "") {
+    return std::unexpected(ApiFault{status, std::move(message), std::move(param), std::move(code)});
+}
+
+std::string_view type_name(const Json& value) {
+    if (value.is_null()) return "null";
+    if (value.is_boolean()) return "a boolean";
+    if (value.is_string()) return "a string";
+    if (value.is_number_integer()) return "an integer";
+    if (value.is_number()) return "a number";
+    return value.is_array() ? "an array" : "an object";
+}
+
+// The members of a request's object, each looked at once. The first fault is kept; after one nothing matters any more.
+class Fields {
+public:
+    explicit Fields(const Json& object) : object_(object) {}
+
+    // Null counts as absent.
+    const Json* find(const std::string& name) {
+        seen_.insert(name);
+        const auto at = object_.find(name);
+        return at == object_.end() || at->is_null() ? nullptr : &*at;
+    }
+    bool has(const std::string& name) { return find(name) != nullptr; }
+
+    void fail(const std::string& param, const std::string& message) {
+        if (!fault_) fault_ = ApiFault{400, message, param, ""};
+    }
+    void fail(ApiFault fault) {
+        if (!fault_) fault_ = std::move(fault);
+    }
+
+    bool boolean(const std::string& name, bool otherwise) {
+        const Json* v = find(name);
+        if (!v) return otherwise;
+        if (!v->is_boolean())
+            return fail(name, cat(name, " is ", type_name(*v), "; it has to be true or false")), false;
+        return v->get<bool>();
+    }
+    std::optional<std::int64_t> integer(const std::string& name, std::int64_t least, std::int64_t most) {
+        const Json* v = find(name);
+        if (!v) return std::nullopt;
+        const std::optional<std::int64_t> n = integer_of(*v);
+        if (!n && v->is_number()) return fail(name, cat(name, " is not an integer of 64 bits")), std::nullopt;
+        if (!n) return fail(name, cat(name, " is ", type_name(*v), "; it has to be an integer")), std::nullopt;
+        if (*n < least || *n > most)
+            return fail(name, cat(name, " is ", *n, "; it has to be in ", least, "..", most)), std::nullopt;
+        return n;
+    }
+    int integer(const std::string& name, int least, int most, int otherwise) {
+        return int(integer(name, std::int64_t(least), std::int64_t(most)).value_or(otherwise));
+    }
+    double number(const std::string& name, double least, double most, double otherwise, bool above = false) {
+        const Json* v = find(name);
+        if (!v) return otherwise;
+        if (!v->is_number()) return fail(name, cat(name, " is ", type_name(*v), "; it has to be a number")), otherwise;
+        const double x = v->get<double>();
+        if (!(x >= least && x <= most) || (above && x == least))
+            return fail(name, cat(name, " is ", x, "; it has to be ", above ? "above " : "at least ", least,
+                                  " and at most ", most)),
+                   otherwise;
+        return x;
+    }
+    std::string text(const std::string& name, std::size_t most, const std::string& otherwise = "") {
+        const Json* v = find(name);
+        if (!v) return otherwise;
+        if (!v->is_string()) return fail(name, cat(name, " is ", type_name(*v), "; it has to be a string")), otherwise;
+        const auto& s = v->get_ref<const std::string&>();
+        if (s.size() > most) return fail(name, cat(name, " has more than ", most, " bytes")), otherwise;
+        return s;
+    }
+    // A string or a list of them, none of them empty.
+    std::vector<std::string> texts(const std::string& name, int most, int most_bytes) {
+        const Json*              v = find(name);
+        std::vector<std::string> out;
+        if (!v) return out;
+        const auto add = [&](const Json& item) {
+            if (!item.is_string()) return fail(name, cat(name, " has to be a string or a list of strings"));
+            const auto& s = item.get_ref<const std::string&>();
+            if (s.empty()) return fail(name, cat(name, " has an empty string in it"));
+            if (s.size() > std::size_t(most_bytes))
+                return fail(name, cat("a string of ", name, " has more than ", most_bytes, " bytes"));
+            out.push_back(s);
+        };
+        if (!v->is_array()) add(*v);
+        else if (v->size() > std::size_t(most))
+            fail(name, cat(name, " has ", v->size(), " strings; ", most, " are allowed"));
+        else
+            for (const Json& item : *v) add(item);
+        return out;
+    }
+    std::vector<Token> tokens(const std::string& name, int vocab_size) {
+        const Json*        v = find(name);
+        std::vector<Token> out;
+        if (!v) return out;
+        if (!v->is_array())
+            return fail(name, cat(name, " is ", type_name(*v), "; it has to be a list of token ids")), out;
+        if (v->size() > std::size_t(vocab_size)) return fail(name, cat(name, " names more tokens than there are")), out;
+        for (const Json& item : *v) {
+            const std::optional<Token> id = token_of(item, vocab_size);
+            if (!id) return fail(name, cat(name, ": ", shown(item), " is no token id in 0..", vocab_size - 1)), out;
+            out.push_back(*id);
+        }
+        return out;
+    }
+
+    static std::optional<std::int64_t> integer_of(const Json& v) {
+        if (v.is_number_unsigned() && v.get<std::uint64_t>() > std::uint64_t(std::numeric_limits<std::int64_t>::max()))
+            return std::nullopt;
+        if (v.is_number_integer()) return v.get<std::int64_t>();
+        if (!v.is_number_float()) return std::nullopt;
+        const double x = v.get<double>();
+        if (std::trunc(x) != x || std::abs(x) > 9e15) return std::nullopt;
+        return std::int64_t(x);
+    }
+    static std::optional<Token> token_of(const Json& v, int vocab_size) {
+        const std::optional<std::int64_t> n = v.is_number_integer() ? integer_of(v) : std::nullopt;
+        if (!n || *n < 0 || *n >= vocab_size) return std::nullopt;
+        return Token(*n);
+    }
+    static std::string shown(const Json& v) {
+        if (v.is_number()) return json_dump(v);
+        return std::string(type_name(v));
+    }
+
+    std::vector<std::string> unknown() const {
+        std::vector<std::string> names;
+        for (auto at = object_.begin(); at != object_.end(); ++at)
+            if (!seen_.contains(at.key()) && names.size() < 16) names.push_back(at.key().substr(0, 64));
+        return names;
+    }
+    bool                      fault() const { return fault_.has_value(); }
+    std::unexpected<ApiFault> refusal() const { return std::unexpected(fault_.value_or(ApiFault{})); }
+
+private:
+    const Json&             object_;
+    std::set<std::string>   seen_;
+    std::optional<ApiFault> fault_;
+};
+
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
+    Result<JsonDocument> json = json_document(text, limits.json);
+    if (!json) return refuse("", cat("the body cannot be used: ", json.error().message));
+    if (!(*json)->is_object()) return refuse("", cat("the body is ", type_name(*json), "; it has to be a JSON object"));
+    return std::move(*json);
+}
+
+void parse_model(Fields& f, const ApiLimits& limits) {
+    const Json* v = f.find("model");
+    if (!v) return;
+    if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
+    const auto& name = v->get_ref<const std::string&>();
+    if (name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
+    f.fail(ApiFault{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
+                    "model", "model_not_found"});
+}
+
+// Known fields that quire does not implement: what they may be all the same, since it changes nothing.
+struct Unsupported {
+    const char* name;
+    const char* harmless; // a JSON list
+};
+
+constexpr Unsupported unsupported[] = {
+    // OpenAI
+    {"suffix", R"([""])"},
+    {"tools", "[[]]"},
+    {"tool_choice", R"(["none"])"},
+    {"functions", "[[]]"},
+    {"function_call", R"(["none"])"},
+    {"modalities", R"([["text"],[]])"},
+    {"audio", "[]"},
+    {"prediction", "[]"},
+    {"web_search_options", "[]"},
+    {"reasoning_effort", R"(["none","medium"])"},
+    {"verbosity", R"(["medium"])"},
+    {"store", "[false]"},
+    {"service_tier", R"(["auto","default"])"},
+    {"moderation", "[]"},
+    // vLLM
+    {"structured_outputs", "[]"},
+    {"guided_json", "[]"},
+    {"guided_regex", "[]"},
+    {"guided_choice", "[]"},
+    {"guided_grammar", "[]"},
+    {"guided_decoding_backend", "[]"},
+    {"guided_whitespace_pattern", "[]"},
+    {"structural_tag", "[]"},
+    {"chat_template", "[]"},
+    {"chat_template_kwargs", "[{}]"},
+    {"documents", "[[]]"},
+    {"mm_processor_kwargs", "[{}]"},
+    {"media_io_kwargs", "[{}]"},
+    {"prompt_embeds", "[]"},
+    {"logits_processors", "[[]]"},
+    {"kv_transfer_params", "[{}]"},
+    {"vllm_xargs", "[{}]"},
+    {"thinking_token_budget", "[]"},
+    {"repetition_detection", "[]"},
+    {"spaces_between_special_tokens", "[true]"},
+    {"include_reasoning", "[true,false]"},
+    {"logprob_token_ids", "[]"},
+    {"bad_words_ids", "[]"},
+    // llama.cpp
+    {"grammar", R"([""])"},
+    {"grammar_lazy", "[false]"},
+    {"grammar_triggers", "[[]]"},
+    {"json_schema", "[{}]"},
+    {"typical_p", "[1]"},
+    {"top_n_sigma", "[-1,0]"},
+    {"dynatemp_range", "[0]"},
+    {"xtc_probability", "[0]"},
+    {"dry_multiplier", "[0]"},
+    {"adaptive_target", "[-1]"},
+    {"mirostat", "[0]"},
+    {"samplers", "[]"},
+    {"n_keep", "[0]"},
+    {"n_discard", "[0]"},
+    {"id_slot", "[-1]"},
+    {"min_keep", "[0]"},
+    {"t_max_predict_ms", "[0,-1]"},
+    {"n_indent", "[0]"},
+    {"timings_per_token", "[false]"},
+    {"post_sampling_probs", "[false]"},
+    {"return_progress", "[false]"},
+    {"lora", "[[]]"},
+    {"image_data", "[[]]"},
+    {"response_fields", "[[]]"},
+    {"reasoning_budget_tokens", "[-1]"},
+    {"thinking_budget_tokens", "[-1]"},
+    {"n_cmpl", "[1]"},
+    {"input_prefix", R"([""])"},
+    {"input_suffix", R"([""])"},
+    {"input_extra", "[[]]"},
+};
+
+// Fields that change nothing here whatever they are: names of users, settings of samplers that are off, labels.
+constexpr const char* idle[] = {"user",
+                                "metadata",
+                                "safety_identifier",
+                                "prompt_cache_key",
+                                "dry_base",
+                                "dry_allowed_length",
+                                "dry_penalty_last_n",
+                                "dry_sequence_breakers",
+                                "xtc_threshold",
+                                "dynatemp_exponent",
+                                "mirostat_tau",
+                                "mirostat_eta",
+                                "adaptive_decay",
+                                "parallel_tool_calls",
+                                "prompt_cache_retention",
+                                "reasoning_format",
+                                "preserved_tokens",
+                                "generation_prompt"};
+
+std::string accepted(const Json& harmless) {
+    std::string list;
+    for (const Json& value : harmless) list += cat(list.empty() ? "" : " or ", json_dump(value));
+    return list.empty() ? list : cat(" here; only ", list, " is accepted");
+}
+
+void refuse_unsupported(Fields& f) {
+    for (const Unsupported& u : unsupported) {
+        const Json* v = f.find(u.name);
+        if (!v) continue;
+        const Json harmless = Json::parse(u.harmless);
+        if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
+            f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));
+    }
+    for (const char* name : idle) (void)f.find(name);
+    if (const Json* v = f.find("response_format")) {
+        const bool text = v->is_object() && v->contains("type") && (*v)["type"] == "text";
+        if (!text)
+            f.fail("response_format", "response_format can only be of type text; answers are not constrained here");
+    }
+}
+
+void parse_bias(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+    const Json* v = f.find("logit_bias");
+    if (!v) return;
+    if (!v->is_object() && !v->is_array())
+        return f.fail("logit_bias", cat("logit_bias is ", type_name(*v), "; it has to be an object of token ids"));
+    if (v->size() > std::size_t(limits.logit_bias))
+        return f.fail("logit_bias", cat("logit_bias has ", v->size(), " entries; ", limits.logit_bias, " are allowed"));
+    const auto add = [&](const Json& key, const Json& bias) {
+        float value = 0;
+        if (bias.is_boolean() && !bias.get<bool>()) value = -std::numeric_limits<float>::infinity(); // never
+        else if (bias.is_number() && std::abs(bias.get<double>()) <= 100) value = bias.get<float>();
+        else return f.fail("logit_bias", "a bias has to be a number in -100..100");
+        std::optional<std::int64_t> id;
+        if (key.is_string()) {
+            const auto&  text       = key.get_ref<const std::string&>();
+            std::int64_t n          = 0;
+            const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), n);
+            if (wrong == std::errc{} && end == text.data() + text.size()) id = n;
+            else if (wrong == std::errc{} || text.empty() || wrong == std::errc::result_out_of_range ||
+                     text.size() > std::size_t(limits.stop_bytes))
+                return f.fail("logit_bias", cat("logit_bias has the key ", quote(text), ", which is no token id"));
+            else return void(out.text_bias.emplace_back(text, value));
+        } else {
+            id = Fields::integer_of(key);
+        }
+        if (!id || *id < 0 || *id >= limits.vocab_size)
+            return f.fail("logit_bias",
+                          cat("logit_bias names ", key.is_string() ? quote(key.get<std::string>()) : Fields::shown(key),
+                              ", which is no token id in 0..", limits.vocab_size - 1));
+        out.request.sampling.logit_bias.emplace_back(Token(*id), value);
+    };
+    if (v->is_object()) {
+        for (auto at = v->begin(); at != v->end(); ++at) add(Json(at.key()), at.value());
+        return;
+    }
+    for (const Json& pair : *v)
+        if (pair.is_array() && pair.size() == 2) add(pair[0], pair[1]);
+        else return f.fail("logit_bias", "a list of logit_bias has pairs of a token and a bias");
+}
+
+void parse_sampling(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+    SamplingParams& s    = out.request.sampling;
+    s.temperature        = float(f.number("temperature", 0, 100, limits.temperature));
+    s.top_p              = float(f.number("top_p", 0, 1, limits.top_p, true));
+    s.min_p              = float(f.number("min_p", 0, 1, limits.min_p));
+    s.top_k              = std::max(f.integer("top_k", -1, std::numeric_limits<int>::max(), limits.top_k), 0);
+    s.presence_penalty   = float(f.number("presence_penalty", -2, 2, 0));
+    s.frequency_penalty  = float(f.number("frequency_penalty", -2, 2, 0));
+    const double repeat  = f.number("repeat_penalty", 0, 100, 1, true); // llama.cpp's name
+    s.repetition_penalty = float(f.number("repetition_penalty", 0, 100, repeat, true));
+    s.repeat_last_n      = f.integer("repeat_last_n", -1, std::numeric_limits<int>::max(), -1);
+    s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
+    s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
+    if (const auto seed =
+            f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+        seed && *seed != -1) {
+        s.seed       = std::uint64_t(*seed);
+        out.has_seed = true;
+    }
+    s.allowed_tokens = f.tokens("allowed_token_ids", limits.vocab_size);
+    if (const Json* v = f.find("allowed_token_ids"); v && v->is_array() && v->empty())
+        f.fail("allowed_token_ids", "allowed_token_ids is empty: no token could come");
+    out.bad_words = f.texts("bad_words", limits.stops, limits.stop_bytes);
+    parse_bias(f, out, limits);
+}
+
+void parse_beams(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+    Request&   r       = out.request;
+    const bool beams   = f.boolean("use_beam_search", false);
+    const int  width   = f.integer("beam_width", 0, limits.best_of, 0);
+    const auto penalty = f.number("length_penalty", -100, 100, 1);
+    r.length_penalty   = float(penalty);
+    if (const Json* v = f.find("early_stopping")) {
+        if (v->is_boolean()) r.early_stopping = v->get<bool>() ? EarlyStopping::yes : EarlyStopping::no;
+        else if (*v == "never") r.early_stopping = EarlyStopping::never;
+        else f.fail("early_stopping", "early_stopping has to be true, false or \"never\"");
+    }
+    if (!beams && width == 0) {
+        if (penalty != 1) f.fail("length_penalty", "length_penalty needs use_beam_search");
+        if (r.early_stopping != EarlyStopping::no) f.fail("early_stopping", "early_stopping needs use_beam_search");
+        return;
+    }
+    if (!beams) return f.fail("beam_width", "beam_width needs use_beam_search");
+    r.beam_width = width > 0 ? width : std::max(r.best_of, r.n);
+    r.best_of    = 0;
+    if (r.beam_width < r.n)
+        f.fail("beam_width", cat("beam_width is ", r.beam_width, ", less than the ", r.n, " answers wanted"));
+    // Beams follow the model's own distribution.
+    const SamplingParams& s = r.sampling;
+    if (s.temperature != 0 && f.has("temperature") && s.temperature != 1)
+        f.fail("temperature", "beam search takes the model's own probabilities: temperature can be 0 or 1");
+    if (f.has("top_p") && s.top_p != 1) f.fail("top_p", "top_p does not go with beam search");
+    if (f.has("top_k") && s.top_k != 0) f.fail("top_k", "top_k does not go with beam search");
+    if (f.has("min_p") && s.min_p != 0) f.fail("min_p", "min_p does not go with beam search");
+    if (s.presence_penalty != 0) f.fail("presence_penalty", "presence_penalty does not go with beam search");
+    if (s.frequency_penalty != 0) f.fail("frequency_penalty", "frequency_penalty does not go with beam search");
+    if (s.repetition_penalty != 1)
+        f.fail(f.has("repetition_penalty") ? "repetition_penalty" : "repeat_penalty",
+               "a repetition penalty does not go with beam search");
+    if (!s.logit_bias.empty() || !out.text_bias.empty())
+        f.fail("logit_bias", "logit_bias does not go with beam search");
+    if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
+    if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
+    if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
+    if (out.has_seed) (void)0; // nothing is drawn: any seed gives the same
+}
+
+void parse_stream(Fields& f, GenerationRequest& out) {
+    out.stream          = f.boolean("stream", false);
+    const Json* options = f.find("stream_options");
+    if (!options) return;
+    if (!options->is_object()) return f.fail("stream_options", "stream_options has to be an object");
+    Fields o(*options);
+    out.include_usage    = o.boolean("include_usage", false);
+    out.continuous_usage = o.boolean("continuous_usage_stats", false);
+    if (!out.stream && (out.include_usage || out.continuous_usage))
+        return f.fail("stream_options", "stream_options needs stream");
+    if (o.boolean("include_obfuscation", false)) o.fail("include_obfuscation", "include_obfuscation is not supported");
+    if (o.fault()) f.fail("stream_options", o.refusal().error().message);
+    for (const std::string& name : o.unknown()) out.unknown.push_back("stream_options." + name);
+}
+
+// What both endpoints have in common.
+void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+    constexpr int huge = std::numeric_limits<int>::max();
+    Request&      r    = out.request;
+    parse_model(f, limits);
+    r.n       = f.integer("n", 1, limits.n, 1);
+    r.best_of = f.integer("best_of", 1, limits.best_of, r.n);
+    if (r.best_of < r.n)
+        f.fail("best_of", cat("best_of is ", r.best_of, ", less than the ", r.n, " answers that n wants"));
+
+    const char* name = f.has("max_completion_tokens") ? "max_completion_tokens"
+                       : f.has("max_tokens")          ? "max_tokens"
+                                                      : "n_predict";
+    for (const char* other : {"max_completion_tokens", "max_tokens", "n_predict"})
+        if (const auto n = f.integer(other, -1, huge); n && other == std::string_view(name) && *n >= 0)
+            out.max_tokens = int(*n);
+    if (!f.has(name) && (limits.default_tokens >= 0 || !out.chat))
+        out.max_tokens = limits.default_tokens >= 0 ? limits.default_tokens : 16;
+    if (limits.max_tokens > 0) {
+        const int asked = out.max_tokens.value_or(limits.max_tokens);
+        if (asked > limits.max_tokens && f.has(name))
+            f.fail(name, cat(name, " is ", asked, "; this server allows ", limits.max_tokens));
+        out.max_tokens = std::min(asked, limits.max_tokens);
+    }
+    r.min_tokens = f.integer("min_tokens", 0, huge, 0);
+    if (out.max_tokens && r.min_tokens > *out.max_tokens)
+        f.fail("min_tokens", cat("min_tokens is ", r.min_tokens, ", more than the ", *out.max_tokens, " of ",
+                                 f.has(name) ? name : "max_tokens"));
+    r.ignore_end  = f.boolean("ignore_eos", false);
+    r.stop_tokens = f.tokens("stop_token_ids", limits.vocab_size);
+    if (r.stop_tokens.size() > std::size_t(limits.stops) * 16)
+        f.fail("stop_token_ids",
+               cat("stop_token_ids has ", r.stop_tokens.size(), " ids; ", limits.stops * 16, " are allowed"));
+    out.stop                = f.texts("stop", limits.stops, limits.stop_bytes);
+    out.include_stop        = f.boolean("include_stop_str_in_output", false);
+    out.skip_special_tokens = f.boolean("skip_special_tokens", true);
+
+    parse_sampling(f, out, limits);
+    parse_beams(f, out, limits);
+    parse_stream(f, out);
+    r.priority           = f.integer("priority", -1'000'000, 1'000'000, 0);
+    r.cache_salt         = f.text("cache_salt", 1024);
+    out.cache_prompt     = f.boolean("cache_prompt", true);
+    out.return_token_ids = f.boolean("return_token_ids", false) || f.boolean("return_tokens", false);
+    out.tokens_as_ids    = f.boolean("return_tokens_as_token_ids", false);
+    out.truncate_prompt  = f.integer("truncate_prompt_tokens", -1, huge, 0);
+    out.prompt_logprobs  = f.integer("prompt_logprobs", 0, limits.logprobs, -1);
+    if (out.prompt_logprobs >= 0 && out.stream) f.fail("prompt_logprobs", "prompt_logprobs does not go with stream");
+    if (out.stream && r.beam_width == 0 && r.best_of > r.n)
+        f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
+    if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
+    refuse_unsupported(f);
+}
+
+// Text and ids in one list, as llama.cpp has them.
+bool parse_mixed(Fields& f, const std::string& param, const Json& list, const ApiLimits& limits, Prompt& out) {
+    for (const Json& item : list) {
+        if (item.is_string()) {
+            out.emplace_back(item.get<std::string>());
+            continue;
+        }
+        const std::optional<Token> id = Fields::token_of(item, limits.vocab_size);
+        if (!id) {
+            f.fail(param, cat(param, ": ", Fields::shown(item), " is neither a text nor a token id in 0..",
+                              limits.vocab_size - 1));
+            return false;
+        }
+        if (out.empty() || !std::holds_alternative<std::vector<Token>>(out.back()))
+            out.emplace_back(std::vector<Token>());
+        std::get<std::vector<Token>>(out.back()).push_back(*id);
+    }
+    return true;
+}
+
+std::vector<Prompt> parse_prompts(Fields& f, const std::string& param, const ApiLimits& limits) {
+    std::vector<Prompt> prompts;
+    const Json*         v = f.find(param);
+    if (!v) {
+        f.fail(param, cat(param, " is missing"));
+        return prompts;
+    }
+    if (v->is_string()) {
+        prompts.push_back({v->get<std::string>()});
+        return prompts;
+    }
+    if (!v->is_array() || v->empty()) {
+        f.fail(param, v->is_array() ? cat(param, " is empty")
+                                    : cat(param, " is ", type_name(*v), "; it has to be a string or a list"));
+        return prompts;
+    }
+    const bool nested = std::ranges::any_of(*v, [](const Json& item) { return item.is_array(); });
+    const bool texts  = std::ranges::all_of(*v, [](const Json& item) { return item.is_string(); });
+    if (!nested && !texts) {
+        if (Prompt one; parse_mixed(f, param, *v, limits, one)) prompts.push_back(std::move(one));
+        return prompts;
+    }
+    if (v->size() > std::size_t(limits.prompts)) {
+        f.fail(param, cat(param, " has ", v->size(), " prompts; ", limits.prompts, " are allowed"));
+        return prompts;
+    }
+    for (const Json& item : *v) {
+        Prompt one;
+        if (item.is_string()) one.emplace_back(item.get<std::string>());
+        else if (!item.is_array() || item.empty()) {
+            f.fail(param, cat(param, " is a list with ", item.is_array() ? "an empty list" : type_name(item),
+                              " among its prompts"));
+            break;
+        } else if (!parse_mixed(f, param, item, limits, one)) break;
+        prompts.push_back(std::move(one));
+    }
+    return prompts;
+}
+
+// The text of a message: a string, or parts of type text.
+std::optional<std::string> parse_content(Fields& f, const Json& message, const std::string& where) {
+    const auto at = message.find("content");
+    if (at == message.end() || at->is_null()) {
+        f.fail("messages", cat(where, " has no content"));
+        return std::nullopt;
+    }
+    if (at->is_string()) return at->get<std::string>();
+    if (!at->is_array()) {
+        f.fail("messages", cat("the content of ", where, " is ", type_name(*at), "; it has to be a string or parts"));
+        return std::nullopt;
+    }
+    std::string text;
+    for (const Json& part : *at) {
+        const bool is_text = part.is_object() && part.contains("type") && part["type"] == "text" &&
+                             part.contains("text") && part["text"].is_string();
+        if (!is_text) {
+            f.fail("messages", cat("the content of ", where, " has a part that is not text"));
+            return std::nullopt;
+        }
+        text += part["text"].get_ref<const std::string&>();
+    }
+    return text;
+}
+
+Conversation parse_conversation(Fields& f, const ApiLimits& limits) {
+    Conversation out;
+    const Json*  v = f.find("messages");
+    if (!v || !v->is_array() || v->empty()) {
+        f.fail("messages", !v               ? "messages is missing"
+                           : !v->is_array() ? cat("messages is ", type_name(*v), "; it has to be a list")
+                                            : std::string("messages is empty"));
+        return out;
+    }
+    if (v->size() > std::size_t(limits.messages)) {
+        f.fail("messages", cat("messages has ", v->size(), " of them; ", limits.messages, " are allowed"));
+        return out;
+    }
+    for (std::size_t i = 0; i < v->size(); i++) {
+        const Json&       m     = (*v)[i];
+        const std::string where = cat("message ", i);
+        if (!m.is_object())
+            return f.fail("messages", cat(where, " is ", type_name(m), "; it has to be an object")), out;
+        if (!m.contains("role") || !m["role"].is_string()) return f.fail("messages", cat(where, " has no role")), out;
+        std::string role = m["role"].get<std::string>();
+        if (role == "developer") role = "system"; // OpenAI's newer name
+        if (role != "system" && role != "user" && role != "assistant")
+            return f.fail("messages",
+                          cat(where, " has the role ", quote(role), "; system, user and assistant are known")),
+                   out;
+        for (const char* calls : {"tool_calls", "function_call", "audio"})
+            if (m.contains(calls) && !m[calls].is_null() && !m[calls].empty())
+                return f.fail("messages", cat(where, " has ", calls, ", which are not supported")), out;
+        std::optional<std::string> text = parse_content(f, m, where);
+        if (!text) return out;
+        out.messages.push_back({std::move(role), std::move(*text)});
+    }
+    // An answer that has begun: asked for, or said by nothing but its place (as llama.cpp has it).
+    const bool last_is_answer = out.messages.back().role == "assistant";
+    const bool add            = f.boolean("add_generation_prompt", true);
+    out.continue_final        = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
+    out.add_generation_prompt = add;
+    if (out.continue_final && f.has("add_generation_prompt") && add)
+        f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+    if (out.continue_final && !last_is_answer)
+        f.fail("continue_final_message", "continue_final_message needs a last message by the assistant");
+    if (out.continue_final && out.messages.size() > 1 && out.messages[out.messages.size() - 2].role == "assistant")
+        f.fail("messages", "there are two assistant messages at the end");
+    return out;
+}
+
+// llama.cpp's name for log-probabilities; 0 is none.
+int parse_n_probs(Fields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
+
+} // namespace
+
+Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    Fields            f(*json);
+    GenerationRequest out;
+    parse_common(f, out, limits);
+    out.prompts            = parse_prompts(f, "prompt", limits);
+    out.add_special_tokens = f.boolean("add_special_tokens", true);
+    out.echo               = f.boolean("echo", false);
+    int logprobs           = -1;
+    if (const int n = parse_n_probs(f, limits); n > 0) logprobs = n;
+    logprobs                      = f.integer("logprobs", 0, limits.logprobs, logprobs);
+    out.logprobs                  = logprobs >= 0;
+    out.request.sampling.logprobs = logprobs;
+    if (f.integer("top_logprobs", 0, limits.logprobs, 0) > 0)
+        f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
+    if (f.has("messages")) f.fail("messages", "messages belongs to /v1/chat/completions");
+    for (const std::string& name : f.unknown()) out.unknown.push_back(name);
+    if (f.fault()) return f.refusal();
+    return out;
+}
+
+Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    Fields            f(*json);
+    GenerationRequest out;
+    out.chat         = true;
+    out.conversation = parse_conversation(f, limits);
+    parse_common(f, out, limits);
+    out.add_special_tokens = f.boolean("add_special_tokens", false); // templates write them
+    if (f.boolean("echo", false)) f.fail("echo", "echo belongs to /v1/completions");
+    if (f.has("prompt")) f.fail("prompt", "prompt belongs to /v1/completions");
+    const int n_probs = parse_n_probs(f, limits);
+    out.logprobs      = f.boolean("logprobs", n_probs > 0);
+    const int top     = f.integer("top_logprobs", 0, limits.logprobs, n_probs);
+    if (n_probs > 0 && !out.logprobs) f.fail("n_probs", "n_probs needs logprobs, which is false");
+    if (top > 0 && !out.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs");
+    if (out.logprobs) out.request.sampling.logprobs = top;
+    for (const std::string& name : f.unknown()) out.unknown.push_back(name);
+    if (f.fault()) return f.refusal();
+    return out;
+}
+
+Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    Fields           f(*json);
+    EmbeddingRequest out;
+    parse_model(f, limits);
+    out.inputs             = parse_prompts(f, f.has("input") || !f.has("content") ? "input" : "content", limits);
+    out.add_special_tokens = f.boolean("add_special_tokens", true);
+    out.cache_salt         = f.text("cache_salt", 1024);
+    const std::string form = f.text("encoding_format", 64, "float");
+    if (form != "float" && form != "base64")
+        f.fail("encoding_format", cat("encoding_format is ", quote(form), "; it has to be float or base64"));
+    out.base64 = form == "base64";
+    if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
+    (void)f.find("user");
+    out.unknown = f.unknown();
+    if (f.fault()) return f.refusal();
+    return out;
+}
+
+Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    Fields      f(*json);
+    TextRequest out;
+    parse_model(f, limits);
+    const int given = int(f.has("prompt")) + int(f.has("content")) + int(f.has("messages"));
+    if (given != 1) f.fail(given == 0 ? "prompt" : "messages", "one of prompt, content and messages is needed");
+    const bool by_content = f.has("content");
+    if (f.has("messages")) out.conversation = parse_conversation(f, limits);
+    else out.text = f.text(by_content ? "content" : "prompt", limits.json.bytes);
+    // vLLM's names and defaults, or llama.cpp's.
+    out.add_special   = f.boolean("add_special", !by_content && !out.conversation);
+    out.add_special   = f.boolean("add_special_tokens", out.add_special);
+    out.parse_special = f.boolean("parse_special", true);
+    out.with_pieces   = f.boolean("with_pieces", false);
+    out.token_strings = f.boolean("return_token_strs", false);
+    out.cache_salt    = f.text("cache_salt", 1024);
+    for (const char* name : {"chat_template", "tools"})
+        if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
+            f.fail(name, cat(name, " is not supported"));
+    if (f.fault()) return f.refusal();
+    return out;
+}
+
+Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    Fields f(*json);
+    parse_model(f, limits);
+    const Json* v = f.find("tokens");
+    if (!v || !v->is_array()) f.fail("tokens", "tokens has to be a list of token ids");
+    std::vector<Token> ids;
+    if (v && v->is_array())
+        for (const Json& item : *v) {
+            const std::optional<Token> id = Fields::token_of(item, limits.vocab_size);
+            if (!id) {
+                f.fail("tokens", cat("tokens: ", Fields::shown(item), " is no token id in 0..", limits.vocab_size - 1));
+                break;
+            }
+            ids.push_back(*id);
+        }
+    if (f.fault()) return f.refusal();
+    return ids;
+}
+
+Parsed<std::string> parse_id_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    Fields      f(*json);
+    std::string id = f.text("id", 128);
+    if (id.empty()) f.fail("id", "id is missing");
+    if (f.fault()) return f.refusal();
+    return id;
+}
+
+// -- responses
+
+namespace {
+
+std::string_view error_type(int status) {
+    switch (status) {
+        case 401: return "authentication_error";
+        case 403: return "permission_error";
+        case 404: return "not_found_error";
+        case 429: return "rate_limit_error";
+        case 501: return "not_supported_error";
+        case 503: return "unavailable_error";
+        default: return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
+
+bool is_utf8(std::string_view s) {
+    for (std::size_t i = 0; i < s.size();) {
+        const auto c = static_cast<unsigned char>(s[i]);
+        const int  n = c < 0x80                ? 1
+                       : c >= 0xc2 && c < 0xe0 ? 2
+                       : c >= 0xe0 && c < 0xf0 ? 3
+                       : c >= 0xf0 && c < 0xf5 ? 4
+                                               : 0;
+        if (n == 0 || i + std::size_t(n) > s.size()) return false;
+        for (int k = 1; k < n; k++)
+            if ((static_cast<unsigned char>(s[i + std::size_t(k)]) & 0xc0) != 0x80) return false;
+        i += std::size_t(n);
+    }
+    return true;
+}
+
+double finite(float logprob) { return logprob > -9999 ? double(logprob) : -9999.0; } // NaN and -inf have no JSON
+
+// A token as a key or a word of JSON. Parts of characters as OpenAI spells them: bytes:\xe2\x80.
+std::string spell(const SpelledLogprob& t, bool as_ids) {
+    if (as_ids) return cat("token_id:", t.token);
+    if (is_utf8(t.bytes)) return t.bytes;
+    std::string out = "bytes:";
+    for (char c : t.bytes) {
+        char hex[5];
+        std::snprintf(hex, sizeof hex, "\\x%02x", unsigned(static_cast<unsigned char>(c)));
+        out += hex;
+    }
+    return out;
+}
+
+Json bytes_of(const std::string& bytes) {
+    Json list = Json::array();
+    for (char c : bytes) list.push_back(int(static_cast<unsigned char>(c)));
+    return list;
+}
+
+// The shape of /v1/completions.
+Json legacy_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
+    Json tokens = Json::array(), logprobs = Json::array(), tops = Json::array(), offsets = Json::array();
+    for (const SpelledPosition& p : positions) {
+        offsets.push_back(p.offset);
+        tokens.push_back(spell(p.chosen ? *p.chosen : p.token, head.tokens_as_ids));
+        if (!p.chosen) {
+            logprobs.push_back(nullptr);
+            tops.push_back(nullptr);
+            continue;
+        }
+        logprobs.push_back(finite(p.chosen->logprob));
+        Json top = Json::object();
+        for (const SpelledLogprob& t : p.top) top.emplace(spell(t, head.tokens_as_ids), finite(t.logprob));
+        top.emplace(spell(*p.chosen, head.tokens_as_ids), finite(p.chosen->logprob));
+        tops.push_back(std::move(top));
+    }
+    return {{"text_offset", offsets}, {"token_logprobs", logprobs}, {"tokens", tokens}, {"top_logprobs", tops}};
+}
+
+// The shape of /v1/chat/completions.
+Json chat_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
+    const auto one = [&](const SpelledLogprob& t) {
+        return Json{{"token", head.tokens_as_ids ? spell(t, true) : t.bytes},
+                    {"logprob", finite(t.logprob)},
+                    {"bytes", bytes_of(t.bytes)}};
+    };
+    Json content = Json::array();
+    for (const SpelledPosition& p : positions) {
+        if (!p.chosen) continue;
+        Json item = one(*p.chosen), top = Json::array();
+        for (const SpelledLogprob& t : p.top) top.push_back(one(t));
+        item["top_logprobs"] = std::move(top);
+        content.push_back(std::move(item));
+    }
+    return {{"content", std::move(content)}, {"refusal", nullptr}};
+}
+
+// vLLM's shape: of each position the log-probabilities by token id.
+Json prompt_logprobs(std::span<const SpelledPosition> positions) {
+    Json list = Json::array();
+    for (const SpelledPosition& p : positions) {
+        if (!p.chosen) {
+            list.push_back(nullptr);
+            continue;
+        }
+        Json       item = Json::object();
+        int        rank = 0;
+        const auto add  = [&](const SpelledLogprob& t, Json r) {
+            item.emplace(cat(t.token),
+                          Json{{"logprob", finite(t.logprob)}, {"rank", std::move(r)}, {"decoded_token", t.bytes}});
+        };
+        for (const SpelledLogprob& t : p.top) add(t, ++rank);
+        add(*p.chosen, nullptr); // its rank is not known when it is not among the best
+        list.push_back(std::move(item));
+    }
+    return list;
+}
+
+Json usage_json(const Usage& u) {
+    return {{"prompt_tokens", u.prompt_tokens},
+            {"completion_tokens", u.completion_tokens},
+            {"total_tokens", u.prompt_tokens + u.completion_tokens},
+            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
+}
+
+Json frame(const ResponseHead& head, const char* object) {
+    return {{"id", head.id},
+            {"object", object},
+            {"created", head.created},
+            {"model", head.model},
+            {"system_fingerprint", fingerprint}};
+}
+
+Json stop_reason(const Choice& c) {
+    if (!c.stop_string.empty()) return c.stop_string;
+    if (c.stop_token >= 0) return c.stop_token;
+    return nullptr;
+}
+
+Json logprobs_json(const ResponseHead& head, const Choice& c, bool in_chunk) {
+    if (!head.logprobs || (in_chunk && c.logprobs.empty())) return nullptr;
+    return head.chat ? chat_logprobs(head, c.logprobs) : legacy_logprobs(head, c.logprobs);
+}
+
+void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage) {
+    if (head.continuous_usage) chunk["usage"] = usage_json(usage);
+    else if (head.include_usage) chunk["usage"] = nullptr;
+}
+
+} // namespace
+
+ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least) {
+    return {400,
+            cat("This model's maximum context length is ", context, " tokens. However, you requested ",
+                prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ", param, ", ",
+                completion_tokens, " in the completion). Please reduce the length of the ", param,
+                completion_tokens > 0 ? " or completion." : ".",
+                at_least ? " (At least: a text this long is not split into tokens.)" : ""),
+            param, "context_length_exceeded"};
+}
+
+std::string error_body(const ApiFault& fault) {
+    return json_dump(Json{{"error",
+                           {{"message", fault.message},
+                            {"type", error_type(fault.status)},
+                            {"param", or_null(fault.param)},
+                            {"code", or_null(fault.code)}}}});
+}
+
+std::size_t count_characters(std::string_view text) {
+    return std::size_t(
+        std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage) {
+    Json body = frame(head, head.chat ? "chat.completion" : "text_completion");
+    Json list = Json::array();
+    for (const Choice& c : choices) {
+        Json choice{{"index", c.index}};
+        if (head.chat) choice["message"] = {{"role", "assistant"}, {"content", c.text}, {"refusal", nullptr}};
+        else choice["text"] = c.text;
+        choice["logprobs"]      = logprobs_json(head, c, false);
+        choice["finish_reason"] = or_null(c.finish_reason);
+        choice["stop_reason"]   = stop_reason(c);
+        if (head.token_ids) choice["token_ids"] = c.token_ids;
+        if (!head.chat && head.token_ids) choice["prompt_token_ids"] = c.prompt_token_ids;
+        if (!head.chat && head.prompt_logprobs) choice["prompt_logprobs"] = prompt_logprobs(c.prompt_logprobs);
+        list.push_back(std::move(choice));
+    }
+    body["choices"] = std::move(list);
+    body["usage"]   = usage_json(usage);
+    if (head.chat && !choices.empty()) {
+        if (head.token_ids) body["prompt_token_ids"] = choices[0].prompt_token_ids;
+        if (head.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs(choices[0].prompt_logprobs);
+    }
+    return json_dump(std::move(body));
+}
+
+std::string render_first_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
+    Json chunk       = frame(head, "chat.completion.chunk");
+    chunk["choices"] = Json::array({Json{{"index", c.index},
+                                         {"delta", {{"role", "assistant"}, {"content", ""}}},
+                                         {"logprobs", nullptr},
+                                         {"finish_reason", nullptr}}});
+    if (head.token_ids) chunk["prompt_token_ids"] = c.prompt_token_ids;
+    close_chunk(head, chunk, usage);
+    return json_dump(std::move(chunk));
+}
+
+std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
+    Json chunk = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
+    Json choice{{"index", c.index}};
+    if (head.chat) choice["delta"] = c.text.empty() ? Json::object() : Json{{"content", c.text}};
+    else choice["text"] = c.text;
+    choice["logprobs"]      = logprobs_json(head, c, true);
+    choice["finish_reason"] = or_null(c.finish_reason);
+    if (!c.finish_reason.empty()) choice["stop_reason"] = stop_reason(c);
+    if (head.token_ids) choice["token_ids"] = c.token_ids;
+    if (head.token_ids && !head.chat && !c.prompt_token_ids.empty()) choice["prompt_token_ids"] = c.prompt_token_ids;
+    chunk["choices"] = Json::array({std::move(choice)});
+    close_chunk(head, chunk, usage);
+    return json_dump(std::move(chunk));
+}
+
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage) {
+    Json chunk       = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
+    chunk["choices"] = Json::array();
+    chunk["usage"]   = usage_json(usage);
+    return json_dump(std::move(chunk));
+}
+
+std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
+                              int n_tokens) {
+    const auto encode = [](const std::vector<float>& v) {
+        constexpr std::string_view alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        const auto*                bytes    = reinterpret_cast<const unsigned char*>(v.data());
+        const std::size_t          n        = v.size() * sizeof(float);
+        std::string                out;
+        for (std::size_t i = 0; i < n; i += 3) {
+            const auto    at    = [&](std::size_t k) { return k < n ? std::uint32_t(bytes[k]) : 0u; };
+            std::uint32_t three = at(i) << 16 | at(i + 1) << 8 | at(i + 2);
+            for (std::size_t k = 0; k < 4; k++) out += i + k <= n ? alphabet[three >> (18 - 6 * k) & 63] : '=';
+        }
+        return out;
+    };
+    Json data = Json::array();
+    for (std::size_t i = 0; i < vectors.size(); i++)
+        data.push_back({{"object", "embedding"},
+                        {"index", i},
+                        {"embedding", base64 ? Json(encode(vectors[i])) : Json(vectors[i])}});
+    return json_dump(Json{{"object", "list"},
+                          {"data", std::move(data)},
+                          {"model", model},
+                          {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
+}
+
+} // namespace quire

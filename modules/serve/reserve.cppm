@@ -1,0 +1,86 @@
+// quire.serve.reserve: what happens when memory runs out: whoever serves a single request fails, the threads that serve everybody take
+// from a reserve and then wait. **Owns** the reserve.
+// (No `import quire.core.std` here: set_new_handler belongs to <new>.)
+module;
+
+#include <sys/mman.h>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <new>
+#include <thread>
+
+export module quire.serve.reserve;
+
+export namespace quire {
+
+// From now on an allocation (operator new) that finds no memory gives back the reserve of so many bytes, then waits up to a
+// minute for others to free some, before it throws std::bad_alloc. Once in a process.
+void keep_reserve(std::size_t bytes);
+
+// Takes the reserve back if it was given away and there is room. Any thread; cheap when nothing is to be done.
+void refill_reserve();
+
+// While it lives, allocations of this thread that find no memory throw at once, or (false) use the reserve again.
+class MayFail {
+public:
+    explicit MayFail(bool may);
+    ~MayFail();
+    MayFail(const MayFail&)            = delete;
+    MayFail& operator=(const MayFail&) = delete;
+
+private:
+    bool before_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::atomic<std::size_t>       reserve_bytes = 0;
+std::atomic<void*>             reserve       = nullptr;
+thread_local bool              may_fail      = false;
+thread_local Clock::time_point waits_since, waited_last;
+
+// Called by operator new until there is memory or this throws.
+void out_of_memory() {
+    if (may_fail && std::uncaught_exceptions() == 0) throw std::bad_alloc(); // what is let go of must not throw again
+    if (void* held = reserve.exchange(nullptr)) {
+        munmap(held, reserve_bytes);
+        return;
+    }
+    const Clock::time_point now = Clock::now();
+    if (now - waited_last > std::chrono::seconds(1)) waits_since = now;
+    waited_last = now;
+    if (now - waits_since > std::chrono::minutes(1)) throw std::bad_alloc();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+}
+
+} // namespace
+
+// Mapped, not allocated: what is given back is there for every thread, whatever the allocator keeps for itself.
+void refill_reserve() {
+    if (reserve_bytes == 0 || reserve) return;
+    void* held = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (held == MAP_FAILED) return;
+    void* none = nullptr;
+    if (!reserve.compare_exchange_strong(none, held)) munmap(held, reserve_bytes);
+}
+
+void keep_reserve(std::size_t bytes) {
+    reserve_bytes = bytes;
+    refill_reserve();
+    std::set_new_handler(out_of_memory);
+}
+
+MayFail::MayFail(bool may) : before_(may_fail) { may_fail = may; }
+MayFail::~MayFail() { may_fail = before_; }
+
+} // namespace quire

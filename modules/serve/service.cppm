@@ -1,0 +1,625 @@
+// quire.serve.service: shares one engine among many callers: a bounded queue of requests, a mailbox for each caller, and the conversion
+// of tokens to text. **Owns** the engine, its thread, the mailboxes and the pinned prefixes.
+export module quire.serve.service;
+
+import quire.core.base;
+import quire.model_file.config;
+import quire.engine.engine;
+import quire.core.metrics;
+import quire.schedule.request;
+import quire.serve.reserve;
+import quire.paging.snapshot;
+import quire.core.std;
+import quire.text.tokenizer;
+
+export namespace quire {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+struct ServiceOptions {
+    int    max_queue        = 1024; // requests that wait, beside those that run
+    double watchdog_seconds = 60;   // without a step: not healthy any more
+    int    max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
+    int    max_listeners    = 16;   // of the block events
+};
+
+// What is new in one answer since the caller last took it.
+struct News {
+    int                           prompt = 0, index = 0; // which of the prompts, which of its answers
+    std::vector<Token>            tokens;
+    std::vector<TimePoint>        times; // of each token
+    std::vector<PositionLogprobs> logprobs, prompt_logprobs;
+    std::vector<float>            embedding;
+    int                           prompt_tokens = 0, cached_tokens = 0, n_preempted = 0;
+    TimePoint                     first_run{};
+    FinishReason                  finish = FinishReason::none;
+    std::string                   message; // why it was refused, or failed
+};
+
+enum class Refused : std::uint8_t { invalid, full, draining, broken };
+struct Refusal {
+    Refused     why = Refused::invalid;
+    Error       error;
+    std::size_t prompt = 0; // which one, when invalid
+};
+
+// Shared by the engine thread and a caller.
+struct Mailbox {
+    std::mutex              mutex;
+    std::condition_variable changed;
+    std::vector<News>       news;     // at most one for each answer: it grows with its tokens, up to max_tokens
+    int                     open = 0; // prompts that are not over
+    bool                    gone = false;
+};
+
+class Service;
+
+// A caller's requests, one for each of its prompts. Its destructor cancels those that are still running.
+class Ticket {
+public:
+    ~Ticket();
+    // Waits until there is something new, all requests have ended, the caller is gone, or the time has passed; moves what is
+    // new to `out`. False: there will be no more.
+    bool wait(double seconds, std::vector<News>& out);
+    bool gone() const;
+    // Any thread: the client of these answers has disconnected.
+    std::function<void()> when_gone() const;
+    // Cancels one answer.
+    void      cancel(int prompt, int index);
+    TimePoint submitted() const { return submitted_; }
+
+private:
+    friend class Service;
+    Ticket()                          = default;
+    Service*                 service_ = nullptr;
+    std::shared_ptr<Mailbox> box_     = std::make_shared<Mailbox>();
+    std::vector<RequestId>   ids_;
+    TimePoint                submitted_ = std::chrono::steady_clock::now();
+};
+
+struct Pin {
+    std::string id;
+    RequestId   request  = 0;
+    int         n_tokens = 0, n_blocks = 0;
+};
+
+// The server's counters, in addition to the engine's.
+struct ServiceMetrics {
+    Histogram first_token{first_token_buckets()}, between_tokens{token_buckets()}, per_token{token_buckets()};
+    Histogram whole{request_buckets()}, queued{request_buckets()}, inference{request_buckets()},
+        prefill{request_buckets()}, decode{request_buckets()};
+    Histogram prompt_tokens, generation_tokens, max_generation_tokens, max_tokens, computed_prompt_tokens;
+    Histogram n{{1, 2, 5, 10, 20}}, step_tokens{{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}};
+    std::atomic<std::uint64_t> prompt = 0, cached = 0, generated = 0;
+    std::atomic<std::uint64_t> stopped = 0, cut = 0, aborted = 0, failed = 0; // answers, by reason
+    std::atomic<std::uint64_t> refused_full = 0, refused_draining = 0, refused_invalid = 0;
+    explicit ServiceMetrics(int context)
+        : prompt_tokens(size_buckets(context)), generation_tokens(size_buckets(context)),
+          max_generation_tokens(size_buckets(context)), max_tokens(size_buckets(context)),
+          computed_prompt_tokens(size_buckets(context)) {}
+};
+
+class Service {
+public:
+    Service(Engine engine, const ServiceOptions& options);
+    ~Service(); // cancels all and stops the engine; no Ticket may be left
+
+    const Tokenizer&     tokenizer() const { return engine_.tokenizer(); }
+    const ModelConfig&   config() const { return engine_.config(); }
+    const EngineOptions& engine_options() const { return engine_options_; }
+    const Engine&        engine() const { return engine_; }
+
+    // Any thread. Accepts all of the requests or none.
+    std::expected<std::unique_ptr<Ticket>, Refusal> submit(std::vector<Request> requests);
+
+    // Pins a prefix. Blocks until it is computed.
+    std::expected<Pin, Refusal> pin(std::vector<Token> prompt, std::string cache_salt);
+    bool                        unpin(const std::string& id);
+    std::vector<Pin>            pins() const;
+
+    // Whether the engine's last step was less than watchdog_seconds ago.
+    bool        healthy() const;
+    bool        draining() const { return draining_; }
+    EngineStats stats() const;
+    int         in_flight() const;
+
+    // The KV memory between two steps; null when the engine does not answer in time.
+    std::shared_ptr<const Snapshot> snapshot(double seconds = 5);
+    // The first one after that with `serial`, which is set to its own; null when the time is up. listen() first.
+    std::shared_ptr<const Snapshot> next_snapshot(std::uint64_t& serial, double seconds);
+    bool                            listen(); // false: too many do
+    void                            unlisten();
+
+    // Accepts no requests from now on.
+    void drain() { draining_ = true; }
+    // True: all requests have ended. False: not within that time.
+    bool wait_until_idle(double seconds);
+    void cancel_all();
+
+    ServiceMetrics metrics;
+
+private:
+    friend class Ticket;
+    struct Entry {
+        std::shared_ptr<Mailbox> box;
+        int                      prompt = 0;
+    };
+
+    void run();
+    void deliver(std::vector<Output>& events);
+    void publish();
+    void fail_all(const std::string& why);
+    void wake();
+    void cancel(RequestId id, int index = -1);
+
+    Engine         engine_;
+    ServiceOptions options_;
+    EngineOptions  engine_options_;
+
+    mutable std::mutex                   mutex_; // of all below
+    std::condition_variable              wake_cv_, idle_cv_, snapshot_cv_;
+    std::unordered_map<RequestId, Entry> entries_;
+    std::map<std::string, Pin>           pins_;
+    std::uint64_t                        n_pins_ = 0;
+    int                                  pinned_ = 0; // blocks
+    bool                                 woken_ = false, stopping_ = false, broken_ = false;
+    EngineStats                          stats_;
+    bool                                 wanted_ = false; // a snapshot
+    std::shared_ptr<const Snapshot>      snapshot_;
+    std::uint64_t                        serial_    = 0;
+    int                                  listeners_ = 0;
+
+    std::atomic<bool>         draining_ = false;
+    std::atomic<std::int64_t> heartbeat_{0}; // nanoseconds of the steady clock
+    // The engine thread's.
+    bool        logging_ = false, moved_ = false;
+    TimePoint   last_snapshot_{};
+    std::thread thread_;
+};
+
+// -- from tokens to text
+
+struct TextOptions {
+    std::vector<std::string> stop;
+    bool                     include_stop = false, skip_special = true;
+    int                      min_tokens = 0; // before so many no stop string counts
+};
+
+// Turns the tokens of one answer into text. Text that may become a stop string, and incomplete characters, are held back.
+class AnswerText {
+public:
+    AnswerText(const Tokenizer& tokenizer, const TextOptions& options);
+
+    // One token more. `ends`: it is the end or stop token by which the engine ended the answer. True: a stop string is
+    // there, the answer is over.
+    bool push(Token token, bool ends);
+    // No more will come.
+    void finish();
+    // What can be said for certain since the last call.
+    std::string take();
+
+    const std::string& stop_string() const { return stop_string_; } // that ended it; "" if none did
+    bool               over() const { return over_; }
+    int                n_tokens() const { return n_tokens_; }
+
+private:
+    void        append(std::string_view text);
+    std::size_t held() const;
+
+    const TextOptions* options_;
+    Detokenizer        detokenizer_;
+    std::string        text_;
+    std::size_t        taken_ = 0, searched_ = 0;
+    std::string        stop_string_;
+    int                n_tokens_ = 0;
+    bool               over_     = false;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+std::int64_t nanoseconds_now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
+
+std::chrono::duration<double> in_seconds(double seconds) { return std::chrono::duration<double>(seconds); }
+
+} // namespace
+
+// -- tickets
+
+Ticket::~Ticket() {
+    if (!service_) return;
+    {
+        std::scoped_lock lock(box_->mutex);
+        box_->gone = true;
+        box_->news.clear();
+        if (box_->open == 0) return;
+    }
+    for (RequestId id : ids_) service_->cancel(id);
+}
+
+bool Ticket::wait(double seconds, std::vector<News>& out) {
+    std::unique_lock lock(box_->mutex);
+    box_->changed.wait_for(lock, in_seconds(seconds),
+                           [&] { return !box_->news.empty() || box_->open == 0 || box_->gone; });
+    out = std::exchange(box_->news, {});
+    return (box_->open > 0 || !out.empty()) && !box_->gone;
+}
+
+bool Ticket::gone() const {
+    std::scoped_lock lock(box_->mutex);
+    return box_->gone;
+}
+
+std::function<void()> Ticket::when_gone() const {
+    return [box = box_] {
+        std::scoped_lock lock(box->mutex);
+        box->gone = true;
+        box->changed.notify_all();
+    };
+}
+
+void Ticket::cancel(int prompt, int index) { service_->cancel(ids_[std::size_t(prompt)], index); }
+
+// -- the engine's thread
+
+Service::Service(Engine engine, const ServiceOptions& options)
+    : metrics(engine.options().context), engine_(std::move(engine)), options_(options),
+      engine_options_(engine_.options()) {
+    if (options_.max_pinned == 0) options_.max_pinned = engine_options_.kv_blocks / 4;
+    heartbeat_ = nanoseconds_now();
+    thread_    = std::thread([this] { run(); });
+}
+
+Service::~Service() {
+    {
+        std::scoped_lock lock(mutex_);
+        stopping_ = true;
+        wake_cv_.notify_all();
+    }
+    thread_.join();
+}
+
+void Service::wake() {
+    woken_ = true;
+    wake_cv_.notify_one();
+}
+
+void Service::run() {
+    std::vector<Output> events;
+    bool                busy = false;
+    while (true) {
+        heartbeat_ = nanoseconds_now();
+        {
+            std::unique_lock lock(mutex_);
+            if (!busy) wake_cv_.wait_for(lock, std::chrono::milliseconds(200), [&] { return woken_ || stopping_; });
+            woken_ = false;
+            if (stopping_) break;
+            if (const bool log = listeners_ > 0; log != logging_) engine_.log_events(logging_ = log);
+        }
+        events.clear();
+        try {
+            busy = engine_.step(events);
+        } catch (const std::exception& e) {
+            fail_all(e.what());
+            return;
+        }
+        publish(); // first: whoever has his answer finds it counted
+        deliver(events);
+    }
+}
+
+// Moves each event into its mailbox: one lock for a mailbox, and nothing done to the tokens.
+void Service::deliver(std::vector<Output>& events) {
+    if (events.empty()) return;
+    const TimePoint  now = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    for (Output& e : events) {
+        const auto found = entries_.find(e.id);
+        if (found == entries_.end()) continue;
+        Entry entry = found->second;
+        if (e.done) entries_.erase(found);
+        std::scoped_lock box_lock(entry.box->mutex);
+        Mailbox&         box = *entry.box;
+        if (e.done) box.open--;
+        if (box.gone) continue;
+        auto at = std::ranges::find_if(box.news,
+                                       [&](const News& n) { return n.prompt == entry.prompt && n.index == e.index; });
+        if (at == box.news.end()) {
+            at         = box.news.emplace(at);
+            at->prompt = entry.prompt;
+            at->index  = e.index;
+        }
+        News& news = *at;
+        news.tokens.insert(news.tokens.end(), e.tokens.begin(), e.tokens.end());
+        news.times.resize(news.tokens.size(), now);
+        std::move(e.logprobs.begin(), e.logprobs.end(), std::back_inserter(news.logprobs));
+        if (!e.prompt_logprobs.empty()) news.prompt_logprobs = std::move(e.prompt_logprobs);
+        if (!e.embedding.empty()) news.embedding = std::move(e.embedding);
+        news.prompt_tokens = e.prompt_tokens;
+        news.cached_tokens = e.cached_tokens;
+        news.n_preempted   = e.n_preempted;
+        news.first_run     = e.first_run;
+        if (e.finish != FinishReason::none) {
+            news.finish  = e.finish;
+            news.message = std::move(e.message);
+        }
+        box.changed.notify_all();
+    }
+    if (entries_.empty()) idle_cv_.notify_all();
+}
+
+void Service::publish() {
+    constexpr double least_apart = 0.1; // seconds between the snapshots that listeners get
+    EngineStats      stats       = engine_.stats();
+    if (stats.step_tokens > 0) metrics.step_tokens.observe(stats.step_tokens);
+    bool wanted = false;
+    {
+        std::scoped_lock lock(mutex_);
+        moved_ |= stats.steps != stats_.steps || stats.running != stats_.running;
+        stats_ = stats;
+        wanted = wanted_ || (listeners_ > 0 && moved_ &&
+                             std::chrono::steady_clock::now() - last_snapshot_ > in_seconds(least_apart));
+    }
+    if (!wanted) return;
+    auto snapshot  = std::make_shared<const Snapshot>(engine_.snapshot());
+    last_snapshot_ = std::chrono::steady_clock::now();
+    moved_         = false;
+    std::scoped_lock lock(mutex_);
+    snapshot_ = std::move(snapshot);
+    wanted_   = false;
+    serial_++;
+    snapshot_cv_.notify_all();
+}
+
+// The engine cannot go on: ends all requests with an error.
+void Service::fail_all(const std::string& why) {
+    std::scoped_lock lock(mutex_);
+    broken_ = true;
+    for (auto& [id, entry] : entries_) {
+        std::scoped_lock box_lock(entry.box->mutex);
+        News             news;
+        news.prompt  = entry.prompt;
+        news.finish  = FinishReason::refused;
+        news.message = cat("the engine has failed: ", why);
+        entry.box->news.push_back(std::move(news));
+        entry.box->open = 0;
+        entry.box->changed.notify_all();
+    }
+    entries_.clear();
+    idle_cv_.notify_all();
+}
+
+// -- callers
+
+// What is shared changes whole or not at all: these small pieces of memory come from the reserve if need be.
+
+std::expected<std::unique_ptr<Ticket>, Refusal> Service::submit(std::vector<Request> requests) {
+    const MayFail    small(false);
+    std::scoped_lock lock(mutex_);
+    if (broken_) return std::unexpected(Refusal{Refused::broken, {ErrorKind::system, "the engine has failed"}, 0});
+    if (draining_) {
+        metrics.refused_draining++;
+        return std::unexpected(Refusal{Refused::draining, {ErrorKind::system, "the server is shutting down"}, 0});
+    }
+    // Whoever runs does not wait; where nobody waits there may be more seats than the last step needed.
+    const int seats = stats_.waiting > 0 ? stats_.running : engine_options_.max_sequences;
+    if (int(entries_.size() + requests.size()) > seats + options_.max_queue) {
+        metrics.refused_full++;
+        return std::unexpected(Refusal{
+            Refused::full, {ErrorKind::limit, cat("the queue is full: ", options_.max_queue, " requests wait")}, 0});
+    }
+    std::unique_ptr<Ticket> ticket(new Ticket());
+    for (std::size_t i = 0; i < requests.size(); i++) {
+        Result<RequestId> id = engine_.submit(std::move(requests[i]));
+        if (!id) {
+            for (RequestId other : ticket->ids_) engine_.cancel(other);
+            metrics.refused_invalid++;
+            return std::unexpected(Refusal{Refused::invalid, id.error(), i});
+        }
+        ticket->ids_.push_back(*id);
+        entries_[*id] = {ticket->box_, int(i)};
+    }
+    ticket->box_->open = int(requests.size());
+    ticket->service_   = this;
+    wake();
+    return ticket;
+}
+
+void Service::cancel(RequestId id, int index) {
+    const MayFail small(false);
+    if (index < 0) engine_.cancel(id);
+    else engine_.cancel(id, index);
+    std::scoped_lock lock(mutex_);
+    wake();
+}
+
+std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string cache_salt) {
+    Pin pin;
+    pin.n_tokens = int(prompt.size());
+    pin.n_blocks = (pin.n_tokens + engine_options_.block_size - 1) / engine_options_.block_size;
+    {
+        std::scoped_lock lock(mutex_);
+        if (pinned_ + pin.n_blocks > options_.max_pinned)
+            return std::unexpected(
+                Refusal{Refused::invalid,
+                        {ErrorKind::limit, cat("the prefix needs ", pin.n_blocks, " blocks; ",
+                                               options_.max_pinned - pinned_, " more can be pinned")},
+                        0});
+        pinned_ += pin.n_blocks;
+    }
+    const auto give_back = [&] {
+        std::scoped_lock lock(mutex_);
+        pinned_ -= pin.n_blocks;
+    };
+    Request request;
+    request.prompt     = std::move(prompt);
+    request.cache_salt = std::move(cache_salt);
+    request.pin        = true;
+    auto ticket        = submit({std::move(request)});
+    if (!ticket) {
+        give_back();
+        return std::unexpected(ticket.error());
+    }
+    std::vector<News> news;
+    FinishReason      finish = FinishReason::none;
+    std::string       message;
+    while ((*ticket)->wait(1, news))
+        for (const News& n : news)
+            if (n.finish != FinishReason::none) finish = n.finish, message = n.message;
+    if (finish != FinishReason::stop) {
+        give_back();
+        return std::unexpected(
+            Refusal{Refused::invalid, {ErrorKind::limit, message.empty() ? "cancelled" : message}, 0});
+    }
+    const MayFail    small(false);
+    std::scoped_lock lock(mutex_);
+    pin.request   = (*ticket)->ids_[0];
+    pin.id        = cat("pin-", ++n_pins_);
+    pins_[pin.id] = pin;
+    return pin;
+}
+
+bool Service::unpin(const std::string& id) {
+    const MayFail    small(false);
+    std::scoped_lock lock(mutex_);
+    const auto       found = pins_.find(id);
+    if (found == pins_.end()) return false;
+    engine_.cancel(found->second.request);
+    pinned_ -= found->second.n_blocks;
+    pins_.erase(found);
+    wake();
+    return true;
+}
+
+std::vector<Pin> Service::pins() const {
+    std::scoped_lock lock(mutex_);
+    std::vector<Pin> out;
+    out.reserve(pins_.size());
+    for (const auto& [id, pin] : pins_) out.push_back(pin);
+    return out;
+}
+
+bool Service::healthy() const {
+    std::scoped_lock lock(mutex_);
+    return !broken_ && double(nanoseconds_now() - heartbeat_) * 1e-9 < options_.watchdog_seconds;
+}
+
+EngineStats Service::stats() const {
+    std::scoped_lock lock(mutex_);
+    return stats_;
+}
+
+int Service::in_flight() const {
+    std::scoped_lock lock(mutex_);
+    return int(entries_.size());
+}
+
+std::shared_ptr<const Snapshot> Service::snapshot(double seconds) {
+    std::unique_lock lock(mutex_);
+    wanted_                    = true;
+    const std::uint64_t before = serial_;
+    wake();
+    if (!snapshot_cv_.wait_for(lock, in_seconds(seconds), [&] { return serial_ > before; })) return nullptr;
+    return snapshot_;
+}
+
+std::shared_ptr<const Snapshot> Service::next_snapshot(std::uint64_t& serial, double seconds) {
+    std::unique_lock lock(mutex_);
+    if (!snapshot_cv_.wait_for(lock, in_seconds(seconds), [&] { return serial_ > serial; })) return nullptr;
+    serial = serial_;
+    return snapshot_;
+}
+
+bool Service::listen() {
+    std::scoped_lock lock(mutex_);
+    if (listeners_ >= options_.max_listeners) return false;
+    listeners_++;
+    wanted_ = true;
+    wake();
+    return true;
+}
+
+void Service::unlisten() {
+    std::scoped_lock lock(mutex_);
+    listeners_--;
+}
+
+bool Service::wait_until_idle(double seconds) {
+    std::unique_lock lock(mutex_);
+    return idle_cv_.wait_for(lock, in_seconds(seconds), [&] { return entries_.empty(); });
+}
+
+void Service::cancel_all() {
+    std::scoped_lock lock(mutex_);
+    for (const auto& [id, entry] : entries_) engine_.cancel(id);
+    wake();
+}
+
+// -- text
+
+AnswerText::AnswerText(const Tokenizer& tokenizer, const TextOptions& options)
+    : options_(&options), detokenizer_(tokenizer, false, !options.skip_special) {}
+
+bool AnswerText::push(Token token, bool ends) {
+    if (over_) return false;
+    n_tokens_++;
+    // An end or stop token is no part of the text, unless it is asked for.
+    if (!ends || options_->include_stop) append(detokenizer_.push(token));
+    return over_;
+}
+
+void AnswerText::finish() {
+    if (over_) return;
+    append(detokenizer_.finish());
+    over_ = true;
+}
+
+void AnswerText::append(std::string_view text) {
+    text_ += text;
+    if (n_tokens_ < options_->min_tokens) {
+        searched_ = text_.size();
+        return;
+    }
+    std::size_t        first = std::string::npos;
+    const std::string* which = nullptr;
+    for (const std::string& stop : options_->stop) {
+        const std::size_t from = searched_ >= stop.size() ? searched_ - stop.size() + 1 : 0;
+        if (const std::size_t at = text_.find(stop, from); at < first) {
+            first = at;
+            which = &stop;
+        }
+    }
+    searched_ = text_.size();
+    if (!which) return;
+    stop_string_ = *which;
+    text_.resize(first + (options_->include_stop ? which->size() : 0));
+    taken_ = std::min(taken_, text_.size());
+    over_  = true;
+}
+
+// Bytes at the end that may be the beginning of a stop string.
+std::size_t AnswerText::held() const {
+    std::size_t longest = 0;
+    for (const std::string& stop : options_->stop)
+        for (std::size_t n = std::min(stop.size() - 1, text_.size()); n > longest; n--)
+            if (std::string_view(text_).ends_with(std::string_view(stop).substr(0, n))) longest = n;
+    return longest;
+}
+
+std::string AnswerText::take() {
+    const std::size_t upto = over_ ? text_.size() : text_.size() - held();
+    if (upto <= taken_) return {};
+    std::string out = text_.substr(taken_, upto - taken_);
+    taken_          = upto;
+    return out;
+}
+
+} // namespace quire

@@ -1,0 +1,183 @@
+// quire.tools.bench.random_model: writes model files with random weights, of any shape and type, for benchmarks. Owns nothing.
+export module quire.tools.bench.random_model;
+
+import quire.core.base;
+import quire.model_file.gguf_writer;
+import quire.core.std;
+import quire.core.tensor;
+
+export namespace quire {
+
+struct ModelShape {
+    std::string_view name;
+    int              n_layers, hidden_size, n_heads, n_kv_heads, ff_size, vocab_size, context_length;
+};
+
+// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", and "tiny".
+std::span<const ModelShape> model_shapes();
+
+// A llama of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K), norms F32; the same bytes each
+// time. Its vocabulary is made of byte tokens and words without a meaning. Error: a type that is not one of those, rows
+// that its blocks do not divide, or a file that cannot be written.
+Result<void> write_random_model(const std::string& path, const ModelShape& shape, DType type,
+                                const std::function<void(double)>& progress = {});
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
+                                 {"llama-1b", 22, 2048, 32, 4, 5632, 32000, 4096},
+                                 {"llama-3b", 26, 3200, 32, 32, 8640, 32000, 4096},
+                                 {"llama3-3b", 28, 3072, 24, 8, 8192, 128256, 8192},
+                                 {"llama-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
+                                 {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
+                                 {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096}};
+
+// Where the halves of a block stand and what they are, so that its weights have a standard deviation of about 1/70.
+struct ScaleAt {
+    int   offset;
+    float value;
+};
+
+std::vector<ScaleAt> scales_of(DType type) {
+    switch (type) {
+        case DType::Q8_0: return {{0, 1.9e-4f}};
+        case DType::Q4_0: return {{0, 3.0e-3f}};
+        case DType::Q4_K: return {{0, 9.5e-5f}, {2, 7.1e-4f}};
+        case DType::Q5_K: return {{0, 4.8e-5f}, {2, 7.4e-4f}};
+        case DType::Q6_K: return {{208, 1.0e-5f}};
+        default: return {};
+    }
+}
+
+// A stretch of random blocks; tensors are cut out of its repetition. Its length is odd in blocks, so that no two rows of a
+// matrix are alike.
+std::vector<std::byte> random_blocks(DType type) {
+    const DTypeInfo&       info = dtype_info(type);
+    const std::size_t      n    = ((std::size_t(8) << 20) / std::size_t(info.bytes)) | 1;
+    std::vector<std::byte> out(n * std::size_t(info.bytes));
+    std::mt19937_64        random(20261121);
+    const auto             scales = scales_of(type);
+    if (scales.empty()) { // F32, F16, BF16
+        std::normal_distribution<float> normal(0, 1.0f / 70);
+        for (std::size_t i = 0; i < n; i++) {
+            const float         v = normal(random);
+            const std::uint16_t h = type == DType::BF16 ? f32_to_bf16(v) : f32_to_f16(v);
+            if (type == DType::F32) std::memcpy(out.data() + i * 4, &v, 4);
+            else std::memcpy(out.data() + i * 2, &h, 2);
+        }
+        return out;
+    }
+    for (std::byte& b : out) b = std::byte(random() >> 17);
+    for (std::size_t i = 0; i < n; i++)
+        for (auto [offset, value] : scales) {
+            const std::uint16_t h = f32_to_f16(value);
+            std::memcpy(out.data() + i * std::size_t(info.bytes) + std::size_t(offset), &h, 2);
+        }
+    return out;
+}
+
+void add_vocabulary(GgufWriter& w, int n) {
+    std::vector<std::string>  tokens{"<unk>", "<s>", "</s>"};
+    std::vector<float>        scores(std::size_t(n), 0.0f);
+    std::vector<std::int32_t> types(std::size_t(n), 1); // normal
+    types[0] = 2;                                       // unknown
+    types[1] = types[2] = 3;                            // control
+    for (int byte = 0; byte < 256; byte++) {
+        char text[8];
+        std::snprintf(text, sizeof text, "<0x%02X>", unsigned(byte));
+        types[tokens.size()] = 6; // byte
+        tokens.emplace_back(text);
+    }
+    for (int i = int(tokens.size()); i < n; i++) {
+        scores[std::size_t(i)] = float(-i);
+        tokens.push_back(cat("\xe2\x96\x81w", i)); // SPM's blank in front
+    }
+    w.set("tokenizer.ggml.model", "llama");
+    w.set("tokenizer.ggml.tokens", tokens);
+    w.set("tokenizer.ggml.scores", scores);
+    w.set("tokenizer.ggml.token_type", types);
+    w.set("tokenizer.ggml.bos_token_id", std::uint32_t(1));
+    w.set("tokenizer.ggml.eos_token_id", std::uint32_t(2));
+    w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
+}
+
+} // namespace
+
+std::span<const ModelShape> model_shapes() { return shapes; }
+
+Result<void> write_random_model(const std::string& path, const ModelShape& s, DType type,
+                                const std::function<void(double)>& progress) {
+    constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,
+                               DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K};
+    if (std::ranges::find(known, type) == std::end(known))
+        return fail("a random model of type ", dtype_info(type).name, " cannot be made");
+    for (int cols : {s.hidden_size, s.ff_size})
+        if (cols % dtype_info(type).items != 0)
+            return fail("rows of ", cols, " do not divide into blocks of ", dtype_info(type).items, " of ",
+                        dtype_info(type).name);
+
+    GgufWriter w;
+    w.set("general.architecture", "llama");
+    w.set("general.name", cat("random ", s.name));
+    const auto number = [&](const char* key, int value) { w.set(cat("llama.", key), std::uint32_t(value)); };
+    number("context_length", s.context_length);
+    number("embedding_length", s.hidden_size);
+    number("block_count", s.n_layers);
+    number("feed_forward_length", s.ff_size);
+    number("attention.head_count", s.n_heads);
+    number("attention.head_count_kv", s.n_kv_heads);
+    number("rope.dimension_count", s.hidden_size / s.n_heads);
+    number("vocab_size", s.vocab_size);
+    w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    w.set("llama.rope.freq_base", 10000.0f);
+    add_vocabulary(w, s.vocab_size);
+
+    const std::vector<std::byte> pattern = random_blocks(type);
+    const std::vector<float>     ones(std::size_t(s.hidden_size), 1.0f);
+    std::uint64_t                total = 0, done = 0, turn = 0;
+    const auto                   matrix = [&](const std::string& name, int rows, int cols) {
+        const std::uint64_t bytes = row_bytes(type, cols) * std::uint64_t(rows);
+        // Each tensor begins elsewhere in the pattern.
+        const std::uint64_t skip = (turn++ * 7919) % (pattern.size() / std::size_t(dtype_info(type).bytes)) *
+                                   std::uint64_t(dtype_info(type).bytes);
+        total += bytes;
+        w.add_tensor(name, type, {cols, rows}, [&, skip](std::span<std::byte> piece, std::uint64_t offset) {
+            for (std::size_t at = 0; at < piece.size();) {
+                const std::size_t from = std::size_t((skip + offset + at) % pattern.size()),
+                                  n    = std::min(piece.size() - at, pattern.size() - from);
+                std::memcpy(piece.data() + at, pattern.data() + from, n);
+                at += n;
+            }
+            done += piece.size();
+            if (progress) progress(double(done) / double(total));
+        });
+    };
+    const auto vector = [&](const std::string& name) {
+        w.add_tensor(name, DType::F32, {s.hidden_size}, std::as_bytes(std::span(ones)));
+    };
+    const int kv = s.hidden_size / s.n_heads * s.n_kv_heads;
+    matrix("token_embd.weight", s.vocab_size, s.hidden_size);
+    vector("output_norm.weight");
+    matrix("output.weight", s.vocab_size, s.hidden_size);
+    for (int i = 0; i < s.n_layers; i++) {
+        const auto name = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
+        vector(name("attn_norm"));
+        matrix(name("attn_q"), s.hidden_size, s.hidden_size);
+        matrix(name("attn_k"), kv, s.hidden_size);
+        matrix(name("attn_v"), kv, s.hidden_size);
+        matrix(name("attn_output"), s.hidden_size, s.hidden_size);
+        vector(name("ffn_norm"));
+        matrix(name("ffn_gate"), s.ff_size, s.hidden_size);
+        matrix(name("ffn_up"), s.ff_size, s.hidden_size);
+        matrix(name("ffn_down"), s.hidden_size, s.ff_size);
+    }
+    return w.write(path);
+}
+
+} // namespace quire

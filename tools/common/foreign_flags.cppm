@@ -1,0 +1,240 @@
+// quire.tools.common.foreign_flags: the flags that users of llama.cpp and vLLM type by habit, and what each comes to here. One table.
+export module quire.tools.common.foreign_flags;
+
+import quire.core.base;
+import quire.core.std;
+
+export namespace quire {
+
+enum class Program : std::uint8_t { chat = 1, server = 2, bench = 4 };
+
+struct TranslatedFlags {
+    std::vector<std::string> words; // the program's own flags
+    std::string              note;  // one sentence about those that mean nothing here; "" without any
+};
+
+// Whether `name` is a flag of the program's own, and then whether a value has to follow it.
+using OwnFlag = std::function<std::optional<bool>(const std::string& name)>;
+
+// The command line in the program's own flags. Error: the flag that means what quire cannot do, or that nobody knows: a dash
+// with several letters is never taken for one letter and its value.
+Result<TranslatedFlags> translate_flags(Program program, std::span<const std::string> words, const OwnFlag& own);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+enum class Fate { ignored, renamed, refused };
+
+struct ForeignFlag {
+    int              programs; // a sum of Program
+    std::string_view names;    // between blanks
+    int              values;   // words that follow; -1: one may
+    std::string_view only;     // only with this value, a number in any spelling; "": with every one
+    Fate             fate;
+    std::string_view text; // renamed: the words here, "=" for the value; refused: why
+};
+
+constexpr int chat = 1, server = 2, bench = 4, talkers = chat + server, all = talkers + bench;
+
+// The first line that fits counts.
+constexpr ForeignFlag foreign_flags[] = {
+    // -- another name
+    {chat, "-sys", 1, "", Fate::renamed, "--system-prompt ="},
+    {chat, "-st", 0, "", Fate::renamed, "--single-turn"},
+    {chat, "-co", -1, "", Fate::renamed, "--color ="},
+    {server, "-np", 1, "", Fate::renamed, "--parallel ="},
+    {talkers, "--temperature", 1, "", Fate::renamed, "--temp ="},
+    {talkers, "--usage", 0, "", Fate::renamed, "--help"},
+    {talkers, "-t --threads", 1, "-1", Fate::renamed, "--threads 0"},
+    {talkers, "-n --predict --n-predict", 1, "-2", Fate::renamed, "--predict -1"},
+    {talkers, "-ctk --cache-type-k -ctv --cache-type-v --kv-cache-dtype", 1, "f16", Fate::renamed, "--kv-type f16"},
+    {talkers, "-ctk --cache-type-k -ctv --cache-type-v", 1, "f32", Fate::renamed, "--kv-type f32"},
+    {all, "-ngl --gpu-layers --n-gpu-layers", 1, "0", Fate::renamed, "--device cpu"},
+    {all, "-dev --device", 1, "none", Fate::renamed, "--device cpu"},
+    {server, "-to --timeout", 1, "", Fate::renamed, "--write-timeout ="},
+    {server, "--no-ui --no-webui", 0, "", Fate::renamed, "--no-pages"},
+    {talkers, "--no-cache-prompt --no-enable-prefix-caching", 0, "", Fate::renamed, "--no-prefix-cache"},
+
+    // -- nothing to choose here: conversation, template, whole model on one device, one prompt cache, threads
+    {chat,
+     "-i --interactive -if --interactive-first -cnv --conversation -mli --multiline-input --simple-io "
+     "--display-prompt --no-display-prompt --no-warmup --warmup --verbose-prompt --no-escape --no-context-shift",
+     0, "", Fate::ignored, ""},
+    {chat, "-b --batch-size", 1, "", Fate::ignored, ""},
+    {chat, "--keep", 1, "", Fate::ignored, ""},
+    {talkers,
+     "--jinja --no-jinja --perf --no-perf --log-disable -v --verbose --log-verbose --log-prefix --no-log-prefix "
+     "--log-timestamps --no-log-timestamps --offline --cache-prompt --swa-full --check-tensors",
+     0, "", Fate::ignored, ""},
+    {talkers, "--log-colors", -1, "", Fate::ignored, ""},
+    {talkers,
+     "-lv --verbosity --log-verbosity --log-file -cram --cache-ram -ctxcp --ctx-checkpoints --swa-checkpoints -cms "
+     "--checkpoint-min-step -sps --slot-prompt-similarity -tb --threads-batch",
+     1, "", Fate::ignored, ""},
+    {all,
+     "-ngl --gpu-layers --n-gpu-layers -ub --ubatch-size -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb "
+     "--cpu-mask-batch -Crb --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch -dt --defrag-thold -lm "
+     "--load-mode -lzm --lazy-mode --numa -dev -ot --override-tensor -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -sm "
+     "--split-mode -ts --tensor-split -mg --main-gpu -fitt --fit-target -fitc --fit-ctx -mmp --mmap-mode -nopo",
+     1, "", Fate::ignored, ""},
+    {all, "-fa --flash-attn -fit --fit", -1, "", Fate::ignored, ""},
+    {all,
+     "--mmap --no-mmap --mlock -kvo --kv-offload -nkvo --no-kv-offload --repack -nr --no-repack --no-host -cmoe "
+     "--cpu-moe --op-offload --no-op-offload -dio --direct-io",
+     0, "", Fate::ignored, ""},
+    {server,
+     "-cb --cont-batching -kvu --kv-unified --metrics --embedding --embeddings --ui --webui --warmup --no-warmup "
+     "--no-context-shift --no-slots --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
+     "--trust-remote-code "
+     "--disable-log-requests --disable-log-stats",
+     0, "", Fate::ignored, ""},
+    {server, "--tags --swap-space --seed -s --scheduling-policy", 1, "", Fate::ignored, ""},
+
+    // -- with the value that means "off" nothing is asked for
+    {talkers, "--mirostat --xtc-probability --dry-multiplier --dynatemp-range --cache-reuse", 1, "0", Fate::ignored,
+     ""},
+    {talkers, "--typical --typical-p --rope-scale --rope-freq-scale --dynatemp-exp -tp --tensor-parallel-size", 1, "1",
+     Fate::ignored, ""},
+    {talkers, "--top-nsigma --top-n-sigma --adaptive-target --reasoning-budget --sleep-idle-seconds", 1, "-1",
+     Fate::ignored, ""},
+    {talkers, "--rope-scaling --reasoning-format", 1, "none", Fate::ignored, ""},
+    {talkers, "--reasoning-format -rea --reasoning --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
+    {talkers,
+     "--mirostat-lr --mirostat-ent --xtc-threshold --dry-base --dry-allowed-length --dry-penalty-last-n "
+     "--dry-sequence-breaker --adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min",
+     1, "", Fate::ignored, ""},
+    {server, "--pooling", 1, "mean", Fate::ignored, ""},
+
+    // -- what quire cannot do
+    {all, "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo -hft --hf-token -hfd --hf-repo-draft", 1,
+     "", Fate::refused, "quire downloads nothing; fetch the GGUF file and name it with -m"},
+    {all, "-ctk --cache-type-k -ctv --cache-type-v --kv-cache-dtype", 1, "", Fate::refused,
+     "the KV cache is f16 or f32"},
+    {chat, "-no-cnv --no-conversation", 0, "", Fate::refused,
+     "chat always holds a conversation; the server's /v1/completions continues plain text"},
+    {talkers, "--lora --lora-scaled --lora-init-without-apply --control-vector --control-vector-scaled", 1, "",
+     Fate::refused, "quire has no adapters"},
+    {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
+    {talkers, "-md --model-draft --spec-type -lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "",
+     Fate::refused, "quire does not decode speculatively"},
+    {talkers, "--grammar --grammar-file -j --json-schema -jf --json-schema-file", 1, "", Fate::refused,
+     "quire cannot hold answers to a grammar"},
+    {talkers, "--samplers --sampler-seq --sampling-seq", 1, "", Fate::refused, "the order of sampling is fixed"},
+    {talkers,
+     "--mirostat --xtc-probability --dry-multiplier --dynatemp-range --dynatemp-exp --typical --typical-p "
+     "--top-nsigma --top-n-sigma --adaptive-target",
+     1, "", Fate::refused, "quire does not sample like that"},
+    {talkers,
+     "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
+     "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
+     1, "", Fate::refused, "positions are scaled as the model file says"},
+    {talkers, "--override-kv", 1, "", Fate::refused, "what the model file says cannot be changed"},
+    {talkers, "--context-shift", 0, "", Fate::refused, "a full context ends the answer"},
+    {talkers, "--cache-reuse", 1, "", Fate::refused, "only the beginning of a prompt is found again"},
+    {talkers, "-rea --reasoning --reasoning-format --reasoning-budget --reasoning-effort --chat-template-kwargs", 1, "",
+     Fate::refused, "quire does not steer a model's reasoning"},
+    {talkers, "--rpc -tp --tensor-parallel-size", 1, "", Fate::refused, "a model runs on one device"},
+    {talkers, "--dtype", 1, "", Fate::refused, "weights have the types of the file"},
+    {server, "--quantization", 1, "", Fate::refused, "weights have the types of the file"},
+    {server, "--pipeline-parallel-size", 1, "1", Fate::ignored, ""},
+    {server, "--pipeline-parallel-size", 1, "", Fate::refused, "a model runs on one device"},
+    {server, "--tokenizer --hf-config-path", 1, "", Fate::refused, "the tokenizer and the shape are the file's"},
+    {server, "--enable-lora", 0, "", Fate::refused, "quire has no adapters"},
+    {server, "--speculative-config", 1, "", Fate::refused, "quire does not decode speculatively"},
+    {server, "--enable-auto-tool-choice", 0, "", Fate::refused, "the server calls no tools"},
+    {talkers, "-cl --cache-list --list-devices --completion-bash", 0, "", Fate::refused, "quire has no such list"},
+    {talkers, "-sp --special", 0, "", Fate::refused, "special tokens are not shown"},
+    {talkers, "-r --reverse-prompt", 1, "", Fate::refused, "stop strings come with a request to the server"},
+    {chat, "-l --logit-bias", 1, "", Fate::refused, "biases come with a request to the server"},
+    {chat, "-sysf --system-prompt-file", 1, "", Fate::refused, "give the text itself: -sys \"$(cat FILE)\""},
+    {chat, "-bf --binary-file -o --output-file --prompt-cache --in-prefix --in-suffix --server-base", 1, "",
+     Fate::refused, "quire's chat has nothing like it"},
+    {server, "-nocb --no-cont-batching -no-kvu --no-kv-unified", 0, "", Fate::refused,
+     "requests always run together, from one pool of blocks"},
+    {server, "--slots --props --rerank --reranking --reuse-port", 0, "", Fate::refused,
+     "the server has nothing like it"},
+    {server,
+     "--slot-save-path --path --api-prefix --media-path --models-dir --models-preset --models-max --tools "
+     "--sleep-idle-seconds --pooling",
+     1, "", Fate::refused, "the server has nothing like it"},
+};
+
+bool has_name(std::string_view names, std::string_view name) {
+    for (std::size_t at = 0; (at = names.find(name, at)) != std::string_view::npos; at += name.size())
+        if ((at == 0 || names[at - 1] == ' ') && (at + name.size() == names.size() || names[at + name.size()] == ' '))
+            return true;
+    return false;
+}
+
+std::optional<double> as_number(std::string_view text) {
+    double value          = 0;
+    const auto [end, bad] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (bad != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+    return value;
+}
+
+bool same_value(std::string_view a, std::string_view b) {
+    return a == b || (as_number(a) && as_number(a) == as_number(b));
+}
+
+const ForeignFlag* find_foreign(Program program, std::string_view name, std::string_view value) {
+    for (const ForeignFlag& flag : foreign_flags)
+        if ((flag.programs & int(program)) != 0 && has_name(flag.names, name) &&
+            (flag.only.empty() || same_value(flag.only, value)))
+            return &flag;
+    return nullptr;
+}
+
+bool looks_like_flag(std::string_view word) { return word.size() > 1 && word[0] == '-' && !as_number(word); }
+
+Result<TranslatedFlags> translate_flags(Program program, std::span<const std::string> words, const OwnFlag& own) {
+    TranslatedFlags done;
+    std::string     ignored;
+    for (std::size_t i = 0; i < words.size(); i++) {
+        const std::string& word = words[i];
+        if (!looks_like_flag(word)) {
+            done.words.push_back(word);
+            continue;
+        }
+        const bool                joined      = word.starts_with("--") && word.find('=') != std::string::npos;
+        const std::string         name        = joined ? word.substr(0, word.find('=')) : word;
+        const std::string         value       = joined                 ? word.substr(name.size() + 1)
+                                                : i + 1 < words.size() ? words[i + 1]
+                                                                       : std::string();
+        const std::optional<bool> takes_value = own(name);
+        const ForeignFlag*        foreign     = find_foreign(program, name, value);
+        if (foreign && (!takes_value || !foreign->only.empty())) {
+            const bool takes =
+                !joined && (foreign->values == 1 || (foreign->values < 0 && !value.empty() && !looks_like_flag(value)));
+            if (foreign->values == 1 && value.empty() && !joined) return fail(name, " needs a value");
+            if (foreign->fate == Fate::refused) return fail(name, ": ", foreign->text);
+            if (foreign->fate == Fate::ignored) ignored += cat(ignored.empty() ? "" : ", ", name);
+            std::stringstream text{std::string(foreign->text)};
+            for (std::string part; foreign->fate == Fate::renamed && std::getline(text, part, ' ');)
+                if (part != "=") done.words.push_back(part);
+                else if (takes || joined) done.words.push_back(value);
+            i += takes;
+        } else if (takes_value) {
+            done.words.push_back(word);
+            if (!*takes_value || joined || i + 1 == words.size()) continue;
+            if (!looks_like_flag(value)) done.words.push_back(words[++i]);
+            else if (!own(value) && !find_foreign(program, value, "")) // a value that begins with a dash
+                done.words.back() += cat(word[1] == '-' ? "=" : "", words[++i]);
+        } else if (word[1] != '-' && word.size() > 2) {
+            // -n128 is a letter and its number.
+            if (!as_number(word.substr(2)) || !own(word.substr(0, 2)).value_or(false))
+                return fail("there is no flag ", word, "; --help lists them");
+            done.words.push_back(word.substr(0, 2));
+            done.words.push_back(word.substr(2));
+        } else {
+            done.words.push_back(word);
+        }
+    }
+    if (!ignored.empty()) done.note = cat("without a meaning here, and ignored: ", ignored);
+    return done;
+}
+
+} // namespace quire
