@@ -57,12 +57,12 @@ class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
         : options_(options), info_(info), gpu_(gpu),
-          has_blas_(!options.deterministic && cuda::open_blas(*gpu) == nullptr) {}
+          has_blas_(!options.deterministic && cuda::open_cublaslt(*gpu) == nullptr) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
         graphs_.each(forget_graph);
-        cuda::destroy_tape(tape_);
+        cuda::destroy_decode_megakernel(tape_);
         cuda::release(staging_);
         for (void* memory : owned_) cuda::release(memory);
         for (void* memory : owned_host_) cuda::release_host(memory);
@@ -162,31 +162,31 @@ private:
     Recent<GraphKey, void*> graphs_{most_graphs}; // executable; null: the shape came once, and ran as it was
     // Steps of one token: what the first one was told becomes one kernel, where the GPU has that.
     enum class Telling : std::uint8_t { not_yet, now, done };
-    Telling                   telling_ = Telling::not_yet;
-    std::vector<cuda::TapeOp> told_;
-    void*                     tape_        = nullptr;
-    const float*              tape_logits_ = nullptr;
-    bool                      one_token() const {
+    Telling                      telling_ = Telling::not_yet;
+    std::vector<cuda::Operation> told_;
+    void*                        tape_        = nullptr;
+    const float*                 tape_logits_ = nullptr;
+    bool                         one_token() const {
         return shape_.tokens == 1 && shape_.logit_rows == 1 && n_tiles_ == 0 && !options_.deterministic;
     }
-    void tell(const cuda::TapeOp& op) {
+    void tell(const cuda::Operation& op) {
         if (telling_ == Telling::now) told_.push_back(op);
     }
     // Norms, products and rotations that have not begun yet.
-    std::vector<cuda::TapeOp> queue_;
-    void                      submit(const cuda::TapeOp& op);
-    void                      flush();
-    void                      run(const cuda::TapeOp& op);
-    void                      multiply(const cuda::TapeOp& op);
-    void                      multiply_rows(const cuda::TapeOp& op, std::span<const cuda::Product> products, int most);
-    int                       run_prompt(std::span<const cuda::TapeOp> ops);
-    float*                    partial_ = nullptr;
-    std::int32_t*             tickets_ = nullptr;
-    std::int32_t*             best_ = nullptr; // of each logit row; pinned, so that kernels write it there themselves
-    Half*                     dequantized_      = nullptr;
-    std::int64_t              dequantized_size_ = 0;
-    float*                    logits_           = nullptr; // pinned
-    std::size_t               logits_size_      = 0;
+    std::vector<cuda::Operation> queue_;
+    void                         submit(const cuda::Operation& op);
+    void                         flush();
+    void                         run(const cuda::Operation& op);
+    void                         multiply(const cuda::Operation& op);
+    void          multiply_rows(const cuda::Operation& op, std::span<const cuda::Projection> products, int most);
+    int           run_prompt(std::span<const cuda::Operation> ops);
+    float*        partial_          = nullptr;
+    std::int32_t* tickets_          = nullptr;
+    std::int32_t* best_             = nullptr; // of each logit row; pinned, so that kernels write it there themselves
+    Half*         dequantized_      = nullptr;
+    std::int64_t  dequantized_size_ = 0;
+    float*        logits_           = nullptr; // pinned
+    std::size_t   logits_size_      = 0;
     // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
     SamplingLimits sampling_limits_;
     std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
@@ -378,18 +378,18 @@ void CudaBackend::tune() {
             cuda::dequantize(w, dequantized_, *gpu_);
             values = dequantized_;
         }
-        const cuda::BlasShape shape{w.rows, w.cols, logits, count, stride, 0};
+        const cuda::CublasltShape shape{w.rows, w.cols, logits, count, stride, 0};
         // Fewer rows, and many, have kernels of our own.
-        cuda::TapeOp op;
-        op.kind       = cuda::TapeOp::products;
-        op.cols       = w.cols;
-        op.product[0] = {w};
-        op.n_products = 1;
+        cuda::Operation op;
+        op.kind          = cuda::Operation::gemm;
+        op.cols          = w.cols;
+        op.projection[0] = {w};
+        op.n_projections = 1;
         int least = 1, most = logits ? limits_.max_logit_rows : limits_.max_tokens;
-        if (!logits && is_f16(w) && has_dense_) least = cuda::most_dense_rows + 1;
-        if (!is_f16(w) && cuda::can_batch(*gpu_, w)) least = cuda::most_batch_rows + 1;
-        if (!logits && cuda::can_prompt(*gpu_, op)) most = std::min(most, least_prompt - 1);
-        cuda::tune_blas(shape, values, least, most, *gpu_);
+        if (!logits && is_f16(w) && has_dense_) least = cuda::max_layer_kernel_rows + 1;
+        if (!is_f16(w) && cuda::can_skinny_gemm(*gpu_, w)) least = cuda::max_skinny_rows + 1;
+        if (!logits && cuda::match_prefill_gemm(&op, 1, *gpu_) > 0) most = std::min(most, least_prompt - 1);
+        cuda::tune_cublaslt(shape, values, least, most, *gpu_);
     };
     const auto apart = [&](std::size_t i) { // of a matrix and the next, where they may go together; else 0
         if (i + 1 >= multiplied_.size()) return std::ptrdiff_t(0);
@@ -408,12 +408,12 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_ = l;
     cuda::use(*gpu_);
     if (l.n_heads > 65535) return fail_with(ErrorKind::input, "the GPU's kernels know 65535 heads, not ", l.n_heads);
-    has_dense_         = !options_.deterministic && cuda::prepare_dense(*gpu_) > 0;
+    has_dense_         = !options_.deterministic && cuda::prepare_layer_kernel(*gpu_) > 0;
     limits_.max_tokens = std::max(l.max_tokens, 8);
     const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
                L = std::size_t(l.max_logit_rows);
     // In deterministic steps every token is an item; else one token of each sequence.
-    const std::size_t chunks = std::size_t(l.context) / cuda::attention_chunk + 2;
+    const std::size_t chunks = std::size_t(l.context) / cuda::fixed_split_length + 2;
     const std::size_t items  = options_.deterministic
                                    ? std::size_t(rounded_items(int(T * chunks)))
                                    : 2 * std::size_t(rounded_items(int(S * chunks))); // long and short
@@ -423,7 +423,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     at_rows_                 = 3 * T;
     at_starts_               = at_rows_ + std::max(L, T);
     at_items_                = at_starts_ + S;
-    at_tiles_                = at_items_ + items * sizeof(cuda::DecodeItem) / 4;
+    at_tiles_                = at_items_ + items * sizeof(cuda::SplitKvItem) / 4;
     at_tables_               = at_tiles_ + T * 3;
     plan_ints_               = at_tables_ + tables;
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
@@ -434,7 +434,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
     best_            = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
-    sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::most_top, l.vocab_size)};
+    sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size)};
     const std::size_t request =
         sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.draws), std::size_t(sampling_limits_.edits));
     const std::size_t reply = std::size_t(sampling_limits_.answers) * sizeof(TokenLogprob);
@@ -462,7 +462,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.logit_rows   = device_ + at_rows_;
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
-    on_device_.items.list   = reinterpret_cast<const cuda::DecodeItem*>(device_ + at_items_);
+    on_device_.items.list   = reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_);
     if (has_blas_) tune();
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
@@ -510,7 +510,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
 
     n_tiles_           = 0;
     int        n_items = 0;
-    const auto item    = [&](const cuda::DecodeItem& i) {
+    const auto item    = [&](const cuda::SplitKvItem& i) {
         std::memcpy(host_ + at_items_ + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
     };
     const int  tile      = cuda::prefill_tile(*gpu_, limits_.head_dim);
@@ -520,13 +520,13 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     const auto single = [&](int s) { // a sequence of one query
         return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
     };
-    cuda::DecodeChunks chunks;
+    cuda::SplitLengths chunks;
     if (!options_.deterministic) {
         std::int64_t work = 0;
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
                 work += plan.positions[std::size_t(row)] + 1 - seen_from(row);
-        chunks = cuda::decode_chunks(*gpu_, limits_.head_dim, work * limits_.n_kv_heads);
+        chunks = cuda::split_lengths(*gpu_, limits_.head_dim, work * limits_.n_kv_heads);
     }
     const auto one_query = [&](int row, int s, int chunk) {
         const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1,
@@ -535,7 +535,7 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
         const bool fixed = options_.deterministic;
         const int  from  = fixed ? begin / chunk * chunk : begin;
         const auto [n, length] =
-            fixed ? cuda::Chunks{(end - from + chunk - 1) / chunk, chunk} : cuda::chunks_of(end - from, chunk);
+            fixed ? cuda::Splits{(end - from + chunk - 1) / chunk, chunk} : cuda::splits_of(end - from, chunk);
         for (int c = 0; c < n; c++)
             item({row, plan.table_start[std::size_t(s)], std::max(begin, from + c * length),
                   std::min(end, from + (c + 1) * length), n, c, old});
@@ -556,9 +556,9 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
         while (n_items - from < n) item({});
         return n;
     };
-    cuda::DecodeItems& items = on_device_.items;
-    items.n                  = round_up(0);
-    items.n_short            = 0;
+    cuda::SplitKvItems& items = on_device_.items;
+    items.n                   = round_up(0);
+    items.n_short             = 0;
     if (chunks.short_length > 0 && tile > 0) {
         for (int s = 0; s < plan.n_seqs(); s++)
             if (single(s)) one_query(plan.token_start[std::size_t(s)], s, chunks.short_length);
@@ -578,7 +578,7 @@ bool CudaBackend::replay_step() {
     if (one_token()) {
         if (telling_ == Telling::not_yet) telling_ = Telling::now;
         if (tape_ != nullptr && on_device_.items.n * limits_.n_kv_heads <= most_tape_items &&
-            cuda::run_tape(tape_, on_device_, partial_, tickets_, *gpu_)) {
+            cuda::run_decode_megakernel(tape_, on_device_, partial_, tickets_, *gpu_)) {
             cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, *gpu_);
             capturing_ = false;
             cuda::end_launches(*gpu_);
@@ -605,8 +605,8 @@ void CudaBackend::end_step() {
     flush();
     if (telling_ == Telling::now) {
         telling_ = Telling::done;
-        if (!told_.empty()) tape_logits_ = static_cast<const float*>(told_.back().product[0].out);
-        tape_ = cuda::make_tape(told_.data(), int(told_.size()), *gpu_);
+        if (!told_.empty()) tape_logits_ = static_cast<const float*>(told_.back().projection[0].out);
+        tape_ = cuda::make_decode_megakernel(told_.data(), int(told_.size()), *gpu_);
         told_ = {};
     }
     if (std::exchange(capturing_, false)) {
@@ -655,7 +655,7 @@ StepResults CudaBackend::results() {
 // -- the operations
 
 void CudaBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
-    cuda::TapeOp op;
+    cuda::Operation op;
     op.weight   = weight_of(weight);
     op.residual = floats(out);
     if (positions) telling_ = Telling::done; // not for a tape
@@ -674,8 +674,8 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
                    residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, *gpu_);
         return;
     }
-    cuda::TapeOp op;
-    op.kind        = cuda::TapeOp::norm;
+    cuda::Operation op;
+    op.kind        = cuda::Operation::norm;
     op.x           = x.data;
     op.x_is_float  = x.type == DType::F32;
     op.residual    = residual ? floats(*residual) : nullptr;
@@ -688,31 +688,31 @@ void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bia
 }
 
 void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    cuda::TapeOp op;
-    op.kind = cuda::TapeOp::products;
+    cuda::Operation op;
+    op.kind = cuda::Operation::gemm;
     op.x    = x.data;
     op.rows = x.rows;
     op.cols = x.cols;
     for (const Projection& p : projections)
-        op.product[op.n_products++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
-                                       p.out.type == DType::F32};
+        op.projection[op.n_projections++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
+                                             p.out.type == DType::F32};
     submit(op);
 }
 
 void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
-    cuda::TapeOp op;
-    op.kind       = cuda::TapeOp::gated;
-    op.x          = x.data;
-    op.rows       = x.rows;
-    op.cols       = x.cols;
-    op.product[0] = {weight_of(*gate.weight), nullptr, gate.out.data, false};
-    op.product[1] = {weight_of(*up.weight), nullptr, up.out.data, false};
-    op.n_products = 2;
+    cuda::Operation op;
+    op.kind          = cuda::Operation::gated_gemm;
+    op.x             = x.data;
+    op.rows          = x.rows;
+    op.cols          = x.cols;
+    op.projection[0] = {weight_of(*gate.weight), nullptr, gate.out.data, false};
+    op.projection[1] = {weight_of(*up.weight), nullptr, up.out.data, false};
+    op.n_projections = 2;
     submit(op);
 }
 
 // Norms, products and rotations of some tokens wait for those that follow, up to the next attention.
-void CudaBackend::submit(const cuda::TapeOp& op) {
+void CudaBackend::submit(const cuda::Operation& op) {
     tell(op);
     if (op.rows == shape_.tokens && op.rows > 1 && !options_.deterministic) {
         queue_.push_back(op);
@@ -724,9 +724,9 @@ void CudaBackend::submit(const cuda::TapeOp& op) {
 
 // Runs what waits, as one kernel or a few where that can be.
 void CudaBackend::flush() {
-    std::span<const cuda::TapeOp> ops = queue_;
-    for (; !ops.empty() && ops[0].kind == cuda::TapeOp::norm; ops = ops.subspan(1)) run(ops[0]);
-    int done = cuda::run_dense(ops.data(), int(ops.size()), shape_.tokens, on_device_, *gpu_);
+    std::span<const cuda::Operation> ops = queue_;
+    for (; !ops.empty() && ops[0].kind == cuda::Operation::norm; ops = ops.subspan(1)) run(ops[0]);
+    int done = cuda::run_layer_kernel(ops.data(), int(ops.size()), shape_.tokens, on_device_, *gpu_);
     for (ops = ops.subspan(std::size_t(done)); !ops.empty(); ops = ops.subspan(std::size_t(done))) {
         done = run_prompt(ops);
         if (done == 0) run(ops[0]), done = 1;
@@ -734,57 +734,59 @@ void CudaBackend::flush() {
     queue_.clear();
 }
 
-void CudaBackend::run(const cuda::TapeOp& op) {
+void CudaBackend::run(const cuda::Operation& op) {
     const auto* x    = static_cast<const Half*>(op.x);
-    auto*       gate = static_cast<Half*>(op.product[0].out);
-    if (op.kind == cuda::TapeOp::norm) {
+    auto*       gate = static_cast<Half*>(op.projection[0].out);
+    if (op.kind == cuda::Operation::norm) {
         cuda::norm(op.x, op.x_is_float, op.norm_weight, nullptr, op.eps, op.residual, static_cast<Half*>(op.out),
                    op.rows, op.cols, *gpu_);
-    } else if (op.kind == cuda::TapeOp::rope_and_store) {
+    } else if (op.kind == cuda::Operation::rope_and_store) {
         cuda::rope_and_store(op.rope, on_device_, op.rows, *gpu_);
-    } else if (op.kind == cuda::TapeOp::products) {
+    } else if (op.kind == cuda::Operation::gemm) {
         multiply(op);
     } else if (op.rows != 1 || options_.deterministic ||
-               !cuda::matmul_gated(x, op.product[0].weight, op.product[1].weight, gate, *gpu_)) {
+               !cuda::gemv_gated(x, op.projection[0].weight, op.projection[1].weight, gate, *gpu_)) {
         multiply(op);
-        cuda::silu_mul(gate, static_cast<const Half*>(op.product[1].out), op.rows * op.product[0].weight.rows, *gpu_);
+        cuda::silu_mul(gate, static_cast<const Half*>(op.projection[1].out), op.rows * op.projection[0].weight.rows,
+                       *gpu_);
     }
 }
 
 // Products with the rows of a prompt, and what follows them, as one kernel; returns how many operations that were, 0 where it
 // cannot, or where there are too few rows.
-int CudaBackend::run_prompt(std::span<const cuda::TapeOp> ops) {
-    if (ops[0].rows < least_prompt || options_.deterministic || !cuda::can_prompt(*gpu_, ops[0])) return 0;
-    const std::size_t           n = std::min<std::size_t>(ops.size(), 2);
-    std::array<cuda::TapeOp, 2> with_halves;
+int CudaBackend::run_prompt(std::span<const cuda::Operation> ops) {
+    if (ops[0].rows < least_prompt || options_.deterministic || cuda::match_prefill_gemm(ops.data(), 1, *gpu_) == 0)
+        return 0;
+    const std::size_t              n = std::min<std::size_t>(ops.size(), 2);
+    std::array<cuda::Operation, 2> with_halves;
     std::copy_n(ops.begin(), n, with_halves.begin());
     std::int64_t used = 0;
-    for (int i = 0; i < ops[0].n_products; i++) {
-        cuda::Weight& w = with_halves[0].product[i].weight;
+    for (int i = 0; i < ops[0].n_projections; i++) {
+        cuda::Weight& w = with_halves[0].projection[i].weight;
         if (w.form == cuda::WeightForm::f16) continue;
         if (used + w.rows * w.cols > dequantized_size_) return 0;
         cuda::dequantize(w, dequantized_ + used, *gpu_);
         w.data = dequantized_ + used, w.form = cuda::WeightForm::f16;
         used += w.rows * w.cols;
     }
-    return cuda::run_prompt(with_halves.data(), int(n), on_device_, *gpu_);
+    return cuda::run_prefill_gemm(with_halves.data(), int(n), on_device_, *gpu_);
 }
 
-void CudaBackend::multiply(const cuda::TapeOp& op) {
-    const auto*                          x = static_cast<const Half*>(op.x);
-    const std::span<const cuda::Product> products(op.product, std::size_t(op.n_products));
-    if (!std::ranges::all_of(products, [](const cuda::Product& p) { return cuda::is_regular(p.weight); })) {
-        cuda::matmul_plain(x, op.rows, op.cols, op.product, op.n_products, *gpu_);
+void CudaBackend::multiply(const cuda::Operation& op) {
+    const auto*                             x = static_cast<const Half*>(op.x);
+    const std::span<const cuda::Projection> products(op.projection, std::size_t(op.n_projections));
+    if (!std::ranges::all_of(products, [](const cuda::Projection& p) { return cuda::is_regular(p.weight); })) {
+        cuda::gemm_plain(x, op.rows, op.cols, op.projection, op.n_projections, *gpu_);
         return;
     }
-    const auto is_f16 = [](const cuda::Product& p) { return p.weight.form == cuda::WeightForm::f16; };
-    const bool batch  = !options_.deterministic && std::ranges::all_of(products, [&](const cuda::Product& p) {
-        return cuda::can_batch(*gpu_, p.weight);
+    const auto is_f16 = [](const cuda::Projection& p) { return p.weight.form == cuda::WeightForm::f16; };
+    const bool batch  = !options_.deterministic && std::ranges::all_of(products, [&](const cuda::Projection& p) {
+        return cuda::can_skinny_gemm(*gpu_, p.weight);
     });
     const bool blas   = has_blas_ && !options_.deterministic && is_f16(products[0]);
-    const int  vector = options_.deterministic ? cuda::most_vector_rows : batch ? 1 : blas ? 4 : cuda::most_vector_rows;
-    if (batch && op.rows > vector && op.rows <= (blas ? 7 : cuda::most_batch_rows)) { // the library is better from 8 on
-        cuda::matmul_batch(x, int(op.rows), op.cols, op.product, op.n_products, *gpu_);
+    const int  vector = options_.deterministic ? cuda::max_gemv_rows : batch ? 1 : blas ? 4 : cuda::max_gemv_rows;
+    if (batch && op.rows > vector && op.rows <= (blas ? 7 : cuda::max_skinny_rows)) { // the library is better from 8 on
+        cuda::skinny_gemm(x, int(op.rows), op.cols, op.projection, op.n_projections, *gpu_);
         return;
     }
     if (op.rows <= vector || !has_blas_) {
@@ -792,12 +794,12 @@ void CudaBackend::multiply(const cuda::TapeOp& op) {
         return;
     }
     for (std::size_t i = 0, count = 1; i < products.size(); i += count) {
-        const cuda::Product& p = products[i];
+        const cuda::Projection& p = products[i];
         // Neighbours of one shape, weights and results as far from one another, are one product.
         std::int64_t weight_stride = 0, out_stride = 0;
         for (count = 1; is_f16(p) && i + count < products.size(); count++) {
-            const cuda::Product &before = products[i + count - 1], &next = products[i + count];
-            const std::int64_t   apart =
+            const cuda::Projection &before = products[i + count - 1], &next = products[i + count];
+            const std::int64_t      apart =
                 static_cast<const Half*>(next.weight.data) - static_cast<const Half*>(before.weight.data);
             const std::int64_t out_apart = static_cast<const Half*>(next.out) - static_cast<const Half*>(before.out);
             if (!is_f16(next) || next.weight.rows != p.weight.rows || next.out_is_float || p.out_is_float ||
@@ -811,30 +813,30 @@ void CudaBackend::multiply(const cuda::TapeOp& op) {
             cuda::dequantize(p.weight, dequantized_, *gpu_);
             values = dequantized_;
         }
-        const std::span<const cuda::Product> some = products.subspan(i, count);
-        if (!cuda::matmul_blas(x, op.rows, values,
-                               {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride},
-                               p.out, *gpu_)) {
-            multiply_rows(op, some, cuda::most_vector_rows);
+        const std::span<const cuda::Projection> some = products.subspan(i, count);
+        if (!cuda::cublaslt_gemm(x, op.rows, values,
+                                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride},
+                                 p.out, *gpu_)) {
+            multiply_rows(op, some, cuda::max_gemv_rows);
             continue;
         }
-        for (const cuda::Product& each : some)
+        for (const cuda::Projection& each : some)
             if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, *gpu_);
     }
 }
 
 // By the kernels for few rows, `most` of them at a time.
-void CudaBackend::multiply_rows(const cuda::TapeOp& op, std::span<const cuda::Product> products, int most) {
+void CudaBackend::multiply_rows(const cuda::Operation& op, std::span<const cuda::Projection> products, int most) {
     const auto* x = static_cast<const Half*>(op.x);
     for (std::int64_t row = 0; row < op.rows; row += most) {
-        cuda::Product some[cuda::most_products];
-        int           n = 0;
-        for (cuda::Product p : products) {
+        cuda::Projection some[cuda::max_projections];
+        int              n = 0;
+        for (cuda::Projection p : products) {
             p.out     = static_cast<std::byte*>(p.out) + row * p.weight.rows * (p.out_is_float ? 4 : 2);
             some[n++] = p;
         }
-        cuda::matmul_vector(x + row * op.cols, int(std::min<std::int64_t>(most, op.rows - row)), op.cols, some, n,
-                            options_.deterministic, *gpu_);
+        cuda::gemv(x + row * op.cols, int(std::min<std::int64_t>(most, op.rows - row)), op.cols, some, n,
+                   options_.deterministic, *gpu_);
     }
 }
 
@@ -852,15 +854,15 @@ void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope,
     args.cache_k    = static_cast<Half*>(cache.k);
     args.cache_v    = static_cast<Half*>(cache.v);
     args.inv_freq   = frequencies;
-    args.half       = int(rope.inv_freq.size());
+    args.n_pairs    = int(rope.inv_freq.size());
     args.n_heads    = int(q.cols / cache.head_dim);
     args.n_kv_heads = cache.n_kv_heads;
     args.head_dim   = cache.head_dim;
     args.block_size = cache.block_size;
     args.scale      = rope.scale;
-    args.halves     = rope.halves;
-    cuda::TapeOp op;
-    op.kind = cuda::TapeOp::rope_and_store;
+    args.neox       = rope.halves;
+    cuda::Operation op;
+    op.kind = cuda::Operation::rope_and_store;
     op.rope = args;
     op.rows = q.rows;
     submit(op);
@@ -879,8 +881,8 @@ void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParam
     args.block_size = cache.block_size;
     args.scale      = params.scale;
     args.window     = params.window;
-    cuda::TapeOp op;
-    op.kind   = cuda::TapeOp::attention;
+    cuda::Operation op;
+    op.kind   = cuda::Operation::attention;
     op.attend = args;
     tell(op);
     cuda::attention_decode(args, on_device_, partial_, tickets_, *gpu_);
@@ -896,8 +898,8 @@ void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
 }
 
 void CudaBackend::add(Tensor x, Tensor y) {
-    cuda::TapeOp op;
-    op.kind     = cuda::TapeOp::add;
+    cuda::Operation op;
+    op.kind     = cuda::Operation::add;
     op.residual = floats(x);
     op.x        = y.data;
     tell(op);
@@ -906,8 +908,8 @@ void CudaBackend::add(Tensor x, Tensor y) {
 }
 
 void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
-    cuda::TapeOp op;
-    op.kind     = cuda::TapeOp::select;
+    cuda::Operation op;
+    op.kind     = cuda::Operation::select_rows;
     op.x        = x.data;
     op.residual = floats(out);
     tell(op);
