@@ -19,64 +19,15 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
-#include <cstdlib>
-
-#include "../kernels.h"
 #include "../ptx/tensor_map.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../warp.cuh"
+#include "layer_program.cuh"
 
-namespace quire::cuda {
+namespace quire::cuda::layer_kernel {
 
 namespace {
-
-constexpr int                  most_parts = 4, most_tokens = max_layer_kernel_rows, most_tiles = 1024;
-constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
-constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
-[[maybe_unused]] constexpr int multiplying  = 8;                    // warps
-[[maybe_unused]] constexpr int telling_warp = 8, hearing_warp = 9, weight_warp = 16, x_warp = 17;
-
-// Stages of the rings of weights and of x, N tokens.
-constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
-constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 64 ? 6 : 8; }
-constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
-constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
-
-// What becomes of a product's sums.
-enum class Then : int { write, swiglu, norm, rope };
-
-struct Result {
-    const float* bias;
-    void*        to; // [tokens × rows]
-    int          rows;
-    bool         is_float;
-};
-
-// Products of one x, and what follows.
-struct Part {
-    CUtensorMap weight[max_projections], x;                // tiles of 128 rows, by pairs; of all tokens
-    int    along[max_projections], apart[max_projections]; // the dimension in which a map's tiles follow, how far apart
-    Result result[max_projections];                        // of the norm: the first one's `to` gets the normed rows
-    int    first_tile[max_projections + 1], n_projections, n_steps; // of a tile
-    Then   then;
-    bool   up_first; // of gate and up, in memory
-    const float* norm_weight;
-    float        eps;
-    float*       residual;
-};
-
-struct Parts {
-    Part      part[most_parts];
-    RopeStore rope;
-    Plan      plan;
-    int       n_parts, n_tokens;
-    float*    sums;    // for norms: of a block's part of a tile, [tokens × 128], at block + tile
-    float4*   left;    // what a block left to the one that finishes its first tile, as the threads have it
-    unsigned* arrived; // how many have left something of a tile; zero before and after
-    unsigned* counter; // how often a block arrived, and how many are done; zero before and after
-};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -553,107 +504,13 @@ bool launch(const Parts& parts, Context& gpu) {
     return true;
 }
 
-constexpr int rounded(int n_tokens) {
-    return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128;
-}
-
-// Tiles of 128 rows, by pairs: [64 columns][8 rows, `row` apart][2, `pair` apart][n3, `third` apart][n4, `fourth` apart], of which
-// a tile has box3 · box4. Distances are in elements.
-bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::int64_t row, std::int64_t pair,
-                  std::int64_t n3, std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
-    const cuuint64_t sizes[5]   = {cuuint64_t(cols), 8, 2, cuuint64_t(n3), cuuint64_t(n4)};
-    const cuuint64_t strides[4] = {cuuint64_t(row) * 2, cuuint64_t(pair) * 2, cuuint64_t(third) * 2,
-                                   cuuint64_t(fourth) * 2};
-    const cuuint32_t box[5] = {tile_cols, 8, 2, cuuint32_t(box3), cuuint32_t(box4)}, steps[5] = {1, 1, 1, 1, 1};
-    return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, const_cast<void*>(data), sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// Whether `rope` rotates the results of this GEMM, whole heads of q and k.
-bool rotates(const RopeStore& rope, const Operation& op) {
-    const int D = rope.head_dim;
-    return op.kind == Operation::gemm && op.n_projections == 3 && op.projection[0].out == rope.q &&
-           op.projection[1].out == rope.k && op.projection[2].out == rope.v && rope.n_pairs * 2 == D && D >= 16 &&
-           tile_rows % D == 0 && !op.projection[0].out_is_float;
-}
-// Whether `norm` adds the result of this product to the residual.
-bool norms(const Operation& norm, const Operation& op) {
-    return op.kind == Operation::gemm && op.n_projections == 1 && norm.x == op.projection[0].out &&
-           !op.projection[0].out_is_float && norm.residual != nullptr && norm.cols == op.projection[0].weight.rows &&
-           norm.cols <= 4 * team * 4;
-}
-
-// The products of `op`, and what `next` makes of them. Returns how many of the two it is; 0: not for this kernel.
-int understand(const Operation& op, const Operation* next, int n_tokens, Parts& parts) {
-    Part&              part = parts.part[parts.n_parts];
-    const std::int64_t cols = op.cols;
-    if (cols % 8 != 0 || (op.kind != Operation::gemm && op.kind != Operation::gated_gemm)) return 0;
-    for (int k = 0; k < op.n_projections; k++)
-        if (op.projection[k].weight.form != WeightForm::f16 || op.projection[k].weight.cols != cols) return 0;
-    part.n_projections = op.n_projections;
-    part.n_steps       = int((cols + tile_cols - 1) / tile_cols);
-    part.then          = Then::write;
-    part.first_tile[0] = 0;
-    if (!encode_tiles(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
-    if (op.kind == Operation::gated_gemm) {
-        const Weight &     gate = op.projection[0].weight, &up = op.projection[1].weight;
-        const std::int64_t apart = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
-        part.up_first            = apart < 0;
-        if (gate.rows != up.rows || gate.rows % 8 != 0 || op.projection[0].out_is_float ||
-            !encode_pairs(part.weight[0], part.up_first ? up.data : gate.data, cols, cols, std::abs(apart),
-                          gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
-            return 0;
-        part.then          = Then::swiglu;
-        part.n_projections = 1;
-        part.along[0]      = 3;
-        part.apart[0]      = 8;
-        part.result[0]     = {nullptr, op.projection[0].out, int(gate.rows), false};
-        part.first_tile[1] = int((gate.rows + 63) / 64);
-        return part.first_tile[1] <= most_tiles ? 1 : 0;
-    }
-    if (next && next->kind == Operation::norm && norms(*next, op)) {
-        part.then        = Then::norm;
-        part.norm_weight = next->norm_weight;
-        part.eps         = next->eps;
-        part.residual    = next->residual;
-    } else if (next && next->kind == Operation::rope_and_store && rotates(next->rope, op)) {
-        part.then  = Then::rope;
-        parts.rope = next->rope;
-    }
-    for (int k = 0; k < op.n_projections; k++) {
-        const Projection&  p    = op.projection[k];
-        const std::int64_t rows = p.weight.rows;
-        const int          D    = parts.rope.head_dim;
-        const bool         half = part.then == Then::rope && k < 2 && parts.rope.neox; // pairs half a head apart
-        if (rows % 16 != 0 || !(half ? encode_pairs(part.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
-                                                    8 * cols, D / 16, rows / D, D * cols, tile_rows / D)
-                                     : encode_pairs(part.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
-                                                    16 * cols, 8, 1, 16 * cols, 1)))
-            return 0;
-        part.along[k]          = half ? 4 : 3;
-        part.apart[k]          = half ? tile_rows / D : 8;
-        part.result[k]         = {p.bias, part.then == Then::norm ? next->out : p.out, int(rows), p.out_is_float};
-        part.first_tile[k + 1] = part.first_tile[k] + int((rows + tile_rows - 1) / tile_rows);
-    }
-    return part.first_tile[part.n_projections] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
-}
-
-// As many operations as one launch runs, from the first one on; returns how many, 0: none.
-int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Parts& parts) {
-    const auto& room = gpu.dense;
-    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr) return 0;
-    int done = 0;
-    for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
-        const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);
-        if (n == 0) break;
-        more = parts.part[parts.n_parts++].then != Then::rope;
-        done += n;
-    }
-    return done < 2 ? 0 : done;
-}
-
 } // namespace
+
+} // namespace quire::cuda::layer_kernel
+
+namespace quire::cuda {
+
+using namespace layer_kernel;
 
 std::size_t prepare_layer_kernel(Context& gpu) {
     if (!gpu.sm90 || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
@@ -664,11 +521,6 @@ std::size_t prepare_layer_kernel(Context& gpu) {
     gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
     gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
     return gpu.bytes - before;
-}
-
-int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu) {
-    Parts parts{};
-    return compile(ops, n_ops, most_tokens, gpu, parts);
 }
 
 int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
