@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "rope.cuh"
 #include "warp.cuh"
 
 namespace quire::cuda {
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
         float sine[W], cosine[W];
 #pragma unroll
         for (int w = 0; w < W; w++) {
-            turn(position, a.inv_freq[pair + w], sine[w], cosine[w]);
+            rope_angle(position, a.inv_freq[pair + w], sine[w], cosine[w]);
             sine[w] *= a.scale, cosine[w] *= a.scale;
         }
 #pragma unroll

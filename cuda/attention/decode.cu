@@ -258,24 +258,24 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
     };
     std::int32_t block = block_of(0), next_block = block_of(2);
     if (lane == 0) {
-        for (int s = 0; s < R::stages; s++) barrier_init(&ready[warp][s], 1);
-        barriers_ready();
+        for (int s = 0; s < R::stages; s++) mbarrier_init(&ready[warp][s], 1);
+        mbarrier_init_fence();
     }
     __syncwarp();
-    const std::uint64_t policy = read_once();
+    const std::uint64_t policy = l2_evict_first();
     const auto          bring  = [&](int t) {
         if (t >= n_tiles) return;
         const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
         std::uint64_t* b = &ready[warp][t % R::stages];
-        if (lane == 0) barrier_expect(b, unsigned(high - low) * D * 4);
+        if (lane == 0) mbarrier_arrive_expect_tx(b, unsigned(high - low) * D * 4);
         __syncwarp();
         const int position = from + lane % 16, offset = position % a.block_size;
         if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
             const auto     at = ((std::int64_t(block) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
             unsigned char* to = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
-            copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
-            copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
+            tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
+            tma_copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
         }
         if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
     };
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
         const unsigned char* tile = ring + t % R::stages * R::tile_bytes;
         const auto           seen = [&](int position) { return position >= item.begin && position < item.end; };
         uint4                k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
-        barrier_wait(&ready[warp][t % R::stages], unsigned(t / R::stages) & 1);
+        mbarrier_wait(&ready[warp][t % R::stages], unsigned(t / R::stages) & 1);
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll

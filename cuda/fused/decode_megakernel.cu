@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(threads, 1)
     Ring                                   ring{xs + shape.x_room, shape.ring_bytes, full, empty};
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < most_stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], warps * 32);
-        for (int s = 0; s < slots; s++) barrier_init(&known[s], 32), barrier_init(&done[s], warps * 32);
-        barriers_ready();
+        for (int s = 0; s < most_stages; s++) mbarrier_init(&full[s], 1), mbarrier_init(&empty[s], warps * 32);
+        for (int s = 0; s < slots; s++) mbarrier_init(&known[s], 32), mbarrier_init(&done[s], warps * 32);
+        mbarrier_init_fence();
     }
     step.learn(shape, plan, items, n_items);
     __syncthreads();
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(threads, 1)
                 while (int(count - wanted) < 0);
             }
             Team::sync();
-            if (at > 0) barrier_arrive(done + (at - 1) % slots); // nobody is at it now
+            if (at > 0) mbarrier_arrive(done + (at - 1) % slots); // nobody is at it now
         };
         if (op.attends) {
             attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, step, wait);

@@ -19,9 +19,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "../ptx/tensor_map.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "../rope.cuh"
 #include "../warp.cuh"
 #include "layer_program.cuh"
 
@@ -70,9 +70,6 @@ __device__ uint2  as_halves(float4 v) {
     const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
     return {reinterpret_cast<const std::uint32_t&>(a), reinterpret_cast<const std::uint32_t&>(b)};
 }
-// What threads wrote, the copy engine sees, once it is known of.
-__device__ void show_copy_engine() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 // Counts one up, after what was written before; waits until so many are counted.
 __device__ void tell(unsigned* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
@@ -118,24 +115,15 @@ struct At {
         if (++stage == Stages) stage = 0, parity ^= 1;
     }
     // Waits until what was in the place has been used; the first time there was nothing.
-    __device__ void wait_free(const Ring& ring) const { barrier_wait(ring.empty + stage, parity ^ 1); }
-    __device__ void wait_full(const Ring& ring) const { barrier_wait(ring.full + stage, parity); }
+    __device__ void wait_free(const Ring& ring) const { mbarrier_wait(ring.empty + stage, parity ^ 1); }
+    __device__ void wait_full(const Ring& ring) const { mbarrier_wait(ring.full + stage, parity); }
 };
-
-__device__ void copy_rows(void* to, const CUtensorMap& map, int col, int third, int fourth, std::uint64_t* b,
-                          std::uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
-        "%3, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
-        "l"(&map), "r"(col), "r"(0), "r"(third), "r"(fourth), "r"(shared_address(b)), "l"(policy)
-        : "memory");
-}
 
 template <int N>
 __device__ void bring_weights(const Parts& parts, const Ring& ring) {
     for (int p = 0; p < parts.n_parts; p++)
-        for (int k = 0; k < parts.part[p].n_projections; k++) prefetch_map(parts.part[p].weight[k]);
-    const std::uint64_t  policy = read_once();
+        for (int k = 0; k < parts.part[p].n_projections; k++) tma_prefetch(parts.part[p].weight[k]);
+    const std::uint64_t  policy = l2_evict_first();
     At<weight_stages(N)> at;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
@@ -144,10 +132,10 @@ __device__ void bring_weights(const Parts& parts, const Ring& ring) {
         for (int i = share.begin; i < share.end; i++) {
             const int which = product_of(part, tile), place = (tile - part.first_tile[which]) * part.apart[which];
             at.wait_free(ring);
-            barrier_expect(ring.full + at.stage, weight_bytes);
-            copy_rows(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_cols,
-                      part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
-                      policy);
+            mbarrier_arrive_expect_tx(ring.full + at.stage, weight_bytes);
+            tma_copy_5d(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_k,
+                        part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
+                        policy);
             at.next();
             if (++step == part.n_steps) step = 0, tile++;
         }
@@ -156,7 +144,7 @@ __device__ void bring_weights(const Parts& parts, const Ring& ring) {
 
 template <int N>
 __device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& meeting) {
-    for (int p = 0; p < parts.n_parts; p++) prefetch_map(parts.part[p].x);
+    for (int p = 0; p < parts.n_parts; p++) tma_prefetch(parts.part[p].x);
     wait_for_inputs();
     At<x_stages(N)> at;
     unsigned        round = 0;
@@ -165,13 +153,13 @@ __device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& mee
         const Share share(part);
         if (p > 0 && !share.empty()) {
             meeting.wait(round);
-            show_copy_engine();
+            fence_async_global();
         }
         int step = share.begin % part.n_steps;
         for (int i = share.begin; i < share.end; i++) {
             at.wait_free(ring);
-            barrier_expect(ring.full + at.stage, x_bytes(N));
-            copy_tile(ring.memory + at.stage * x_bytes(N), part.x, step * tile_cols, 0, ring.full + at.stage);
+            mbarrier_arrive_expect_tx(ring.full + at.stage, x_bytes(N));
+            tma_copy_2d(ring.memory + at.stage * x_bytes(N), part.x, step * tile_k, 0, ring.full + at.stage);
             at.next();
             if (++step == part.n_steps) step = 0;
         }
@@ -228,7 +216,7 @@ __device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& 
         if (at < 0) return; // only fills up a graph
         float sine = 0, cosine = 1;
         if (turns) {
-            turn(tokens.position[token], frequency, sine, cosine);
+            rope_angle(tokens.position[token], frequency, sine, cosine);
             sine *= a.scale, cosine *= a.scale;
         }
         v += bias, u += other_bias;
@@ -284,26 +272,27 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
     const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
     const Share         share(part);
-    const std::uint64_t w0 = descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16, 1024),
-                        x0 = descriptor(shared_address(xs.memory), 16, 1024);
+    const std::uint64_t w0 = matrix_descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16,
+                                               1024),
+                        x0 = matrix_descriptor(shared_address(xs.memory), 16, 1024);
     float d[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) d[i] = 0;
     int        old_w = 0, old_x = 0; // places that the products before these read
     const auto free = [&] {
-        if (leader) barrier_arrive(weights.empty + old_w), barrier_arrive(xs.empty + old_x);
+        if (leader) mbarrier_arrive(weights.empty + old_w), mbarrier_arrive(xs.empty + old_x);
     };
     for (int unit = share.begin, tile = share.first_tile(); unit < share.end; tile++) {
         const int n = min(share.end, (tile + 1) * part.n_steps) - unit;
         for (int i = 0; i < n; i++) {
             at.w.wait_full(weights);
             at.x.wait_full(xs);
-            const std::uint64_t w = further(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
-                                x = further(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
+            const std::uint64_t w = advance(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
+                                x = advance(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < tile_cols / 16; k++)
-                multiply_tile<N>(d, further(w, unsigned(k) * 32), further(x, unsigned(k) * 32), k > 0 || i > 0);
+            for (int k = 0; k < tile_k / 16; k++)
+                wgmma_ss<N>(d, advance(w, unsigned(k) * 32), advance(x, unsigned(k) * 32), k > 0 || i > 0);
             wgmma_commit();
             if (i > 0) {
                 wgmma_wait<1>();
@@ -313,7 +302,7 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
             at.w.next(), at.x.next();
         }
         wgmma_wait<0>();
-        keep(d);
+        wgmma_pin(d);
         free();
         unit += n;
         if (part.then == Then::norm) {
@@ -327,10 +316,10 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
             for (int i = 0; i < words; i++)
                 to[i * multiplying * 32] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(talk.left);
+            if (threadIdx.x % 32 == 0) mbarrier_arrive(talk.left);
         } else {
             if (!share.ends(tile)) {
-                barrier_wait(talk.there, talk.there_parity);
+                mbarrier_wait(talk.there, talk.there_parity);
                 talk.there_parity ^= 1;
                 const int last = owner_of(part, (tile + 1) * part.n_steps - 1);
 #pragma unroll 1
@@ -353,7 +342,7 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
 __device__ void tell_others(const Part& part, const Parts& parts, Talk& talk) {
     const Share share(part);
     if (part.then == Then::norm || !share.leaves()) return;
-    barrier_wait(talk.left, talk.left_parity);
+    mbarrier_wait(talk.left, talk.left_parity);
     talk.left_parity ^= 1;
     if (threadIdx.x % 32 == 0) tell(parts.arrived + share.first_tile());
 }
@@ -363,7 +352,7 @@ __device__ void hear_others(const Part& part, const Parts& parts, const Talk& ta
     const int tile = share.last_tile();
     hear(parts.arrived + tile, unsigned(owner_of(part, (tile + 1) * part.n_steps - 1)) - blockIdx.x);
     parts.arrived[tile] = 0; // for the next part
-    barrier_arrive(talk.there);
+    mbarrier_arrive(talk.there);
 }
 
 // The sums of a tile for one token: so many parts of 128 floats, `stride` floats apart.
@@ -450,10 +439,10 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
     const int                warp = uniform(int(threadIdx.x) / 32);
     if (threadIdx.x == 0) {
         for (int s = 0; s < weight_stages(N); s++)
-            barrier_init(weights.full + s, 1), barrier_init(weights.empty + s, 2);
-        for (int s = 0; s < x_stages(N); s++) barrier_init(xs.full + s, 1), barrier_init(xs.empty + s, 2);
-        barrier_init(talks, multiplying), barrier_init(talks + 1, 1);
-        barriers_ready();
+            mbarrier_init(weights.full + s, 1), mbarrier_init(weights.empty + s, 2);
+        for (int s = 0; s < x_stages(N); s++) mbarrier_init(xs.full + s, 1), mbarrier_init(xs.empty + s, 2);
+        mbarrier_init(talks, multiplying), mbarrier_init(talks + 1, 1);
+        mbarrier_init_fence();
     }
     __syncthreads();
     if (warp >= weight_warp) {
@@ -480,7 +469,7 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
             else combine_norm<4>(part, parts, meeting, round, scratch);
         }
         if (p + 1 == parts.n_parts) break;
-        show_copy_engine();
+        fence_async_global();
         meeting.arrive();
         round++;
     }

@@ -11,13 +11,8 @@ namespace quire::cuda::layer_kernel {
 // a tile has box3 · box4. Distances are in elements.
 bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::int64_t row, std::int64_t pair,
                   std::int64_t n3, std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
-    const cuuint64_t sizes[5]   = {cuuint64_t(cols), 8, 2, cuuint64_t(n3), cuuint64_t(n4)};
-    const cuuint64_t strides[4] = {cuuint64_t(row) * 2, cuuint64_t(pair) * 2, cuuint64_t(third) * 2,
-                                   cuuint64_t(fourth) * 2};
-    const cuuint32_t box[5] = {tile_cols, 8, 2, cuuint32_t(box3), cuuint32_t(box4)}, steps[5] = {1, 1, 1, 1, 1};
-    return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, const_cast<void*>(data), sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    return encode_tensor_map<5>(map, data, {cols, 8, 2, n3, n4}, {row, pair, third, fourth},
+                                {tile_k, 8, 2, box3, box4});
 }
 
 // Whether `rope` rotates the results of this GEMM, whole heads of q and k.
@@ -42,10 +37,10 @@ int understand(const Operation& op, const Operation* next, int n_tokens, Parts& 
     for (int k = 0; k < op.n_projections; k++)
         if (op.projection[k].weight.form != WeightForm::f16 || op.projection[k].weight.cols != cols) return 0;
     part.n_projections = op.n_projections;
-    part.n_steps       = int((cols + tile_cols - 1) / tile_cols);
+    part.n_steps       = int((cols + tile_k - 1) / tile_k);
     part.then          = Then::write;
     part.first_tile[0] = 0;
-    if (!encode_tiles(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
+    if (!encode_matrix(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
     if (op.kind == Operation::gated_gemm) {
         const Weight &     gate = op.projection[0].weight, &up = op.projection[1].weight;
         const std::int64_t apart = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
@@ -92,7 +87,8 @@ int understand(const Operation& op, const Operation* next, int n_tokens, Parts& 
 // As many operations as one launch runs, from the first one on; returns how many, 0: none.
 int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Parts& parts) {
     const auto& room = gpu.dense;
-    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr) return 0;
+    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || tensor_map_encoder() == nullptr)
+        return 0;
     int done = 0;
     for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
         const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);

@@ -4,18 +4,18 @@
 #include <cuda.h>
 
 #include "../kernels.h"
-#include "../ptx/tensor_map.cuh"
+#include "../ptx/tma.cuh"
 
 namespace quire::cuda::layer_kernel {
 
 constexpr int                  most_parts = 4, most_tokens = max_layer_kernel_rows, most_tiles = 1024;
-constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
+constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_k * 2;
 constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
 [[maybe_unused]] constexpr int multiplying  = 8;                    // warps
 [[maybe_unused]] constexpr int telling_warp = 8, hearing_warp = 9, weight_warp = 16, x_warp = 17;
 
 // Stages of the rings of weights and of x, N tokens.
-constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
+constexpr __host__ __device__ int x_bytes(int N) { return N * tile_k * 2; }
 constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 64 ? 6 : 8; }
 constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
 constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }

@@ -3,6 +3,7 @@
 
 #include "../attention/decode.cuh"
 #include "../gemm/gemv_tma.cuh"
+#include "../rope.cuh"
 #include "megakernel_exchange.cuh"
 #include "megakernel_pipeline.cuh"
 

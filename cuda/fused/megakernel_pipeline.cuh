@@ -52,9 +52,9 @@ struct Ring {
     unsigned       place = 0, parity = 0; // among the stages; of its round
 
     // The next stage has come.
-    __device__ void wait() const { barrier_wait(full + place, parity); }
+    __device__ void wait() const { mbarrier_wait(full + place, parity); }
     // This thread is done with it.
-    __device__ void release() const { barrier_arrive(empty + place); }
+    __device__ void release() const { mbarrier_arrive(empty + place); }
     // The next stage's beginning.
     __device__ int  begin(int n_bytes) const { return at + n_bytes > bytes ? 0 : at; }
     __device__ void pass(int n_bytes) {
@@ -69,7 +69,7 @@ struct Slots {
     std::uint64_t *known, *done; // [slots]
 
     __device__ const Op& wait(int op) const {
-        barrier_wait(known + op % slots, unsigned(op / slots) & 1);
+        mbarrier_wait(known + op % slots, unsigned(op / slots) & 1);
         return ops[op % slots];
     }
 };
@@ -81,7 +81,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
                         std::int64_t cleared, bool odd, const Before& before) {
     constexpr int words = int(sizeof(Op) / 4), each = (words + 31) / 32;
     const int     lane   = int(threadIdx.x % 32);
-    const auto    policy = read_once();
+    const auto    policy = l2_evict_first();
     unsigned      next[each];
     const auto    read = [&](int op) {
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
     int      head = 0, start = 0, oldest = 0, in_use = 0;
     unsigned oldest_parity = 0;
     for (int op = 0; op < n_ops; op++) {
-        if (op >= slots) barrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
+        if (op >= slots) mbarrier_wait(all.done + op % slots, unsigned(op / slots - 1) & 1);
 #pragma unroll
         for (int w = 0; w < each; w++)
             if (lane + 32 * w < words) reinterpret_cast<unsigned*>(all.ops + op % slots)[lane + 32 * w] = next[w];
@@ -121,7 +121,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             from.stages       = (2 * from.pairs + from.rows - 1) / from.rows;
         }
         __syncwarp();
-        barrier_arrive(all.known + op % slots);
+        mbarrier_arrive(all.known + op % slots);
         read(op + 1);
         before(from);
         if (from.attends) continue;
@@ -138,7 +138,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             const int skipped = ring.begin(stage_bytes) != ring.at ? ring.bytes - ring.at : 0;
             while (in_use > 0 && (in_use == most_stages ||
                                   head + skipped + stage_bytes - __shfl_sync(~0u, start, oldest) > ring.bytes)) {
-                barrier_wait(ring.empty + oldest, oldest_parity);
+                mbarrier_wait(ring.empty + oldest, oldest_parity);
                 in_use--;
                 if (++oldest == most_stages) oldest = 0, oldest_parity ^= 1;
             }
@@ -148,11 +148,11 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             const int at = ring.begin(stage_bytes);
             have_room(stage_bytes);
             if (at != ring.at) head += ring.bytes - ring.at;
-            if (lane == 0) barrier_expect(ring.full + ring.place, unsigned(rows * from.row_bytes));
+            if (lane == 0) mbarrier_arrive_expect_tx(ring.full + ring.place, unsigned(rows * from.row_bytes));
             __syncwarp();
             if (copies && n > 0)
-                copy_bulk(ring.memory + at + part_at + to * bytes, data + first * bytes, unsigned(n * bytes),
-                          ring.full + ring.place, policy);
+                tma_copy_bulk(ring.memory + at + part_at + to * bytes, data + first * bytes, unsigned(n * bytes),
+                              ring.full + ring.place, policy);
             if (lane == int(ring.place)) start = head;
             head += stage_bytes, in_use++;
             ring.pass(stage_bytes);

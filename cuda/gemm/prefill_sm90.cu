@@ -17,9 +17,9 @@
 #include <type_traits>
 
 #include "../kernels.h"
-#include "../ptx/tensor_map.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "../rope.cuh"
 #include "../warp.cuh"
 
 namespace quire::cuda {
@@ -27,7 +27,7 @@ namespace quire::cuda {
 namespace {
 
 constexpr int                  M = 128, N = 256, stages = 4; // rows of x and of weights of a tile; of the ring
-constexpr int                  row_bytes = tile_cols * 2;    // of a tile, in shared memory
+constexpr int                  row_bytes = tile_k * 2;       // of a tile, in shared memory
 [[maybe_unused]] constexpr int x_bytes = M * row_bytes, stage_bytes = (M + N) * row_bytes;
 
 // What becomes of the sums.
@@ -75,7 +75,7 @@ __device__ void rotate(float (&sum)[N / 2], const Job& job, int row) {
         const float position = float(job.positions[min(row + 8 * r, job.n_rows - 1)]);
         const auto  each     = [&](int pair, int one, int other) {
             float sine, cosine;
-            turn(position, a.inv_freq[pair], sine, cosine);
+            rope_angle(position, a.inv_freq[pair], sine, cosine);
             sine *= a.scale, cosine *= a.scale;
 #pragma unroll
             for (int head = 0; head < Width / 2; head += D / 2) {
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(384, 1)
     __shared__ std::uint64_t full[stages], empty[stages];
     const int                group = uniform(int(threadIdx.x) / 128);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], 2);
-        barriers_ready();
+        for (int s = 0; s < stages; s++) mbarrier_init(&full[s], 1), mbarrier_init(&empty[s], 2);
+        mbarrier_init_fence();
     }
     __syncthreads();
     wait_for_inputs();
@@ -134,14 +134,14 @@ __global__ void __launch_bounds__(384, 1)
             const CUtensorMap* map   = whole ? maps.weight : maps.strip;
             const int          half  = whole ? N / 2 : N / 2 / Strips; // of the rows of weights
             for (int k = 0; k < job.n_steps; k++) {
-                barrier_wait(&empty[stage], parity);
-                barrier_expect(&full[stage], unsigned(x_bytes + 2 * half * row_bytes));
+                mbarrier_wait(&empty[stage], parity);
+                mbarrier_arrive_expect_tx(&full[stage], unsigned(x_bytes + 2 * half * row_bytes));
                 unsigned char *x = ring + stage * stage_bytes, *w = x + x_bytes;
-                copy_tile(x, maps.x, k * tile_cols, t.first_x, &full[stage]);
-                copy_tile(w, map[t.product], k * tile_cols, t.first_row, &full[stage]);
+                tma_copy_2d(x, maps.x, k * tile_k, t.first_x, &full[stage]);
+                tma_copy_2d(w, map[t.product], k * tile_k, t.first_row, &full[stage]);
                 if (What == Then::swiglu)
-                    copy_tile(w + half * row_bytes, map[1], k * tile_cols, t.first_row, &full[stage]);
-                else copy_tile(w + half * row_bytes, map[t.product], k * tile_cols, t.first_row + half, &full[stage]);
+                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_row, &full[stage]);
+                else tma_copy_2d(w + half * row_bytes, map[t.product], k * tile_k, t.first_row + half, &full[stage]);
                 if (++stage == stages) stage = 0, parity ^= 1;
             }
         }
@@ -151,24 +151,24 @@ __global__ void __launch_bounds__(384, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int           lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     const unsigned      at = shared_address(ring);
-    const std::uint64_t x0 = descriptor(at + unsigned(group) * 64 * row_bytes, 16, 8 * row_bytes),
-                        w0 = descriptor(at + x_bytes, 16, 8 * row_bytes);
+    const std::uint64_t x0 = matrix_descriptor(at + unsigned(group) * 64 * row_bytes, 16, 8 * row_bytes),
+                        w0 = matrix_descriptor(at + x_bytes, 16, 8 * row_bytes);
     float      sum[N / 2]  = {};
     int        stage       = 0;
     unsigned   parity      = 0;
     const auto free_stage  = [&](int s) {
-        if (threadIdx.x % 128 == 0) barrier_arrive(&empty[s]);
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(&empty[s]);
     };
     const auto work = [&]<int Width>(std::integral_constant<int, Width>, const Tile& t) {
         int before = 0;
         for (int k = 0; k < job.n_steps; k++) {
-            barrier_wait(&full[stage], parity);
-            const std::uint64_t x = further(x0, unsigned(stage * stage_bytes)),
-                                w = further(w0, unsigned(stage * stage_bytes));
+            mbarrier_wait(&full[stage], parity);
+            const std::uint64_t x = advance(x0, unsigned(stage * stage_bytes)),
+                                w = advance(w0, unsigned(stage * stage_bytes));
             wgmma_fence();
 #pragma unroll
-            for (int j = 0; j < tile_cols / 16; j++)
-                multiply_tile<Width>(sum, further(x, unsigned(j) * 32), further(w, unsigned(j) * 32), k + j);
+            for (int j = 0; j < tile_k / 16; j++)
+                wgmma_ss<Width>(sum, advance(x, unsigned(j) * 32), advance(w, unsigned(j) * 32), k + j);
             wgmma_commit();
             wgmma_wait<1>();
             if (k > 0) free_stage(before);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(384, 1)
             if (++stage == stages) stage = 0, parity ^= 1;
         }
         wgmma_wait<0>();
-        keep(sum);
+        wgmma_pin(sum);
         free_stage(before);
 
         const int n_cols = job.rows[t.product], row = t.first_x + warp * 16 + lane / 4; // and row + 8
@@ -248,7 +248,7 @@ bool rotates(const RopeStore& rope, const Operation& op) {
 } // namespace
 
 int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu) {
-    if (n_ops < 1 || !gpu.sm90 || encoder() == nullptr) return 0;
+    if (n_ops < 1 || !gpu.sm90 || tensor_map_encoder() == nullptr) return 0;
     const Operation& op    = ops[0];
     const bool       gated = op.kind == Operation::gated_gemm;
     if ((op.kind != Operation::gemm && !gated) || op.cols % 8 != 0) return 0;
@@ -268,7 +268,7 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     Job              job{};
     Maps             maps;
     job.n_rows  = int(op.rows);
-    job.n_steps = int((op.cols + tile_cols - 1) / tile_cols);
+    job.n_steps = int((op.cols + tile_k - 1) / tile_k);
     job.n_down  = int((op.rows + M - 1) / M);
     for (int k = 0; k < max_projections; k++) {
         const Projection& p     = op.projection[k];
@@ -292,11 +292,11 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     const bool cut    = time(strips, finer ? 0.33 : 0.55) < time(1, 1);
     job.n_whole       = cut ? n - rest : n;
     job.n_all         = cut ? n - rest + rest * strips : n;
-    bool ok           = encode_tiles(maps.x, op.x, op.rows, op.cols, M);
+    bool ok           = encode_matrix(maps.x, op.x, op.rows, op.cols, M);
     for (int k = 0; k < op.n_projections; k++) {
         const Weight& w = op.projection[k].weight;
-        ok              = ok && encode_tiles(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
-             encode_tiles(maps.strip[k], w.data, w.rows, op.cols, N / 2 / strips);
+        ok              = ok && encode_matrix(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
+             encode_matrix(maps.strip[k], w.data, w.rows, op.cols, N / 2 / strips);
     }
     const auto run = D == 64    ? launch<Then::rotate, 4, 64>
                      : D == 128 ? launch<Then::rotate, 2, 128>
