@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "paged_kv.cuh"
 #include "rope.cuh"
 #include "warp.cuh"
 
@@ -197,8 +198,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     const int rotated = slot < 0 ? a.n_heads : stored;
     // Head h of the block that holds this slot begins there.
     const auto place = [&](void* cache, int h) {
-        return static_cast<__half*>(cache) +
-               ((std::int64_t(slot / a.block_size) * a.n_kv_heads + h) * a.block_size + slot % a.block_size) * D;
+        return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.n_kv_heads, a.block_size) * D;
     };
     const auto source = [&](int head) {
         return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D

@@ -35,8 +35,7 @@ __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
         float top = -INFINITY, sum = 0;
         for (int position = a.window > 0 ? max(0, last - a.window + 1) : 0; position <= last; position++) {
             const std::int64_t at =
-                ((std::int64_t(table[position / a.block_size]) * a.n_kv_heads + kv_head) * a.block_size +
-                 position % a.block_size) *
+                kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.n_kv_heads, a.block_size) *
                 D;
             float score = 0;
             for (int d = lane; d < D; d += 32)
@@ -74,20 +73,18 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int         begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
     const int         n_tiles = (last - begin) / N + 1;
 
-    const int  shift = 31 - __clz(a.block_size);
-    const bool power = (a.block_size & (a.block_size - 1)) == 0;
-    const auto load  = [&](int t) { // K and V of one tile of positions
+    const BlockOf block_of{a.block_size};
+    const auto    load = [&](int t) { // K and V of one tile of positions
         constexpr int words = D / 8;
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
             const bool         valid = position <= last;
-            const int          block = !valid ? 0 : power ? position >> shift : position / a.block_size;
-            const std::int64_t at    = valid ? ((std::int64_t(table[block]) * a.n_kv_heads + kv_head) * a.block_size +
-                                             position - block * a.block_size) *
-                                                    D +
-                                                w * 8
-                                              : 0;
+            const int          block = valid ? block_of(position) : 0;
+            const std::int64_t at =
+                valid
+                       ? kv_row_of_position(position, block, table[block], kv_head, a.n_kv_heads, a.block_size) * D + w * 8
+                       : 0;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
             cp_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }

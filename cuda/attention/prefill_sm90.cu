@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(384, 1)
                 const int   head = w.head / (a.n_heads / a.n_kv_heads), last = last_of(w);
                 const auto  row_of = [&](int position) { // in the cache
                     const int block = position / a.block_size;
-                    return (table[block] * a.n_kv_heads + head) * a.block_size + position - block * a.block_size;
+                    return kv_row<int>(table[block], head, position - block * a.block_size, a.n_kv_heads, a.block_size);
                 };
                 for (int from = begin_of(w); from <= last; from += N) {
                     unsigned char* tile = kv_tiles + (stage * 2 + warp) * tile_bytes;

@@ -19,6 +19,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "../paged_kv.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../rope.cuh"
@@ -188,9 +189,10 @@ struct Tokens {
         const RopeStore& a = parts.rope;
         const int        t = int(threadIdx.x);
         if (t < parts.n_tokens && a.block_size > 0) {
-            const int slot = parts.plan.slots[t], block = slot / a.block_size, in_block = slot % a.block_size;
-            place[t]    = slot < 0 ? -1 : (std::int64_t(block) * a.n_kv_heads * a.block_size + in_block) * a.head_dim;
-            position[t] = float(parts.plan.positions[t]);
+            const int          slot = parts.plan.slots[t];
+            const std::int64_t at   = kv_row_of_slot(slot, 0, a.n_kv_heads, a.block_size) * a.head_dim;
+            place[t]                = slot < 0 ? -1 : at;
+            position[t]             = float(parts.plan.positions[t]);
         }
         Team::sync();
     }
@@ -210,7 +212,7 @@ __device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& 
     auto*       to        = reinterpret_cast<__half*>(which == 0   ? a.q
                                                       : which == 1 ? a.cache_k
                                                                    : a.cache_v) +
-               std::int64_t(head) * (which == 0 ? 1 : a.block_size) * D + one;
+               std::int64_t(head) * (which == 0 ? 1 : kv_head_stride(a.block_size)) * D + one;
     for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
         const std::int64_t at = which == 0 ? std::int64_t(token) * r.rows : tokens.place[token];
         if (at < 0) return; // only fills up a graph

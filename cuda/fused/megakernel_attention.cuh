@@ -3,6 +3,7 @@
 
 #include "../attention/decode.cuh"
 #include "../gemm/gemv_tma.cuh"
+#include "../paged_kv.cuh"
 #include "../rope.cuh"
 #include "megakernel_exchange.cuh"
 #include "megakernel_pipeline.cuh"
@@ -26,7 +27,7 @@ struct Cache {
     __device__ const __half* place(const Half* cache, int position) const {
         const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size: a power of two
         return reinterpret_cast<const __half*>(cache) +
-               (((std::int64_t(block) * a.n_kv_heads + kv_head) << shift) + (position & (a.block_size - 1))) * D;
+               kv_row(block, kv_head, position & (a.block_size - 1), a.n_kv_heads, PowerOfTwo{shift}) * D;
     }
     __device__ void load_k(int from, uint4 (&k)[2][Heads<D>::k_words]) const {
         const int i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
@@ -214,10 +215,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         Team::sync();
         if (is_last && unit.is_first && threadIdx.x < D) {
             const int          slot = step.slot, d = int(threadIdx.x);
-            const std::int64_t at = ((std::int64_t(slot / a.block_size) * a.n_kv_heads + unit.kv_head) * a.block_size +
-                                     slot % a.block_size) *
-                                        D +
-                                    d;
+            const std::int64_t at = kv_row_of_slot(slot, unit.kv_head, a.n_kv_heads, a.block_size) * D + d;
             reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
             reinterpret_cast<__half*>(op.cache_v)[at] = s.v[d];
         }

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "../kernels.h"
+#include "../paged_kv.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../rope.cuh"
@@ -198,10 +199,7 @@ __global__ void __launch_bounds__(384, 1)
                 const RopeStore& a = job.rope;
                 if (slot < 0) return nullptr;
                 return reinterpret_cast<__half*>(t.product == 1 ? a.cache_k : a.cache_v) +
-                       ((std::int64_t(slot / a.block_size) * a.n_kv_heads + col / D) * a.block_size +
-                        slot % a.block_size) *
-                           D +
-                       col % D;
+                       kv_row_of_slot(slot, col / D, a.n_kv_heads, a.block_size) * D + col % D;
             };
 #pragma unroll
             for (int c = 0; c < (What == Then::swiglu ? Width / 2 : Width); c += 32) {
