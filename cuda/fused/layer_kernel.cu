@@ -20,6 +20,7 @@
 #include <cuda_runtime.h>
 
 #include "../paged_kv.cuh"
+#include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 #include "../rope.cuh"
@@ -101,54 +102,35 @@ struct Meeting {
     }
 };
 
-struct Ring {
-    unsigned char* memory;
-    std::uint64_t *full, *empty;
-};
-
-// A place of a ring, and how often it has been used.
-template <int Stages>
-struct At {
-    int      stage  = 0;
-    unsigned parity = 0;
-
-    __device__ void next() {
-        if (++stage == Stages) stage = 0, parity ^= 1;
-    }
-    // Waits until what was in the place has been used; the first time there was nothing.
-    __device__ void wait_free(const Ring& ring) const { mbarrier_wait(ring.empty + stage, parity ^ 1); }
-    __device__ void wait_full(const Ring& ring) const { mbarrier_wait(ring.full + stage, parity); }
-};
-
 template <int N>
-__device__ void bring_weights(const Parts& parts, const Ring& ring) {
+__device__ void bring_weights(const Parts& parts, const Pipeline<weight_stages(N)>& ring) {
     for (int p = 0; p < parts.n_parts; p++)
         for (int k = 0; k < parts.part[p].n_projections; k++) tma_prefetch(parts.part[p].weight[k]);
-    const std::uint64_t  policy = l2_evict_first();
-    At<weight_stages(N)> at;
+    const std::uint64_t             policy = l2_evict_first();
+    PipelineState<weight_stages(N)> at;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         const Share share(part);
         int         tile = share.begin / part.n_steps, step = share.begin % part.n_steps;
         for (int i = share.begin; i < share.end; i++) {
             const int which = product_of(part, tile), place = (tile - part.first_tile[which]) * part.apart[which];
-            at.wait_free(ring);
+            ring.producer_acquire(at);
             mbarrier_arrive_expect_tx(ring.full + at.stage, weight_bytes);
             tma_copy_5d(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_k,
                         part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
                         policy);
-            at.next();
+            at.advance();
             if (++step == part.n_steps) step = 0, tile++;
         }
     }
 }
 
 template <int N>
-__device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& meeting) {
+__device__ void bring_x(const Parts& parts, const Pipeline<x_stages(N)>& ring, const Meeting& meeting) {
     for (int p = 0; p < parts.n_parts; p++) tma_prefetch(parts.part[p].x);
     wait_for_inputs();
-    At<x_stages(N)> at;
-    unsigned        round = 0;
+    PipelineState<x_stages(N)> at;
+    unsigned                   round = 0;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         const Share share(part);
@@ -158,13 +140,13 @@ __device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& mee
         }
         int step = share.begin % part.n_steps;
         for (int i = share.begin; i < share.end; i++) {
-            at.wait_free(ring);
+            ring.producer_acquire(at);
             mbarrier_arrive_expect_tx(ring.full + at.stage, x_bytes(N));
             tma_copy_2d(ring.memory + at.stage * x_bytes(N), part.x, step * tile_k, 0, ring.full + at.stage);
-            at.next();
+            at.advance();
             if (++step == part.n_steps) step = 0;
         }
-        round += part.then == Then::norm ? 2 : 1;
+        round += part.epilogue == Epilogue::add_norm ? 2 : 1;
     }
 }
 
@@ -222,9 +204,9 @@ __device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& 
             sine *= a.scale, cosine *= a.scale;
         }
         v += bias, u += other_bias;
-        const float x = v * cosine - u * sine, y = v * sine + u * cosine;
-        if (apart) to[at] = __float2half(x), to[at + D / 2] = __float2half(y);
-        else *reinterpret_cast<__half2*>(to + at) = __floats2half2_rn(x, y);
+        const float2 rotated = rotate_pair(v, u, sine, cosine);
+        if (apart) to[at] = __float2half(rotated.x), to[at + D / 2] = __float2half(rotated.y);
+        else *reinterpret_cast<__half2*>(to + at) = __floats2half2_rn(rotated.x, rotated.y);
     });
 }
 
@@ -235,13 +217,13 @@ __device__ void finish(const Part& part, const Parts& parts, const Tokens& token
     const Result& r      = part.result[which];
     const int     pair   = (tile - part.first_tile[which]) * (tile_rows / 2) + pair_of_thread();
     auto*         halves = static_cast<__half*>(r.to);
-    if (pair * (part.then == Then::swiglu ? 1 : 2) >= r.rows) return;
-    if (part.then == Then::rope) {
+    if (pair * (part.epilogue == Epilogue::swiglu ? 1 : 2) >= r.rows) return;
+    if (part.epilogue == Epilogue::rope_store) {
         finish_rope<N>(part, parts, tokens, which, pair, d);
-    } else if (part.then == Then::swiglu) {
+    } else if (part.epilogue == Epilogue::swiglu) {
         for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
             const float gate = part.up_first ? u : v, up = part.up_first ? v : u;
-            halves[std::int64_t(token) * r.rows + pair] = __float2half(__fdividef(gate, 1 + __expf(-gate)) * up);
+            halves[std::int64_t(token) * r.rows + pair] = __float2half(swiglu(gate, up));
         });
     } else {
         const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
@@ -262,14 +244,15 @@ struct Talk {
 // Where a block of threads is in both rings.
 template <int N>
 struct Position {
-    At<weight_stages(N)> w;
-    At<x_stages(N)>      x;
+    PipelineState<weight_stages(N)> w;
+    PipelineState<x_stages(N)>      x;
 };
 
 // The block's share of a part's products.
 template <int N>
-__device__ void multiply(const Part& part, const Parts& parts, const Tokens& tokens, const Ring& weights,
-                         const Ring& xs, Position<N>& at, Talk& talk) {
+__device__ void multiply(const Part& part, const Parts& parts, const Tokens& tokens,
+                         const Pipeline<weight_stages(N)>& weights, const Pipeline<x_stages(N)>& xs, Position<N>& at,
+                         Talk& talk) {
     constexpr int       words = N / 8, of_block = words * multiplying * 32; // of what is left
     const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
@@ -282,13 +265,13 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
     for (int i = 0; i < N / 2; i++) d[i] = 0;
     int        old_w = 0, old_x = 0; // places that the products before these read
     const auto free = [&] {
-        if (leader) mbarrier_arrive(weights.empty + old_w), mbarrier_arrive(xs.empty + old_x);
+        if (leader) weights.consumer_release(old_w), xs.consumer_release(old_x);
     };
     for (int unit = share.begin, tile = share.first_tile(); unit < share.end; tile++) {
         const int n = min(share.end, (tile + 1) * part.n_steps) - unit;
         for (int i = 0; i < n; i++) {
-            at.w.wait_full(weights);
-            at.x.wait_full(xs);
+            weights.consumer_wait(at.w);
+            xs.consumer_wait(at.x);
             const std::uint64_t w = advance(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
                                 x = advance(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
             wgmma_fence();
@@ -301,13 +284,13 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
                 free();
             }
             old_w = at.w.stage, old_x = at.x.stage;
-            at.w.next(), at.x.next();
+            at.w.advance(), at.x.advance();
         }
         wgmma_wait<0>();
         wgmma_pin(d);
         free();
         unit += n;
-        if (part.then == Then::norm) {
+        if (part.epilogue == Epilogue::add_norm) {
             float* to = parts.sums + std::int64_t(int(blockIdx.x) + tile) * parts.n_tokens * tile_rows;
             for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
                 reinterpret_cast<float2*>(to + token * tile_rows)[pair_of_thread()] = {v, u};
@@ -343,14 +326,14 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
 // Beside those that multiply, by a warp each.
 __device__ void tell_others(const Part& part, const Parts& parts, Talk& talk) {
     const Share share(part);
-    if (part.then == Then::norm || !share.leaves()) return;
+    if (part.epilogue == Epilogue::add_norm || !share.leaves()) return;
     mbarrier_wait(talk.left, talk.left_parity);
     talk.left_parity ^= 1;
     if (threadIdx.x % 32 == 0) tell(parts.arrived + share.first_tile());
 }
 __device__ void hear_others(const Part& part, const Parts& parts, const Talk& talk) {
     const Share share(part);
-    if (part.then == Then::norm || !share.awaits() || threadIdx.x % 32 != 0) return;
+    if (part.epilogue == Epilogue::add_norm || !share.awaits() || threadIdx.x % 32 != 0) return;
     const int tile = share.last_tile();
     hear(parts.arrived + tile, unsigned(owner_of(part, (tile + 1) * part.n_steps - 1)) - blockIdx.x);
     parts.arrived[tile] = 0; // for the next part
@@ -431,18 +414,16 @@ template <int N>
 __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant__ Parts parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
-    __shared__ float         scratch[32];
-    __shared__ Tokens        tokens;
-    const Ring               weights{memory, barriers, barriers + weight_stages(N)};
-    const Ring               xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
-                  barriers + 2 * weight_stages(N) + x_stages(N)};
-    const Meeting            meeting{parts.counter};
-    const int                warp = uniform(int(threadIdx.x) / 32);
+    __shared__ std::uint64_t         barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
+    __shared__ float                 scratch[32];
+    __shared__ Tokens                tokens;
+    const Pipeline<weight_stages(N)> weights{memory, barriers, barriers + weight_stages(N)};
+    const Pipeline<x_stages(N)>      xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
+                                   barriers + 2 * weight_stages(N) + x_stages(N)};
+    const Meeting                    meeting{parts.counter};
+    const int                        warp = uniform(int(threadIdx.x) / 32);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < weight_stages(N); s++)
-            mbarrier_init(weights.full + s, 1), mbarrier_init(weights.empty + s, 2);
-        for (int s = 0; s < x_stages(N); s++) mbarrier_init(xs.full + s, 1), mbarrier_init(xs.empty + s, 2);
+        weights.init(1, 2), xs.init(1, 2);
         mbarrier_init(talks, multiplying), mbarrier_init(talks + 1, 1);
         mbarrier_init_fence();
     }
@@ -464,7 +445,7 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
         else if (warp < multiplying) multiply<N>(part, parts, tokens, weights, xs, at, talk);
         else if (warp == telling_warp) tell_others(part, parts, talk);
         else if (warp == hearing_warp) hear_others(part, parts, talk);
-        if (part.then == Then::norm) {
+        if (part.epilogue == Epilogue::add_norm) {
             meeting.arrive();
             round++;
             if (part.result[0].rows <= 3 * team * 4) combine_norm<3>(part, parts, meeting, round, scratch);

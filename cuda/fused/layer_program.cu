@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "../context.cuh"
+#include "../rope.cuh"
 #include "layer_program.cuh"
 
 namespace quire::cuda::layer_kernel {
@@ -17,10 +18,8 @@ bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::in
 
 // Whether `rope` rotates the results of this GEMM, whole heads of q and k.
 bool rotates(const RopeStore& rope, const Operation& op) {
-    const int D = rope.head_dim;
-    return op.kind == Operation::gemm && op.n_projections == 3 && op.projection[0].out == rope.q &&
-           op.projection[1].out == rope.k && op.projection[2].out == rope.v && rope.n_pairs * 2 == D && D >= 16 &&
-           tile_rows % D == 0 && !op.projection[0].out_is_float;
+    return rotates_results(rope, op) && rope.head_dim >= 16 && tile_rows % rope.head_dim == 0 &&
+           !op.projection[0].out_is_float;
 }
 // Whether `norm` adds the result of this product to the residual.
 bool norms(const Operation& norm, const Operation& op) {
@@ -38,7 +37,7 @@ int understand(const Operation& op, const Operation* next, int n_tokens, Parts& 
         if (op.projection[k].weight.form != WeightForm::f16 || op.projection[k].weight.cols != cols) return 0;
     part.n_projections = op.n_projections;
     part.n_steps       = int((cols + tile_k - 1) / tile_k);
-    part.then          = Then::write;
+    part.epilogue      = Epilogue::store;
     part.first_tile[0] = 0;
     if (!encode_matrix(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
     if (op.kind == Operation::gated_gemm) {
@@ -49,7 +48,7 @@ int understand(const Operation& op, const Operation* next, int n_tokens, Parts& 
             !encode_pairs(part.weight[0], part.up_first ? up.data : gate.data, cols, cols, std::abs(apart),
                           gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
             return 0;
-        part.then          = Then::swiglu;
+        part.epilogue      = Epilogue::swiglu;
         part.n_projections = 1;
         part.along[0]      = 3;
         part.apart[0]      = 8;
@@ -58,30 +57,30 @@ int understand(const Operation& op, const Operation* next, int n_tokens, Parts& 
         return part.first_tile[1] <= most_tiles ? 1 : 0;
     }
     if (next && next->kind == Operation::norm && norms(*next, op)) {
-        part.then        = Then::norm;
+        part.epilogue    = Epilogue::add_norm;
         part.norm_weight = next->norm_weight;
         part.eps         = next->eps;
         part.residual    = next->residual;
     } else if (next && next->kind == Operation::rope_and_store && rotates(next->rope, op)) {
-        part.then  = Then::rope;
-        parts.rope = next->rope;
+        part.epilogue = Epilogue::rope_store;
+        parts.rope    = next->rope;
     }
     for (int k = 0; k < op.n_projections; k++) {
         const Projection&  p    = op.projection[k];
         const std::int64_t rows = p.weight.rows;
         const int          D    = parts.rope.head_dim;
-        const bool         half = part.then == Then::rope && k < 2 && parts.rope.neox; // pairs half a head apart
+        const bool half = part.epilogue == Epilogue::rope_store && k < 2 && parts.rope.neox; // pairs half a head apart
         if (rows % 16 != 0 || !(half ? encode_pairs(part.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
                                                     8 * cols, D / 16, rows / D, D * cols, tile_rows / D)
                                      : encode_pairs(part.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
                                                     16 * cols, 8, 1, 16 * cols, 1)))
             return 0;
-        part.along[k]          = half ? 4 : 3;
-        part.apart[k]          = half ? tile_rows / D : 8;
-        part.result[k]         = {p.bias, part.then == Then::norm ? next->out : p.out, int(rows), p.out_is_float};
+        part.along[k]  = half ? 4 : 3;
+        part.apart[k]  = half ? tile_rows / D : 8;
+        part.result[k] = {p.bias, part.epilogue == Epilogue::add_norm ? next->out : p.out, int(rows), p.out_is_float};
         part.first_tile[k + 1] = part.first_tile[k] + int((rows + tile_rows - 1) / tile_rows);
     }
-    return part.first_tile[part.n_projections] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
+    return part.first_tile[part.n_projections] > most_tiles ? 0 : part.epilogue == Epilogue::store ? 1 : 2;
 }
 
 // As many operations as one launch runs, from the first one on; returns how many, 0: none.
@@ -93,7 +92,7 @@ int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, P
     for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
         const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);
         if (n == 0) break;
-        more = parts.part[parts.n_parts++].then != Then::rope;
+        more = parts.part[parts.n_parts++].epilogue != Epilogue::rope_store;
         done += n;
     }
     return done < 2 ? 0 : done;

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include "../epilogue.cuh"
 #include "../kernels.h"
 #include "../ptx/tma.cuh"
 
@@ -20,9 +21,6 @@ constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 6
 constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
 constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
 
-// What becomes of a product's sums.
-enum class Then : int { write, swiglu, norm, rope };
-
 struct Result {
     const float* bias;
     void*        to; // [tokens × rows]
@@ -36,8 +34,8 @@ struct Part {
     int    along[max_projections], apart[max_projections]; // the dimension in which a map's tiles follow, how far apart
     Result result[max_projections];                        // of the norm: the first one's `to` gets the normed rows
     int    first_tile[max_projections + 1], n_projections, n_steps; // of a tile
-    Then   then;
-    bool   up_first; // of gate and up, in memory
+    Epilogue     epilogue;
+    bool         up_first; // of gate and up, in memory
     const float* norm_weight;
     float        eps;
     float*       residual;

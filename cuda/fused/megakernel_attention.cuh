@@ -149,11 +149,9 @@ struct Known {
             has_second = second.share.item < n_items && items[second.share.item].row >= 0;
         }
         for (int pair = int(threadIdx.x); pair < shape.rope.n_pairs; pair += int(blockDim.x)) {
-            // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-            const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair],
-                        turn  = rintf(angle * 0.15915494309f);
-            const float rest  = fmaf(-turn, -1.7484556e-7f, fmaf(-turn, 6.2831855f, angle));
-            turns[pair]       = {__sinf(rest) * shape.rope.scale, __cosf(rest) * shape.rope.scale};
+            float sine, cosine;
+            rope_angle(float(plan.positions[0]), shape.rope.inv_freq[pair], sine, cosine);
+            turns[pair] = {sine * shape.rope.scale, cosine * shape.rope.scale};
         }
     }
 };
@@ -202,11 +200,11 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             const int   one    = turn && rope.neox ? pair : 2 * pair,
                       other    = turn && rope.neox ? pair + rope.n_pairs : 2 * pair + 1;
             const Half  x_bits = shared_half(source + one), y_bits = shared_half(source + other);
-            const float x   = __half2float(complete_half(x_bits, source + one)),
-                        y   = __half2float(complete_half(y_bits, source + other));
-            const float2 by = turn ? step.turns[pair] : float2{0, 1};
-            to[one]         = __float2half(x * by.y - y * by.x);
-            to[other]       = __float2half(x * by.x + y * by.y);
+            const float x        = __half2float(complete_half(x_bits, source + one)),
+                        y        = __half2float(complete_half(y_bits, source + other));
+            const float2 by      = turn ? step.turns[pair] : float2{0, 1};
+            const float2 rotated = rotate_pair(x, y, by.x, by.y);
+            to[one] = __float2half(rotated.x), to[other] = __float2half(rotated.y);
         }
         if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0) {
             const Half* source = op.v + unit.kv_head * D + d;

@@ -1,6 +1,7 @@
 // The decode megakernel's GEMV.
 #pragma once
 
+#include "../epilogue.cuh"
 #include "../gemm/gemv_tma.cuh"
 #include "megakernel_exchange.cuh"
 #include "megakernel_input.cuh"
@@ -285,7 +286,7 @@ __device__ void finish_products(const Op& op, const float* sums, float scale) {
                 if (pair >= op.n_pairs) continue;
             }
             const float v = row_sum(gate);
-            put_half(op.all.projection[0].out, pair, __fdividef(v, 1 + __expf(-v)) * row_sum(up));
+            put_half(op.all.projection[0].out, pair, swiglu(v, row_sum(up)));
             continue;
         }
         float             v       = row_sum(r);

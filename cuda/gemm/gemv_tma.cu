@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "../epilogue.cuh"
 #include "../kernels.h"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
@@ -109,12 +110,10 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
             const Place at = place_of(pair, r);
             value[r]       = warp_sum(sum[r]) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
             if (Gated || lane != 0) continue;
-            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value[r];
-            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value[r]);
+            store_result(at.product, at.row, value[r]);
         }
         if (Gated && lane == 0)
-            static_cast<__half*>(all.projection[0].out)[pair] =
-                __float2half(__fdividef(value[0], 1 + __expf(-value[0])) * value[1]);
+            static_cast<__half*>(all.projection[0].out)[pair] = __float2half(swiglu(value[0], value[1]));
     }
 #endif
 }
