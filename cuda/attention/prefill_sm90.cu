@@ -17,6 +17,7 @@
 
 #include "../kernels.h"
 #include "../paged_kv.cuh"
+#include "../pipeline.cuh"
 #include "../ptx/cp_async.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
@@ -159,12 +160,11 @@ __global__ void __launch_bounds__(384, 1)
                 }
             });
         } else { // brings K, or V
-            const CUtensorMap& map   = warp == 0 ? maps.k : maps.v;
-            const Half*        cache = warp == 0 ? a.cache_k : a.cache_v;
-            std::uint64_t *    full  = warp == 0 ? barriers.k_full : barriers.v_full,
-                          *empty     = warp == 0 ? barriers.k_empty : barriers.v_empty;
-            int      stage           = 0;
-            unsigned parity          = 1;
+            const CUtensorMap&     map   = warp == 0 ? maps.k : maps.v;
+            const Half*            cache = warp == 0 ? a.cache_k : a.cache_v;
+            const Pipeline<stages> pipeline{kv_tiles + warp * tile_bytes, warp == 0 ? barriers.k_full : barriers.v_full,
+                                            warp == 0 ? barriers.k_empty : barriers.v_empty};
+            PipelineState<stages>  at = pipeline.producer_start();
             if (lane == 0) tma_prefetch(map);
             each([&](const Work& w) {
                 const auto* table = plan.block_tables + plan.table_start[w.sequence];
@@ -174,24 +174,24 @@ __global__ void __launch_bounds__(384, 1)
                     return kv_row<int>(table[block], head, position - block * a.block_size, a.n_kv_heads, a.block_size);
                 };
                 for (int from = begin_of(w); from <= last; from += N) {
-                    unsigned char* tile = kv_tiles + (stage * 2 + warp) * tile_bytes;
+                    unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;
                     const int      n    = min(N, last - from + chunk) / chunk;               // chunks
                     const int row = by_engine && lane < n ? row_of(from + lane * chunk) : 0; // read before the wait
-                    mbarrier_wait(empty + stage, parity);
+                    pipeline.producer_acquire(at);
+                    std::uint64_t* full = pipeline.full + at.stage;
                     if (by_engine) {
-                        if (lane == 0) mbarrier_arrive_expect_tx(full + stage, unsigned(n * chunk * row_bytes));
+                        if (lane == 0) mbarrier_arrive_expect_tx(full, unsigned(n * chunk * row_bytes));
                         __syncwarp();
-                        if (lane < n)
-                            tma_copy_4d(tile + lane * chunk * row_bytes, map, 0, row % 8, row / 8, full + stage);
+                        if (lane < n) tma_copy_4d(tile + lane * chunk * row_bytes, map, 0, row % 8, row / 8, full);
                     } else {
                         for (int i = 0; i < N; i += 32) {
                             const int position = from + i + lane;
                             copy_rows<D>(tile + i * row_bytes, cache,
                                          position <= last ? row_of(position) * (D / 8) : -1);
                         }
-                        cp_async_mbarrier_arrive(full + stage);
+                        cp_async_mbarrier_arrive(full);
                     }
-                    if (++stage == stages) stage = 0, parity ^= 1;
+                    at.advance();
                 }
             });
         }

@@ -107,7 +107,7 @@ __device__ void bring_weights(const Parts& parts, const Pipeline<weight_stages(N
     for (int p = 0; p < parts.n_parts; p++)
         for (int k = 0; k < parts.part[p].n_projections; k++) tma_prefetch(parts.part[p].weight[k]);
     const std::uint64_t             policy = l2_evict_first();
-    PipelineState<weight_stages(N)> at;
+    PipelineState<weight_stages(N)> at     = ring.producer_start();
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         const Share share(part);
@@ -129,7 +129,7 @@ template <int N>
 __device__ void bring_x(const Parts& parts, const Pipeline<x_stages(N)>& ring, const Meeting& meeting) {
     for (int p = 0; p < parts.n_parts; p++) tma_prefetch(parts.part[p].x);
     wait_for_inputs();
-    PipelineState<x_stages(N)> at;
+    PipelineState<x_stages(N)> at    = ring.producer_start();
     unsigned                   round = 0;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
