@@ -30,7 +30,7 @@ struct Maps {
 template <int NT>
 __global__ void __launch_bounds__((warps + 1) * 32, 1)
     tile_kernel(const __grid_constant__ Maps maps, int n_rows, int cols, const __grid_constant__ Blocks all,
-                float4* partial, std::int32_t* tickets) {
+                float4* partial, std::int32_t* arrivals) {
 #if __CUDA_ARCH__ >= 900
     constexpr int     stages = stages_for(NT * 8), bytes = tile_bytes(NT * 8);
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
         if (lane == 0) pipeline.consumer_release(at.stage);
         at.advance();
         if (unit + 1 < end && (unit + 1) / per_block == unit / per_block) continue;
-        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, tickets, is_last, [] {
+        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, arrivals, is_last, [] {
             asm volatile("bar.sync 1, %0;" ::"n"(warps * 32) : "memory");
         });
         first = unit + 1;
@@ -124,7 +124,7 @@ bool launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& g
     prepare_kernel(gpu, tile_kernel<NT>, (warps + 1) * 32, shared);
     const int units = all.first_block[all.n] * (cols / tile_k);
     run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(gpu.n_sms, units))), (warps + 1) * 32, shared, gpu, maps, n_rows,
-               cols, all, gpu.partial, gpu.tickets);
+               cols, all, gpu.tile_partial, gpu.tile_arrivals);
     return true;
 }
 
