@@ -211,9 +211,9 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 #if __CUDA_ARCH__ >= 900
 
 // A CTA's item and heads: first all long items, for the first `long_slots` groups of heads, then the short ones for the others.
-__device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int block, int n_slots) {
-    const int rest = block - items.n * long_slots;
-    return rest < 0 ? CtaWork{block % items.n, block / items.n, n_slots}
+__device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int cta, int n_slots) {
+    const int rest = cta - items.n * long_slots;
+    return rest < 0 ? CtaWork{cta % items.n, cta / items.n, n_slots}
                     : CtaWork{items.n + rest % items.n_short, long_slots + rest / items.n_short, n_slots};
 }
 

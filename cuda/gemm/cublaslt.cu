@@ -1,5 +1,5 @@
-// GEMMs with many rows, by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines
-// without it. Its algorithms are tried before the first step, for some numbers of rows: no step waits for that.
+// GEMM with many tokens by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines without it. Its
+// algorithms are timed before the first step for some values of M: no step waits for that.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -74,12 +74,12 @@ struct Algorithm {
     bool                 usable = false;
 };
 
-// TunedGemm of one shape, with the algorithms for its numbers of rows.
+// GEMMs of one shape, with the algorithms for some values of M.
 struct TunedGemm {
     cublasLtMatmulDesc_t                desc{};
     cublasLtMatrixLayout_t              weight{}, x{}, out{};
     std::array<Algorithm, n_cublaslt_m> tried;
-    std::map<std::int64_t, Algorithm>   guessed; // for other numbers of rows, or where what was tried fails
+    std::map<std::int64_t, Algorithm>   guessed; // for other values of M, or where a tuned one fails
     bool                                usable = false;
 
     TunedGemm() = default;
@@ -104,7 +104,7 @@ struct TunedGemm {
         if (desc != nullptr) library().forget(desc);
     }
 
-    // The number of rows of x, and how far matrices are apart.
+    // Sets M and the strides of the batch.
     bool set(std::int64_t n, const CublasltShape& shape) const {
         const Library& lib    = library();
         const auto     n_cols = std::uint64_t(n);
@@ -128,7 +128,7 @@ struct Cublaslt {
     TunedGemm& gemm_of(const CublasltShape& s) {
         return all.try_emplace({s.n, s.k, s.out_is_float, s.n_matrices}, s).first->second;
     }
-    // Up to `most` of the library's guesses, the likeliest first; returns how many.
+    // Up to `most` of the library's heuristics, the best first; returns how many.
     int guess(const TunedGemm& p, int most, cublasLtMatmulHeuristicResult_t* found) const {
         const Library&             lib = library();
         cublasLtMatmulPreference_t preference{};
@@ -170,18 +170,18 @@ const char* open_cublaslt(Context& gpu) {
     return started ? "no memory for libcublasLt's workspace" : "libcublasLt does not start";
 }
 
-bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t least_rows, std::int64_t most_rows,
+bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t min_m, std::int64_t max_m,
                    Context& gpu) {
     if (gpu.cublaslt == nullptr) return false;
-    if (least_rows > most_rows) return true;
+    if (min_m > max_m) return true;
     Cublaslt&  blas = *gpu.cublaslt;
     TunedGemm& p    = blas.gemm_of(shape);
-    // From the one that serves least_rows to the one that serves most_rows, or the last one below.
+    // From the value that serves min_m to the one that serves max_m, or the last one below.
     int first = 0, n_tried = 1;
-    while (first + 1 < n_cublaslt_m && cublaslt_m[first] < least_rows) first++;
-    while (n_tried < n_cublaslt_m && cublaslt_m[n_tried] <= std::max<std::int64_t>(most_rows, 8)) n_tried++;
-    if (n_tried < n_cublaslt_m && most_rows <= 256) n_tried = std::max(n_tried, cublaslt_bucket(most_rows) + 1);
-    // x is some of the weights: products of zeros are quicker than others.
+    while (first + 1 < n_cublaslt_m && cublaslt_m[first] < min_m) first++;
+    while (n_tried < n_cublaslt_m && cublaslt_m[n_tried] <= std::max<std::int64_t>(max_m, 8)) n_tried++;
+    if (n_tried < n_cublaslt_m && max_m <= 256) n_tried = std::max(n_tried, cublaslt_bucket(max_m) + 1);
+    // x is some of the weights: zeros would be multiplied faster than other values.
     const auto    n_x = std::int64_t(cublaslt_m[n_tried - 1]) * shape.k, n_out = cublaslt_m[n_tried - 1] * shape.n;
     CublasltShape trial = shape;
     auto*         x     = static_cast<Half*>(allocate(gpu, std::size_t(n_x) * sizeof(Half)));
@@ -204,7 +204,7 @@ bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t 
         for (int i = 0; i < n; i++) {
             const Algorithm with{found[i].algo, true};
             for (int round = 0; round < rounds; round++) {
-                // In a step the weights are not in the second-level cache, either.
+                // In a step the weights are not in the L2, either.
                 if (is_large) gpu.note(cudaMemsetAsync(blas.workspace, 0, workspace_bytes, gpu.stream));
                 float ms = 1e30f;
                 gpu.note(cudaEventRecord(begin, gpu.stream));
@@ -212,10 +212,10 @@ bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t 
                 gpu.note(cudaEventRecord(end, gpu.stream));
                 gpu.note(cudaEventSynchronize(end));
                 if (!ok || cudaEventElapsedTime(&ms, begin, end) != cudaSuccess) {
-                    cudaGetLastError(); // one that is not taken
+                    cudaGetLastError(); // the library refuses this one
                     break;
                 }
-                if (round > 0 && ms < best) best = ms, p.tried[std::size_t(at)] = with; // the first one loads its code
+                if (round > 0 && ms < best) best = ms, p.tried[std::size_t(at)] = with; // the first run loads its code
             }
         }
     }
@@ -241,7 +241,7 @@ bool cublaslt_gemm(const Half* x, std::int64_t n, const Half* weight, const Cubl
         if (blas.guess(p, 1, &first) > 0) found->second = {first.algo, true};
     }
     const bool ok = blas.run(p, found->second, x, weight, out, gpu.stream);
-    if (!ok) cudaGetLastError(); // the caller has other ways
+    if (!ok) cudaGetLastError(); // the caller falls back
     return ok;
 }
 
