@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(threads, 1)
             if (op.kind == kind_f16) make_x<kind_f16>(op, program.hidden, residual, xs, squares, wait);
             else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, program.hidden, residual, xs, squares, wait);
             else make_x<kind_i8>(op, program.hidden, residual, xs, squares, wait);
-            gemv_rows(op, pipeline, xs, sums);
-            const float scale = first_result() < finishing ? scale_of(op, squares, program.hidden) : 1;
+            gemv(op, pipeline, xs, sums);
+            const float scale = epilogue_thread() < epilogue_threads ? scale_of(op, squares, program.hidden) : 1;
             Team::sync();
             gemv_epilogue(op, sums, scale);
         }

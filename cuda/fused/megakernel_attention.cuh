@@ -1,4 +1,5 @@
-// The decode megakernel's attention.
+// Attention of the decode megakernel: RoPE of the new token's q and k, KV store, then split-KV attention on tensor cores (attention/decode.cuh); a
+// sequence's only split is reduced without a detour through memory.
 #pragma once
 
 #include "../attention/decode.cuh"
@@ -14,7 +15,7 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// One kv head of the paged cache, as an item sees it. Position `newest` is not there yet: it comes from shared memory.
+// One KV head of the paged cache, as a split sees it. Position `newest` is not in it yet: its K and V come from shared memory.
 template <int D>
 struct PagedHead {
     const Instruction&  op;
@@ -24,8 +25,8 @@ struct PagedHead {
     int                 kv_head, newest;
 
     __device__ bool          visible(int position) const { return position >= item.begin && position < item.end; }
-    __device__ const __half* place(const Half* cache, int position) const {
-        const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size: a power of two
+    __device__ const __half* row_at(const Half* cache, int position) const {
+        const int shift = 31 - __clz(a.block_size), block = table[position >> shift]; // block_size is a power of two
         return reinterpret_cast<const __half*>(cache) +
                kv_row(block, kv_head, position & (a.block_size - 1), a.n_kv_heads, PowerOfTwo{shift}) * D;
     }
@@ -34,7 +35,7 @@ struct PagedHead {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int     position = from + i + 8 * h;
-            const __half* at       = visible(position) && position != newest ? place(op.cache_k, position) : nullptr;
+            const __half* at       = visible(position) && position != newest ? row_at(op.cache_k, position) : nullptr;
 #pragma unroll
             for (int w = 0; w < MmaHeads<D>::k_words; w++)
                 k[h][w] = at ? word_at(at + (j + 4 * w) * 8) : make_uint4(0, 0, 0, 0);
@@ -54,7 +55,7 @@ struct PagedHead {
         for (int h = 0; h < 4; h++) {
             const int     position = from + 2 * j + h % 2 + h / 2 * 8;
             const __half* at =
-                visible(position) && position != newest ? place(op.cache_v, position) + i * (D / 8) : nullptr;
+                visible(position) && position != newest ? row_at(op.cache_v, position) + i * (D / 8) : nullptr;
 #pragma unroll
             for (int w = 0; w < MmaHeads<D>::v_words; w++) v[h][w] = at ? word_at(at + w * 8) : make_uint4(0, 0, 0, 0);
         }
@@ -74,14 +75,14 @@ template <int D>
 struct AttentionShared {
     float  row_maxes[warps][max_heads], sums[warps][max_heads];
     __half q[max_heads][D], k[D], v[D];
-    float  values[1]; // [attending warps][n_heads][D]
+    float  values[1]; // [attention_warps][n_heads][D]
 };
 
-// What falls to this block of the step's attention, one unit after another: an item for some heads of a kv head.
+// A unit of work: a split-KV item for some query heads of one KV head. A CTA takes every gridDim-th.
 struct AttentionUnit {
     CtaWork work;
     int     kv_head, head0, n_heads;
-    bool    is_first; // of those of its kv head
+    bool    is_first; // of its KV head's units
 
     AttentionUnit() = default;
     __device__ AttentionUnit(const Attention& a, int unit) {
@@ -96,13 +97,13 @@ struct AttentionUnit {
     }
 };
 
-// The sums of a sequence's only chunk from its parts.
+// Reduces the partial results of the warps where a sequence has only one split.
 template <int D>
 __device__ void reduce_parts(const Attention& a, const AttentionUnit& unit, int n_parts, const AttentionShared<D>& s) {
     Team::sync();
     const int  part = int(threadIdx.x % 32);
     const bool has  = part < n_parts;
-    for (int t = int(threadIdx.x); t < unit.n_heads * D; t += Team::size()) { // a warp is at one head
+    for (int t = int(threadIdx.x); t < unit.n_heads * D; t += Team::size()) { // a warp has one head
         const int   g = t / D, d = t % D;
         const float top = has ? s.row_maxes[part][g] : -INFINITY, weight = rescale_of(top, warp_max(top)),
                     total = warp_sum(has ? weight * s.sums[part][g] : 0.0f);
@@ -114,15 +115,15 @@ __device__ void reduce_parts(const Attention& a, const AttentionUnit& unit, int 
     }
 }
 
-// What all layers' attention needs to know of the step, in shared memory.
+// What the attention of all layers shares in a step, in shared memory.
 constexpr int max_block_ids = 256;
 template <int D>
 struct StepState {
-    int           newest, slot; // position, and place in the cache
-    AttentionUnit unit;         // this block's first,
-    SplitKvItem   item;         // and its item
+    int           newest, slot; // the new token's position and slot
+    AttentionUnit unit;         // this CTA's first unit,
+    SplitKvItem   item;         // and that unit's item
     bool          has_second;   // unit
-    int           first_block;  // of that item's range, and the blocks' ids as far as there is room
+    int           first_block;  // first KV block of that item, and the ids from there on; -1: no room for them
     std::int32_t  blocks[max_block_ids];
     float2        angles[D / 2]; // sine and cosine of each pair
 
@@ -156,21 +157,20 @@ struct StepState {
     }
 };
 
-// Rotates the heads of the newest token, stores its K and V, and attends.
-// wait(): for what q, k and v come from.
+// One attention instruction. wait(): until q, k and v are there.
 template <int D, class Wait>
 __device__ void attend(const Instruction& op, const Program& program, const Plan& plan, const SplitKvItem* items,
                        int n_items, float* partial, std::int32_t* arrivals, unsigned char* memory,
                        const StepState<D>& step, const Wait& wait) {
     Attention a    = program.attend;
     a.out          = op.attended;
-    a.softcap      = 0; // no model with one has a tape
+    a.softcap      = 0; // compile() refuses models with one
     auto&     s    = *reinterpret_cast<AttentionShared<D>*>(memory);
     const int warp = int(threadIdx.x / 32), i = int(threadIdx.x % 32) / 4, newest = step.newest;
     bool      waited = false;
     for (int n = int(blockIdx.x);; n += int(gridDim.x)) {
         const bool known = n == int(blockIdx.x);
-        // All would wait for this block while it looked up that it has no more.
+        // known at the start of the step: looking it up here would delay all CTAs
         if (!known && (!step.has_second || n >= n_items * step.unit.work.n_slots)) break;
         const AttentionUnit unit = known ? step.unit : AttentionUnit(a, n);
         if (unit.work.item >= n_items) break;
@@ -179,39 +179,39 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
         const PagedHead<D> cache{op,           a,     known ? step.table(plan) : plan.block_tables + item.table, item,
                                  unit.kv_head, newest};
         int                from = item.begin / 16 * 16;
-        const int n_parts = min(program.attention_warps, (item.end - from + 15) / 16); // warps that have something
+        const int n_parts = min(program.attention_warps, (item.end - from + 15) / 16); // warps that have positions
         from += warp * 16;
         uint4 k[2][MmaHeads<D>::k_words];
         if (warp >= n_parts) from = item.end;
         uint4 v[4][MmaHeads<D>::v_words];
-        cache.load_k(from, k); // depends on nobody
+        cache.load_k(from, k); // independent of this step
         cache.load_v(from, v);
-        if (waited) Team::sync(); // the one before is done with the shared memory
+        if (waited) Team::sync(); // the previous unit is done with shared memory
         else wait();
         waited = true;
 
-        const bool       is_last = item.end == newest + 1;
-        const RopeStore& rope    = program.rope;
-        for (int t = int(threadIdx.x); t < (unit.n_heads + int(is_last)) * (D / 2); t += Team::size()) {
+        const bool       has_newest = item.end == newest + 1;
+        const RopeStore& rope       = program.rope;
+        for (int t = int(threadIdx.x); t < (unit.n_heads + int(has_newest)) * (D / 2); t += Team::size()) {
             const int   h = t / (D / 2), pair = t % (D / 2);
-            const Half* source = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
-            __half*     to     = h < unit.n_heads ? s.q[h] : s.k;
-            const bool  turn   = pair < rope.n_pairs; // pairs beyond are those dimensions that do not turn
-            const int   one    = turn && rope.neox ? pair : 2 * pair,
-                      other    = turn && rope.neox ? pair + rope.n_pairs : 2 * pair + 1;
+            const Half* source  = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
+            __half*     to      = h < unit.n_heads ? s.q[h] : s.k;
+            const bool  rotates = pair < rope.n_pairs; // beyond n_pairs are the dimensions that RoPE leaves alone
+            const int   one     = rotates && rope.neox ? pair : 2 * pair,
+                      other     = rotates && rope.neox ? pair + rope.n_pairs : 2 * pair + 1;
             const Half  x_bits = load_relaxed_fp16(source + one), y_bits = load_relaxed_fp16(source + other);
             const float x        = __half2float(poll_fp16(x_bits, source + one)),
                         y        = __half2float(poll_fp16(y_bits, source + other));
-            const float2 by      = turn ? step.angles[pair] : float2{0, 1};
+            const float2 by      = rotates ? step.angles[pair] : float2{0, 1};
             const float2 rotated = rotate_pair(x, y, by.x, by.y);
             to[one] = __float2half(rotated.x), to[other] = __float2half(rotated.y);
         }
-        if (const int d = int(threadIdx.x) - (Team::size() - D); is_last && d >= 0) {
+        if (const int d = int(threadIdx.x) - (Team::size() - D); has_newest && d >= 0) {
             const Half* source = op.v + unit.kv_head * D + d;
             s.v[d]             = poll_fp16(load_relaxed_fp16(source), source);
         }
         Team::sync();
-        if (is_last && unit.is_first && threadIdx.x < D) {
+        if (has_newest && unit.is_first && threadIdx.x < D) {
             const int          slot = step.slot, d = int(threadIdx.x);
             const std::int64_t at = kv_row_of_slot(slot, unit.kv_head, a.n_kv_heads, a.block_size) * D + d;
             reinterpret_cast<__half*>(op.cache_k)[at] = s.k[d];
@@ -222,15 +222,15 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
             MmaHeads<D>::load_q(s.q[0], unit.n_heads, q);
             MmaHeads<D>   heads;
             std::uint32_t weights[2];
-            if (is_last) cache.put_k(from, s.k, k), cache.put_v(from, s.v, v);
+            if (has_newest) cache.put_k(from, s.k, k), cache.put_v(from, s.v, v);
             heads.softmax(a, q, k, cache.visible(from + i), cache.visible(from + i + 8), weights);
             heads.accumulate_values(weights, v);
             while ((from += program.attention_warps * 16) < item.end) {
                 cache.load_k(from, k);
-                if (is_last) cache.put_k(from, s.k, k);
+                if (has_newest) cache.put_k(from, s.k, k);
                 heads.softmax(a, q, k, cache.visible(from + i), cache.visible(from + i + 8), weights);
                 cache.load_v(from, v);
-                if (is_last) cache.put_v(from, s.v, v);
+                if (has_newest) cache.put_v(from, s.v, v);
                 heads.accumulate_values(weights, v);
             }
             heads.store(unit.n_heads, s.row_maxes[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
@@ -243,12 +243,12 @@ __device__ void attend(const Instruction& op, const Program& program, const Plan
     if (!waited) wait();
 }
 
-// By one warp.
+// Into L2, by one warp.
 __device__ void prefetch_l2(const void* memory, int bytes) {
     for (int line = int(threadIdx.x % 32) * 128; line < bytes; line += 32 * 128)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(memory) + line));
 }
-// Asks for the K and V that this block will attend to first.
+// Prefetches the K and V of this CTA's first unit into L2, by one warp.
 template <int D>
 __device__ void prefetch_cache_l2(const Instruction& op, const Attention& a, const Plan& plan,
                                   const StepState<D>& step) {
@@ -259,7 +259,7 @@ __device__ void prefetch_cache_l2(const Instruction& op, const Attention& a, con
         for (const Half* of : {op.cache_k, op.cache_v})
             for (int line = 0; line < D * 2; line += 128)
                 asm volatile(
-                    "prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.place(of, position)) + line));
+                    "prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const char*>(cache.row_at(of, position)) + line));
 }
 
 } // namespace

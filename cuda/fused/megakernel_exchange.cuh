@@ -1,4 +1,7 @@
-// What CTAs of the decode megakernel hand one another.
+// The exchange between the CTAs of the decode megakernel, without a full grid barrier. Every value that CTAs exchange is an fp16 at an address of
+// its own for each instruction, in one buffer for even and one for odd steps. A step empties the buffer of the next one (empty_fp16), so a
+// reader sees of every value whether it is there yet, and polls for those that are missing. The CTAs' common progress counter only says when
+// to look: it needs no fence, so nobody waits until all earlier writes are visible.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,9 +14,6 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// What blocks tell one another in this kernel are halves, each at an address of its own for each operation and for every other
-// step. A step clears those of the next to what no result is; so who reads a half sees whether it is there yet, and nobody needs
-// to wait until all that was written before the blocks' counter can be seen, too. The counter only says when to look.
 __device__ bool  has_empty(std::uint32_t pair) { return (~pair - 0x00010001u) & pair & 0x80008000u; }
 __device__ uint4 load_relaxed(const void* p) {
     uint4 v;
@@ -23,7 +23,7 @@ __device__ uint4 load_relaxed(const void* p) {
                  : "memory");
     return v;
 }
-// v, which was read from there, once it is complete.
+// v, which was read from p; reads again until it is complete.
 __device__ uint4 poll(uint4 v, const void* p) {
     while (has_empty(v.x) || has_empty(v.y) || has_empty(v.z) || has_empty(v.w)) v = load_relaxed(p);
     return v;

@@ -1,4 +1,5 @@
-// The decode megakernel's x.
+// The input x of the decode megakernel's GEMVs, in shared memory: an earlier result, or the RMS norm of the residual; as fp16, or quantised to
+// int16 for weights of int8 and Q4_K.
 #pragma once
 
 #include "../gemm/gemv_tma.cuh"
@@ -12,8 +13,8 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// -- x of the products, in shared memory: halves, or whole numbers of 16 bits, whose groups have a scale each. Word k of all
-// tasks, eight numbers, lies before word k + 1 of any, so that neighbouring lanes read neighbouring words.
+// int16-quantised x, a scale for the columns of each task (of a lane). Word k (eight values) of all tasks comes before word k + 1 of any, so
+// that neighbouring lanes read neighbouring words.
 
 struct QuantisedX {
     uint4* words;
@@ -28,9 +29,9 @@ struct QuantisedX {
     }
 };
 
-// Values 8·g .. 8·g + 7, by whole warps with neighbouring g.
+// Stores values 8·g .. 8·g + 7 of x; by whole warps with neighbouring g.
 template <Kind K>
-__device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
+__device__ void store_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
     if constexpr (K == kind_f16) {
         std::uint32_t h[4];
 #pragma unroll
@@ -48,7 +49,7 @@ __device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
 #pragma unroll
         for (int step = 1; step < lanes; step *= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
         const float inverse = most > 0 ? __fdividef(32767.0f, most) : 0.0f;
-        // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
+        // Rounds by adding a number so large that the fraction is lost: the integer is in the low 16 bits.
         constexpr float large = 12582912.0f; // 1.5 * 2^23
         std::uint32_t   n[8], bits = 0;
 #pragma unroll
@@ -68,9 +69,9 @@ __device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
     }
 }
 
-// -- what the products multiply
+// -- where x comes from
 
-// As it is.
+// The result of an earlier instruction.
 template <Kind K, class Wait>
 __device__ void load_x(const Instruction& op, unsigned char* xs, const Wait& wait) {
     wait();
@@ -80,12 +81,12 @@ __device__ void load_x(const Instruction& op, unsigned char* xs, const Wait& wai
                             const uint4  v = poll(read, x + g);
                             const float2 a = as_float2(v.x), b = as_float2(v.y), c = as_float2(v.z), d = as_float2(v.w);
                             const float  f[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
-                            put_x<K>(g, f, xs, op.cols);
+                            store_x<K>(g, f, xs, op.cols);
                         });
 }
 
-// The norm of the residual: each block adds what is new, and norms for itself. Whole numbers are made before the sum of squares is
-// known: it goes to `squares`, by warps, and the results are scaled.
+// The RMS norm of the residual, after the latest result was added: every CTA does this for itself. Quantised x is made before the sum of squares is
+// known: the sums of the warps go to `squares`, and the GEMV's results are scaled instead.
 template <Kind K, class Wait>
 __device__ void norm_of_residual(const Instruction& op, int hidden, float4* residual, unsigned char* xs, float* squares,
                                  const Wait& wait) {
@@ -121,7 +122,7 @@ __device__ void norm_of_residual(const Instruction& op, int hidden, float4* resi
     const auto put = [&](int g, const float4& a, const float4& b, const float4& p, const float4& q, float scale) {
         const float v[8] = {a.x * p.x * scale, a.y * p.y * scale, a.z * p.z * scale, a.w * p.w * scale,
                             b.x * q.x * scale, b.y * q.y * scale, b.z * q.z * scale, b.w * q.w * scale};
-        put_x<K>(g, v, xs, op.cols);
+        store_x<K>(g, v, xs, op.cols);
     };
     float sum = 0;
 #pragma unroll
