@@ -1,5 +1,6 @@
-// Repacks GGUF's blocks into layouts that a warp can read in 16-byte words: int8 with a scale (and a minimum) for each group, with exactly the
-// numbers of the file, or fp16. Block layouts: the GGUF format document; drawn in modules/model_file/quants.cppm.
+// Repacks GGUF's blocks into layouts that a warp can read in 16-byte words: int8 with a scale (and a minimum) for each group,
+// with exactly the numbers of the file, or fp16. Block layouts: the GGUF format document; drawn in
+// modules/model_file/quants.cppm.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

@@ -14,7 +14,8 @@ namespace quire::cuda {
 
 namespace {
 
-// What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older one.
+// What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older
+// one.
 struct Compiled {
     int arch, sm90;
 };

@@ -1,4 +1,5 @@
-// Elementwise operations, each limited by memory bandwidth: embedding, norms, activations, RoPE and KV store, copies of KV blocks, argmax.
+// Elementwise operations, each limited by memory bandwidth: embedding, norms, activations, RoPE and KV store, copies of KV
+// blocks, argmax.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -181,8 +182,8 @@ __global__ void select_rows_kernel(const Word* x, const std::int32_t* rows, Word
     for (int c = threadIdx.x; c < words; c += blockDim.x) out[to + c] = x[from + c];
 }
 
-// -- RoPE and KV store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane computes the angle of a pair once
-// for all heads. All loads are issued before the first store, as a load could not pass a store.
+// -- RoPE and KV store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane computes the angle of a
+// pair once for all heads. All loads are issued before the first store, as a load could not pass a store.
 
 constexpr int rope_warps = 4; // of a CTA
 

@@ -1,10 +1,11 @@
 // Sampling: one CTA per task reads one row of logits, [vocab] float32, and writes a few words: the tokens drawn,
-// log-probabilities, the best tokens (for log-probabilities and beams). All sums are sums of integers (a
-// probability is counted in units of 2^-40 of the best token's), so a result does not depend on any order or on other rows.
+// log-probabilities, the best tokens (for log-probabilities and beams). All sums are sums of integers (a probability is counted
+// in units of 2^-40 of the best token's), so a result does not depend on any order or on other rows.
 //
 // Tokens are ranked by one 64-bit key: the logit, converted to a comparable integer, above the complement of the id; of equal
-// logits the lower id comes first. What top-k, top-p and min-p keep is then "all keys from this one on", and a draw is the key at
-// which the probabilities, added from the best one on, exceed a random share of their sum. Both are found three bits at a time.
+// logits the lower id comes first. What top-k, top-p and min-p keep is then "all keys from this one on", and a draw is the key
+// at which the probabilities, added from the best one on, exceed a random share of their sum. Both are found three bits at a
+// time.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

@@ -56,8 +56,8 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
 
 // -- prefill
 
-// A CTA takes Warps × 16 queries of one head; K and V come in tiles of N positions. Rows in shared memory are padded by 16 bytes, so
-// that ldmatrix has no bank conflicts.
+// A CTA takes Warps × 16 queries of one head; K and V come in tiles of N positions. Rows in shared memory are padded by 16
+// bytes, so that ldmatrix has no bank conflicts.
 template <int D, int Warps, int N>
 __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();

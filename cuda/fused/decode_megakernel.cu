@@ -1,16 +1,18 @@
-// The decode megakernel: a step of one token as one persistent kernel. Every CTA (one per SM) interprets a program of instructions, GEMVs and
-// attention; between instructions CTAs exchange vectors through memory, and wait for single values instead of a full grid barrier
-// (megakernel_exchange.cuh). Meanwhile a producer warp streams the weights of the coming GEMVs into a multistage pipeline in shared memory,
-// across instructions. So memory stays busy even if the GEMVs are short, and no operation costs a launch.
+// The decode megakernel: a step of one token as one persistent kernel. Every CTA (one per SM) interprets a program of
+// instructions, GEMVs and attention; between instructions CTAs exchange vectors through memory, and wait for single values
+// instead of a full grid barrier (megakernel_exchange.cuh). Meanwhile a producer warp streams the weights of the coming GEMVs
+// into a multistage pipeline in shared memory, across instructions. So memory stays busy even if the GEMVs are short, and no
+// operation costs a launch.
 //
-// Warp specialisation: warp 15 is the producer; the other 15 warps prepare x, multiply, attend and reduce. One of them, the sync warp, signals
-// the progress of this CTA and waits for the others'. A stage of the pipeline has some whole rows, and all warps work on it at once: a lane
-// multiplies the same columns in every stage and keeps its part of x in registers. So x is read from shared memory once and not once per
-// row, and a GEMV ends soon after its last row has arrived. Every CTA has a copy of the residual, and adds and normalises it itself, which
-// is faster than to receive it. The last rows of gate and up are scheduled dynamically: faster CTAs take more of them.
+// Warp specialisation: warp 15 is the producer; the other 15 warps prepare x, multiply, attend and reduce. One of them, the
+// sync warp, signals the progress of this CTA and waits for the others'. A stage of the pipeline has some whole rows, and all
+// warps work on it at once: a lane multiplies the same columns in every stage and keeps its part of x in registers. So x is
+// read from shared memory once and not once per row, and a GEMV ends soon after its last row has arrived. Every CTA has a copy
+// of the residual, and adds and normalises it itself, which is faster than to receive it. The last rows of gate and up are
+// scheduled dynamically: faster CTAs take more of them.
 //
-// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; hidden size up to 8192, K of other GEMVs up to 30720.
-// All CTAs have to run at once: a cooperative launch.
+// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; hidden size up to 8192, K of other GEMVs up
+// to 30720. All CTAs have to run at once: a cooperative launch.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

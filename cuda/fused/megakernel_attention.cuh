@@ -1,5 +1,5 @@
-// Attention of the decode megakernel: RoPE of the new token's q and k, KV store, then split-KV attention on tensor cores (attention/decode.cuh); a
-// sequence's only split is reduced without a detour through memory.
+// Attention of the decode megakernel: RoPE of the new token's q and k, KV store, then split-KV attention on tensor cores
+// (attention/decode.cuh); a sequence's only split is reduced without a detour through memory.
 #pragma once
 
 #include "../attention/decode.cuh"

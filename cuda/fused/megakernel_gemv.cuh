@@ -1,5 +1,5 @@
-// The GEMV of the decode megakernel: all consumer warps multiply the rows of a stage with x in their registers, integer weights with
-// int16-quantised x by dp2a; then the epilogue adds up the warps' partial sums: bias, or SwiGLU.
+// The GEMV of the decode megakernel: all consumer warps multiply the rows of a stage with x in their registers, integer weights
+// with int16-quantised x by dp2a; then the epilogue adds up the warps' partial sums: bias, or SwiGLU.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -110,8 +110,8 @@ struct Task<kind_q4_k> {
     }
 };
 
-// Reduces four sums at once within segments of a warp's lanes, whose lengths are multiples of four: of the first four lanes of a segment, lane l gets
-// sum l % 4. `end`: the lane after the segment.
+// Reduces four sums at once within segments of a warp's lanes, whose lengths are multiples of four: of the first four lanes of
+// a segment, lane l gets sum l % 4. `end`: the lane after the segment.
 __device__ float four_sums(const float (&v)[4], int end) {
     const int   lane = int(threadIdx.x % 32);
     const bool  odd = lane & 1, later = lane & 2;

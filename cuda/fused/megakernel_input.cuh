@@ -1,5 +1,5 @@
-// The input x of the decode megakernel's GEMVs, in shared memory: an earlier result, or the RMS norm of the residual; as fp16, or quantised to
-// int16 for weights of int8 and Q4_K.
+// The input x of the decode megakernel's GEMVs, in shared memory: an earlier result, or the RMS norm of the residual; as fp16,
+// or quantised to int16 for weights of int8 and Q4_K.
 #pragma once
 
 #include "../gemm/gemv_tma.cuh"
@@ -13,8 +13,8 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// int16-quantised x, a scale for the columns of each task (of a lane). Word k (eight values) of all tasks comes before word k + 1 of any, so
-// that neighbouring lanes read neighbouring words.
+// int16-quantised x, a scale for the columns of each task (of a lane). Word k (eight values) of all tasks comes before word k +
+// 1 of any, so that neighbouring lanes read neighbouring words.
 
 struct QuantisedX {
     uint4* words;
@@ -85,8 +85,8 @@ __device__ void load_x(const Instruction& op, unsigned char* xs, const Wait& wai
                         });
 }
 
-// The RMS norm of the residual, after the latest result was added: every CTA does this for itself. Quantised x is made before the sum of squares is
-// known: the sums of the warps go to `squares`, and the GEMV's results are scaled instead.
+// The RMS norm of the residual, after the latest result was added: every CTA does this for itself. Quantised x is made before
+// the sum of squares is known: the sums of the warps go to `squares`, and the GEMV's results are scaled instead.
 template <Kind K, class Wait>
 __device__ void norm_of_residual(const Instruction& op, int hidden, float4* residual, unsigned char* xs, float* squares,
                                  const Wait& wait) {

@@ -1,5 +1,5 @@
-// The weight pipeline of the decode megakernel: a multistage shared-memory pipeline whose producer warp reads the program, and loads the weights of
-// the coming GEMVs by TMA bulk copies, some instructions ahead; the dynamic scheduler of long gated GEMVs.
+// The weight pipeline of the decode megakernel: a multistage shared-memory pipeline whose producer warp reads the program, and
+// loads the weights of the coming GEMVs by TMA bulk copies, some instructions ahead; the dynamic scheduler of long gated GEMVs.
 #pragma once
 
 #include "../gemm/gemv.cuh"
@@ -24,8 +24,8 @@ struct Team {
     static __device__ constexpr int size() { return warps * 32; }
 };
 
-// The rows of a GEMV that this CTA computes: consecutive pairs, about as many as any other. Those of projection `which`: of gate and of up the
-// same rows, of others the part of the CTA's range that falls to it.
+// The rows of a GEMV that this CTA computes: consecutive pairs, about as many as any other. Those of projection `which`: of
+// gate and of up the same rows, of others the part of the CTA's range that falls to it.
 struct Rows {
     const Projection* product;
     std::int64_t      first;      // of the projection
@@ -43,8 +43,8 @@ struct Rows {
     }
 };
 
-// The stages have different sizes and lie one after another in a circular buffer; one that does not fit before the end is at the beginning. The
-// producer and every consumer warp keep a state of their own.
+// The stages have different sizes and lie one after another in a circular buffer; one that does not fit before the end is at
+// the beginning. The producer and every consumer warp keep a state of their own.
 struct WeightPipeline {
     unsigned char* memory;
     int            bytes;
@@ -75,8 +75,8 @@ struct InstructionSlots {
     }
 };
 
-// The producer warp. Reads all instructions, resolves their addresses, and loads their weights. `exchanged`, `cleared`: offsets of this step's
-// and of the next step's exchange buffer. before(op): other prefetches.
+// The producer warp. Reads all instructions, resolves their addresses, and loads their weights. `exchanged`, `cleared`: offsets
+// of this step's and of the next step's exchange buffer. before(op): other prefetches.
 template <class Before>
 __device__ void produce_weights(const Instruction* program, int n_ops, const InstructionSlots& all,
                                 WeightPipeline pipeline, std::int64_t exchange_size, std::int64_t cleared, bool odd,
@@ -92,8 +92,8 @@ __device__ void produce_weights(const Instruction* program, int n_ops, const Ins
                 next[w] = reinterpret_cast<const unsigned*>(program + op)[lane + 32 * w];
     };
     read(0);
-    // Positions in the buffer count up without wrapping, gaps at its end included: `head`, where the next stage begins, and in lane n `start`, where
-    // stage n does. `in_use`: how many stages are not yet released, from `oldest` on.
+    // Positions in the buffer count up without wrapping, gaps at its end included: `head`, where the next stage begins, and in
+    // lane n `start`, where stage n does. `in_use`: how many stages are not yet released, from `oldest` on.
     int      head = 0, start = 0, oldest = 0, in_use = 0;
     unsigned oldest_parity = 0;
     for (int op = 0; op < n_ops; op++) {

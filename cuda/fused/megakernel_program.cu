@@ -1,5 +1,5 @@
-// Compiles the operations of a model into the decode megakernel's program, on the host: lowers them to instructions, divides the rows of
-// each among warps, stages and CTAs, and lays out shared memory and the exchange buffer.
+// Compiles the operations of a model into the decode megakernel's program, on the host: lowers them to instructions, divides
+// the rows of each among warps, stages and CTAs, and lays out shared memory and the exchange buffer.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -16,8 +16,8 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// How the warps divide a stage: the numbers of rows and passes that keep most lanes busy, in stages that are not too large. False: the rows
-// are too long.
+// How the warps divide a stage: the numbers of rows and passes that keep most lanes busy, in stages that are not too large.
+// False: the rows are too long.
 bool plan_stages(Instruction& op) {
     const int  tasks    = op.cols / task_cols(op.kind);
     double     best     = 0;
@@ -45,8 +45,8 @@ bool plan_stages(Instruction& op) {
     return best > 0;
 }
 
-// Operations → instructions: norms, residual additions and RoPE become part of the GEMV or attention that reads them. False: not a model
-// that it knows.
+// Operations → instructions: norms, residual additions and RoPE become part of the GEMV or attention that reads them. False:
+// not a model that it knows.
 bool lower(const Operation* operations, int n, Program& program, std::vector<Instruction>& ops) {
     const void*      residual = nullptr; // its address in the operations; and after select_rows
     const void*      selected = nullptr;
@@ -146,8 +146,8 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
            program.attend.softcap == 0 && (program.attend.head_dim == 64 || program.attend.head_dim == 128);
 }
 
-// Divides the rows of every instruction, and shared memory: the residual, x in its widest form (or partial sums, or what attention
-// needs), the weight pipeline. False: it does not fit.
+// Divides the rows of every instruction, and shared memory: the residual, x in its widest form (or partial sums, or what
+// attention needs), the weight pipeline. False: it does not fit.
 bool plan(int n_sms, Program& program, std::vector<Instruction>& ops) {
     const int head_dim = program.attend.head_dim;
     const int group    = std::min(max_heads, program.attend.n_heads / program.attend.n_kv_heads);

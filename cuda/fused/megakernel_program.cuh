@@ -1,4 +1,5 @@
-// The decode megakernel's program: a list of instructions, GEMVs and attention, which the host compiles and every CTA interprets.
+// The decode megakernel's program: a list of instructions, GEMVs and attention, which the host compiles and every CTA
+// interprets.
 #pragma once
 
 #include <cstdint>
@@ -33,15 +34,16 @@ struct Instruction {
     Projections  all{};
     // A stage of the weight pipeline has `rows` rows: first the data of all, then their scales, then their minima.
     int part_bytes[3] = {}, n_parts = 0, row_bytes = 0;
-    // How the warps divide a stage: a row has `tasks` (of a lane, or fp16: of a warp), and a warp takes `span` consecutive ones, in one
-    // pass or two. A row gets up to max_sums partial sums.
+    // How the warps divide a stage: a row has `tasks` (of a lane, or fp16: of a warp), and a warp takes `span` consecutive
+    // ones, in one pass or two. A row gets up to max_sums partial sums.
     int      rows = 0, passes = 0, tasks = 0, span = 0, max_sums = 0;
     unsigned tasks_inverse = 0, rows_inverse = 0; // division by multiplication
     int      batch = 0;                           // stages whose sums a warp reduces together
     // The rows of this CTA; filled in by the producer.
     int first_pair = 0, pairs = 0, stages = 0;
-    // Dynamic tile scheduling: SMs do not get equal shares of a busy memory. Of a long gated GEMV a CTA has only n_static chunks of its
-    // own, of `rows` pairs each (two stages: of gate, of up), and takes further ones from a common counter as it has room for them.
+    // Dynamic tile scheduling: SMs do not get equal shares of a busy memory. Of a long gated GEMV a CTA has only n_static
+    // chunks of its own, of `rows` pairs each (two stages: of gate, of up), and takes further ones from a common counter as it
+    // has room for them.
     int       n_static = 0, n_dynamic = 0;             // n_dynamic: of all CTAs
     unsigned* next_chunk                    = nullptr; // the counter of this step
     unsigned* next_chunk_of_next_step       = nullptr;
@@ -71,8 +73,8 @@ struct Program {
 
 // Compiles operations into a program for n_sms CTAs. False: not the operations of a model that it knows, or too large.
 bool compile(const Operation* operations, int n, int n_sms, Program& program, std::vector<Instruction>& ops);
-// Gives all values that CTAs exchange addresses of their own in `memory`, or with null only counts them. False: an instruction reads
-// what none writes.
+// Gives all values that CTAs exchange addresses of their own in `memory`, or with null only counts them. False: an instruction
+// reads what none writes.
 bool place_exchange(std::vector<Instruction>& ops, Half* memory, std::int64_t& n);
 
 } // namespace quire::cuda::megakernel

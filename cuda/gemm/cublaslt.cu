@@ -1,5 +1,5 @@
-// GEMM with many tokens by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines without it. Its
-// algorithms are timed before the first step for some values of M: no step waits for that.
+// GEMM with many tokens by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines
+// without it. Its algorithms are timed before the first step for some values of M: no step waits for that.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>

@@ -1,7 +1,7 @@
-// GEMV, and GEMM with up to 8 tokens, on CUDA cores, limited by reading the weights: each weight is read once, in 16-byte words. A warp
-// computes one or two rows of the weights for all tokens; the order of the sum is fixed.
-// Weights: fp16, int8 with group scales, or Q4_K superblocks. cols (K) is a multiple of 8 (fp16), 32 (int8), 256 (Q4_K); gemm_plain()
-// takes any other matrix.
+// GEMV, and GEMM with up to 8 tokens, on CUDA cores, limited by reading the weights: each weight is read once, in 16-byte
+// words. A warp computes one or two rows of the weights for all tokens; the order of the sum is fixed. Weights: fp16, int8 with
+// group scales, or Q4_K superblocks. cols (K) is a multiple of 8 (fp16), 32 (int8), 256 (Q4_K); gemm_plain() takes any other
+// matrix.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -27,9 +27,10 @@ __device__ void as_floats(std::uint32_t q, float* f) {
     f[3]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7443)) - 8388736.0f;
 }
 
-// Register pipeline of a warp for R neighbouring rows: `ahead` words of each row are in flight. load(u) loads word u of the `step` columns
-// from `base` on, add(u) multiplies it with x into sum[r][t], t a token; then the word `step` columns further is loaded in its place.
-// Lanes take neighbouring words; the R rows share what is read and converted of x. Columns are ints: no 64-bit arithmetic in the loops.
+// Register pipeline of a warp for R neighbouring rows: `ahead` words of each row are in flight. load(u) loads word u of the
+// `step` columns from `base` on, add(u) multiplies it with x into sum[r][t], t a token; then the word `step` columns further is
+// loaded in its place. Lanes take neighbouring words; the R rows share what is read and converted of x. Columns are ints: no
+// 64-bit arithmetic in the loops.
 
 template <int NT, int R>
 struct RowsF16 {
@@ -113,8 +114,8 @@ struct RowsI8 {
     }
 };
 
-// Eight lanes share a superblock; each has 16 bytes of it: 16 weights of an even sub-block in the low nibbles, 16 of the odd one after
-// it in the high ones.
+// Eight lanes share a superblock; each has 16 bytes of it: 16 weights of an even sub-block in the low nibbles, 16 of the odd
+// one after it in the high ones.
 template <int NT, int R>
 struct RowsQ4K {
     static constexpr int ahead = NT <= 1 ? 4 / R : 1, step = 4 * 256 * ahead;
@@ -210,8 +211,8 @@ struct RowsOf<NT, kind_i8_float_min, R> : RowsI8<NT, R, 32, true, true> {};
 template <int NT, int R>
 struct RowsOf<NT, kind_q4_k, R> : RowsQ4K<NT, R> {};
 
-// R neighbouring rows a warp; projections have a multiple of R rows. Deep: twice as many loads in flight, for matrices of so few rows
-// that all CTAs run in one wave.
+// R neighbouring rows a warp; projections have a multiple of R rows. Deep: twice as many loads in flight, for matrices of so
+// few rows that all CTAs run in one wave.
 template <int NT, Kind K, int R, bool Deep>
 __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
                                               : K == kind_f16 ? 5
@@ -267,8 +268,8 @@ template <int NT, int R>
 void launch(Kind kind, const __half* x, int m, int cols, const Projections& all, Context& gpu) {
     const unsigned ctas = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
     const auto     run  = [&](auto kernel) {
-        // With several tokens so many loads are held in the L1 that the launch does not overlap kernels that leave little of it (see
-        // skinny.cu).
+        // With several tokens so many loads are held in the L1 that the launch does not overlap kernels that leave little of it
+        // (see skinny.cu).
         if (NT > 1) run_in_order(kernel, dim3(ctas), warps * 32, 0, gpu, x, m, cols, all);
         else run_kernel(kernel, dim3(ctas), warps * 32, 0, gpu, x, m, cols, all);
     };

@@ -1,11 +1,13 @@
-// GEMV (one token) on Hopper, limited by reading the weights: each warp has a multistage pipeline of its own in shared memory, filled by TMA
-// bulk copies that its first lane starts some stages ahead. A stage is the same range of columns of two consecutive rows. The pipelines
-// are filled before x is ready (programmatic dependent launch): memory time lost while small kernels run cannot be recovered.
+// GEMV (one token) on Hopper, limited by reading the weights: each warp has a multistage pipeline of its own in shared memory,
+// filled by TMA bulk copies that its first lane starts some stages ahead. A stage is the same range of columns of two
+// consecutive rows. The pipelines are filled before x is ready (programmatic dependent launch): memory time lost while small
+// kernels run cannot be recovered.
 //
-// x stays fp16 for fp16 weights. For int8 and Q4_K weights it is quantised to int16 with a scale, stored as two bytes, so that dp4a
-// multiplies four weights at once: the dot products are exact, and x loses less precision than fp16 does.
+// x stays fp16 for fp16 weights. For int8 and Q4_K weights it is quantised to int16 with a scale, stored as two bytes, so that
+// dp4a multiplies four weights at once: the dot products are exact, and x loses less precision than fp16 does.
 //
-// Limits: every matrix has an even number of rows (Gated: both the same); cols is a multiple of 8 (fp16) or 256; pointers of 16.
+// Limits: every matrix has an even number of rows (Gated: both the same); cols is a multiple of 8 (fp16) or 256; pointers of
+// 16.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 

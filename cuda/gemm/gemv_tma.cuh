@@ -45,8 +45,8 @@ __device__ inline QuantisedX quantised_x_in(unsigned char* memory, Kind kind, in
     return to;
 }
 
-// use(g, read(g)) for the 16-byte words of x, by all threads of a team. Four loads of a thread are in flight at once: one after another they
-// would take as long as a short GEMV.
+// use(g, read(g)) for the 16-byte words of x, by all threads of a team. Four loads of a thread are in flight at once: one after
+// another they would take as long as a short GEMV.
 template <class Team = WholeCta, class Read, class Use>
 __device__ inline void for_each_word(const Read& read, int n, const Use& use) {
     constexpr int in_flight = 4;
@@ -63,9 +63,9 @@ __device__ inline void for_each_word(const Read& read, int n, const Use& use) {
     }
 }
 
-// Quantises word g of x, 8 fp16 values, to int16 with a scale; by whole warps with neighbouring g. High and low bytes are stored
-// apart, for dp4a. For Q4_K the 16 values that lane i of eight multiplies with low nibbles are at 16·i of a superblock's 256, those
-// for the high ones at 128 + 16·i: no bank conflicts.
+// Quantises word g of x, 8 fp16 values, to int16 with a scale; by whole warps with neighbouring g. High and low bytes are
+// stored apart, for dp4a. For Q4_K the 16 values that lane i of eight multiplies with low nibbles are at 16·i of a superblock's
+// 256, those for the high ones at 128 + 16·i: no bank conflicts.
 template <Kind K>
 __device__ inline void quantise_x(int g, const uint4& v, const QuantisedX& to) {
     constexpr int       lanes    = K == kind_q4_k ? 8 : 4; // that share a scale, 8 values each
@@ -140,8 +140,8 @@ __device__ inline int dot16_unsigned(const uint4& w, const uint4& high, const ui
 }
 __device__ inline uint4 word_at(const void* p) { return *static_cast<const uint4*>(p); }
 
-// sum[r] += weights of one stage · columns base .. base + n of x, which is fp16 or quantised. `from`: the data of R rows, then their
-// scales, then their minima.
+// sum[r] += weights of one stage · columns base .. base + n of x, which is fp16 or quantised. `from`: the data of R rows, then
+// their scales, then their minima.
 template <Kind K, int R>
 __device__ inline void accumulate_stage(const unsigned char* from, int full, const unsigned char* x,
                                         const QuantisedX& quantised, int base, int n, float (&sum)[R]) {

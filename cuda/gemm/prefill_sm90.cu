@@ -1,14 +1,14 @@
-// Prefill GEMM for Hopper (fp16 weights, the many tokens of a prompt): a persistent, warp-specialised kernel with wgmma and TMA, fused with its
-// epilogue: SwiGLU, or RoPE and KV store. One CTA per SM takes tiles of 128 tokens × 256 rows of the weights, in steps of 64 columns.
-// Two consumer warpgroups multiply 64 tokens each; a producer warp loads x and weights, four stages ahead. CTAs that run at the same
-// time use the same few weights, which stay in the L2 cache.
+// Prefill GEMM for Hopper (fp16 weights, the many tokens of a prompt): a persistent, warp-specialised kernel with wgmma and
+// TMA, fused with its epilogue: SwiGLU, or RoPE and KV store. One CTA per SM takes tiles of 128 tokens × 256 rows of the
+// weights, in steps of 64 columns. Two consumer warpgroups multiply 64 tokens each; a producer warp loads x and weights, four
+// stages ahead. CTAs that run at the same time use the same few weights, which stay in the L2 cache.
 //
-// Wave quantisation: the number of tiles is seldom a multiple of the number of CTAs, and 28 remaining tiles would take 132 CTAs as long as
-// 132 tiles. So the last tiles, too few for all CTAs, are cut into strips with fewer rows of the weights, which take a half or a quarter
-// of the time.
+// Wave quantisation: the number of tiles is seldom a multiple of the number of CTAs, and 28 remaining tiles would take 132 CTAs
+// as long as 132 tiles. So the last tiles, too few for all CTAs, are cut into strips with fewer rows of the weights, which take
+// a half or a quarter of the time.
 //
-// A tile of gate and up has 128 rows of each, so that one thread has both sums of a result; likewise both of a RoPE pair. A sum is
-// bit-identical whatever the tile and M.
+// A tile of gate and up has 128 rows of each, so that one thread has both sums of a result; likewise both of a RoPE pair. A sum
+// is bit-identical whatever the tile and M.
 //
 // Limits: N and K are multiples of 8, results are fp16; RoPE on all of a head's 64 or 128 dimensions.
 #include <cuda_fp16.h>
@@ -275,7 +275,8 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
         params.positions = plan.positions;
         params.slots     = plan.slots;
     }
-    // The last wave in whole tiles, in halves or in quarters: what takes the shortest time. A half takes more than half the time.
+    // The last wave in whole tiles, in halves or in quarters: what takes the shortest time. A half takes more than half the
+    // time.
     const int  n = params.first_tile_n[max_projections] * params.tiles_m, ctas = gpu.n_sms, last_wave = n % ctas;
     const auto time     = [&](int strips, double each) { return (last_wave * strips + ctas - 1) / ctas * each; };
     const int  D        = fused_rope ? params.rope.head_dim : 0;

@@ -1,7 +1,7 @@
-// Skinny GEMM (up to 64 tokens, weights of any form), stream-K: still limited by reading the weights, but with too many multiplications for CUDA
-// cores. On tensor cores (mma.m16n8k16: 16 rows of the weights, 8 tokens). Weights go from memory straight into registers: a lane loads 16
-// bytes of a row of the weights, and the same columns of x. In which order an mma takes the columns does not matter, as long as both
-// operands agree.
+// Skinny GEMM (up to 64 tokens, weights of any form), stream-K: still limited by reading the weights, but with too many
+// multiplications for CUDA cores. On tensor cores (mma.m16n8k16: 16 rows of the weights, 8 tokens). Weights go from memory
+// straight into registers: a lane loads 16 bytes of a row of the weights, and the same columns of x. In which order an mma
+// takes the columns does not matter, as long as both operands agree.
 //
 // Limits: cols (K) is a multiple of unit_cols(); x has room for m rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>
@@ -25,8 +25,8 @@ __device__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __
 __device__ std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
 __device__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// A lane's weights of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. A step is two mma instructions: column() says where
-// the lane's 8 values of x begin, words() has the weights of either row as fp16.
+// A lane's weights of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. A step is two mma instructions: column()
+// says where the lane's 8 values of x begin, words() has the weights of either row as fp16.
 template <Kind K>
 struct Fragment;
 
@@ -211,8 +211,8 @@ void launch(const __half* x, int m, int cols, const OutputTiles& all, Context& g
     const int ctas = std::clamp(prepare_kernel(gpu, skinny_gemm_kernel<K, NT>, warps * 32, shared), 1, max_ctas_per_sm);
     const int units = all.first_tile[all.n] * (cols / unit_cols(K));
     const int grid  = std::min(gpu.n_sms * ctas, units);
-    // Not a programmatic launch, as others are: loads in flight to registers are held in the L1, of which an SM has little while it still
-    // runs a kernel with much shared memory. Decoding 8 sequences took a quarter longer.
+    // Not a programmatic launch, as others are: loads in flight to registers are held in the L1, of which an SM has little
+    // while it still runs a kernel with much shared memory. Decoding 8 sequences took a quarter longer.
     run_in_order(skinny_gemm_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, m, cols, all,
                  gpu.tile_partial, gpu.tile_arrivals);
 }

@@ -1,6 +1,7 @@
-// Skinny GEMM for Hopper (fp16 weights, up to 64 tokens), stream-K, warp-specialised: one producer warp loads weights and x by TMA, in tiles of 64
-// columns, many stages ahead; each of eight consumer warps multiplies 16 of a tile's 128 rows of the weights with 8 tokens at a time
-// (mma.m16n8k16). Tiles arrive in the 128-byte swizzle: the 16-byte word w of a row is stored at w ^ (row % 8).
+// Skinny GEMM for Hopper (fp16 weights, up to 64 tokens), stream-K, warp-specialised: one producer warp loads weights and x by
+// TMA, in tiles of 64 columns, many stages ahead; each of eight consumer warps multiplies 16 of a tile's 128 rows of the
+// weights with 8 tokens at a time (mma.m16n8k16). Tiles arrive in the 128-byte swizzle: the 16-byte word w of a row is stored
+// at w ^ (row % 8).
 //
 // Limits: cols (K) is a multiple of 64; x has room for m rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>

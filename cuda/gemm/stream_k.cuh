@@ -1,6 +1,6 @@
-// Stream-K of both skinny GEMMs: an output tile is 128 rows of the weights (N) by all tokens (M). The work of all tiles is cut along K into units,
-// which are dealt out evenly and in order over as many CTAs as run at once. CTAs that share a tile write partial sums to a workspace, and
-// the last one to arrive does the fix-up: it adds them in the order of K.
+// Stream-K of both skinny GEMMs: an output tile is 128 rows of the weights (N) by all tokens (M). The work of all tiles is cut
+// along K into units, which are dealt out evenly and in order over as many CTAs as run at once. CTAs that share a tile write
+// partial sums to a workspace, and the last one to arrive does the fix-up: it adds them in the order of K.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -30,8 +30,8 @@ struct StreamKRange {
     __device__ int begin_of(int cta) const { return int(unsigned(total) * unsigned(cta) / unsigned(n)); }
 };
 
-// Fix-up and epilogue of the units first .. end of a tile. acc: a warp's sums of its 16 rows by NT · 8 tokens, as mma lays them out;
-// zero afterwards. sync: of the 8 warps.
+// Fix-up and epilogue of the units first .. end of a tile. acc: a warp's sums of its 16 rows by NT · 8 tokens, as mma lays them
+// out; zero afterwards. sync: of the 8 warps.
 template <int NT, class Sync>
 __device__ void fix_up_and_store(float (&acc)[NT][4], const StreamKRange& range, int first, int end,
                                  const OutputTiles& all, int m, float4* partial, std::int32_t* arrivals, bool& is_last,
