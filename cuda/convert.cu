@@ -127,7 +127,7 @@ bool convertible(std::uint32_t type) {
 
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins) {
     group        = type == Q6_K ? 16 : 32;
-    float_scales = type == Q6_K || type == Q5_K; // a product of two: fp16 does not hold it exactly
+    float_scales = type == Q6_K || type == Q5_K; // two scales multiplied: fp16 does not hold that exactly
     has_mins     = type == Q5_K;
 }
 

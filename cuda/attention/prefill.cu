@@ -1,5 +1,5 @@
 // Prefill attention over a paged KV cache. Scores and sums are float32, the softmax is online (row max, row sum, rescale).
-//   prefill_kernel:  tiles of consecutive queries on tensor cores (mma.m16n8k16), K and V double-buffered in shared memory by cp.async
+//   prefill_kernel:  tiles of consecutive queries on tensor cores (mma.m16n8k16), K and V double-buffered by cp.async
 //   fallback_kernel: any head_dim; a warp per query and head
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(384, 1)
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;
-                    const int      n    = min(N, last - from + tma_rows) / tma_rows; // chunks
+                    const int      n    = min(N, last - from + tma_rows) / tma_rows; // TMA copies
                     const int      row =
                         by_tma && lane < n ? row_of(from + lane * tma_rows) : 0; // the table is read before the wait
                     pipeline.producer_acquire(at);

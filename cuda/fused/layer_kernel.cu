@@ -217,24 +217,24 @@ __device__ void rope_epilogue(const Phase& phase, const Params& params, const St
 template <int N>
 __device__ void epilogue(const Phase& phase, const Params& params, const StepTokens& tokens, int tile,
                          const float (&d)[N / 2]) {
-    const int     which  = projection_of(phase, tile);
-    const Result& r      = phase.result[which];
-    const int     pair   = (tile - phase.first_tile[which]) * (tile_n / 2) + pair_of_thread();
-    auto*         halves = static_cast<__half*>(r.to);
+    const int     which = projection_of(phase, tile);
+    const Result& r     = phase.result[which];
+    const int     pair  = (tile - phase.first_tile[which]) * (tile_n / 2) + pair_of_thread();
+    auto*         fp16  = static_cast<__half*>(r.to);
     if (pair * (phase.epilogue == Epilogue::swiglu ? 1 : 2) >= r.rows) return;
     if (phase.epilogue == Epilogue::rope_store) {
         rope_epilogue<N>(phase, params, tokens, which, pair, d);
     } else if (phase.epilogue == Epilogue::swiglu) {
         for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
             const float gate = phase.up_first ? u : v, up = phase.up_first ? v : u;
-            halves[std::int64_t(token) * r.rows + pair] = __float2half(swiglu(gate, up));
+            fp16[std::int64_t(token) * r.rows + pair] = __float2half(swiglu(gate, up));
         });
     } else {
         const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
         for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
             const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
             if (r.is_float) static_cast<float2*>(r.to)[at] = {v + bias.x, u + bias.y};
-            else reinterpret_cast<__half2*>(halves)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
+            else reinterpret_cast<__half2*>(fp16)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
         });
     }
 }

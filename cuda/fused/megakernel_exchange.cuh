@@ -38,8 +38,8 @@ __device__ __half poll_fp16(Half v, const Half* p) {
     while (v == empty_fp16) v = load_relaxed_fp16(p);
     return __ushort_as_half(v);
 }
-__device__ void store_relaxed_fp16(void* halves, int at, float v) {
-    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(static_cast<__half*>(halves) + at),
+__device__ void store_relaxed_fp16(void* values, int at, float v) {
+    asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(static_cast<__half*>(values) + at),
                  "h"(__half_as_ushort(__float2half(v)))
                  : "memory");
 }

@@ -27,11 +27,11 @@ struct Team {
 // The rows of a GEMV that this CTA computes: consecutive pairs, about as many as any other. Those of projection `which`: of
 // gate and of up the same rows, of others the part of the CTA's range that falls to it.
 struct Rows {
-    const Projection* product;
+    const Projection* projection;
     std::int64_t      first;      // of the projection
     int               begin, end; // among the CTA's
 
-    __device__ Rows(const Instruction& op, int which) : product(&op.all.projection[which]) {
+    __device__ Rows(const Instruction& op, int which) : projection(&op.all.projection[which]) {
         if (op.gated) {
             first = op.first_pair, begin = which * op.pairs, end = begin + op.pairs;
             if (which == 2) begin = end = 0;
@@ -134,7 +134,7 @@ __device__ void produce_weights(const Instruction* program, int n_ops, const Ins
                                                      : from.row_bytes - bytes);
         const Rows    mine(from, min(lane / 3, 2));
         const bool    copies  = lane < 9 && part < from.n_parts && lane / 3 < from.all.n;
-        const Weight& w       = mine.product->weight;
+        const Weight& w       = mine.projection->weight;
         const auto*   data    = static_cast<const unsigned char*>(part == 0 ? w.data : part == 1 ? w.scales : w.mins);
         const auto    acquire = [&](int stage_bytes) {
             const int skipped = pipeline.begin(stage_bytes) != pipeline.at ? pipeline.bytes - pipeline.at : 0;

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     __syncwarp();
 
     struct Place {
-        const Projection& product;
+        const Projection& projection;
         std::int64_t      row;
     };
     const auto place_of = [&](int pair, int r) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
                 if (bytes(K, 256) == 0) return;
                 for (int r = 0; r < 2; r++, to += bytes(K, slice))
                     tma_copy_bulk(to,
-                                    static_cast<const unsigned char*>(of[r].product.weight.*from) +
+                                    static_cast<const unsigned char*>(of[r].projection.weight.*from) +
                                         of[r].row * bytes(K, cols) + bytes(K, next_base),
                                     unsigned(bytes(K, n)), b);
             };
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const Place of = place_of(pair, r);
-            value[r]       = warp_sum(sum[r]) + (of.product.bias ? of.product.bias[of.row] : 0.0f);
+            value[r]       = warp_sum(sum[r]) + (of.projection.bias ? of.projection.bias[of.row] : 0.0f);
             if (Gated || lane != 0) continue;
-            store_result(of.product, of.row, value[r]);
+            store_result(of.projection, of.row, value[r]);
         }
         if (Gated && lane == 0)
             static_cast<__half*>(all.projection[0].out)[pair] = __float2half(swiglu(value[0], value[1]));

@@ -53,17 +53,17 @@ struct Params {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 struct Tile {
-    int product, first_row; // of its weights; of gate and of up
-    int first_x;
+    int projection, first_n; // of its weights; of gate and of up
+    int first_m;
 };
 template <Epilogue E, int Strips>
 __device__ Tile tile_of(const Params& params, int i) {
-    constexpr int rows  = E == Epilogue::swiglu ? N / 2 : N;
-    const int     strip = i < params.n_whole ? 0 : (i - params.n_whole) % Strips,
-              whole     = i < params.n_whole ? i : params.n_whole + (i - params.n_whole) / Strips,
-              column    = whole / params.tiles_m;
-    const int product   = column < params.first_tile_n[1] ? 0 : column < params.first_tile_n[2] ? 1 : 2;
-    return {product, (column - params.first_tile_n[product]) * rows + strip * (rows / Strips),
+    constexpr int rows   = E == Epilogue::swiglu ? N / 2 : N;
+    const int     strip  = i < params.n_whole ? 0 : (i - params.n_whole) % Strips,
+              whole      = i < params.n_whole ? i : params.n_whole + (i - params.n_whole) / Strips,
+              tile_n     = whole / params.tiles_m;
+    const int projection = tile_n < params.first_tile_n[1] ? 0 : tile_n < params.first_tile_n[2] ? 1 : 2;
+    return {projection, (tile_n - params.first_tile_n[projection]) * rows + strip * (rows / Strips),
             whole % params.tiles_m * M};
 }
 
@@ -113,9 +113,10 @@ __global__ void __launch_bounds__(384, 1)
     prefill_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    auto*      ring = reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
+    auto*                           stage_memory =
+        reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     __shared__ std::uint64_t full[stages], empty[stages];
-    const Pipeline<stages>   pipeline{ring, full, empty};
+    const Pipeline<stages>   pipeline{stage_memory, full, empty};
     const int                group = uniform(int(threadIdx.x) / 128);
     if (threadIdx.x == 0) {
         pipeline.init(1, 2);
@@ -139,11 +140,12 @@ __global__ void __launch_bounds__(384, 1)
                 pipeline.producer_acquire(at);
                 mbarrier_arrive_expect_tx(&full[at.stage], unsigned(x_bytes + 2 * half * row_bytes));
                 unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
-                tma_copy_2d(x, maps.x, k * tile_k, t.first_x, &full[at.stage]);
-                tma_copy_2d(w, map[t.product], k * tile_k, t.first_row, &full[at.stage]);
+                tma_copy_2d(x, maps.x, k * tile_k, t.first_m, &full[at.stage]);
+                tma_copy_2d(w, map[t.projection], k * tile_k, t.first_n, &full[at.stage]);
                 if (E == Epilogue::swiglu)
-                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_row, &full[at.stage]);
-                else tma_copy_2d(w + half * row_bytes, map[t.product], k * tile_k, t.first_row + half, &full[at.stage]);
+                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_n, &full[at.stage]);
+                else
+                    tma_copy_2d(w + half * row_bytes, map[t.projection], k * tile_k, t.first_n + half, &full[at.stage]);
                 at.advance();
             }
         }
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(384, 1)
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int           lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-    const unsigned      at           = shared_address(ring);
+    const unsigned      at           = shared_address(stage_memory);
     const std::uint64_t x0           = matrix_descriptor(at + unsigned(group) * 64 * row_bytes, 16, 8 * row_bytes),
                         w0           = matrix_descriptor(at + x_bytes, 16, 8 * row_bytes);
     float                 sum[N / 2] = {};
@@ -180,25 +182,25 @@ __global__ void __launch_bounds__(384, 1)
         wgmma_pin(sum);
         release(before);
 
-        const int n_cols = params.rows[t.product], row = t.first_x + warp * 16 + lane / 4; // and row + 8
-        if (const float* bias = params.bias[t.product]; E != Epilogue::swiglu && bias != nullptr)
+        const int n = params.rows[t.projection], row = t.first_m + warp * 16 + lane / 4; // and row + 8
+        if (const float* bias = params.bias[t.projection]; E != Epilogue::swiglu && bias != nullptr)
 #pragma unroll
             for (int i = 0; i < Width / 2; i++)
-                if (const int col = t.first_row + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n_cols) sum[i] += bias[col];
+                if (const int col = t.first_n + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n) sum[i] += bias[col];
         if constexpr (E == Epilogue::rope_store)
-            if (t.product < 2) rotate<D, Width>(sum, params, row);
+            if (t.projection < 2) rotate<D, Width>(sum, params, row);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool is_row = row + 8 * r < params.m;
             const int  slot   = E == Epilogue::rope_store && is_row ? params.slots[row + 8 * r] : -1;
             const auto place  = [&](int col) -> __half* { // of the results
                 if (!is_row) return nullptr;
-                if (E != Epilogue::rope_store || t.product == 0)
-                    return params.out[t.product] + std::int64_t(row + 8 * r) * n_cols + col;
+                if (E != Epilogue::rope_store || t.projection == 0)
+                    return params.out[t.projection] + std::int64_t(row + 8 * r) * n + col;
                 // Tokens that only fill up a graph have no slot.
                 const RopeStore& a = params.rope;
                 if (slot < 0) return nullptr;
-                return reinterpret_cast<__half*>(t.product == 1 ? a.cache_k : a.cache_v) +
+                return reinterpret_cast<__half*>(t.projection == 1 ? a.cache_k : a.cache_v) +
                        kv_row_of_slot(slot, col / D, a.n_kv_heads, a.block_size) * D + col % D;
             };
 #pragma unroll
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(384, 1)
                     }
                     words[i] = pack(both[0], both[1]);
                 }
-                store_row(place(t.first_row + c), n_cols - t.first_row - c, words);
+                store_row(place(t.first_n + c), n - t.first_n - c, words);
             }
         }
     };
