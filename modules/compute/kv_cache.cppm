@@ -3,6 +3,7 @@
 export module quire.compute.kv_cache;
 
 import quire.compute.backend;
+import quire.compute.memory;
 import quire.core.base;
 import quire.model_file.config;
 import quire.schedule.request;
