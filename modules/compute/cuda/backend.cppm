@@ -338,7 +338,7 @@ Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
         w.data   = q;
         w.scales = scales;
         w.mins   = mins;
-    } else { // a rare type: as halves, by way of the CPU's reference
+    } else { // a rare type: as fp16, by way of the CPU's reference
         w.form = cuda::WeightForm::f16;
         std::vector<float> row(static_cast<std::size_t>(view.cols));
         std::vector<Half>  all(static_cast<std::size_t>(n));
