@@ -3,7 +3,9 @@
 export module quire.compute.backend;
 
 import quire.core.base;
+import quire.paging.block;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.core.std;
 import quire.core.tensor;
 

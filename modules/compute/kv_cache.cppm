@@ -5,7 +5,7 @@ export module quire.compute.kv_cache;
 import quire.compute.backend;
 import quire.core.base;
 import quire.model_file.config;
-import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.core.std;
 import quire.core.tensor;
 

@@ -7,7 +7,7 @@ import quire.core.base;
 import quire.model_file.config;
 import quire.compute.kv_cache;
 import quire.model_file.quants;
-import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.weights;

@@ -10,7 +10,9 @@ import quire.compute.backend;
 import quire.core.base;
 import quire.model_file.quants;
 import quire.core.recent;
+import quire.paging.block;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.core.std;
 import quire.core.tensor;
 
