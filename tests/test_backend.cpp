@@ -3,17 +3,18 @@
 #include <catch2/catch_test_macros.hpp>
 
 import quire.compute.backend;
-import quire.core.base;
-import quire.model_file.config;
 import quire.compute.cpu.backend;
-import quire.compute.memory;
 import quire.compute.kv_cache;
+import quire.compute.memory;
 import quire.compute.model;
 import quire.compute.program;
-import quire.schedule.request;
+import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
+import quire.model_file.config;
+import quire.paging.block;
+import quire.schedule.step_plan;
 
 using namespace quire;
 

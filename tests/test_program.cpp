@@ -22,7 +22,9 @@ import quire.engine.engine;
 import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.model_file.weights;
+import quire.paging.block;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.tools.bench.random_model;
 
 #include "engine_tools.h"

@@ -21,6 +21,7 @@ import quire.core.output_file;
 import quire.paging.prefix_cache;
 import quire.tools.bench.random_model;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.schedule.scheduler;
 import quire.core.std;
 import quire.core.tensor;

@@ -11,10 +11,12 @@ export import quire.engine.options;
 import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.model_file.weights;
+import quire.paging.block;
 import quire.paging.block_manager;
 import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
+import quire.schedule.step_plan;
 import quire.text.tokenizer;
 
 export namespace quire {

@@ -15,7 +15,7 @@ import quire.core.tensor;
 import quire.engine.options;
 import quire.model_file.config;
 import quire.model_file.weights;
-import quire.schedule.request;
+import quire.schedule.step_plan;
 
 export namespace quire {
 

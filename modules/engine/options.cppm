@@ -2,8 +2,9 @@
 export module quire.engine.options;
 
 import quire.core.std;
-import quire.schedule.request;
+import quire.paging.block;
 import quire.schedule.scheduler;
+import quire.schedule.step_plan;
 
 export namespace quire {
 

@@ -10,15 +10,16 @@ module;
 export module quire.compute.cpu.backend;
 
 import quire.compute.backend;
-import quire.core.base;
 import quire.compute.cpu.kernels;
 import quire.compute.memory;
 import quire.compute.program;
-import quire.model_file.quants;
-import quire.schedule.request;
+import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
+import quire.model_file.quants;
+import quire.paging.block;
+import quire.schedule.step_plan;
 
 export namespace quire {
 

@@ -8,7 +8,7 @@ export module quire.compute.cuda.attention_plan;
 
 import quire.core.base;
 import quire.core.std;
-import quire.schedule.request;
+import quire.schedule.step_plan;
 
 export namespace quire {
 

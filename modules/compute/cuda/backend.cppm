@@ -14,11 +14,13 @@ import quire.compute.cuda.gemm_dispatch;
 import quire.compute.memory;
 import quire.compute.program;
 import quire.core.base;
-import quire.model_file.quants;
 import quire.core.recent;
-import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.quants;
+import quire.paging.block;
+import quire.schedule.request;
+import quire.schedule.step_plan;
 
 export namespace quire {
 
