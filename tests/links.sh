@@ -10,7 +10,7 @@ anchors() {
         sed 's/[^a-z0-9 -]//g; s/ /-/g'
 }
 
-for page in *.md docs/*.md models/*.md models/*/*.md; do
+for page in *.md docs/*.md docs/*/*.md models/*.md models/*/*.md; do
     # ](TARGET) outside of code; addresses of other hosts are not looked up
     links=$(sed 's/`[^`]*`//g' "$page" | grep -o '\]([^)]*)' | sed 's/^](//; s/)$//' | grep -v -E '^(https?|mailto):' || true)
     for link in $links; do
