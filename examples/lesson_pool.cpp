@@ -2,7 +2,8 @@
 // manager. The exercises are those of a lesson on PagedAttention; see "V5" in tests/test_block_manager.cpp.
 import quire.core.base;
 import quire.paging.block_manager;
-import quire.schedule.request;
+import quire.paging.block;
+import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;

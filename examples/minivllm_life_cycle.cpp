@@ -12,7 +12,8 @@
 // V are written. Here one call reserves the slot, and a block can be found by its name after the step that writes it: commit().
 import quire.core.base;
 import quire.paging.block_manager;
-import quire.schedule.request;
+import quire.paging.block;
+import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;

@@ -7,7 +7,8 @@
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.prefix_cache;
-import quire.schedule.request;
+import quire.paging.block;
+import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;

@@ -4,6 +4,7 @@ export module quire.decode.decoder;
 
 import quire.core.base;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.decode.sampler;
 import quire.schedule.scheduler;
 import quire.core.std;

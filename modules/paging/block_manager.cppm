@@ -12,7 +12,8 @@ export module quire.paging.block_manager;
 
 import quire.core.base;
 import quire.paging.prefix_cache;
-import quire.schedule.request;
+import quire.paging.block;
+import quire.schedule.step_plan;
 import quire.paging.snapshot;
 import quire.core.std;
 

@@ -9,7 +9,7 @@ module;
 export module quire.paging.prefix_cache;
 
 import quire.core.base;
-import quire.schedule.request;
+import quire.paging.block;
 import quire.core.std;
 
 export namespace quire {

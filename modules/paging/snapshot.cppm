@@ -3,7 +3,7 @@
 export module quire.paging.snapshot;
 
 import quire.core.base;
-import quire.schedule.request;
+import quire.paging.block;
 import quire.core.std;
 
 export namespace quire {

@@ -5,7 +5,9 @@ export module quire.schedule.scheduler;
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.prefix_cache;
+import quire.paging.block;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.paging.snapshot;
 import quire.core.std;
 

@@ -8,7 +8,7 @@ export module quire.tools.viz.block_view;
 
 import quire.core.base;
 import quire.core.json;
-import quire.schedule.request;
+import quire.paging.block;
 import quire.paging.snapshot;
 import quire.core.std;
 
