@@ -26,14 +26,6 @@ __device__ inline float capped(float score, float softcap) {
     return softcap > 0 ? softcap * tanhf(score / softcap) : score;
 }
 
-// c += a · b by a warp's tensor cores: [16 × 16] · [16 × 8], laid out over the lanes as the PTX ISA shows.
-__device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 __device__ inline float warp_sum(float v) {
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(~0u, v, step);
     return v;
@@ -49,13 +41,6 @@ __device__ inline float max_or_nan(float a, float b) {
     float most;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
     return most;
-}
-
-// Sine and cosine of position · frequency: the angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-__device__ inline void turn(float position, float frequency, float& sine, float& cosine) {
-    const float angle = position * frequency, turns = rintf(angle * 0.15915494309f);
-    const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
-    sine = __sinf(rest), cosine = __cosf(rest);
 }
 
 // The threads that do something together: those of a block, or in a kernel whose warps have different jobs, the first ones.

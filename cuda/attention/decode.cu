@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "../kernels.h"
+#include "../paged_kv.cuh"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
 #include "decode.cuh"
@@ -82,8 +83,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
-                    ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                     block * a.block_size) *
+                    kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size) *
                         D +
                     in * 8;
                 k[u] = *reinterpret_cast<const uint4*>(keys + at);
@@ -167,13 +167,10 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     std::uint32_t q[D / 8];
     Heads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
     __syncthreads();
-    const int  shift = 31 - __clz(a.block_size);
-    const bool power = (a.block_size & (a.block_size - 1)) == 0;
-    const auto place = [&](int position) { // of this kv head's row, in halves
-        const int block = power ? position >> shift : position / a.block_size;
-        return ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                block * a.block_size) *
-               D;
+    const BlockOf block_of{a.block_size};
+    const auto    row_of = [&](int position) { // of this KV head
+        const int block = block_of(position);
+        return kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size);
     };
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
@@ -185,7 +182,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int  position = from + i + 8 * h;
-            const auto at       = seen(position) ? place(position) : 0;
+            const auto at       = seen(position) ? row_of(position) * D : 0;
 #pragma unroll
             for (int w = 0; w < Heads<D>::k_words; w++)
                 k[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(keys + at + (j + 4 * w) * 8) : zero;
@@ -193,7 +190,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             const int  position = from + 2 * j + h % 2 + h / 2 * 8;
-            const auto at       = seen(position) ? place(position) + i * (D / 8) : 0;
+            const auto at       = seen(position) ? row_of(position) * D + i * (D / 8) : 0;
 #pragma unroll
             for (int w = 0; w < Heads<D>::v_words; w++)
                 v[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(values + at + w * 8) : zero;
@@ -258,24 +255,24 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
     };
     std::int32_t block = block_of(0), next_block = block_of(2);
     if (lane == 0) {
-        for (int s = 0; s < R::stages; s++) barrier_init(&ready[warp][s], 1);
-        barriers_ready();
+        for (int s = 0; s < R::stages; s++) mbarrier_init(&ready[warp][s], 1);
+        mbarrier_init_fence();
     }
     __syncwarp();
-    const std::uint64_t policy = read_once();
+    const std::uint64_t policy = l2_evict_first();
     const auto          bring  = [&](int t) {
         if (t >= n_tiles) return;
         const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
         std::uint64_t* b = &ready[warp][t % R::stages];
-        if (lane == 0) barrier_expect(b, unsigned(high - low) * D * 4);
+        if (lane == 0) mbarrier_arrive_expect_tx(b, unsigned(high - low) * D * 4);
         __syncwarp();
         const int position = from + lane % 16, offset = position % a.block_size;
         if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
-            const auto     at = ((std::int64_t(block) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
-            unsigned char* to = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
-            copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
-            copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
+            const auto     at    = kv_row(block, kv_head, offset, a.n_kv_heads, a.block_size) * D;
+            unsigned char* to    = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
+            tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
+            tma_copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
         }
         if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
     };
@@ -292,7 +289,7 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
         const unsigned char* tile = ring + t % R::stages * R::tile_bytes;
         const auto           seen = [&](int position) { return position >= item.begin && position < item.end; };
         uint4                k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
-        barrier_wait(&ready[warp][t % R::stages], unsigned(t / R::stages) & 1);
+        mbarrier_wait(&ready[warp][t % R::stages], unsigned(t / R::stages) & 1);
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "../kernels.h"
+#include "../ptx/mma.cuh"
 #include "../warp.cuh"
 
 namespace quire::cuda {
@@ -130,8 +131,8 @@ struct Heads {
         for (int w = 0; w < k_words; w++) {
             const std::uint32_t first[4]  = {k[0][w].x, k[1][w].x, k[0][w].y, k[1][w].y};
             const std::uint32_t second[4] = {k[0][w].z, k[1][w].z, k[0][w].w, k[1][w].w};
-            multiply(score, first, q[4 * w], q[4 * w + 1]);
-            multiply(score, second, q[4 * w + 2], q[4 * w + 3]);
+            mma_m16n8k16(score, first, q[4 * w], q[4 * w + 1]);
+            mma_m16n8k16(score, second, q[4 * w + 2], q[4 * w + 3]);
         }
         float p[4];
 #pragma unroll
@@ -157,12 +158,7 @@ struct Heads {
         }
         // Pᵀ has positions in its rows; the product wants heads there.
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const __half2 pair = __floats2half2_rn(p[2 * r], p[2 * r + 1]);
-            asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
-                : "=r"(weights[r])
-                : "r"(*reinterpret_cast<const std::uint32_t*>(&pair)));
-        }
+        for (int r = 0; r < 2; r++) weights[r] = movmatrix(pack(p[2 * r], p[2 * r + 1]));
     }
 
     __device__ void add_values(const std::uint32_t (&weights)[2], const uint4 (&v)[4][v_words]) {
@@ -177,7 +173,7 @@ struct Heads {
                 const std::uint32_t pairs[4] = {
                     __byte_perm(words[0][e], words[1][e], 0x5410), __byte_perm(words[0][e], words[1][e], 0x7632),
                     __byte_perm(words[2][e], words[3][e], 0x5410), __byte_perm(words[2][e], words[3][e], 0x7632)};
-                multiply(out[4 * w + e], pairs, weights[0], weights[1]);
+                mma_m16n8k16(out[4 * w + e], pairs, weights[0], weights[1]);
             }
         }
     }

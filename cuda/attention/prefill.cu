@@ -6,6 +6,9 @@
 #include <cuda_runtime.h>
 
 #include "../kernels.h"
+#include "../paged_kv.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mma.cuh"
 #include "../warp.cuh"
 
 namespace quire::cuda {
@@ -32,8 +35,7 @@ __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
         float top = -INFINITY, sum = 0;
         for (int position = a.window > 0 ? max(0, last - a.window + 1) : 0; position <= last; position++) {
             const std::int64_t at =
-                ((std::int64_t(table[position / a.block_size]) * a.n_kv_heads + kv_head) * a.block_size +
-                 position % a.block_size) *
+                kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.n_kv_heads, a.block_size) *
                 D;
             float score = 0;
             for (int d = lane; d < D; d += 32)
@@ -55,33 +57,6 @@ __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
 
 // -- prefill
 
-__device__ void copy_async(void* to, const void* from, bool valid) { // 16 bytes; zeros where not valid
-    const auto address = unsigned(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0));
-}
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int N>
-__device__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N));
-}
-
-__device__ void load_matrices(std::uint32_t (&r)[4], const __half* p) {
-    const auto address = unsigned(__cvta_generic_to_shared(p));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-__device__ void load_matrices_transposed(std::uint32_t (&r)[4], const __half* p) {
-    const auto address = unsigned(__cvta_generic_to_shared(p));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-__device__ std::uint32_t pack(float a, float b) {
-    const __half2 h = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&h);
-}
-
 // A block of Warps × 16 queries of one head against tiles of N positions. Rows in shared memory are padded by 16 bytes, so
 // that ldmatrix meets no bank twice.
 template <int D, int Warps, int N>
@@ -98,34 +73,32 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int         begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
     const int         n_tiles = (last - begin) / N + 1;
 
-    const int  shift = 31 - __clz(a.block_size);
-    const bool power = (a.block_size & (a.block_size - 1)) == 0;
-    const auto load  = [&](int t) { // K and V of one tile of positions
+    const BlockOf block_of{a.block_size};
+    const auto    load = [&](int t) { // K and V of one tile of positions
         constexpr int words = D / 8;
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
             const bool         valid = position <= last;
-            const int          block = !valid ? 0 : power ? position >> shift : position / a.block_size;
-            const std::int64_t at    = valid ? ((std::int64_t(table[block]) * a.n_kv_heads + kv_head) * a.block_size +
-                                             position - block * a.block_size) *
-                                                    D +
-                                                w * 8
-                                              : 0;
-            copy_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
-            copy_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
+            const int          block = valid ? block_of(position) : 0;
+            const std::int64_t at =
+                valid
+                       ? kv_row_of_position(position, block, table[block], kv_head, a.n_kv_heads, a.block_size) * D + w * 8
+                       : 0;
+            cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
+            cp_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }
     };
     for (int i = threadIdx.x; i < M * (D / 8); i += Warps * 32) {
         const int  r = i / (D / 8), w = i % (D / 8);
         const bool valid = r < tile.n_rows;
-        copy_async(q_tile + r * stride + w * 8,
-                   reinterpret_cast<const __half*>(a.q) +
-                       (std::int64_t(tile.first_row + (valid ? r : 0)) * a.n_heads + head) * D + w * 8,
-                   valid);
+        cp_async(q_tile + r * stride + w * 8,
+                 reinterpret_cast<const __half*>(a.q) +
+                     (std::int64_t(tile.first_row + (valid ? r : 0)) * a.n_heads + head) * D + w * 8,
+                 valid);
     }
     load(0);
-    commit_copies();
+    cp_async_commit();
 
     float       out[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     const int   row[2] = {first + warp * 16 + lane / 4,
@@ -133,8 +106,8 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const float scale  = a.scale * 1.4426950408889634f;      // exp2 instead of exp
     for (int t = 0; t < n_tiles; t++) {
         if (t + 1 < n_tiles) load(t + 1);
-        commit_copies();
-        wait_copies<1>();
+        cp_async_commit();
+        cp_async_wait<1>();
         __syncthreads();
         const __half *k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         const int     from = begin + t * N;
@@ -144,13 +117,13 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
 #pragma unroll
             for (int d = 0; d < D / 16; d++) {
                 std::uint32_t q[4];
-                load_matrices(q, q_tile + (warp * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
+                ldmatrix_x4(q, q_tile + (warp * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
 #pragma unroll
                 for (int n = 0; n < N / 16; n++) {
                     std::uint32_t b[4];
-                    load_matrices(b, k + (n * 16 + lane % 8 + lane / 16 * 8) * stride + d * 16 + lane / 8 % 2 * 8);
-                    multiply(s[2 * n], q, b[0], b[1]);
-                    multiply(s[2 * n + 1], q, b[2], b[3]);
+                    ldmatrix_x4(b, k + (n * 16 + lane % 8 + lane / 16 * 8) * stride + d * 16 + lane / 8 % 2 * 8);
+                    mma_m16n8k16(s[2 * n], q, b[0], b[1]);
+                    mma_m16n8k16(s[2 * n + 1], q, b[2], b[3]);
                 }
             }
             const bool edge = from + N - 1 > first + warp * 16 || a.window > 0;
@@ -195,9 +168,9 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
 #pragma unroll
                 for (int d = 0; d < D / 16; d++) {
                     std::uint32_t b[4];
-                    load_matrices_transposed(b, v + (n * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
-                    multiply(out[2 * d], p, b[0], b[1]);
-                    multiply(out[2 * d + 1], p, b[2], b[3]);
+                    ldmatrix_x4_transposed(b, v + (n * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
+                    mma_m16n8k16(out[2 * d], p, b[0], b[1]);
+                    mma_m16n8k16(out[2 * d + 1], p, b[2], b[3]);
                 }
             }
         }

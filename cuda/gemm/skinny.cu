@@ -10,6 +10,8 @@
 #include <algorithm>
 
 #include "../kernels.h"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mma.cuh"
 #include "../warp.cuh"
 #include "stream_k.cuh"
 
@@ -19,17 +21,6 @@ namespace {
 
 constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
 
-__device__ void copy_async(void* to, const void* from) {
-    const auto address = unsigned(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ void multiply(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                         std::uint32_t b0, std::uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 __device__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 __device__ std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
 __device__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
@@ -169,10 +160,10 @@ __global__ void __launch_bounds__(warps * 32, 2)
 #pragma unroll
             for (int i = threadIdx.x; i < NT * 8 * words; i += warps * 32) {
                 const int t = i / words, c = i % words * 8;
-                copy_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
+                cp_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        cp_async_commit();
     };
     fetch(weights[0], begin); // weights depend on nobody
     fetch(weights[1], begin + 1);
@@ -184,7 +175,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
     float      acc[NT][4] = {};
     int        first      = begin; // unit of the row block at hand that this block of threads began with
     const auto work       = [&](Fragment<K>& now, int unit) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        cp_async_wait<1>();
         __syncthreads(); // this unit's x is there, and everybody is done with the one before
         bring(unit + 2);
         const __half* tile = tiles + unit % 3 * NT * 8 * stride + lane / 4 * stride;
@@ -197,8 +188,8 @@ __global__ void __launch_bounds__(warps * 32, 2)
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 const uint4 b = *reinterpret_cast<const uint4*>(at + t * 8 * stride);
-                multiply(acc[t], lower[0], upper[0], lower[1], upper[1], b.x, b.y);
-                multiply(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
+                mma_m16n8k16(acc[t], lower[0], upper[0], lower[1], upper[1], b.x, b.y);
+                mma_m16n8k16(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
             }
         }
         fetch(now, unit + 2);

@@ -3,6 +3,7 @@
 // partial sums to the Context's workspace, and the last one adds them in the order of the columns.
 #pragma once
 
+#include "../epilogue.cuh"
 #include "../warp.cuh"
 #include "gemv.cuh"
 
@@ -89,8 +90,7 @@ __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int e
                     if (token >= n_rows) continue;
                     const float        value = acc[t][2 * r + i] + bias;
                     const std::int64_t at    = token * p.weight.rows + row;
-                    if (p.out_is_float) static_cast<float*>(p.out)[at] = value;
-                    else static_cast<__half*>(p.out)[at] = __float2half(value);
+                    store_result(p, at, value);
                 }
         }
     }
