@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
         squares += v[i].x * v[i].x + v[i].y * v[i].y;
     }
     if (Layer) {
-        mean    = block_sum(sum, sums) / cols;
+        mean    = cta_sum(sum, sums) / cols;
         squares = 0;
 #pragma unroll
         for (int i = 0; i < Most; i++)
             if (int(threadIdx.x + i * blockDim.x) < n)
                 squares += (v[i].x - mean) * (v[i].x - mean) + (v[i].y - mean) * (v[i].y - mean);
     }
-    const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
+    const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
 #pragma unroll
     for (int i = 0; i < Most; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
@@ -110,10 +110,10 @@ __global__ void plain_norm_kernel(const void* x, const float* weight, const floa
         sum += value(c);
         if (!Layer) squares += value(c) * value(c);
     }
-    const float mean = Layer ? block_sum(sum, sums) / cols : 0;
+    const float mean = Layer ? cta_sum(sum, sums) / cols : 0;
     for (int c = int(threadIdx.x); Layer && c < cols; c += int(blockDim.x))
         squares += (value(c) - mean) * (value(c) - mean);
-    const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
+    const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
     for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x))
         out[at + c] = __float2half((value(c) - mean) * scale * weight[c] + (Layer ? bias[c] : 0.0f));
 }

@@ -27,13 +27,15 @@ struct Pipeline {
     std::uint64_t *full, *empty; // [Stages]
 
     using State = PipelineState<Stages>;
+    // The producer begins with the other phase: the first time round no stage waits for consumers.
+    static __device__ State producer_start() { return {0, 1}; }
 
     // By one thread, before a CTA barrier.
     __device__ void init(unsigned n_producers, unsigned n_consumers) const {
         for (int s = 0; s < Stages; s++) mbarrier_init(full + s, n_producers), mbarrier_init(empty + s, n_consumers);
     }
-    // Waits until all consumers have released the stage; the first time round it has never been used.
-    __device__ void producer_acquire(const State& at) const { mbarrier_wait(empty + at.stage, at.phase ^ 1); }
+    // Waits until all consumers have released the stage.
+    __device__ void producer_acquire(const State& at) const { mbarrier_wait(empty + at.stage, at.phase); }
     __device__ void consumer_wait(const State& at) const { mbarrier_wait(full + at.stage, at.phase); }
     __device__ void consumer_release(int stage) const { mbarrier_arrive(empty + stage); }
 };

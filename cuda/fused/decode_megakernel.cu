@@ -32,7 +32,7 @@ namespace {
 template <int D>
 __global__ void __launch_bounds__(threads, 1)
     tape_kernel(const Op* tape, const __grid_constant__ Shape shape, const __grid_constant__ Plan plan,
-                const SplitKvItem* items, int n_items, float* partial, std::int32_t* tickets, unsigned* counter,
+                const SplitKvItem* items, int n_items, float* partial, std::int32_t* arrivals, unsigned* counter,
                 unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (at > 0) mbarrier_arrive(done + (at - 1) % slots); // nobody is at it now
         };
         if (op.attends) {
-            attend<D>(op, shape, plan, items, n_items, partial, tickets, xs, step, wait);
+            attend<D>(op, shape, plan, items, n_items, partial, arrivals, xs, step, wait);
             Team::sync();
         } else {
             if (op.kind == kind_f16) make_x<kind_f16>(op, shape.hidden, residual, xs, squares, wait);
@@ -139,9 +139,9 @@ void* make_decode_megakernel(const Operation* told, int n, Context& gpu) {
     auto* tape     = new Tape;
     tape->head_dim = shape.attend.head_dim;
     // Shared memory: the residual, x in its widest form (or the sums, or what attention needs), the ring.
-    const int group  = std::min(most_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
+    const int group  = std::min(max_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
     const int values = group * tape->head_dim * 4,
-              beside = 2 * warps * most_heads * 4 + (most_heads + 2) * tape->head_dim * 2;
+              beside = 2 * warps * max_heads * 4 + (max_heads + 2) * tape->head_dim * 2;
     int  room = beside + 4 * values, largest = 0; // .. stage
     bool fits = true;
     for (Op& op : ops) {
@@ -191,11 +191,11 @@ void* make_decode_megakernel(const Operation* told, int n, Context& gpu) {
     return tape;
 }
 
-bool run_decode_megakernel(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
+bool run_decode_megakernel(void* tape, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     auto& t = *static_cast<Tape*>(tape);
-    if (launch_kernel(Launch::together, kernel_of(t), dim3(unsigned(gpu.n_sms)), unsigned(threads),
+    if (launch_kernel(Launch::cooperative, kernel_of(t), dim3(unsigned(gpu.n_sms)), unsigned(threads),
                       std::size_t(t.shared), gpu, static_cast<const Op*>(t.ops), t.shape, plan, plan.items.list,
-                      plan.items.n, partial, tickets, t.counter, t.done, t.odd) != cudaSuccess) {
+                      plan.items.n, partial, arrivals, t.counter, t.done, t.odd) != cudaSuccess) {
         cudaGetLastError(); // it has been dealt with
         return false;
     }

@@ -107,7 +107,7 @@ __device__ void bring_weights(const Parts& parts, const Pipeline<weight_stages(N
     for (int p = 0; p < parts.n_parts; p++)
         for (int k = 0; k < parts.part[p].n_projections; k++) tma_prefetch(parts.part[p].weight[k]);
     const std::uint64_t             policy = l2_evict_first();
-    PipelineState<weight_stages(N)> at;
+    PipelineState<weight_stages(N)> at     = ring.producer_start();
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         const Share share(part);
@@ -129,7 +129,7 @@ template <int N>
 __device__ void bring_x(const Parts& parts, const Pipeline<x_stages(N)>& ring, const Meeting& meeting) {
     for (int p = 0; p < parts.n_parts; p++) tma_prefetch(parts.part[p].x);
     wait_for_inputs();
-    PipelineState<x_stages(N)> at;
+    PipelineState<x_stages(N)> at    = ring.producer_start();
     unsigned                   round = 0;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
@@ -394,7 +394,7 @@ __device__ void combine_norm(const Part& part, const Parts& parts, const Meeting
         float squares = 0;
 #pragma unroll
         for (int i = 0; i < Most; i++) squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-        const float scale = rsqrtf(block_sum<Team>(squares, scratch) / float(cols) + part.eps);
+        const float scale = rsqrtf(cta_sum<Team>(squares, scratch) / float(cols) + part.eps);
 #pragma unroll
         for (int i = 0; i < Most; i++) {
             const int c = (int(threadIdx.x) + i * team) * 4;
@@ -466,8 +466,9 @@ template <int N>
 bool launch(const Parts& parts, Context& gpu) {
     if (prepare_kernel(gpu, dense_kernel<N>, threads, shared_bytes(N)) < 1) return false;
     // Alone on the device its blocks meet in any case: what comes before it in the stream ends by itself.
-    const cudaError_t status = launch_kernel(gpu.alone_in_step ? Launch::early : Launch::together, dense_kernel<N>,
-                                             dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, parts);
+    const cudaError_t status =
+        launch_kernel(gpu.alone_in_step ? Launch::programmatic : Launch::cooperative, dense_kernel<N>,
+                      dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, parts);
     if (status == cudaErrorCooperativeLaunchTooLarge) {
         cudaGetLastError(); // it has been dealt with
         return false;
@@ -485,13 +486,13 @@ namespace quire::cuda {
 using namespace layer_kernel;
 
 std::size_t prepare_layer_kernel(Context& gpu) {
-    if (!gpu.sm90 || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
+    if (!gpu.sm90 || !gpu.cooperative || gpu.layer.grid_barrier != nullptr) return 0;
     constexpr std::size_t tile   = std::size_t(most_tokens) * tile_rows * sizeof(float);
     const std::size_t     before = gpu.bytes;
-    gpu.dense.sums               = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + most_tiles) * tile));
-    gpu.dense.left               = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
-    gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
-    gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
+    gpu.layer.partial_sums       = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + most_tiles) * tile));
+    gpu.layer.fix_up             = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
+    gpu.layer.fix_up_arrivals    = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
+    gpu.layer.grid_barrier       = static_cast<unsigned*>(gpu.take(256));
     return gpu.bytes - before;
 }
 
@@ -500,13 +501,13 @@ int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& 
     Parts     parts{};
     const int done = compile(ops, n_ops, n_tokens, gpu, parts);
     if (done == 0) return 0;
-    const auto& room = gpu.dense;
+    const auto& room = gpu.layer;
     parts.plan       = plan;
     parts.n_tokens   = n_tokens;
-    parts.sums       = room.sums;
-    parts.left       = room.left;
-    parts.arrived    = room.arrived;
-    parts.counter    = room.counter;
+    parts.sums       = room.partial_sums;
+    parts.left       = room.fix_up;
+    parts.arrived    = room.fix_up_arrivals;
+    parts.counter    = room.grid_barrier;
     const auto run   = [&] {
         switch (rounded(n_tokens)) {
             case 8: return launch<8>(parts, gpu);

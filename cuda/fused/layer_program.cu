@@ -85,8 +85,9 @@ int understand(const Operation& op, const Operation* next, int n_tokens, Parts& 
 
 // As many operations as one launch runs, from the first one on; returns how many, 0: none.
 int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Parts& parts) {
-    const auto& room = gpu.dense;
-    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || tensor_map_encoder() == nullptr)
+    const auto& room = gpu.layer;
+    if (n_ops < 2 || !room.partial_sums || !room.fix_up || !room.fix_up_arrivals || !room.grid_barrier ||
+        tensor_map_encoder() == nullptr)
         return 0;
     int done = 0;
     for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {

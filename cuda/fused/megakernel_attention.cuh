@@ -72,8 +72,8 @@ struct Cache {
 // Shared memory of attention.
 template <int D>
 struct Attending {
-    float  tops[warps][most_heads], sums[warps][most_heads];
-    __half q[most_heads][D], k[D], v[D];
+    float  tops[warps][max_heads], sums[warps][max_heads];
+    __half q[max_heads][D], k[D], v[D];
     float  values[1]; // [attending warps][n_heads][D]
 };
 
@@ -85,14 +85,14 @@ struct Unit {
 
     Unit() = default;
     __device__ Unit(const Attention& a, int unit) {
-        const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + most_heads - 1) / most_heads;
+        const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + max_heads - 1) / max_heads;
         share.n_slots = a.n_kv_heads * per_kv;
         share.item    = unit / share.n_slots;
         share.slot    = unit - share.item * share.n_slots;
         kv_head       = share.slot / per_kv;
         is_first      = share.slot == kv_head * per_kv;
-        head0         = kv_head * group_size + (share.slot - kv_head * per_kv) * most_heads;
-        n_heads       = min(most_heads, kv_head * group_size + group_size - head0);
+        head0         = kv_head * group_size + (share.slot - kv_head * per_kv) * max_heads;
+        n_heads       = min(max_heads, kv_head * group_size + group_size - head0);
     }
 };
 
@@ -160,7 +160,7 @@ struct Known {
 // wait(): for what q, k and v come from.
 template <int D, class Wait>
 __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const SplitKvItem* items, int n_items,
-                       float* partial, std::int32_t* tickets, unsigned char* memory, const Known<D>& step,
+                       float* partial, std::int32_t* arrivals, unsigned char* memory, const Known<D>& step,
                        const Wait& wait) {
     Attention a    = shape.attend;
     a.out          = op.attended;
@@ -237,8 +237,8 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         }
         if (item.n_splits == 1) combine_parts<D>(a, unit, n_parts, s);
         else
-            combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, n_parts, &s.tops[0][0],
-                                         &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
+            combine<D, max_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, n_parts, &s.tops[0][0],
+                                        &s.sums[0][0], s.values, unit.n_heads * D, partial, arrivals);
     }
     if (!waited) wait();
 }

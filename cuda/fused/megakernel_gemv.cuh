@@ -109,7 +109,7 @@ struct Task<kind_q4_k> {
     }
 };
 
-// Four sums of a warp at once: the first lane of each segment, which is of neighbouring lanes in whole fours, gets them. Lane l has
+// Four sums of a warp at once: the first lane of each segment, which is of neighbouring lanes in whole fours, gets them. UploadLane l has
 // sum l % 4; `end`: the lane after its segment.
 __device__ float four_sums(const float (&v)[4], int end) {
     const int   lane = int(threadIdx.x % 32);

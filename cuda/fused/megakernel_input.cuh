@@ -140,7 +140,7 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
         sum = warp_sum(sum);
         if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = sum;
     } else {
-        const float scale = rsqrtf(__fdividef(block_sum<Team>(sum, squares), float(hidden)) + op.eps);
+        const float scale = rsqrtf(__fdividef(cta_sum<Team>(sum, squares), float(hidden)) + op.eps);
 #pragma unroll
         for (int n = 0; n < most; n++)
             if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8)

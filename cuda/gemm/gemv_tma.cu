@@ -13,6 +13,7 @@
 
 #include "../epilogue.cuh"
 #include "../kernels.h"
+#include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
 #include "gemv.cuh"
@@ -93,24 +94,23 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     }
     __syncthreads();
 
-    int      stage  = 0;
-    unsigned parity = 0;
+    PipelineState<stages> at;
     for (int pair = first; pair < end; pair += warps) {
         float sum[2] = {};
         for (int base = 0; base < cols; base += slice) {
-            mbarrier_wait(&ready[warp][stage], parity);
-            add_stage<K, 2>(ring + stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
+            mbarrier_wait(&ready[warp][at.stage], at.phase);
+            add_stage<K, 2>(ring + at.stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
             __syncwarp(); // all have read it
-            bring(stage);
-            if (++stage == stages) stage = 0, parity ^= 1;
+            bring(at.stage);
+            at.advance();
         }
         float value[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const Place at = place_of(pair, r);
-            value[r]       = warp_sum(sum[r]) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
+            const Place of = place_of(pair, r);
+            value[r]       = warp_sum(sum[r]) + (of.product.bias ? of.product.bias[of.row] : 0.0f);
             if (Gated || lane != 0) continue;
-            store_result(at.product, at.row, value[r]);
+            store_result(of.product, of.row, value[r]);
         }
         if (Gated && lane == 0)
             static_cast<__half*>(all.projection[0].out)[pair] = __float2half(swiglu(value[0], value[1]));

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(384, 1)
         // 40 + 2 · 232 are the 3 · 168 registers of the launch.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x != 256) return;
-        PipelineState<stages> at;
+        PipelineState<stages> at = pipeline.producer_start();
         for (int i = first; i < job.n_all; i += step) {
             const Tile         t     = tile_of<E, Strips>(job, i);
             const bool         whole = i < job.n_whole;

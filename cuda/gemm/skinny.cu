@@ -132,7 +132,7 @@ constexpr __host__ __device__ int row_halves(Kind kind) {
 // NT: groups of 8 rows of x.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(warps * 32, 2)
-    batch_kernel(const __half* x, int n_rows, int cols, Blocks all, float4* partial, std::int32_t* tickets) {
+    batch_kernel(const __half* x, int n_rows, int cols, Blocks all, float4* partial, std::int32_t* arrivals) {
     constexpr int     stride = row_halves(K), width = unit_cols(K);
     extern __shared__ __align__(16) __half tiles[]; // three of [NT · 8][stride]
     __shared__ bool                        is_last;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         const int block = unit / per_block;
         if (unit + 1 < end && (unit + 1) / per_block == block) return;
 
-        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, tickets, is_last, [] { __syncthreads(); });
+        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, arrivals, is_last, [] { __syncthreads(); });
         first = unit + 1;
     };
     for (int unit = begin; unit < end; unit += 2) {
@@ -207,14 +207,14 @@ __global__ void __launch_bounds__(warps * 32, 2)
 
 template <Kind K, int NT>
 void launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
-    constexpr int shared  = 3 * NT * 8 * row_halves(K) * 2;
-    const int     at_once = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, most_at_once);
-    const int     units   = all.first_block[all.n] * (cols / unit_cols(K));
-    const int     grid    = std::min(gpu.n_sms * at_once, units);
+    constexpr int shared = 3 * NT * 8 * row_halves(K) * 2;
+    const int at_once    = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, max_ctas_per_sm);
+    const int units      = all.first_block[all.n] * (cols / unit_cols(K));
+    const int grid       = std::min(gpu.n_sms * at_once, units);
     // Not early, as other kernels are: what is on its way to registers is held in the L1, and a processor that still runs a
     // kernel with much shared memory has little of it. Decoding with 8 sequences took a quarter longer.
-    run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all, gpu.partial,
-                 gpu.tickets);
+    run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all,
+                 gpu.tile_partial, gpu.tile_arrivals);
 }
 
 template <int NT>
@@ -232,9 +232,9 @@ void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks&
 
 bool can_skinny_gemm(const Context& gpu, const Weight& weight) {
     return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
-           weight.rows <= std::int64_t(most_tickets) * unit_rows / max_projections &&
-           weight.rows / unit_rows * (weight.cols / 64) * max_projections * gpu.n_sms * most_at_once < std::int64_t(1)
-                                                                                                           << 32;
+           weight.rows <= std::int64_t(max_stream_k_tiles) * unit_rows / max_projections &&
+           weight.rows / unit_rows * (weight.cols / 64) * max_projections * gpu.n_sms * max_ctas_per_sm <
+               std::int64_t(1) << 32;
 }
 
 void skinny_gemm(const Half* x_, int n_rows, std::int64_t cols, const Projection* products, int n_projections,

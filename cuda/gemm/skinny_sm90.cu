@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "../kernels.h"
+#include "../pipeline.cuh"
 #include "../ptx/mma.cuh"
 #include "../ptx/tma.cuh"
 #include "stream_k.cuh"
@@ -29,7 +30,7 @@ struct Maps {
 template <int NT>
 __global__ void __launch_bounds__((warps + 1) * 32, 1)
     tile_kernel(const __grid_constant__ Maps maps, int n_rows, int cols, const __grid_constant__ Blocks all,
-                float4* partial, std::int32_t* tickets) {
+                float4* partial, std::int32_t* arrivals) {
 #if __CUDA_ARCH__ >= 900
     constexpr int     stages = stages_for(NT * 8), bytes = tile_bytes(NT * 8);
     extern __shared__ __align__(1024) unsigned char memory[];
@@ -39,8 +40,9 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
     const int                per_block = cols / tile_k;
     const Share              share{int(blockIdx.x), int(gridDim.x), all.first_block[all.n] * per_block, per_block};
     const int                begin = share.begin_of(share.self), end = share.begin_of(share.self + 1);
+    const Pipeline<stages>   pipeline{memory, full, empty};
     if (threadIdx.x == 0) {
-        for (int s = 0; s < stages; s++) mbarrier_init(&full[s], 1), mbarrier_init(&empty[s], warps);
+        pipeline.init(1, warps);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -63,11 +65,12 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
         for (int u = begin; u < min(end, begin + stages); u++) bring_weight(u, u - begin); // weights depend on nobody
         wait_for_inputs();
         for (int u = begin; u < min(end, begin + stages); u++) bring_x(u, u - begin);
-        for (int u = begin + stages, stage = 0, parity = 0; u < end; u++) {
-            mbarrier_wait(&empty[stage], unsigned(parity));
-            bring_weight(u, stage);
-            bring_x(u, stage);
-            if (++stage == stages) stage = 0, parity ^= 1;
+        PipelineState<stages> at; // the second time round
+        for (int u = begin + stages; u < end; u++) {
+            pipeline.producer_acquire(at);
+            bring_weight(u, at.stage);
+            bring_x(u, at.stage);
+            at.advance();
         }
         return;
     }
@@ -77,11 +80,11 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
     const int a_row = warp * 16 + lane % 16, a_word = lane / 16;
     const int b_row = lane % 8 + (NT > 1 ? lane / 16 * 8 : 0), b_word = lane / 8 % 2 + (NT > 1 ? 0 : lane / 16 * 2);
     float     acc[NT][4] = {};
-    int       first = begin, stage = 0;
-    unsigned  parity = 0;
+    int       first      = begin;
+    PipelineState<stages> at;
     for (int unit = begin; unit < end; unit++) {
-        mbarrier_wait(&full[stage], parity);
-        const unsigned weights = shared_address(memory + stage * bytes), xs = weights + weight_bytes;
+        pipeline.consumer_wait(at);
+        const unsigned weights = shared_address(memory + at.stage * bytes), xs = weights + weight_bytes;
 #pragma unroll
         for (int k = 0; k < 4; k++) { // 16 columns each
             std::uint32_t a[4], b[4];
@@ -99,10 +102,10 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
             }
         }
         __syncwarp(); // all have read the tile
-        if (lane == 0) mbarrier_arrive(&empty[stage]);
-        if (++stage == stages) stage = 0, parity ^= 1;
+        if (lane == 0) pipeline.consumer_release(at.stage);
+        at.advance();
         if (unit + 1 < end && (unit + 1) / per_block == unit / per_block) continue;
-        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, tickets, is_last, [] {
+        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, arrivals, is_last, [] {
             asm volatile("bar.sync 1, %0;" ::"n"(warps * 32) : "memory");
         });
         first = unit + 1;
@@ -121,7 +124,7 @@ bool launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& g
     prepare_kernel(gpu, tile_kernel<NT>, (warps + 1) * 32, shared);
     const int units = all.first_block[all.n] * (cols / tile_k);
     run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(gpu.n_sms, units))), (warps + 1) * 32, shared, gpu, maps, n_rows,
-               cols, all, gpu.partial, gpu.tickets);
+               cols, all, gpu.tile_partial, gpu.tile_arrivals);
     return true;
 }
 
