@@ -3,7 +3,6 @@
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -41,9 +40,9 @@ int main() {
     const TableId twin = pool.fork_table(beams[3]);
     show(pool, "beam 3 forked again, in the middle of a block");
     check(pool.reserve(twin, 74, 1), "room for a copy");
-    StepPlan plan;
-    pool.take_moves(plan); // what a backend has to copy before the step
-    for (auto [from, to] : plan.copies) std::printf("copy on write: block %d → block %d\n", from, to);
+    BlockMoves moves;
+    pool.take_moves(moves); // what a backend has to copy before the step
+    for (auto [from, to] : moves.copies) std::printf("copy on write: block %d → block %d\n", from, to);
     show(pool, "the fork wrote a token: its last block is a copy");
     check(pool.reserve(beams[3], 74, 1), "no block needed");
     std::printf("beam 3 is alone with its block again and writes in place: %d copies\n", pool.n_copies());

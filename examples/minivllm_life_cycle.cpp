@@ -13,7 +13,6 @@
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -26,8 +25,8 @@ void print(const BlockManager& m, std::string_view what, TableId table) {
 
 // The step that runs the model: its moves are handed to the backend, then everything announced is written.
 void run_step(BlockManager& m) {
-    StepPlan plan;
-    m.take_moves(plan);
+    BlockMoves moves;
+    m.take_moves(moves);
     m.commit();
 }
 

@@ -8,7 +8,6 @@ import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.prefix_cache;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -28,11 +27,11 @@ std::vector<BlockId> table_of(const BlockManager& m, TableId t) {
 
 // Runs the step that a scheduler would: the moves go out, everything announced is written.
 std::vector<BlockCopy> step(BlockManager& m) {
-    StepPlan plan;
-    m.take_moves(plan);
+    BlockMoves moves;
+    m.take_moves(moves);
     m.commit();
     m.check_invariants();
-    return plan.copies;
+    return moves.copies;
 }
 
 // A sequence as the scheduler would keep it, its prompt written in one step.
@@ -248,8 +247,8 @@ TEST_CASE("V11: the swap pool can overflow although it is as large as the device
                 running.pop_back();
                 evicted = true;
             }
-        StepPlan plan;
-        large.take_moves(plan);
+        BlockMoves moves;
+        large.take_moves(moves);
         large.check_invariants();
         if (evicted) peaks.push_back(large.n_swap() - large.n_swap_free());
     }
@@ -539,9 +538,9 @@ TEST_CASE("swapped tables keep what they shared") {
     REQUIRE(m.swap_out(both));
     CHECK(m.n_free() == 8);
     CHECK(m.n_swap_free() == 5); // the shared block went out once
-    StepPlan plan;
-    m.take_moves(plan);
-    CHECK(plan.swap_out.size() == 3);
+    BlockMoves moves;
+    m.take_moves(moves);
+    CHECK(moves.swap_out.size() == 3);
     TableId other = m.open_table();
     REQUIRE(m.reserve(other, 0, 5 * 4 + 1)); // so that they come back elsewhere
     CHECK_FALSE(m.swap_in(both));
@@ -550,9 +549,9 @@ TEST_CASE("swapped tables keep what they shared") {
     CHECK(m.blocks(a)[0] == m.blocks(b)[0]);
     CHECK(m.ref_count(m.blocks(a)[0]) == 2);
     CHECK(m.blocks(a)[1] != m.blocks(b)[1]);
-    plan.clear();
-    m.take_moves(plan);
-    CHECK(plan.swap_in.size() == 3);
+    moves.clear();
+    m.take_moves(moves);
+    CHECK(moves.swap_in.size() == 3);
     CHECK(m.n_swap_free() == 8);
     m.check_invariants();
 }
@@ -563,10 +562,10 @@ TEST_CASE("what the cache still has comes back without a copy") {
     TableId      t = filled(m, a);
     REQUIRE(m.swap_out(std::array{t}));
     REQUIRE(m.swap_in(std::array{t}));
-    StepPlan plan;
-    m.take_moves(plan);
-    CHECK(plan.swap_out.size() == 3);
-    CHECK(plan.swap_in.size() == 1); // the last block, which has no name
+    BlockMoves moves;
+    m.take_moves(moves);
+    CHECK(moves.swap_out.size() == 3);
+    CHECK(moves.swap_in.size() == 1); // the last block, which has no name
     m.commit();
     // And what was evicted gets its name back with its bytes.
     REQUIRE(m.swap_out(std::array{t}));

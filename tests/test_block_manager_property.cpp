@@ -9,7 +9,6 @@ import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.prefix_cache;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -72,19 +71,19 @@ private:
     }
 
     void run_moves() {
-        StepPlan plan;
-        m_.take_moves(plan);
+        BlockMoves moves;
+        m_.take_moves(moves);
         const auto move = [&](const std::vector<BlockCopy>& list, std::vector<Content>& from,
                               std::vector<Content>& to) {
             for (auto [a, b] : list)
                 std::copy_n(from.begin() + std::ptrdiff_t(a) * size_, size_, to.begin() + std::ptrdiff_t(b) * size_);
         };
-        move(plan.swap_out, device_, swap_);
-        move(plan.swap_in, swap_, device_);
-        move(plan.copies, device_, device_);
-        happened["copies"] += int(plan.copies.size());
-        happened["swap_out"] += int(plan.swap_out.size());
-        happened["swap_in"] += int(plan.swap_in.size());
+        move(moves.swap_out, device_, swap_);
+        move(moves.swap_in, swap_, device_);
+        move(moves.copies, device_, device_);
+        happened["copies"] += int(moves.copies.size());
+        happened["swap_out"] += int(moves.swap_out.size());
+        happened["swap_in"] += int(moves.swap_in.size());
     }
 
     // Writes positions first .. n-1 of one sequence, after looking at all that it would read.

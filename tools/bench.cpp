@@ -8,6 +8,7 @@
 #include "../cuda/kernels.h"
 
 import quire.core.base;
+import quire.paging.block;
 import quire.paging.block_manager;
 import quire.model_file.config;
 import quire.engine.engine;
@@ -123,7 +124,7 @@ int blocks(int repetitions, bool json) {
     std::vector<Token> tokens(n * size);
     std::mt19937       random(2);
     for (Token& t : tokens) t = int(random() % 32000);
-    StepPlan plan;
+    BlockMoves moves;
     lines.push_back(rate("take and give back a block", repetitions, n, [&] {
         const TableId t = m.open_table();
         for (int i = 0; i < n; i++) m.reserve(t, i * size, size);
@@ -143,7 +144,7 @@ int blocks(int repetitions, bool json) {
     const TableId cached = m.open_table();
     m.allocate(cached, tokens);
     m.will_write({cached, 0, n * size});
-    m.take_moves(plan);
+    m.take_moves(moves);
     m.commit();
     lines.push_back(rate("find a block by its hash, tokens compared", repetitions, n,
                          [&] { m.room_for({}, std::span(tokens).first(tokens.size() - 1)); }));

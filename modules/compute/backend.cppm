@@ -93,11 +93,6 @@ struct StepShape {
     int tokens = 0, logit_rows = 0;
 };
 
-struct StepResults {
-    std::span<const Token>        best;    // of each logit row
-    std::span<const TokenLogprob> answers; // of the tasks
-};
-
 // One step is: begin_step(plan), then, unless replay_step() did it all, the operations and end_step(), then sample() and
 // results(). The tokens, positions, slots, block tables and lengths that the operations speak of are the plan's; a device
 // backend sends them up once, in begin_step(). All of it may return before it is done; results() is the one wait, and comes
@@ -162,14 +157,14 @@ public:
     virtual void add(Tensor x, Tensor y) = 0;
     // out[i] = x[rows[i]], the plan's logit rows
     virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // For results(): the most likely token of each row of logits, of several the lowest id; -1 where StepLogits says so. The CPU
+    // For results(): the most likely token of each row of logits, of several the lowest id; -1 where StepResults says so. The CPU
     // does nothing here.
     virtual void choose_best(Tensor) {}
     // What sample() supports in one step.
     virtual SamplingLimits sampling_limits() const { return {}; }
     // Runs the plan's sampling tasks on the logits; after end_step().
     virtual void sample(Tensor) {}
-    // Waits for the step: what choose_best() and sample() found in it. Empty where they are left out.
+    // Waits for the step: `best` and `sampled` as choose_best() and sample() found them, empty where these are left out.
     virtual StepResults results() { return {}; }
     // Copies whole blocks, K and V of every layer, all of the list in one call, with the result of doing them in order. For
     // copy-on-write `from` and `to` are the device's layers; for swapping one of them is the swap pool's.

@@ -27,7 +27,7 @@ public:
     // After forward(): starts the plan's sampling tasks on these logits.
     void sample(const StepPlan& plan);
     // Waits for the step. The result is valid until the next one.
-    StepLogits results();
+    StepResults results();
 
     // Bytes of the activations.
     std::size_t activation_bytes() const { return memory_.bytes(); }
@@ -202,13 +202,13 @@ std::span<const float> Model::hidden_state(int row) {
 }
 
 void Model::sample(const StepPlan& plan) {
-    if (n_wanted_ > 0 && !plan.tasks.empty()) backend_->sample(ran_);
+    if (n_wanted_ > 0 && !plan.sampling.tasks.empty()) backend_->sample(ran_);
 }
 
-StepLogits Model::results() {
-    const StepResults results = backend_->results();
+StepResults Model::results() {
+    const StepResults device = backend_->results();
     if (n_wanted_ == 0) return {};
-    return {results.best.first(std::min(n_wanted_, results.best.size())), results.answers,
+    return {device.best.first(std::min(n_wanted_, device.best.size())), device.sampled,
             [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); },
             [this](int row) { return hidden_state(row); }};
 }

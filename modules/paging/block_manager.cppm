@@ -13,7 +13,6 @@ export module quire.paging.block_manager;
 import quire.core.base;
 import quire.paging.prefix_cache;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.paging.snapshot;
 import quire.core.std;
 
@@ -48,7 +47,7 @@ public:
     int n_used() const { return n_blocks() - n_free_; }
     int n_cached_free() const { return n_cached_free_; } // in no table, but still in the cache
     int n_pinned() const { return n_pinned_; }
-    int n_copies() const { return int(copies_.size()); } // waiting for take_moves()
+    int n_copies() const { return int(moves_.copies.size()); } // waiting for take_moves()
     int n_swap() const { return int(swap_.size()); }
     int n_swap_free() const { return int(swap_free_.size()); }
 
@@ -100,8 +99,8 @@ public:
     int                      slot(TableId table, int position) const; // block * block_size + offset
     int                      distinct_blocks(std::span<const TableId> tables) const;
 
-    // Moves the pending block copies, which must run before the step, into the plan's three lists.
-    void take_moves(StepPlan& plan);
+    // Appends the pending block copies, which must run before the step, to `moves`.
+    void take_moves(BlockMoves& moves);
 
     int  ref_count(BlockId block) const;
     bool is_findable(BlockId block) const; // is in the cache with its KV written
@@ -192,15 +191,15 @@ private:
     FreeList                 free_plain_, free_cached_;
     int                      n_free_ = 0, n_cached_free_ = 0, n_pinned_ = 0;
     std::vector<Table>       tables_;
-    std::vector<TableId>     closed_tables_; // to be used again, with the memory of their vectors
-    std::vector<BlockCopy>   copies_, swap_outs_, swap_ins_;
+    std::vector<TableId>     closed_tables_;             // to be used again, with the memory of their vectors
+    BlockMoves               moves_;                     // pending
     std::vector<BlockId>     held_, coming_, left_swap_; // to be looked at when the step's moves are taken, or have run
     std::vector<SwapBlock>   swap_;
     std::vector<Token>       swap_tokens_; // [n_swap × block_size]
     std::vector<BlockId>     swap_free_;   // a stack
     mutable std::vector<int> stamp_;       // [n_blocks or n_swap] scratch of distinct_blocks()
     mutable int              now_ = 0;
-    std::vector<BlockId>     counted_, moves_; // scratch of reserve() and swap_in()
+    std::vector<BlockId>     counted_, moving_; // scratch of reserve() and swap_in()
     std::vector<BlockId>     moved_; // [n_blocks or n_swap] scratch: where a block went in the swap at hand, or -1
     std::vector<MemoryEvent>* log_ = nullptr;
 };
@@ -225,8 +224,8 @@ BlockManager::BlockManager(BlockManagerOptions options)
     for (BlockId block : options.free_order) push_free(block);
     for (BlockId block = options.n_swap; block-- > 0;) swap_free_.push_back(block);
     // The lists of a step never need more room than this.
-    for (auto* list : {&copies_, &swap_outs_, &swap_ins_}) list->reserve(blocks_.size());
-    for (auto* list : {&held_, &coming_, &counted_, &moves_}) list->reserve(blocks_.size());
+    for (auto* list : {&moves_.copies, &moves_.swap_out, &moves_.swap_in}) list->reserve(blocks_.size());
+    for (auto* list : {&held_, &coming_, &counted_, &moving_}) list->reserve(blocks_.size());
     left_swap_.reserve(swap_.size());
     check_invariants();
 }
@@ -465,7 +464,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int spare
     while (int(table.blocks.size()) < blocks_for(int(tokens.size()))) table.blocks.push_back(take_free());
     table.copied_until = 0;
     if (hit.partial >= 0) {
-        copies_.push_back({hit.partial, table.blocks[std::size_t(hit.n_blocks)]});
+        moves_.copies.push_back({hit.partial, table.blocks[std::size_t(hit.n_blocks)]});
         table.copied_until = hit.n_blocks * block_size_ + hit.n_partial_tokens;
     }
     return true;
@@ -526,7 +525,7 @@ bool BlockManager::reserve(std::span<const Write> writes) {
             }
             hold(entry);
             const BlockId copy = take_free();
-            copies_.push_back({entry, copy});
+            moves_.copies.push_back({entry, copy});
             release(entry);
             entry = copy;
         });
@@ -608,7 +607,7 @@ void BlockManager::close_table(TableId id, bool forget_names) {
         if (at(block).ref_count == 1 && (tail || (forget_names && name.state == State::written))) forget(block);
         // A copy that was asked for in this very step has lost its purpose.
         if (table.copied_until > 0 && at(block).ref_count == 1)
-            std::erase_if(copies_, [&](const BlockCopy& copy) { return copy.to == block; });
+            std::erase_if(moves_.copies, [&](const BlockCopy& copy) { return copy.to == block; });
         release(block);
     }
     table.blocks.clear();
@@ -662,7 +661,7 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
                 swap_free_.pop_back();
                 swap_[std::size_t(to)].name = at(entry).name;
                 std::ranges::copy(block_tokens(entry), swap_tokens(to).begin());
-                swap_outs_.push_back({entry, to});
+                moves_.swap_out.push_back({entry, to});
             }
             swap_[std::size_t(to)].ref_count++;
         }
@@ -675,7 +674,7 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
         }
         table.swapped = true;
     }
-    for (const BlockCopy& move : swap_outs_) moved_[std::size_t(move.from)] = -1;
+    for (const BlockCopy& move : moves_.swap_out) moved_[std::size_t(move.from)] = -1;
     return true;
 }
 
@@ -711,13 +710,13 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int spare) {
                 if (!fresh) {
                     to = resident(entry);
                     if (to >= 0) acquire(to);
-                    if (to >= 0) moves_.push_back(entry);
+                    if (to >= 0) moving_.push_back(entry);
                     continue;
                 }
                 to         = take_free();
                 Name& name = swap_[std::size_t(entry)].name;
-                swap_ins_.push_back({entry, to});
-                moves_.push_back(entry);
+                moves_.swap_in.push_back({entry, to});
+                moving_.push_back(entry);
                 if (name.state != State::written || name.n_tokens < block_size_ || cache_.find(name.hash) >= 0 ||
                     !is_known(name.parent))
                     continue;
@@ -728,7 +727,7 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int spare) {
             }
         }
     // One reference came with the move, the other sharers add theirs.
-    for (BlockId entry : moves_) at(moved_[std::size_t(entry)]).ref_count--;
+    for (BlockId entry : moving_) at(moved_[std::size_t(entry)]).ref_count--;
     for (TableId id : tables) {
         Table& table = table_at(id);
         for (BlockId& entry : table.blocks) {
@@ -739,8 +738,8 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int spare) {
         }
         table.swapped = false;
     }
-    for (BlockId entry : moves_) moved_[std::size_t(entry)] = -1;
-    moves_.clear();
+    for (BlockId entry : moving_) moved_[std::size_t(entry)] = -1;
+    moving_.clear();
     return true;
 }
 
@@ -760,14 +759,14 @@ int BlockManager::distinct_blocks(std::span<const TableId> tables) const {
     return n;
 }
 
-void BlockManager::take_moves(StepPlan& plan) {
-    const auto move = [](std::vector<BlockCopy>& from, std::vector<BlockCopy>& to) {
+void BlockManager::take_moves(BlockMoves& moves) {
+    const auto append = [](std::vector<BlockCopy>& to, const std::vector<BlockCopy>& from) {
         to.insert(to.end(), from.begin(), from.end());
-        from.clear();
     };
-    move(swap_outs_, plan.swap_out);
-    move(swap_ins_, plan.swap_in);
-    move(copies_, plan.copies);
+    append(moves.swap_out, moves_.swap_out);
+    append(moves.swap_in, moves_.swap_in);
+    append(moves.copies, moves_.copies);
+    moves_.clear();
     for (BlockId id : held_) {
         at(id).held = false;
         if (at(id).ref_count == 0) push_free(id);

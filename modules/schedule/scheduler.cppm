@@ -625,12 +625,12 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     }
 
     plan_items(plan, scheduled_);
-    blocks_.take_moves(plan);
-    stats_.copied_blocks += plan.copies.size();
+    blocks_.take_moves(plan.moves);
+    stats_.copied_blocks += plan.moves.copies.size();
     if (logging_) {
-        for (auto [from, to] : plan.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
-        for (auto [from, to] : plan.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
-        for (auto [from, to] : plan.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
+        for (auto [from, to] : plan.moves.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
+        for (auto [from, to] : plan.moves.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
+        for (auto [from, to] : plan.moves.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
     }
     return scheduled_;
 }
