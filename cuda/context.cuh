@@ -13,8 +13,8 @@
 
 namespace quire::cuda {
 
-struct Blas;                // blas.cu
-void close_blas(Blas* all); // takes null, too
+struct Cublaslt;                    // blas.cu
+void close_cublaslt(Cublaslt* all); // takes null, too
 
 // A thread's way up: pinned buffers, used by turns.
 struct Lane {
@@ -26,14 +26,14 @@ struct Lane {
 
 // Of products that share row blocks: tickets, and blocks of threads that a processor runs at once, at most.
 constexpr int         most_tickets = 1 << 16, most_at_once = 3;
-constexpr std::size_t partial_bytes(int n_processors) {
-    return std::size_t(n_processors) * most_at_once * 2 * 8 * 256 * sizeof(float4);
+constexpr std::size_t partial_bytes(int n_sms) {
+    return std::size_t(n_sms) * most_at_once * 2 * 8 * 256 * sizeof(float4);
 }
 
 struct Context {
-    int               device = 0, n_processors = 0;
+    int               device = 0, n_sms = 0;
     bool              launches_overlap = false; // whether the device can
-    bool              hopper           = false; // whether it runs what is compiled for sm_90a
+    bool              sm90             = false; // whether it runs what is compiled for sm_90a
     bool              cooperative      = false; // whether it can start all blocks of a launch at once, or not at all
     cudaStream_t      stream           = nullptr;
     cudaError_t       error            = cudaSuccess; // the first since it was asked for
@@ -50,7 +50,7 @@ struct Context {
         float4*   left    = nullptr;
         unsigned *arrived = nullptr, *counter = nullptr;
     } dense;
-    Blas* blas = nullptr;
+    Cublaslt* blas = nullptr;
 
     // Whether no other context is on the device, as of now, and in the step that is being launched. Only who has set
     // `launching` looks or changes it.

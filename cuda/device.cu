@@ -16,13 +16,13 @@ namespace {
 
 // What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older one.
 struct Compiled {
-    int arch, hopper;
+    int arch, sm90;
 };
 __global__ void tell_compiled([[maybe_unused]] Compiled* out) {
 #ifdef __CUDA_ARCH__
     out->arch = __CUDA_ARCH__;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    out->hopper = 1;
+    out->sm90 = 1;
 #endif
 #endif
 }
@@ -81,9 +81,9 @@ const char* open_device(int index, DeviceInfo& info) {
     if (const cudaError_t error = cudaGetDeviceProperties(&properties, index); error != cudaSuccess)
         return cudaGetErrorString(error);
     std::strncpy(info.name, properties.name, sizeof info.name - 1);
-    info.n_processors = properties.multiProcessorCount;
-    info.major        = properties.major;
-    info.minor        = properties.minor;
+    info.n_sms = properties.multiProcessorCount;
+    info.major = properties.major;
+    info.minor = properties.minor;
     if (properties.major < 8) return "the GPU is older than compute capability 8.0";
     if (const cudaError_t error = cudaMemGetInfo(&info.free, &info.total); error != cudaSuccess)
         return cudaGetErrorString(error);
@@ -96,9 +96,9 @@ Context* create_context(int index, const char*& why) {
     DeviceInfo info;
     why = open_device(index, info);
     if (why != nullptr) return nullptr;
-    auto* gpu         = new Context;
-    gpu->device       = index;
-    gpu->n_processors = info.n_processors;
+    auto* gpu   = new Context;
+    gpu->device = index;
+    gpu->n_sms  = info.n_sms;
     gpu->note(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
     int cooperative = 0;
     gpu->note(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
@@ -111,8 +111,8 @@ Context* create_context(int index, const char*& why) {
         release(there);
     }
     gpu->launches_overlap = compiled.arch >= 900;
-    gpu->hopper           = compiled.hopper != 0;
-    gpu->partial          = static_cast<float4*>(gpu->take(partial_bytes(gpu->n_processors)));
+    gpu->sm90             = compiled.sm90 != 0;
+    gpu->partial          = static_cast<float4*>(gpu->take(partial_bytes(gpu->n_sms)));
     gpu->tickets          = static_cast<std::int32_t*>(gpu->take(most_tickets * sizeof(std::int32_t)));
     gpu->turn             = static_cast<unsigned*>(gpu->take(sizeof(unsigned)));
     why                   = last_error(*gpu); // no code for this device, say
@@ -130,7 +130,7 @@ void destroy_context(Context* gpu) {
     synchronize(*gpu);
     Neighbours::of_process().remove(*gpu);
     end_uploads(*gpu);
-    close_blas(gpu->blas);
+    close_cublaslt(gpu->blas);
     for (void* memory :
          {static_cast<void*>(gpu->partial), static_cast<void*>(gpu->tickets), static_cast<void*>(gpu->turn),
           static_cast<void*>(gpu->dense.sums), static_cast<void*>(gpu->dense.left),

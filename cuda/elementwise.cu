@@ -210,9 +210,9 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
                                 : place(a.cache_v, head - stored);
     };
     const float position = float(plan.positions[t]);
-    for (int pair = lane * W; pair < a.half && first < rotated; pair += 32 * W) {
+    for (int pair = lane * W; pair < a.n_pairs && first < rotated; pair += 32 * W) {
         // The words hold x x' | y y' of two pairs where they are half a head apart, x y | x' y' where they are neighbours.
-        const int one = a.halves ? pair : 2 * pair, other = a.halves ? pair + a.half : 2 * pair + W;
+        const int one = a.neox ? pair : 2 * pair, other = a.neox ? pair + a.n_pairs : 2 * pair + W;
         __half    v[H][2 * W];
 #pragma unroll
         for (int h = 0; h < H; h++) {
@@ -238,14 +238,14 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
                 const __half middle = v[h][1];
                 v[h][1] = v[h][W], v[h][W] = middle;
             };
-            if (W == 2 && !a.halves) swap_middle();
+            if (W == 2 && !a.neox) swap_middle();
 #pragma unroll
             for (int w = 0; w < W; w++) {
                 const float x = __half2float(v[h][w]), y = __half2float(v[h][W + w]);
                 v[h][w]     = __float2half(x * cosine[w] - y * sine[w]);
                 v[h][W + w] = __float2half(x * sine[w] + y * cosine[w]);
             }
-            if (W == 2 && !a.halves) swap_middle();
+            if (W == 2 && !a.neox) swap_middle();
             if constexpr (W == 2) {
                 *reinterpret_cast<__half2*>(to + one)   = *reinterpret_cast<const __half2*>(v[h]);
                 *reinterpret_cast<__half2*>(to + other) = *reinterpret_cast<const __half2*>(v[h] + 2);
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     }
     if (slot < 0) return;
     for (int head = max(first, a.n_heads); head < min(first + H, stored); head++) // what is not rotated
-        for (int d = 2 * a.half + lane; d < D; d += 32) target(head)[d] = source(head)[d];
+        for (int d = 2 * a.n_pairs + lane; d < D; d += 32) target(head)[d] = source(head)[d];
     if (const int begin = max(first, stored); begin < min(first + H, all)) { // v
         constexpr int of_word = int(sizeof(Word) / sizeof(__half)), at_once = H > 1 ? 4 : 1;
         const int     words = D / of_word, n = (min(first + H, all) - begin) * words;
@@ -391,7 +391,7 @@ void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Con
         run_kernel(kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0, gpu,
                      args, plan);
     };
-    if (args.half % 2 != 0 || args.head_dim % 8 != 0) run(rope_store_kernel<1, 1, __half>, 1);
+    if (args.n_pairs % 2 != 0 || args.head_dim % 8 != 0) run(rope_store_kernel<1, 1, __half>, 1);
     else if (n < 32) run(rope_store_kernel<2, 1, uint4>, 1);
     else run(rope_store_kernel<2, 8, uint4>, 8);
 }

@@ -1,6 +1,8 @@
-// The interface between the modules and nvcc: plain types, one launch function per operation. Implemented by cuda/*.cu, or by
+// The interface between the modules and nvcc: plain types, one launch function per operation. Implemented by cuda/*/*.cu, or by
 // cuda/none.cpp in a build without CUDA; the linker chooses. All pointers are device memory unless said; every launch goes
-// to the context's stream and returns at once. Activations are IEEE halves, the residual and logits float32.
+// to the context's stream and returns at once. Activations are fp16, the residual and logits float32.
+//
+// GEMM: out [M × N] = x [M × K] · weightᵀ, weight [N × K]. M is the number of tokens, N of outputs, K the inner dimension.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +10,13 @@
 
 namespace quire::cuda {
 
-using Half = std::uint16_t;
+using Half = std::uint16_t; // an fp16 value
 
 // -- device.cu: the device, its memory, copies, graphs
 
 struct DeviceInfo {
-    char        name[256]    = "";
-    int         n_processors = 0;
+    char        name[256] = "";
+    int         n_sms     = 0;
     int         major = 0, minor = 0; // compute capability
     std::size_t total = 0, free = 0;  // bytes
 };
@@ -22,8 +24,8 @@ struct DeviceInfo {
 // Null, or why there is no device to use. It is the calling thread's from here on.
 const char* open_device(int index, DeviceInfo& info);
 
-// What one engine has of a GPU: a stream, and all that its kernels leave to one another: workspaces, tickets, counters,
-// algorithms. Launches with one context are in order, and one thread at a time makes them; two contexts share nothing.
+// What one engine has of a GPU: a stream and the state that launches leave to later ones: workspaces, arrival counters, tuned
+// algorithms. Launches with one context run in order and are made by one thread at a time; two contexts share nothing.
 struct Context;
 
 // A context on an open device. Null: `why` says why there is none.
@@ -34,9 +36,9 @@ std::size_t bytes_of(const Context& gpu);
 // Makes the context's device the calling thread's.
 void use(Context& gpu);
 // Around the launches of a step. Returns whether no other context of this process is on the device until the step has run:
-// create_context() waits for that. Then, and only then, blocks of a kernel can wait for one another though something else may
-// be on the device already, as all that ends by itself; beside another context such launches are cooperative, which costs
-// the time that a launch otherwise overlaps with the one before.
+// create_context() waits for that. Only then may a kernel with a grid barrier be launched like any other: what is still on the
+// device ends by itself, so all its CTAs will run. Beside another context such a launch is cooperative, which costs its overlap
+// with the launch before.
 bool begin_launches(Context& gpu);
 void end_launches(Context& gpu);
 // The first error of any call or launch since the last time it was asked, or null. Does not wait.
@@ -50,8 +52,8 @@ void  release_host(void* memory);
 void synchronize(Context& gpu);
 void copy_to_device(void* to, const void* from_host, std::size_t bytes, Context& gpu);
 void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& gpu);
-// From pageable memory, as a mapped file is; much of it by several threads through pinned buffers. Returns when it is done;
-// last_error() knows of what went wrong in any of them.
+// From pageable memory, such as a mapped file; large ones by several threads through pinned buffers. Returns when it is done;
+// an error of any thread is last_error()'s.
 void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu);
 // Gives back the buffers that upload() keeps.
 void end_uploads(Context& gpu);
@@ -69,19 +71,19 @@ double seconds_between(void* first, void* second); // waits for the second
 
 // -- weights
 
-// How a matrix of GGUF lies on the device. Rows are outputs, the inner dimension is contiguous.
+// How a matrix of GGUF lies on the device: N rows of K columns, K contiguous.
 enum class WeightForm : int {
-    f16,  // [rows × cols] halves
-    i8,   // [rows × cols] int8; `scales` and, if any, `mins` per group: value = scale * q - min
+    f16,
+    i8,   // int8; `scales` and, if any, `mins` per group of a row: value = scale * q - min
     q4_k, // GGUF's own 144-byte superblocks of 256
-    f32,  // vectors and tables that are read as they are
+    f32,  // vectors and tables
 };
 
 struct Weight {
     WeightForm   form = WeightForm::f16;
-    std::int64_t rows = 0, cols = 0;
+    std::int64_t rows = 0, cols = 0; // N, K
     const void*  data         = nullptr;
-    const void*  scales       = nullptr; // i8: [rows × cols / group], halves or float32
+    const void*  scales       = nullptr; // i8: [rows × cols / group], fp16 or float32
     const void*  mins         = nullptr; // i8: float32, or null
     int          group        = 32;      // i8: 16 or 32
     bool         float_scales = false;
@@ -94,25 +96,26 @@ void to_i8(std::uint32_t type, const void* blocks, std::int8_t* q, void* scales,
            Context& gpu);
 // What to_i8 needs for a type: the group, whether scales are float32, whether there are mins.
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins);
-// Any form → halves, for products with many rows.
+// Any form → fp16, for GEMMs with many tokens.
 void dequantize(const Weight& weight, Half* out, Context& gpu);
 
-// -- elementwise.cu
+// -- the step
 
-// Decoding's attention: one token for each sequence, a sequence cut into chunks, so that few long ones keep the GPU busy, too.
-// The items of a sequence stand together.
-struct DecodeItem {
+// Split-KV: the attention of one query over a long sequence is split over its positions, so that a few long sequences keep all
+// SMs busy, too. An item is one split; a reduction adds the splits of a query up. The items of a sequence stand together.
+struct SplitKvItem {
     std::int32_t row   = -1;         // of q; -1: nothing to do
     std::int32_t table = 0;          // where the sequence's blocks begin in Plan::block_tables
-    std::int32_t begin = 0, end = 0; // positions of the chunk
-    std::int32_t n_chunks = 1;       // of the sequence
-    std::int32_t index    = 0;       // which of them
-    std::int32_t old      = 0;       // positions below it were in the cache before this step
+    std::int32_t begin = 0, end = 0; // positions of the split
+    std::int32_t n_splits = 1;       // of the sequence
+    std::int32_t split    = 0;       // which of them
+    std::int32_t n_cached = 0;       // positions below it were in the cache before this step
 };
-struct DecodeItems {
-    const DecodeItem* list = nullptr;
-    int               n    = 0;
-    int n_short = 0; // behind them, the same cut shorter: for the last heads, so that all processors end together
+struct SplitKvItems {
+    const SplitKvItem* list = nullptr;
+    int                n    = 0;
+    // Behind them, the same sequences in shorter splits: for the last heads, so that all SMs finish together.
+    int n_short = 0;
 };
 
 // The step's plan on the device. Entries beyond a step's own (graphs are captured for rounded sizes) have slot -1.
@@ -123,13 +126,15 @@ struct Plan {
     const std::int32_t* logit_rows   = nullptr; // [L]
     const std::int32_t* table_start  = nullptr; // [S]
     const std::int32_t* block_tables = nullptr;
-    DecodeItems         items;
+    SplitKvItems        items;
 };
+
+// -- elementwise.cu
 
 void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n_tokens,
            Context& gpu);
-// x may be halves or float32; residual float32 or null; out halves (or float32 for the residual's own norm).
-// These take any number of rows and columns; what is not of the usual shape takes a plain, slower kernel.
+// residual += x if there is a residual; out = norm of that, or of x. x is fp16 or float32. RMS norm where bias is null, else
+// LayerNorm. All these take any number of rows and columns; unusual shapes run in a slower kernel.
 void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
           std::int64_t rows, std::int64_t cols, Context& gpu);
 void silu_mul(Half* gate, const Half* up, std::int64_t n, Context& gpu);
@@ -138,17 +143,18 @@ void add(float* x, const Half* y, std::int64_t n, Context& gpu);
 void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Context& gpu);
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
                  Context& gpu);
-// Rotates q in place and k on its way into the cache, with v. Cache: [block][kv_head][offset][head_dim] halves.
+// RoPE and KV store: rotates q in place, and k on its way into the cache, where v goes as it is. Cache: paged_kv.cuh.
 struct RopeStore {
     Half *       q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·D], [T × kv_heads·D]
     Half *       cache_k = nullptr, *cache_v = nullptr;
-    const float* inv_freq = nullptr; // [half]
-    int          half = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
-    float        scale  = 1;
-    bool         halves = false; // pairs (i, i + half); else (2i, 2i + 1)
+    const float* inv_freq = nullptr; // [n_pairs]
+    int          n_pairs = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
+    float        scale = 1;
+    bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
 };
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n_tokens, Context& gpu);
-// n_copies pairs (from, to) on the device; one launch copies all of them in all layers. Pools may be pinned host memory.
+// Copies of KV blocks: `pairs` (from, to), on the device; one launch makes all of them in all layers. Pools may be pinned host
+// memory.
 struct BlockPools {
     const void* const* from        = nullptr; // [2 · layers] arrays, device memory
     void* const*       to          = nullptr;
@@ -174,7 +180,7 @@ struct SampleTask {
     std::int32_t row        = 0;
     std::int32_t chosen     = -1; // nothing is drawn, this token's log-probability is wanted (n_draws is 1)
     std::int32_t first_edit = 0, n_edits = 0, first_draw = 0, n_draws = 0;
-    std::int32_t n_top          = 0; // at most most_top
+    std::int32_t n_top          = 0; // at most max_top
     std::int32_t first_out      = 0; // in words
     std::int32_t wants_logprobs = 0; // else those of the answer mean nothing
     std::int32_t top_k          = 0; // 0: all
@@ -183,150 +189,156 @@ struct SampleTask {
 };
 // All tokens of an answer are -1 where the row has NaN or +infinity in it, or nothing but -infinity; a draw is where no token
 // can come.
-constexpr int most_top = 256;
-// Each task has a row of its own, which its edits change. draws: random numbers in [0, 1).
+constexpr int max_top = 256;
+// Each task has a row of its own, which its edits change. uniforms: random numbers in [0, 1), one for each draw.
 void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_tasks, LogitEdit* edits,
-            const double* draws, std::int32_t* out, Context& gpu);
+            const double* uniforms, std::int32_t* out, Context& gpu);
 
-// -- attention.cu: paged attention, causal, over positions up to each token's own
+// -- attention/: causal paged attention, each token over the positions up to its own
 
 struct Attention {
     const Half *q = nullptr, *cache_k = nullptr, *cache_v = nullptr;
     Half*       out     = nullptr; // as q: [T × heads·D]
     int         n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
     float       scale   = 1;
-    int         window  = 0; // of prefill; 0: all. Items begin where it does
+    int         window  = 0; // sliding window of prefill; 0: none. In decoding the items begin where it does
     float       softcap = 0; // 0: none
 };
 
-// The lengths of chunks that suit a step: `work` is the number of positions to be attended to by all kv heads of all rows.
-// attention_chunk is always possible, and gives a row the same sums in any step.
-constexpr int attention_chunk = 256;
-struct DecodeChunks {
-    int length       = attention_chunk;
-    int short_length = 0; // of DecodeItems::n_short; 0: there are none
+// Split lengths that suit a step: `work` is the number of positions times KV heads that its queries attend to. With
+// fixed_split_length, which is always possible, a query has the same sums in any step.
+constexpr int fixed_split_length = 256;
+struct SplitLengths {
+    int length       = fixed_split_length;
+    int short_length = 0; // of SplitKvItems::n_short; 0: there are none
 };
-DecodeChunks decode_chunks(const Context& gpu, int head_dim, std::int64_t work);
-// Some positions, cut into chunks of equal length (but for the last) that is about `chunk`.
-struct Chunks {
+SplitLengths split_lengths(const Context& gpu, int head_dim, std::int64_t work);
+// Some positions in splits of equal length (but for the last one) of about `wanted`.
+struct Splits {
     int n, length;
 };
-inline Chunks chunks_of(int positions, int chunk) {
-    int n            = (positions + (chunk == attention_chunk ? chunk - 1 : chunk / 2)) / chunk;
+inline Splits splits_of(int positions, int wanted) {
+    int n            = (positions + (wanted == fixed_split_length ? wanted - 1 : wanted / 2)) / wanted;
     n                = n > 0 ? n : 1;
     const int length = ((positions + n - 1) / n + 15) / 16 * 16;
     return {(positions + length - 1) / length, length};
 }
-// `partial`: [items × heads × (D + 2)] float32; `tickets`: [T × heads] int, zero before and after.
-void attention_decode(const Attention& args, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu);
-// The fastest tile of queries for a head_dim; 0: only the plain kernel can.
+// One query per item. `partial`: [items × heads × (D + 2)] float32, for the reduction; `arrivals`: [T × heads] counters of the
+// splits that are done, zero before and after.
+void attention_decode(const Attention& args, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu);
+// The fastest number of queries for a tile of this head_dim; 0: there is only the plain kernel.
 int prefill_tile(const Context& gpu, int head_dim);
 struct PrefillTile {
-    std::int32_t sequence, first_row, n_rows; // neighbouring tokens of one sequence
+    std::int32_t sequence, first_row, n_rows; // consecutive tokens of one sequence
 };
-// attention_hopper.cu: the tile there, or 0 where this GPU or head_dim has no such kernel.
-int  prefill_tile_hopper(const Context& gpu, int head_dim);
-void attention_prefill_hopper(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles,
-                              Context& gpu);
 void attention_prefill(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles, Context& gpu);
+// The same for Hopper; a tile of 0: not this GPU, or not this head_dim.
+int  prefill_tile_sm90(const Context& gpu, int head_dim);
+void attention_prefill_sm90(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles,
+                            Context& gpu);
 
-// -- matmul.cu, matmul_batch.cu, blas.cu
+// -- gemm/
 
-// out[t][r] = Σ x[t][c] weight[r][c] (+ bias[r]); out halves, or float32.
-struct Product {
+// One GEMM of those that share their x: out [M × N] = x · weightᵀ (+ bias), in fp16 or float32.
+struct Projection {
     Weight       weight;
     const float* bias         = nullptr;
     void*        out          = nullptr;
     bool         out_is_float = false;
 };
-// Whether the kernels below can multiply with it, which read 16 bytes at a time; matmul_plain() can with any.
+constexpr int max_projections = 3;
+// Whether the kernels below can read it, 16 bytes at a time; gemm_plain() can read any weights.
 bool is_regular(const Weight& weight);
-void matmul_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const Product* products, int n_products,
-                  Context& gpu);
-// Few rows of x (1 .. most_vector_rows): reads each weight once, all products in one launch. invariant: a row's bits do not
-// depend on how many there are.
-constexpr int most_vector_rows = 8;
-constexpr int most_products    = 3;
-void          matmul_vector(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                            bool invariant, Context& gpu);
-// One row of x: out[r] = silu(Σ x[c] gate[r][c]) · Σ x[c] up[r][c], halves. False: not on this GPU, or not these weights.
-bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu);
-// matmul_batch.cu: some rows of x (up to most_batch_rows) on tensor cores, weights in any form read once. x has room for
-// n_rows rounded up to 8, 16, 32, 64.
-constexpr int most_batch_rows = 64;
-bool          can_batch(const Context& gpu, const Weight& weight);
-void matmul_batch(const Half* x, int n_rows, std::int64_t cols, const Product* products, int n_products, Context& gpu);
-// Many rows of x: tensor cores by cuBLASLt, weights as halves. Null, or why there is no cuBLASLt.
-const char* open_blas(Context& gpu);
-// n_matrices of one shape, `weight_stride` and `out_stride` elements apart, are multiplied with the same x.
-struct BlasShape {
-    std::int64_t rows = 0, cols = 0; // of a matrix
+void gemm_plain(const Half* x, std::int64_t m, std::int64_t k, const Projection* projections, int n_projections,
+                Context& gpu);
+// GEMV for up to max_gemv_rows tokens: reads each weight once, all projections in one launch. invariant: the bits of a token's
+// results do not depend on M.
+constexpr int max_gemv_rows = 8;
+void gemv(const Half* x, int m, std::int64_t k, const Projection* projections, int n_projections, bool invariant,
+          Context& gpu);
+// GEMV of gate and up with SwiGLU as its epilogue: out[n] = silu(gate[n] · x) * (up[n] · x), fp16. False: not on this GPU, or
+// not these weights.
+bool gemv_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu);
+// Skinny GEMM: up to max_skinny_rows tokens on tensor cores, weights of any form, read once. x has room for m rounded up to 8,
+// 16, 32 or 64.
+constexpr int max_skinny_rows = 64;
+bool          can_skinny_gemm(const Context& gpu, const Weight& weight);
+void skinny_gemm(const Half* x, int m, std::int64_t k, const Projection* projections, int n_projections, Context& gpu);
+// GEMM with many tokens by cuBLASLt, weights in fp16. Null, or why there is no cuBLASLt.
+const char* open_cublaslt(Context& gpu);
+// A batch of n_matrices GEMMs of one shape with the same x, `weight_stride` and `out_stride` elements apart.
+struct CublasltShape {
+    std::int64_t n = 0, k = 0; // of a matrix
     bool         out_is_float  = false;
     int          n_matrices    = 1;
     std::int64_t weight_stride = 0, out_stride = 0;
 };
-// Tries the library's algorithms for products of that shape with least_rows to most_rows rows of x, and keeps the fastest for
-// some numbers of rows; `weight` is that many values, whatever they are. False: no memory to try them with. What was not
-// tried takes the library's first guess.
-bool tune_blas(const BlasShape& shape, const Half* weight, std::int64_t least_rows, std::int64_t most_rows,
-               Context& gpu);
+// Times the library's algorithms for M from min_m to max_m, and keeps the fastest for some values of M; `weight` is that many
+// values, whatever they are. False: no memory for the trial. A GEMM that was not tuned takes the library's heuristic.
+bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t min_m, std::int64_t max_m,
+                   Context& gpu);
 // False: the library cannot, and has done nothing.
-bool matmul_blas(const Half* x, std::int64_t n_rows, const Half* weight, const BlasShape& shape, void* out,
-                 Context& gpu);
-// The numbers of rows that algorithms are tried for, ascending. A product with up to 256 takes that of the first one that is
-// not smaller; with more, one that suits some rows more is often slower than the library's guess.
-constexpr int blas_rows[] = {8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512, 1024, 2048};
-constexpr int n_blas_rows = int(sizeof blas_rows / sizeof *blas_rows);
-// Its place in the list; n_blas_rows: none of these.
-constexpr int blas_bucket(std::int64_t n_rows) {
+bool cublaslt_gemm(const Half* x, std::int64_t m, const Half* weight, const CublasltShape& shape, void* out,
+                   Context& gpu);
+// The values of M that are tuned, ascending. A GEMM with M up to 256 takes the algorithm of the first value that is not
+// smaller; above, an algorithm that suits one M is often slower for another than the library's heuristic.
+constexpr int cublaslt_m[] = {8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512, 1024, 2048};
+constexpr int n_cublaslt_m = int(sizeof cublaslt_m / sizeof *cublaslt_m);
+// The place in that list that serves m; n_cublaslt_m: none.
+constexpr int cublaslt_bucket(std::int64_t m) {
     int at = 0;
-    while (at < n_blas_rows && (n_rows <= 256 ? blas_rows[at] < n_rows : blas_rows[at] != n_rows)) at++;
+    while (at < n_cublaslt_m && (m <= 256 ? cublaslt_m[at] < m : cublaslt_m[at] != m)) at++;
     return at;
 }
 
-// -- tape.cu: a step of one token as a single kernel
+// -- operations, as the fused kernels take them
 
-// A recorded call of one of the launch functions above.
-struct TapeOp {
-    enum Kind { embed, norm, products, gated, rope_and_store, attention, add, select };
+// One operation of a program, lowered to device addresses.
+struct Operation {
+    enum Kind { embed, norm, gemm, gated_gemm, rope_and_store, attention, add, select_rows };
     Kind         kind = embed;
     Weight       weight;                // embed
-    const void*  x           = nullptr; // norm, products, gated; add: what is added; select: the source
-    float*       residual    = nullptr; // norm, add; embed, select: the result
+    const void*  x           = nullptr; // norm, gemm, gated_gemm; add: what is added; select_rows: the source
+    float*       residual    = nullptr; // norm, add; embed, select_rows: the result
     const float* norm_weight = nullptr;
     float        eps         = 0;
-    void*        out         = nullptr;  // norm
-    bool         x_is_float  = false;    // norm
-    std::int64_t rows = 0, cols = 0;     // of x
-    Product      product[most_products]; // gated: gate and up
-    int          n_products = 0;
+    void*        out         = nullptr;       // norm
+    bool         x_is_float  = false;         // norm
+    std::int64_t rows = 0, cols = 0;          // of x: M, K
+    Projection   projection[max_projections]; // gemm; gated_gemm: gate and up
+    int          n_projections = 0;
     RopeStore    rope;
     Attention    attend;
 };
-// The operations of a step of one token with one row of logits, told once, as a kernel for all such steps. Null: not on this
-// GPU, or these operations are not those of a model that it knows.
-void* make_tape(const TapeOp* ops, int n_ops, Context& gpu);
-// `partial`, `tickets`: as for attention_decode(). False: not begun, as something else has some of the GPU's processors.
-bool run_tape(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu);
-void destroy_tape(void* tape);
 
-// -- dense.cu: what stands between two attentions of a step of 2 to 128 tokens, as a single kernel
+// -- gemm/prefill_sm90.cu: GEMM with the many tokens of a prompt
 
-// Runs products (weights of halves), gated ones, norms that follow a product and add its result to the residual, and rotation
-// and store of three products' results: at most four times products, each of what those before made. What a norm or the
-// rotation takes from a product is not written in between. Returns how many of the operations were run, from the first on: 0
-// where this GPU cannot, or they are none of these.
-// prepare_dense() takes the memory for it, once; bytes. Its blocks wait for one another: a cooperative launch but where begin_launches() said true.
-constexpr int most_dense_rows = 128;
-std::size_t   prepare_dense(Context& gpu);
-int           run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu);
+// How many of these operations, from the first one on, one launch runs, once the weights are fp16: 0: none, 1: the GEMM or gated
+// GEMM, 2: the GEMM of q, k and v with RoPE and KV store as its epilogue.
+int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu);
+// Runs that many of them; match_prefill_gemm() has said that it can. The bits of a token's results do not depend on M.
+int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu);
 
-// -- prompt.cu: products with the many rows of a prompt
+// -- fused/layer_kernel.cu: what stands between two attentions of a step of 2 to 128 tokens, as one persistent kernel
 
-// Whether it can run these products on this GPU, once their weights are halves.
-bool can_prompt(const Context& gpu, const TapeOp& op);
-// Runs the first operation, and the second where that rotates and stores the three results. Returns how many it ran. A row's bits
-// do not depend on how many rows there are.
-int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Context& gpu);
+// At most four GEMMs (fp16 weights), each reading what the one before made, with what follows them: RMS norms that add a
+// GEMM's result to the residual, SwiGLU, RoPE and KV store. What such an epilogue consumes is not written to memory.
+constexpr int max_layer_kernel_rows = 128;
+// Takes the workspace, once; its bytes, 0 where this GPU has no such kernel. The kernel has grid barriers: it is launched
+// cooperatively but where begin_launches() said true.
+std::size_t prepare_layer_kernel(Context& gpu);
+// How many of these operations, from the first one on, one launch runs in a step of 2 to 128 tokens; 0: none. Launches nothing.
+int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu);
+// Runs as many and returns how many: match_layer_kernel()'s number, or 0 where the launch is impossible now.
+int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu);
+
+// -- fused/decode_megakernel.cu: a step of one token as one persistent kernel
+
+// Compiles the operations of a step of one token with one row of logits into the kernel's program. Null: not on this GPU, or
+// not the operations of a model that it knows.
+void* make_decode_megakernel(const Operation* ops, int n_ops, Context& gpu);
+// `partial`, `arrivals`: as for attention_decode(). False: not launched, as something else holds some of the SMs.
+bool run_decode_megakernel(void* megakernel, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu);
+void destroy_decode_megakernel(void* megakernel);
 
 } // namespace quire::cuda

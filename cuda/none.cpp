@@ -15,10 +15,10 @@ void         use(Context&) {}
 bool         begin_launches(Context&) { return false; }
 void         end_launches(Context&) {}
 bool         is_regular(const Weight&) { return false; }
-bool         can_batch(const Context&, const Weight&) { return false; }
-DecodeChunks decode_chunks(const Context&, int, std::int64_t) { return {}; }
-void         matmul_batch(const Half*, int, std::int64_t, const Product*, int, Context&) {}
-const char*  open_blas(Context&) { return "this build has no CUDA"; }
+bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
+SplitLengths split_lengths(const Context&, int, std::int64_t) { return {}; }
+void         skinny_gemm(const Half*, int, std::int64_t, const Projection*, int, Context&) {}
+const char*  open_cublaslt(Context&) { return "this build has no CUDA"; }
 const char*  last_error(Context&) { return nullptr; }
 
 void*  allocate(Context&, std::size_t) { return nullptr; }
@@ -59,23 +59,24 @@ void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Context&) {
 
 void attention_decode(const Attention&, const Plan&, float*, std::int32_t*, Context&) {}
 int  prefill_tile(const Context&, int) { return 0; }
-int  prefill_tile_hopper(const Context&, int) { return 0; }
-void attention_prefill_hopper(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
+int  prefill_tile_sm90(const Context&, int) { return 0; }
+void attention_prefill_sm90(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
 void attention_prefill(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
 
-void matmul_plain(const Half*, std::int64_t, std::int64_t, const Product*, int, Context&) {}
-void matmul_vector(const Half*, int, std::int64_t, const Product*, int, bool, Context&) {}
-bool matmul_gated(const Half*, const Weight&, const Weight&, Half*, Context&) { return false; }
-bool tune_blas(const BlasShape&, const Half*, std::int64_t, std::int64_t, Context&) { return false; }
-bool matmul_blas(const Half*, std::int64_t, const Half*, const BlasShape&, void*, Context&) { return false; }
+void gemm_plain(const Half*, std::int64_t, std::int64_t, const Projection*, int, Context&) {}
+void gemv(const Half*, int, std::int64_t, const Projection*, int, bool, Context&) {}
+bool gemv_gated(const Half*, const Weight&, const Weight&, Half*, Context&) { return false; }
+bool tune_cublaslt(const CublasltShape&, const Half*, std::int64_t, std::int64_t, Context&) { return false; }
+bool cublaslt_gemm(const Half*, std::int64_t, const Half*, const CublasltShape&, void*, Context&) { return false; }
 
-void*       make_tape(const TapeOp*, int, Context&) { return nullptr; }
-bool        run_tape(void*, const Plan&, float*, std::int32_t*, Context&) { return false; }
-void        destroy_tape(void*) {}
-std::size_t prepare_dense(Context&) { return 0; }
-int         run_dense(const TapeOp*, int, int, const Plan&, Context&) { return 0; }
+void*       make_decode_megakernel(const Operation*, int, Context&) { return nullptr; }
+bool        run_decode_megakernel(void*, const Plan&, float*, std::int32_t*, Context&) { return false; }
+void        destroy_decode_megakernel(void*) {}
+std::size_t prepare_layer_kernel(Context&) { return 0; }
+int         match_layer_kernel(const Operation*, int, const Context&) { return 0; }
+int         run_layer_kernel(const Operation*, int, int, const Plan&, Context&) { return 0; }
 
-bool can_prompt(const Context&, const TapeOp&) { return false; }
-int  run_prompt(const TapeOp*, int, const Plan&, Context&) { return 0; }
+int match_prefill_gemm(const Operation*, int, const Context&) { return 0; }
+int run_prefill_gemm(const Operation*, int, const Plan&, Context&) { return 0; }
 
 } // namespace quire::cuda

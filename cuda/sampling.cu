@@ -41,7 +41,7 @@ struct Shared {
     Mass          totals[digits];
     Rank          near[most_in];
     std::int32_t  n_near;
-    Rank          top[most_top];
+    Rank          top[max_top];
     std::int32_t  n_top;
     std::uint32_t word;
 };

@@ -140,7 +140,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                         want.push_back(sum);
                     }
 
-                cuda::Product product;
+                cuda::Projection product;
                 product.weight.rows = rows, product.weight.cols = cols;
                 OnDevice<std::byte>   raw(gpu, blocks);
                 OnDevice<std::int8_t> q(gpu, std::vector<std::int8_t>(weights.size()));
@@ -166,10 +166,10 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 product.bias         = biases.data;
                 product.out          = out.data;
                 product.out_is_float = true;
-                if (n <= cuda::most_vector_rows) {
-                    cuda::matmul_vector(there.data, n, cols, &product, 1, false, gpu);
+                if (n <= cuda::max_gemv_rows) {
+                    cuda::gemv(there.data, n, cols, &product, 1, false, gpu);
                     CHECK(relative_error(out.back(gpu), want) < 4e-3);
-                    cuda::matmul_vector(there.data, n, cols, &product, 1, true, gpu);
+                    cuda::gemv(there.data, n, cols, &product, 1, true, gpu);
                     CHECK(relative_error(out.back(gpu), want) < 4e-3); // a single sum may cancel
                 }
                 if (n == 1) { // of an x so small that no half overflows
@@ -177,7 +177,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                     for (std::uint16_t& h : small) h = f32_to_f16(f16_to_f32(h) / 64);
                     OnDevice<std::uint16_t> little(gpu, small),
                         both(gpu, std::vector<std::uint16_t>(std::size_t(rows), half_nan));
-                    if (cuda::matmul_gated(little.data, product.weight, product.weight, both.data, gpu)) {
+                    if (cuda::gemv_gated(little.data, product.weight, product.weight, both.data, gpu)) {
                         std::vector<double> gated;
                         for (std::size_t r = 0; r < want.size(); r++) {
                             const double v = (want[r] - double(bias[r])) / 64;
@@ -186,11 +186,11 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                         CHECK(relative_error(floats_of(both.back(gpu)), gated) < 8e-3);
                     }
                 }
-                REQUIRE(cuda::can_batch(gpu, product.weight));
+                REQUIRE(cuda::can_skinny_gemm(gpu, product.weight));
                 OnDevice<float> again(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 product.out = again.data;
                 for (int round = 0; round < 2; round++) // the tickets are ready for the next launch
-                    cuda::matmul_batch(there.data, n, cols, &product, 1, gpu);
+                    cuda::skinny_gemm(there.data, n, cols, &product, 1, gpu);
                 CHECK(relative_error(again.back(gpu), want) < 4e-3);
             }
 }
@@ -214,8 +214,8 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             const int  D = n % 2 != 0 ? 128 : 64, block_size = 4;
             if (turned && (others == 0 || rows % D != 0 || others % D != 0)) continue;
             CAPTURE(n, cols, rows, others, then, D);
-            cuda::TapeOp ops[2] = {};
-            ops[0].kind         = gated ? cuda::TapeOp::gated : cuda::TapeOp::products;
+            cuda::Operation ops[2] = {};
+            ops[0].kind            = gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
             ops[0].rows = n, ops[0].cols = cols;
             std::vector<int> all_rows{rows};
             if (gated) all_rows.push_back(rows);
@@ -232,7 +232,7 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                 weights.push_back(
                     random_halves(std::size_t(r) * std::size_t(cols), random, 1 / std::sqrt(float(cols))));
                 biases.push_back(floats_of(random_halves(std::size_t(r), random)));
-                cuda::Product& p = ops[0].product[ops[0].n_products++];
+                cuda::Projection& p = ops[0].projection[ops[0].n_projections++];
                 p.weight.rows = r, p.weight.cols = cols;
                 p.weight.data = there_weights.emplace_back(gpu, weights.back()).data;
                 if (!gated) p.bias = there_biases.emplace_back(gpu, biases.back()).data;
@@ -255,16 +255,16 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             plan.positions = there_positions.data, plan.slots = there_slots.data;
             if (turned) {
                 cuda::RopeStore& rope = ops[1].rope;
-                ops[1].kind           = cuda::TapeOp::rope_and_store;
-                rope.q                = static_cast<cuda::Half*>(ops[0].product[0].out);
-                rope.k                = static_cast<cuda::Half*>(ops[0].product[1].out);
-                rope.v                = static_cast<cuda::Half*>(ops[0].product[2].out);
+                ops[1].kind           = cuda::Operation::rope_and_store;
+                rope.q                = static_cast<cuda::Half*>(ops[0].projection[0].out);
+                rope.k                = static_cast<cuda::Half*>(ops[0].projection[1].out);
+                rope.v                = static_cast<cuda::Half*>(ops[0].projection[2].out);
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
-                rope.half = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
-                rope.block_size = block_size, rope.scale = 1.25f, rope.halves = then == rotate_halves;
+                rope.n_pairs = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
+                rope.block_size = block_size, rope.scale = 1.25f, rope.neox = then == rotate_halves;
             }
-            if (!cuda::can_prompt(gpu, ops[0])) break;
-            REQUIRE(cuda::run_prompt(ops, turned ? 2 : 1, plan, gpu) == (turned ? 2 : 1));
+            if (cuda::match_prefill_gemm(ops, 1, gpu) == 0) break;
+            REQUIRE(cuda::run_prefill_gemm(ops, turned ? 2 : 1, plan, gpu) == (turned ? 2 : 1));
 
             const std::vector<float> xs      = floats_of(x);
             const auto               product = [&](std::size_t k) {
@@ -329,7 +329,7 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                     const auto poison = std::vector<std::uint16_t>(out[k].n, half_nan);
                     cuda::upload(out[k].data, poison.data(), poison.size() * 2, gpu);
                     ops[0].rows = n / 2;
-                    REQUIRE(cuda::run_prompt(ops, 1, plan, gpu) == 1);
+                    REQUIRE(cuda::run_prefill_gemm(ops, 1, plan, gpu) == 1);
                     ops[0].rows           = n;
                     const auto n_first    = std::ptrdiff_t(n / 2) * all_rows[k];
                     const auto first_half = out[k].back(gpu);
@@ -366,7 +366,7 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
             }
         return out;
     };
-    cuda::prepare_dense(gpu);
+    cuda::prepare_layer_kernel(gpu);
     int mode = 0; // what becomes of q, k and v: nothing, they are rotated by neighbours, or by halves
     for (const auto& [from, hidden, ff, kv, D] : {Shape{64, 64, 128, 16, 16}, Shape{40, 208, 72, 144, 16},
                                                   Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
@@ -445,20 +445,20 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                 out_vh(gpu, std::vector<std::uint16_t>(wants[2].size(), half_nan));
             const OnDevice<float> there_norm_a(gpu, norm_a), there_norm_b(gpu, norm_b), there_bias(gpu, bias),
                 out_v(gpu, std::vector<float>(wants[2].size(), std::numeric_limits<float>::quiet_NaN()));
-            std::vector<cuda::TapeOp> ops(6);
-            const auto                weight = [](const OnDevice<std::uint16_t>& data, int rows, int cols) {
+            std::vector<cuda::Operation> ops(6);
+            const auto                   weight = [](const OnDevice<std::uint16_t>& data, int rows, int cols) {
                 cuda::Weight w;
                 w.rows = rows, w.cols = cols, w.data = data.data;
                 return w;
             };
-            const auto products = [&](cuda::TapeOp& op, const OnDevice<std::uint16_t>& of, int cols,
-                                      std::initializer_list<cuda::Product> list) {
-                op.kind = cuda::TapeOp::products, op.x = of.data, op.rows = n, op.cols = cols;
-                for (const cuda::Product& p : list) op.product[op.n_products++] = p;
+            const auto products = [&](cuda::Operation& op, const OnDevice<std::uint16_t>& of, int cols,
+                                      std::initializer_list<cuda::Projection> list) {
+                op.kind = cuda::Operation::gemm, op.x = of.data, op.rows = n, op.cols = cols;
+                for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
             };
             const OnDevice<float> there_residual(gpu, residual);
-            const auto norm = [&](cuda::TapeOp& op, const OnDevice<std::uint16_t>& out, const OnDevice<float>& w) {
-                op.kind = cuda::TapeOp::norm, op.x = not_written.data, op.residual = there_residual.data;
+            const auto norm = [&](cuda::Operation& op, const OnDevice<std::uint16_t>& out, const OnDevice<float>& w) {
+                op.kind = cuda::Operation::norm, op.x = not_written.data, op.residual = there_residual.data;
                 op.norm_weight = w.data, op.eps = 1e-5f, op.out = out.data, op.rows = n, op.cols = hidden;
             };
             products(ops[0], there_x, from,
@@ -467,7 +467,7 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
             products(ops[2], there_a, hidden,
                      {{weight(there_gate, ff, hidden), nullptr, there_g.data, false},
                       {weight(there_up, ff, hidden), nullptr, there_u.data, false}});
-            ops[2].kind = cuda::TapeOp::gated;
+            ops[2].kind = cuda::Operation::gated_gemm;
             products(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false}});
             norm(ops[4], there_b, there_norm_b);
             products(ops[5], there_b, hidden,
@@ -483,15 +483,15 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
             plan.positions = there_positions.data, plan.slots = there_slots.data;
             if (mode > 0) {
                 cuda::RopeStore& rope = ops.emplace_back().rope;
-                ops.back().kind       = cuda::TapeOp::rope_and_store;
+                ops.back().kind       = cuda::Operation::rope_and_store;
                 rope.q = out_q.data, rope.k = out_k.data, rope.v = out_vh.data;
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
-                rope.half = D / 2, rope.n_heads = q_rows / D, rope.n_kv_heads = kv / D, rope.head_dim = D;
-                rope.block_size = 4, rope.halves = mode == 2;
+                rope.n_pairs = D / 2, rope.n_heads = q_rows / D, rope.n_kv_heads = kv / D, rope.head_dim = D;
+                rope.block_size = 4, rope.neox = mode == 2;
             }
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
                 cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float), gpu);
-                const int done = cuda::run_dense(ops.data(), int(ops.size()), n, plan, gpu);
+                const int done = cuda::run_layer_kernel(ops.data(), int(ops.size()), n, plan, gpu);
                 if (done == 0) {
                     WARN("not tested: only Hopper has this kernel");
                     return;
@@ -616,15 +616,15 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             // Short chunks, and as long as the device likes them.
             const auto lengths =
                 random() % 2 == 0 && c.n_queries == 1
-                    ? cuda::DecodeChunks{}
-                    : cuda::decode_chunks(gpu, c.D, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
+                    ? cuda::SplitLengths{}
+                    : cuda::split_lengths(gpu, c.D, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
             const auto cut = [&](int chunk) {
                 const auto before = items.size();
                 for (int t = 0; t < c.n_queries; t++) {
                     const int end          = positions[std::size_t(t)] + 1,
                               begin        = c.window > 0 ? std::max(0, end - c.window) : 0,
                               old          = int(random() % 2) * (end - 1);
-                    const auto [n, length] = cuda::chunks_of(end - begin, chunk);
+                    const auto [n, length] = cuda::splits_of(end - begin, chunk);
                     for (int i = 0; i < n; i++)
                         items.insert(items.end(),
                                      {t, 0, begin + i * length, std::min(end, begin + (i + 1) * length), n, i, old});
@@ -637,7 +637,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                 tickets(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
             OnDevice<float> partial(gpu,
                                     std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(c.D + 2)));
-            plan.items.list = reinterpret_cast<const cuda::DecodeItem*>(list.data);
+            plan.items.list = reinterpret_cast<const cuda::SplitKvItem*>(list.data);
             for (int again = 0; again < 2; again++) // the tickets are ready for the next launch
                 cuda::attention_decode(a, plan, partial.data, tickets.data, gpu);
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
@@ -737,7 +737,7 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 t.first_edit     = int(edits.size());
                 t.first_draw     = int(numbers.size());
                 t.n_draws        = 1 + below(3);
-                t.n_top          = std::min({below(40), vocab, cuda::most_top});
+                t.n_top          = std::min({below(40), vocab, cuda::max_top});
                 t.first_out      = words;
                 t.wants_logprobs = 1;
                 t.top_k = p.top_k, t.temperature = p.temperature, t.top_p = p.top_p, t.min_p = p.min_p;
@@ -1052,13 +1052,13 @@ TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equa
             OnDevice<std::uint16_t> there(gpu, x), halves(gpu, w);
             OnDevice<float>         full(gpu, ws), b(gpu, bias),
                 out(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
-            cuda::Product p;
+            cuda::Projection p;
             p.weight.form = floats ? cuda::WeightForm::f32 : cuda::WeightForm::f16;
             p.weight.rows = rows, p.weight.cols = cols;
             p.weight.data = floats ? static_cast<void*>(full.data) : halves.data;
             p.bias = b.data, p.out = out.data, p.out_is_float = true;
             CHECK(cuda::is_regular(p.weight) == false);
-            cuda::matmul_plain(there.data, n, cols, &p, 1, gpu);
+            cuda::gemm_plain(there.data, n, cols, &p, 1, gpu);
             CHECK(relative_error(out.back(gpu), want) < 1e-3);
         }
     }
@@ -1224,20 +1224,20 @@ TEST_CASE("GPU: two engines side by side, each in a thread, give the tokens that
 }
 
 TEST_CASE("the numbers of rows that cuBLASLt's algorithms are tried for, and which one serves others") {
-    STATIC_CHECK(cuda::blas_bucket(1) == 0);
-    for (int at = 0; at < cuda::n_blas_rows; at++) {
-        const int rows = cuda::blas_rows[at];
-        CHECK(cuda::blas_bucket(rows) == at);
-        CHECK(cuda::blas_bucket(rows + 1) == (rows < 256 ? at + 1 : cuda::n_blas_rows));
+    STATIC_CHECK(cuda::cublaslt_bucket(1) == 0);
+    for (int at = 0; at < cuda::n_cublaslt_m; at++) {
+        const int rows = cuda::cublaslt_m[at];
+        CHECK(cuda::cublaslt_bucket(rows) == at);
+        CHECK(cuda::cublaslt_bucket(rows + 1) == (rows < 256 ? at + 1 : cuda::n_cublaslt_m));
     }
-    CHECK(cuda::blas_bucket(1 << 20) == cuda::n_blas_rows);
+    CHECK(cuda::cublaslt_bucket(1 << 20) == cuda::n_cublaslt_m);
 }
 
 TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equal plain sums; a refused one is told",
           "[cuda]") {
     if (no_gpu()) return;
     const Gpu gpu;
-    if (const char* why = cuda::open_blas(gpu)) {
+    if (const char* why = cuda::open_cublaslt(gpu)) {
         WARN("not tested: " << why);
         return;
     }
@@ -1249,8 +1249,8 @@ TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equ
                        x                     = random_halves(std::size_t(most * cols), random);
             const std::vector<float>      ws = floats_of(w), xs = floats_of(x);
             const OnDevice<std::uint16_t> weight(gpu, w), there(gpu, x);
-            cuda::BlasShape               shape{rows, cols, floats, matrices, rows * cols, 0};
-            REQUIRE(cuda::tune_blas(shape, weight.data, 1, 300, gpu)); // 512 rows at most; others are guessed
+            cuda::CublasltShape           shape{rows, cols, floats, matrices, rows * cols, 0};
+            REQUIRE(cuda::tune_cublaslt(shape, weight.data, 1, 300, gpu)); // 512 rows at most; others are guessed
             for (int n : {1, 9, 100, 256, 257, 700, 2500}) {
                 CAPTURE(floats, matrices, n);
                 std::vector<double> want;
@@ -1267,17 +1267,17 @@ TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equ
                 const OnDevice<float>         full(gpu,
                                                    std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 shape.out_stride = std::int64_t(n) * rows;
-                REQUIRE(cuda::matmul_blas(there.data, n, weight.data, shape,
-                                          floats ? static_cast<void*>(full.data) : halves.data, gpu));
+                REQUIRE(cuda::cublaslt_gemm(there.data, n, weight.data, shape,
+                                            floats ? static_cast<void*>(full.data) : halves.data, gpu));
                 CHECK(relative_error(floats ? full.back(gpu) : floats_of(halves.back(gpu)), want) < 2e-3);
             }
-            CHECK(
-                !cuda::matmul_blas(there.data, 0, weight.data, shape, there.data, gpu)); // no rows: the library refuses
+            CHECK(!cuda::cublaslt_gemm(there.data, 0, weight.data, shape, there.data,
+                                       gpu)); // no rows: the library refuses
             CHECK(there.back(gpu) == x);
         }
     const Gpu                     without; // no library was opened in it
     const OnDevice<std::uint16_t> some(without, std::vector<std::uint16_t>(64));
-    CHECK(!cuda::matmul_blas(some.data, 8, some.data, {8, 8}, some.data, without));
+    CHECK(!cuda::cublaslt_gemm(some.data, 8, some.data, {8, 8}, some.data, without));
 }
 
 TEST_CASE("GPU: an upload tells of an error in any of its threads, and the next one works", "[cuda]") {

@@ -658,8 +658,8 @@ public:
         const char* why = nullptr;
         context_        = cuda::create_context(0, why);
         check(context_ != nullptr, cat("no GPU to measure on: ", why != nullptr ? why : ""));
-        cuda::open_blas(*context_);
-        cuda::prepare_dense(*context_);
+        cuda::open_cublaslt(*context_);
+        cuda::prepare_layer_kernel(*context_);
         begin_ = cuda::create_event(), end_ = cuda::create_event();
     }
     Gpu(const Gpu&)            = delete;
@@ -728,7 +728,7 @@ void kernel_line(const std::string& kernel, const std::string& shape, double sec
 // What stands between two attentions of a layer of the 13 B shape, as one kernel.
 void dense_kernels(Gpu& gpu, const Arguments& a) {
     if (!std::string_view("dense").starts_with(a.only)) return;
-    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::most_dense_rows;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::max_layer_kernel_rows;
     const auto halves   = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
     auto *     attended = halves(most * hidden), *delta = halves(most * hidden), *normed = halves(most * hidden),
          *gate = halves(most * ff), *up = halves(most * ff), *q = halves(most * hidden), *k = halves(most * hidden),
@@ -736,10 +736,10 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
     auto *residual = static_cast<float*>(gpu.zeros(most * hidden * 4)),
          *norm     = static_cast<float*>(gpu.zeros(hidden * 4));
     struct Layer {
-        cuda::Product o, gate, up, down, q, k, v;
+        cuda::Projection o, gate, up, down, q, k, v;
     };
     const auto product = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
-        cuda::Product p;
+        cuda::Projection p;
         p.weight.rows = rows, p.weight.cols = cols, p.weight.data = halves(rows * cols), p.out = out;
         return p;
     };
@@ -751,21 +751,22 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
     const double weights = double(4 * hidden * hidden + 3 * hidden * ff);
     for (int n : {4, 8, 16, 32, 64, 128}) {
         const auto run = [&](const Layer& l) {
-            cuda::TapeOp ops[6];
-            const auto   products = [&](cuda::TapeOp& op, const void* x, std::initializer_list<cuda::Product> list) {
-                op.kind = cuda::TapeOp::products, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
-                for (const cuda::Product& p : list) op.product[op.n_products++] = p;
+            cuda::Operation ops[6];
+            const auto      products = [&](cuda::Operation& op, const void* x,
+                                      std::initializer_list<cuda::Projection> list) {
+                op.kind = cuda::Operation::gemm, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
+                for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
             };
-            for (cuda::TapeOp* op : {&ops[1], &ops[4]}) {
-                op->kind = cuda::TapeOp::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
+            for (cuda::Operation* op : {&ops[1], &ops[4]}) {
+                op->kind = cuda::Operation::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
                 op->eps = 1e-5f, op->out = normed, op->rows = n, op->cols = hidden;
             }
             products(ops[0], attended, {l.o});
             products(ops[2], normed, {l.gate, l.up});
-            ops[2].kind = cuda::TapeOp::gated;
+            ops[2].kind = cuda::Operation::gated_gemm;
             products(ops[3], gate, {l.down});
             products(ops[5], normed, {l.q, l.k, l.v});
-            return cuda::run_dense(ops, 6, n, {}, gpu.context());
+            return cuda::run_layer_kernel(ops, 6, n, {}, gpu.context());
         };
         if (run(layers[0]) == 0) break;
         const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
@@ -800,20 +801,21 @@ void prompt_kernels(Gpu& gpu, const Arguments& a) {
     std::set<std::pair<std::int64_t, std::int64_t>> tuned; // rows of a matrix, of x
     for (std::int64_t n : {256, 512, 1024, 2048}) {
         const auto ours = [&](const Products& p, int layer) {
-            cuda::TapeOp op;
-            op.kind = p.gated ? cuda::TapeOp::gated : cuda::TapeOp::products;
-            op.x = p.x, op.rows = n, op.cols = p.cols, op.n_products = p.n;
+            cuda::Operation op;
+            op.kind = p.gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
+            op.x = p.x, op.rows = n, op.cols = p.cols, op.n_projections = p.n;
             for (int i = 0; i < p.n; i++) {
-                op.product[i].weight.rows = p.rows, op.product[i].weight.cols = p.cols;
-                op.product[i].weight.data = p.weight[layer] + i * p.rows * p.cols;
-                op.product[i].out         = p.out + i * n * p.rows;
+                op.projection[i].weight.rows = p.rows, op.projection[i].weight.cols = p.cols;
+                op.projection[i].weight.data = p.weight[layer] + i * p.rows * p.cols;
+                op.projection[i].out         = p.out + i * n * p.rows;
             }
-            return cuda::can_prompt(gpu.context(), op) && cuda::run_prompt(&op, 1, {}, gpu.context()) == 1;
+            return cuda::match_prefill_gemm(&op, 1, gpu.context()) > 0 &&
+                   cuda::run_prefill_gemm(&op, 1, {}, gpu.context()) == 1;
         };
         const auto theirs = [&](const Products& p, int layer) {
-            const cuda::BlasShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
-            if (tuned.insert({p.rows, n}).second) cuda::tune_blas(shape, p.weight[layer], n, n, gpu.context());
-            const bool ran = cuda::matmul_blas(p.x, n, p.weight[layer], shape, p.out, gpu.context());
+            const cuda::CublasltShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
+            if (tuned.insert({p.rows, n}).second) cuda::tune_cublaslt(shape, p.weight[layer], n, n, gpu.context());
+            const bool ran = cuda::cublaslt_gemm(p.x, n, p.weight[layer], shape, p.out, gpu.context());
             if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.context());
             return ran;
         };
@@ -872,7 +874,7 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
             cuda::RopeStore r;
             r.q = halves(T * hidden), r.k = halves(T * hidden), r.v = halves(T * hidden);
             r.cache_k = halves((T + block) * hidden), r.cache_v = halves((T + block) * hidden);
-            r.inv_freq = floats(D / 2), r.half = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
+            r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
             r.head_dim = int(D), r.block_size = int(block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
                  [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
@@ -947,7 +949,7 @@ int kernels(const Arguments& a) {
              {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
             for (int n : {1, 2, 4, 8, 16, 32, 64}) {
                 if (n > 1 && rows != 13824 && (rows != 5120 || n == 2 || n == 4)) continue;
-                if (!wanted({"vector", "batch", "cuBLASLt"}) || (a.only == "vector" && n > cuda::most_vector_rows))
+                if (!wanted({"vector", "batch", "cuBLASLt"}) || (a.only == "vector" && n > cuda::max_gemv_rows))
                     continue;
                 const double              bytes  = double(rows) * cols * bits / 8;
                 const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
@@ -969,28 +971,29 @@ int kernels(const Arguments& a) {
                                 2.0 * n * double(rows) * double(cols), a);
                 };
                 const auto products = [&](const cuda::Weight& weight, auto multiply) {
-                    const cuda::Product p{weight, nullptr, out, false};
+                    const cuda::Projection p{weight, nullptr, out, false};
                     multiply(&p);
                 };
-                if (n <= cuda::most_vector_rows)
+                if (n <= cuda::max_gemv_rows)
                     line("vector", [&](const cuda::Weight& weight) {
-                        products(weight, [&](const cuda::Product* p) {
-                            cuda::matmul_vector(x, n, cols, p, 1, false, gpu.context());
+                        products(weight, [&](const cuda::Projection* p) {
+                            cuda::gemv(x, n, cols, p, 1, false, gpu.context());
                         });
                     });
                 if (n > 1)
                     line("batch", [&](const cuda::Weight& weight) {
-                        products(weight,
-                                 [&](const cuda::Product* p) { cuda::matmul_batch(x, n, cols, p, 1, gpu.context()); });
+                        products(weight, [&](const cuda::Projection* p) {
+                            cuda::skinny_gemm(x, n, cols, p, 1, gpu.context());
+                        });
                     });
                 if (n > 4 && form == cuda::WeightForm::f16) {
-                    const cuda::BlasShape shape{rows, cols};
-                    const auto            values = [](const cuda::Weight& weight) {
+                    const cuda::CublasltShape shape{rows, cols};
+                    const auto                values = [](const cuda::Weight& weight) {
                         return static_cast<const cuda::Half*>(weight.data);
                     };
-                    cuda::tune_blas(shape, values(w), n, n, gpu.context());
+                    cuda::tune_cublaslt(shape, values(w), n, n, gpu.context());
                     line("cuBLASLt", [&](const cuda::Weight& weight) {
-                        cuda::matmul_blas(x, n, values(weight), shape, out, gpu.context());
+                        cuda::cublaslt_gemm(x, n, values(weight), shape, out, gpu.context());
                     });
                 }
                 gpu.clear();
@@ -1013,9 +1016,9 @@ int kernels(const Arguments& a) {
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const auto lengths = cuda::decode_chunks(gpu.context(), D, std::int64_t(S) * L * K);
+                const auto lengths = cuda::split_lengths(gpu.context(), D, std::int64_t(S) * L * K);
                 const auto cut     = [&](int chunk, std::vector<std::int32_t>& to) {
-                    const auto [chunks, length] = cuda::chunks_of(L, chunk);
+                    const auto [chunks, length] = cuda::splits_of(L, chunk);
                     for (int c = 0; c < chunks; c++)
                         to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), chunks, c, 0});
                 };
@@ -1028,7 +1031,7 @@ int kernels(const Arguments& a) {
             plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
             plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
             plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
-            plan.items        = {static_cast<cuda::DecodeItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
+            plan.items = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
             const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
             const double                 bytes  = double(n) * 4;
             const int                    copies = std::max(1, int(400e6 / bytes));

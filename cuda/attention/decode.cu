@@ -29,11 +29,11 @@ template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
     decode_kernel(Attention a, Plan plan, float* partial, std::int32_t* tickets) {
     wait_for_inputs();
-    constexpr int    lanes = power_of_two(D / 8); // that share a position, 16 bytes each; of those D / 8 have something
-    constexpr int    groups = 32 / lanes;         // positions that a warp reads at once
-    constexpr int    ahead  = 4;                  // positions of a group in flight
-    constexpr int    parts  = decode_warps * groups; // running sums of the block
-    const DecodeItem item   = plan.items.list[blockIdx.x];
+    constexpr int lanes    = power_of_two(D / 8); // that share a position, 16 bytes each; of those D / 8 have something
+    constexpr int groups   = 32 / lanes;          // positions that a warp reads at once
+    constexpr int ahead    = 4;                   // positions of a group in flight
+    constexpr int parts    = decode_warps * groups; // running sums of the block
+    const SplitKvItem item = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
     const int  group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int  kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const int  begin = item.begin, end = item.end, first = begin / 16 * 16;
 
     // The chunk's block ids, once.
-    __shared__ std::int32_t ids[attention_chunk + 1];
+    __shared__ std::int32_t ids[fixed_split_length + 1];
     const std::int32_t*     table       = plan.block_tables + item.table;
     const int               first_block = begin / a.block_size;
     for (int i = threadIdx.x; i <= (end - 1) / a.block_size - first_block; i += blockDim.x)
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
 // The same with tensor cores (attention_decode.cuh).
 
 template <int D>
-__device__ const __half* query_of(const Attention& a, const DecodeItem& item, int head0) {
+__device__ const __half* query_of(const Attention& a, const SplitKvItem& item, int head0) {
     return reinterpret_cast<const __half*>(a.q) + (std::int64_t(item.row) * a.n_heads + head0) * D;
 }
 
@@ -151,8 +151,8 @@ template <int D>
 __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     decode_mma_kernel(Attention a, Plan plan, float* partial, std::int32_t* tickets) {
     wait_for_inputs();
-    constexpr int    G    = most_heads;
-    const DecodeItem item = plan.items.list[blockIdx.x];
+    constexpr int     G    = most_heads;
+    const SplitKvItem item = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
     const int begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    __shared__ std::int32_t ids[attention_chunk + 1];
+    __shared__ std::int32_t ids[fixed_split_length + 1];
     const int               first_block = begin / a.block_size;
     for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x)
         ids[b] = plan.block_tables[item.table + first_block + b];
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
 #if __CUDA_ARCH__ >= 900
 
 // A block's item and heads: all the long items of `long_slots` heads, then all the short ones of the others.
-__device__ Share share_of(const DecodeItems& items, int long_slots, int block, int n_slots) {
+__device__ Share share_of(const SplitKvItems& items, int long_slots, int block, int n_slots) {
     const int rest = block - items.n * long_slots;
     return rest < 0 ? Share{block % items.n, block / items.n, n_slots}
                     : Share{items.n + rest % items.n_short, long_slots + rest / items.n_short, n_slots};
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
     const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
     unsigned char*           ring  = memory + warp * R::warp_bytes;
     const Share              share = share_of(plan.items, long_slots, int(blockIdx.x), n_slots);
-    const DecodeItem         item  = plan.items.list[share.item]; // the plan is older than the kernel before this one
+    const SplitKvItem        item  = plan.items.list[share.item]; // the plan is older than the kernel before this one
     if (item.row < 0) {
         wait_for_inputs();
         return;
@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
     };
     // What was in the cache before this step depends on nobody.
     int early = 0;
-    while (early < R::stages && min(start + early * step + 16, item.end) <= item.old) bring(early++);
+    while (early < R::stages && min(start + early * step + 16, item.end) <= item.n_cached) bring(early++);
     wait_for_inputs();
     for (; early < R::stages; early++) bring(early);
     std::uint32_t q[D / 8];
@@ -329,12 +329,12 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
     const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
     if constexpr (D == 64 || D == 128 || D == 256) {
         const int slots = a.n_kv_heads * ((group + most_heads - 1) / most_heads);
-        if (gpu.hopper) {
+        if (gpu.sm90) {
             constexpr int bytes = decode_warps * Ring<D>::warp_bytes;
             prepare_kernel(gpu, decode_stream_kernel<D>, decode_warps * 32, bytes);
             // The last blocks of threads get shorter items, so that processors end together: about a third of what runs at
             // once, and only where it runs more than twice.
-            const int at_once = gpu.n_processors * Ring<D>::at_once;
+            const int at_once = gpu.n_sms * Ring<D>::at_once;
             const int short_slots =
                 n_short == 0 || n * slots < 2 * at_once ? 0 : std::min(slots, (at_once * 3 / 10 + n / 2) / n);
             return run_kernel(decode_stream_kernel<D>,
@@ -352,14 +352,13 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
 
 } // namespace
 
-DecodeChunks decode_chunks(const Context& gpu, int head_dim, std::int64_t work) {
-    DecodeChunks chunks;
-    if (!gpu.hopper || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return chunks;
+SplitLengths split_lengths(const Context& gpu, int head_dim, std::int64_t work) {
+    SplitLengths chunks;
+    if (!gpu.sm90 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return chunks;
     // What a block of threads does at the beginning and the end of a chunk takes as long as 500 positions: chunks as long as
     // they can be for all processors to have some.
-    while (chunks.length < 1024 && work / (2 * chunks.length) >= std::int64_t(gpu.n_processors) * 15 / 8)
-        chunks.length *= 2;
-    if (chunks.length > attention_chunk) chunks.short_length = attention_chunk;
+    while (chunks.length < 1024 && work / (2 * chunks.length) >= std::int64_t(gpu.n_sms) * 15 / 8) chunks.length *= 2;
+    if (chunks.length > fixed_split_length) chunks.short_length = fixed_split_length;
     return chunks;
 }
 

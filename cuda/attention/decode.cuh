@@ -18,11 +18,11 @@ struct Share {
 // The running sums of a block's parts become one, in a fixed order; then, by the last block of a sequence to get here, its
 // chunks. tops and sums: [parts][G], values: [parts][G][D], the parts `stride` floats apart, in shared memory.
 template <int D, int G, class Team = Block>
-__device__ void combine(const Attention& a, const DecodeItem& item, const Share& share, int head0, int n_heads,
+__device__ void combine(const Attention& a, const SplitKvItem& item, const Share& share, int head0, int n_heads,
                         int n_parts, const float* tops, const float* sums, const float* values, int stride,
                         float* partial, std::int32_t* tickets) {
     Team::sync();
-    const bool alone = item.n_chunks == 1;
+    const bool alone = item.n_splits == 1;
     for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
         const int g = i / D, d = i % D, head = head0 + g;
         float     limit = -INFINITY, total = 0, value = 0;
@@ -48,7 +48,7 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
         Team::size() - 1) { // one thread's fence is enough: what the others wrote is older than the barrier
         __threadfence();
         std::int32_t* ticket = tickets + std::int64_t(item.row) * share.n_slots + share.slot;
-        is_last              = atomicAdd(ticket, 1) == item.n_chunks - 1;
+        is_last              = atomicAdd(ticket, 1) == item.n_splits - 1;
         if (is_last) *ticket = 0; // for the next launch
         __threadfence();
     }
@@ -56,15 +56,15 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
     if (!is_last) return;
     // Of each head the largest score and the sum over all chunks, by a warp; then the values, eight chunks at a time.
     __shared__ float   limits[G], totals[G];
-    const std::int64_t first_item = std::int64_t(share.item) - item.index, apart = std::int64_t(a.n_heads) * (D + 2);
+    const std::int64_t first_item = std::int64_t(share.item) - item.split, apart = std::int64_t(a.n_heads) * (D + 2);
     const float*       all = partial + (first_item * a.n_heads + head0) * (D + 2);
     for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
         const float* from  = all + g * (D + 2) + D;
         float        limit = -INFINITY, total = 0;
-        for (int c = threadIdx.x % 32; c < item.n_chunks; c += 32) limit = fmaxf(limit, __ldcg(from + c * apart));
+        for (int c = threadIdx.x % 32; c < item.n_splits; c += 32) limit = fmaxf(limit, __ldcg(from + c * apart));
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) limit = fmaxf(limit, __shfl_xor_sync(~0u, limit, step));
-        for (int c = threadIdx.x % 32; c < item.n_chunks; c += 32)
+        for (int c = threadIdx.x % 32; c < item.n_splits; c += 32)
             total += weight_of(__ldcg(from + c * apart), limit) * __ldcg(from + c * apart + 1);
         total = warp_sum(total);
         if (threadIdx.x % 32 == 0) limits[g] = limit, totals[g] = total;
@@ -74,16 +74,16 @@ __device__ void combine(const Attention& a, const DecodeItem& item, const Share&
         const int    g = i / D, d = i % D;
         const float* from  = all + g * (D + 2);
         float        value = 0;
-        for (int c0 = 0; c0 < item.n_chunks; c0 += 8) {
+        for (int c0 = 0; c0 < item.n_splits; c0 += 8) {
             float top[8], v[8];
 #pragma unroll
             for (int c = 0; c < 8; c++) {
-                const float* at = from + min(c0 + c, item.n_chunks - 1) * apart;
+                const float* at = from + min(c0 + c, item.n_splits - 1) * apart;
                 top[c] = __ldcg(at + D), v[c] = __ldcg(at + d);
             }
 #pragma unroll
             for (int c = 0; c < 8; c++)
-                if (c0 + c < item.n_chunks) value += weight_of(top[c], limits[g]) * v[c];
+                if (c0 + c < item.n_splits) value += weight_of(top[c], limits[g]) * v[c];
         }
         reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0 + g) * D + d] =
             __float2half(totals[g] == 0 ? 0.0f : __fdividef(value, totals[g]));

@@ -230,7 +230,7 @@ void launch_prefill(const Attention& a, const Plan& plan, const PrefillTile* til
 
 // As many rows as the kernels below take: warps × 16.
 int prefill_tile(const Context& gpu, int head_dim) {
-    if (const int rows = prefill_tile_hopper(gpu, head_dim)) return rows;
+    if (const int rows = prefill_tile_sm90(gpu, head_dim)) return rows;
     switch (head_dim) {
         case 16:
         case 32:
@@ -245,8 +245,8 @@ int prefill_tile(const Context& gpu, int head_dim) {
 
 void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     if (n == 0) return;
-    if (prefill_tile_hopper(gpu, a.head_dim) > 0) {
-        attention_prefill_hopper(a, plan, tiles, n, gpu);
+    if (prefill_tile_sm90(gpu, a.head_dim) > 0) {
+        attention_prefill_sm90(a, plan, tiles, n, gpu);
         return;
     }
     switch (a.head_dim) {

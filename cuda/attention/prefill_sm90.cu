@@ -481,7 +481,7 @@ void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int 
     // How many heads' K and V the L2 holds, if all of it is of these queries; some in any case, for the processors' sake.
     const std::int64_t bytes = std::int64_t(n) * N * D * 4, fit = l2_bytes / bytes * (a.n_heads / a.n_kv_heads);
     const int          heads = int(std::clamp<std::int64_t>(fit, std::min(8, a.n_heads), a.n_heads));
-    const unsigned     grid  = unsigned(std::min(gpu.n_processors, n * a.n_heads));
+    const unsigned     grid  = unsigned(std::min(gpu.n_sms, n * a.n_heads));
     // Without maps a launch that fails, so that last_error() tells.
     run_kernel(prefill_wgmma<D, Capped>, dim3(ok ? grid : 0), 384, shared, gpu, a, plan, tiles, n, maps, chunk, heads,
                gpu.turn);
@@ -489,11 +489,11 @@ void launch(const Attention& a, const Plan& plan, const PrefillTile* tiles, int 
 
 } // namespace
 
-int prefill_tile_hopper(const Context& gpu, int head_dim) {
-    return gpu.hopper && (head_dim == 64 || head_dim == 128) && encoder() != nullptr ? M : 0;
+int prefill_tile_sm90(const Context& gpu, int head_dim) {
+    return gpu.sm90 && (head_dim == 64 || head_dim == 128) && encoder() != nullptr ? M : 0;
 }
 
-void attention_prefill_hopper(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
+void attention_prefill_sm90(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     const auto run = a.head_dim == 64 ? (a.softcap > 0 ? launch<64, true> : launch<64, false>)
                                       : (a.softcap > 0 ? launch<128, true> : launch<128, false>);
     run(a, plan, tiles, n, gpu);

@@ -51,7 +51,7 @@ struct Op {
     const Half*  add      = nullptr; // .. after this was added to the residual
     float*       residual = nullptr; // .. which is written there
     const Half*  x        = nullptr; // x
-    Products     all{};
+    Projections  all{};
     // Data, scales and minima lie in a stage one after another, each of all its rows.
     int part_bytes[3] = {}, n_parts = 0, row_bytes = 0;
     // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two
@@ -105,11 +105,11 @@ struct Team {
 // The products that a block computes: pairs of rows, about the same number each. What it takes of a product are neighbouring
 // rows: of gate and of up the same ones, of others those of its range that are there.
 struct Rows {
-    const Product* product;
-    std::int64_t   first;      // of the product
-    int            begin, end; // among the block's
+    const Projection* product;
+    std::int64_t      first;      // of the product
+    int               begin, end; // among the block's
 
-    __device__ Rows(const Op& op, int which) : product(&op.all.product[which]) {
+    __device__ Rows(const Op& op, int which) : product(&op.all.projection[which]) {
         if (op.gated) {
             first = op.first_pair, begin = which * op.pairs, end = begin + op.pairs;
             if (which == 2) begin = end = 0;
@@ -186,7 +186,7 @@ __device__ void produce(const Op* tape, int n_ops, const Slots& all, Ring ring, 
             };
             find(from.add), find(from.x), find(from.q), find(from.k), find(from.v), find(from.attended);
             for (int k = 0; k < from.all.n; k++)
-                if (Product& to = from.all.product[k]; to.out && !to.out_is_float)
+                if (Projection& to = from.all.projection[k]; to.out && !to.out_is_float)
                     to.out = static_cast<Half*>(to.out) + exchanged;
             from.cleared += cleared / 8;
             from.next_claims = from.claims + int(!odd);
@@ -620,13 +620,13 @@ __device__ void finish_products(const Op& op, const float* sums, float scale) {
                 if (pair >= op.n_pairs) continue;
             }
             const float v = row_sum(gate);
-            put_half(op.all.product[0].out, pair, __fdividef(v, 1 + __expf(-v)) * row_sum(up));
+            put_half(op.all.projection[0].out, pair, __fdividef(v, 1 + __expf(-v)) * row_sum(up));
             continue;
         }
-        float          v       = row_sum(r);
-        int            row     = op.first_pair * 2 + r;
-        const int      which   = op.all.which(row);
-        const Product& product = op.all.product[which];
+        float             v       = row_sum(r);
+        int               row     = op.first_pair * 2 + r;
+        const int         which   = op.all.which(row);
+        const Projection& product = op.all.projection[which];
         row -= op.all.first_row[which];
         if (product.bias) v += product.bias[row];
         if (product.out_is_float) static_cast<float*>(product.out)[row] = v;
@@ -640,7 +640,7 @@ struct Cache {
     const Op&           op;
     const Attention&    a;
     const std::int32_t* table; // of the sequence
-    const DecodeItem&   item;
+    const SplitKvItem&  item;
     int                 kv_head, newest;
 
     __device__ bool          seen(int position) const { return position >= item.begin && position < item.end; }
@@ -740,7 +740,7 @@ template <int D>
 struct Known {
     int          newest, slot; // position, and place in the cache
     Unit         unit;         // this block's first,
-    DecodeItem   item;         // and its item
+    SplitKvItem  item;         // and its item
     bool         has_second;   // unit
     int          first_block;  // of that item's range, and the blocks' ids as far as there is room
     std::int32_t blocks[known_blocks];
@@ -750,10 +750,10 @@ struct Known {
         return first_block >= 0 ? blocks - first_block : plan.block_tables + item.table;
     }
     // By all threads.
-    __device__ void learn(const Shape& shape, const Plan& plan, const DecodeItem* items, int n_items) {
+    __device__ void learn(const Shape& shape, const Plan& plan, const SplitKvItem* items, int n_items) {
         const Attention& a = shape.attend;
         const Unit       unit(a, int(blockIdx.x));
-        DecodeItem       first;
+        SplitKvItem      first;
         if (unit.share.item < n_items) first = items[unit.share.item];
         const int  shift = 31 - __clz(a.block_size), low = first.begin >> shift, high = max(first.end - 1, 0) >> shift;
         const bool fits = first.row >= 0 && high - low < known_blocks;
@@ -768,7 +768,7 @@ struct Known {
             const Unit second(a, int(blockIdx.x + gridDim.x));
             has_second = second.share.item < n_items && items[second.share.item].row >= 0;
         }
-        for (int pair = int(threadIdx.x); pair < shape.rope.half; pair += int(blockDim.x)) {
+        for (int pair = int(threadIdx.x); pair < shape.rope.n_pairs; pair += int(blockDim.x)) {
             // The angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
             const float angle = float(plan.positions[0]) * shape.rope.inv_freq[pair],
                         turn  = rintf(angle * 0.15915494309f);
@@ -781,7 +781,7 @@ struct Known {
 // Rotates the heads of the newest token, stores its K and V, and attends.
 // wait(): for what q, k and v come from.
 template <int D, class Wait>
-__device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const DecodeItem* items, int n_items,
+__device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const SplitKvItem* items, int n_items,
                        float* partial, std::int32_t* tickets, unsigned char* memory, const Known<D>& step,
                        const Wait& wait) {
     Attention a    = shape.attend;
@@ -796,7 +796,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
         if (!known && (!step.has_second || n >= n_items * step.unit.share.n_slots)) break;
         const Unit unit = known ? step.unit : Unit(a, n);
         if (unit.share.item >= n_items) break;
-        const DecodeItem item = known ? step.item : items[unit.share.item];
+        const SplitKvItem item = known ? step.item : items[unit.share.item];
         if (item.row < 0) break; // no more
         const Cache<D> cache{op,           a,     known ? step.table(plan) : plan.block_tables + item.table, item,
                              unit.kv_head, newest};
@@ -818,9 +818,9 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             const int   h = t / (D / 2), pair = t % (D / 2);
             const Half* source = h < unit.n_heads ? op.q + (unit.head0 + h) * D : op.k + unit.kv_head * D;
             __half*     to     = h < unit.n_heads ? s.q[h] : s.k;
-            const bool  turn   = pair < rope.half; // pairs beyond are those dimensions that do not turn
-            const int   one    = turn && rope.halves ? pair : 2 * pair,
-                      other    = turn && rope.halves ? pair + rope.half : 2 * pair + 1;
+            const bool  turn   = pair < rope.n_pairs; // pairs beyond are those dimensions that do not turn
+            const int   one    = turn && rope.neox ? pair : 2 * pair,
+                      other    = turn && rope.neox ? pair + rope.n_pairs : 2 * pair + 1;
             const Half  x_bits = shared_half(source + one), y_bits = shared_half(source + other);
             const float x   = __half2float(complete_half(x_bits, source + one)),
                         y   = __half2float(complete_half(y_bits, source + other));
@@ -860,7 +860,7 @@ __device__ void attend(const Op& op, const Shape& shape, const Plan& plan, const
             }
             heads.store(unit.n_heads, s.tops[warp], s.sums[warp], s.values + warp * unit.n_heads * D);
         }
-        if (item.n_chunks == 1) combine_parts<D>(a, unit, n_parts, s);
+        if (item.n_splits == 1) combine_parts<D>(a, unit, n_parts, s);
         else
             combine<D, most_heads, Team>(a, item, unit.share, unit.head0, unit.n_heads, n_parts, &s.tops[0][0],
                                          &s.sums[0][0], s.values, unit.n_heads * D, partial, tickets);
@@ -978,7 +978,7 @@ __device__ void make_x(const Op& op, int hidden, float* residual, unsigned char*
 template <int D>
 __global__ void __launch_bounds__(threads, 1)
     tape_kernel(const Op* tape, const __grid_constant__ Shape shape, const __grid_constant__ Plan plan,
-                const DecodeItem* items, int n_items, float* partial, std::int32_t* tickets, unsigned* counter,
+                const SplitKvItem* items, int n_items, float* partial, std::int32_t* tickets, unsigned* counter,
                 unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
@@ -1107,7 +1107,7 @@ bool exchange(std::vector<Op>& ops, Half* memory, std::int64_t& n) {
         const std::int64_t first = n;
         if (op.attends) op.attended = write(op.attended, op.n_attended);
         for (int k = 0; k < (op.gated ? 1 : op.all.n); k++)
-            if (Product& to = op.all.product[k]; !to.out_is_float)
+            if (Projection& to = op.all.projection[k]; !to.out_is_float)
                 to.out = write(static_cast<Half*>(to.out), to.weight.rows);
         if (memory) op.cleared = reinterpret_cast<uint4*>(memory + first);
         op.n_cleared = int((n - first) / 8);
@@ -1116,31 +1116,31 @@ bool exchange(std::vector<Op>& ops, Half* memory, std::int64_t& n) {
 }
 
 // Reads what was told into operations of the tape. False: something else than a model that it knows.
-bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
-    const void*   residual = nullptr; // the name by which it goes, and after select
-    const void*   selected = nullptr;
-    const TapeOp *norm = nullptr, *rope = nullptr; // the latest
-    const Half*   pending = nullptr;               // to be added at the next norm
-    bool          fresh   = false;                 // that norm has not been used yet
-    const auto    halves  = [](const void* p) { return static_cast<const Half*>(p); };
+bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops) {
+    const void*      residual = nullptr; // the name by which it goes, and after select
+    const void*      selected = nullptr;
+    const Operation *norm = nullptr, *rope = nullptr; // the latest
+    const Half*      pending = nullptr;               // to be added at the next norm
+    bool             fresh   = false;                 // that norm has not been used yet
+    const auto       halves  = [](const void* p) { return static_cast<const Half*>(p); };
     for (int t = 0; t < n; t++) {
-        const TapeOp& op = told[t];
+        const Operation& op = told[t];
         switch (op.kind) {
-            case TapeOp::embed:
+            case Operation::embed:
                 if (residual || op.weight.cols > most_hidden || op.weight.cols % 32 != 0) return false;
                 residual        = op.residual;
                 shape.embedding = op.weight;
                 shape.hidden    = int(op.weight.cols);
                 break;
-            case TapeOp::add:
+            case Operation::add:
                 if (op.residual != residual || pending) return false;
                 pending = halves(op.x);
                 break;
-            case TapeOp::select:
+            case Operation::select_rows:
                 if (op.x != residual) return false;
                 selected = op.residual;
                 break;
-            case TapeOp::norm:
+            case Operation::norm:
                 if (op.cols != shape.hidden) return false;
                 if (op.residual) {
                     if (op.residual != residual || pending) return false;
@@ -1151,12 +1151,13 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
                 norm  = &op;
                 fresh = true;
                 break;
-            case TapeOp::rope_and_store:
-                if (rope && (rope->rope.half != op.rope.half || rope->rope.inv_freq != op.rope.inv_freq)) return false;
+            case Operation::rope_and_store:
+                if (rope && (rope->rope.n_pairs != op.rope.n_pairs || rope->rope.inv_freq != op.rope.inv_freq))
+                    return false;
                 rope       = &op;
                 shape.rope = op.rope;
                 break;
-            case TapeOp::attention: {
+            case Operation::attention: {
                 if (!rope || rope->rope.q != op.attend.q) return false;
                 shape.attend = op.attend;
                 Op to;
@@ -1172,15 +1173,15 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
                 ops.push_back(to);
                 break;
             }
-            case TapeOp::products:
-            case TapeOp::gated: {
+            case Operation::gemm:
+            case Operation::gated_gemm: {
                 const bool normed = norm && norm->out == op.x;
-                for (int first = 0; first < op.n_products;) {
+                for (int first = 0; first < op.n_projections;) {
                     Op to;
-                    first += gather(op.product + first, op.n_products - first, to.all);
-                    to.gated = op.kind == TapeOp::gated;
+                    first += gather(op.projection + first, op.n_projections - first, to.all);
+                    to.gated = op.kind == Operation::gated_gemm;
                     if (to.gated && to.all.n != 2) return false;
-                    to.kind  = kind_of(to.all.product[0].weight);
+                    to.kind  = kind_of(to.all.projection[0].weight);
                     to.cols  = int(op.cols);
                     to.waits = !normed || fresh;
                     if (normed) {
@@ -1198,11 +1199,11 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
                     }
                     if (to.cols % (to.kind == kind_f16 ? 8 : 256) != 0) return false;
                     for (int k = 0; k < to.all.n; k++)
-                        if (to.all.product[k].weight.rows % 2 != 0) return false;
+                        if (to.all.projection[k].weight.rows % 2 != 0) return false;
                     to.n_pairs = to.all.first_row[to.all.n] / 2;
                     if (to.gated) {
-                        if (to.all.product[0].weight.rows != to.all.product[1].weight.rows) return false;
-                        to.n_pairs = int(to.all.product[0].weight.rows);
+                        if (to.all.projection[0].weight.rows != to.all.projection[1].weight.rows) return false;
+                        to.n_pairs = int(to.all.projection[0].weight.rows);
                     }
                     ops.push_back(to);
                 }
@@ -1214,13 +1215,13 @@ bool understand(const TapeOp* told, int n, Shape& shape, std::vector<Op>& ops) {
            shape.attend.softcap == 0 && (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
 }
 
-using Kernel = void (*)(const Op*, Shape, Plan, const DecodeItem*, int, float*, std::int32_t*, unsigned*, unsigned,
+using Kernel = void (*)(const Op*, Shape, Plan, const SplitKvItem*, int, float*, std::int32_t*, unsigned*, unsigned,
                         bool);
 Kernel kernel_of(const Tape& tape) { return tape.head_dim == 64 ? tape_kernel<64> : tape_kernel<128>; }
 
 } // namespace
 
-void destroy_tape(void* tape) {
+void destroy_decode_megakernel(void* tape) {
     if (tape == nullptr) return;
     auto* t = static_cast<Tape*>(tape);
     release(t->ops);
@@ -1229,10 +1230,10 @@ void destroy_tape(void* tape) {
     delete t;
 }
 
-void* make_tape(const TapeOp* told, int n, Context& gpu) {
+void* make_decode_megakernel(const Operation* told, int n, Context& gpu) {
     Shape           shape;
     std::vector<Op> ops;
-    if (!gpu.hopper || !gpu.cooperative || !understand(told, n, shape, ops)) return nullptr;
+    if (!gpu.sm90 || !gpu.cooperative || !understand(told, n, shape, ops)) return nullptr;
     auto* tape     = new Tape;
     tape->head_dim = shape.attend.head_dim;
     // Shared memory: the residual, x in its widest form (or the sums, or what attention needs), the ring.
@@ -1251,7 +1252,7 @@ void* make_tape(const TapeOp* told, int n, Context& gpu) {
             fits = false;
             break;
         }
-        const int blocks = gpu.n_processors, chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / blocks;
+        const int blocks = gpu.n_sms, chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / blocks;
         int       batches = ((op.n_pairs / blocks + 1) * 2 + op.rows * op.batch - 1) / (op.rows * op.batch);
         if (op.gated && each >= most_claims / 2) {
             op.own         = std::max(each * 3 / 4, (chunks + blocks - 1) / blocks - most_claims / 2);
@@ -1281,22 +1282,22 @@ void* make_tape(const TapeOp* told, int n, Context& gpu) {
     for (std::size_t op = 0; tape->counter && op < ops.size(); op++) ops[op].claims = tape->counter + 1 + 2 * op;
     // As much as any tape: what a kernel may have is the device's, and two engines' tapes share the kernel.
     if (!tape->ops || !tape->counter || prepare_kernel(gpu, kernel_of(*tape), threads, most_shared) < 1) {
-        destroy_tape(tape);
+        destroy_decode_megakernel(tape);
         return nullptr;
     }
     upload(tape->ops, ops.data(), ops.size() * sizeof(Op), gpu);
     return tape;
 }
 
-bool run_tape(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
+bool run_decode_megakernel(void* tape, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
     auto& t = *static_cast<Tape*>(tape);
-    if (launch_kernel(Launch::together, kernel_of(t), dim3(unsigned(gpu.n_processors)), unsigned(threads),
+    if (launch_kernel(Launch::together, kernel_of(t), dim3(unsigned(gpu.n_sms)), unsigned(threads),
                       std::size_t(t.shared), gpu, static_cast<const Op*>(t.ops), t.shape, plan, plan.items.list,
                       plan.items.n, partial, tickets, t.counter, t.done, t.odd) != cudaSuccess) {
         cudaGetLastError(); // it has been dealt with
         return false;
     }
-    t.done += unsigned(t.shape.n_ops) * unsigned(gpu.n_processors);
+    t.done += unsigned(t.shape.n_ops) * unsigned(gpu.n_sms);
     t.odd = !t.odd;
     return true;
 }

@@ -32,7 +32,7 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int                  most_parts = 4, most_tokens = most_dense_rows, most_tiles = 1024;
+constexpr int                  most_parts = 4, most_tokens = max_layer_kernel_rows, most_tiles = 1024;
 constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
 constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
 [[maybe_unused]] constexpr int multiplying  = 8;                    // warps
@@ -56,10 +56,10 @@ struct Result {
 
 // Products of one x, and what follows.
 struct Part {
-    CUtensorMap weight[most_products], x;              // tiles of 128 rows, by pairs; of all tokens
-    int    along[most_products], apart[most_products]; // the dimension in which a map's tiles follow, how far apart
-    Result result[most_products];                      // of the norm: the first one's `to` gets the normed rows
-    int    first_tile[most_products + 1], n_products, n_steps; // of a tile
+    CUtensorMap weight[max_projections], x;                // tiles of 128 rows, by pairs; of all tokens
+    int    along[max_projections], apart[max_projections]; // the dimension in which a map's tiles follow, how far apart
+    Result result[max_projections];                        // of the norm: the first one's `to` gets the normed rows
+    int    first_tile[max_projections + 1], n_projections, n_steps; // of a tile
     Then   then;
     bool   up_first; // of gate and up, in memory
     const float* norm_weight;
@@ -88,7 +88,7 @@ __device__ int product_of(const Part& part, int tile) {
 
 // The steps of all tiles are numbered through and dealt out to as many blocks as there can be, so that each of these has some:
 // where a block's share begins, and whose a step is.
-__device__ int      n_steps(const Part& part) { return part.first_tile[part.n_products] * part.n_steps; }
+__device__ int      n_steps(const Part& part) { return part.first_tile[part.n_projections] * part.n_steps; }
 __device__ unsigned sharing(const Part& part) { return min(gridDim.x, unsigned(n_steps(part))); }
 __device__ int      begin_of(const Part& part, unsigned block) {
     return int(unsigned(n_steps(part)) * min(block, sharing(part)) / sharing(part));
@@ -183,7 +183,7 @@ __device__ void copy_rows(void* to, const CUtensorMap& map, int col, int third, 
 template <int N>
 __device__ void bring_weights(const Parts& parts, const Ring& ring) {
     for (int p = 0; p < parts.n_parts; p++)
-        for (int k = 0; k < parts.part[p].n_products; k++) prefetch_map(parts.part[p].weight[k]);
+        for (int k = 0; k < parts.part[p].n_projections; k++) prefetch_map(parts.part[p].weight[k]);
     const std::uint64_t  policy = read_once();
     At<weight_stages(N)> at;
     for (int p = 0; p < parts.n_parts; p++) {
@@ -263,7 +263,7 @@ __device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& 
                             const float (&d)[N / 2]) {
     const Result&    r     = part.result[which];
     const RopeStore& a     = parts.rope;
-    const bool       turns = which < 2, apart = turns && a.halves; // two rows that are half a head apart
+    const bool       turns = which < 2, apart = turns && a.neox; // two rows that are half a head apart
     const int        D = a.head_dim, head = pair / (D / 2), in_head = pair % (D / 2);
     const int        one = apart ? in_head : 2 * in_head, other = apart ? in_head + D / 2 : 2 * in_head + 1;
     const float bias = r.bias ? r.bias[head * D + one] : 0.0f, other_bias = r.bias ? r.bias[head * D + other] : 0.0f;
@@ -544,7 +544,7 @@ bool launch(const Parts& parts, Context& gpu) {
     if (prepare_kernel(gpu, dense_kernel<N>, threads, shared_bytes(N)) < 1) return false;
     // Alone on the device its blocks meet in any case: what comes before it in the stream ends by itself.
     const cudaError_t status = launch_kernel(gpu.alone_in_step ? Launch::early : Launch::together, dense_kernel<N>,
-                                             dim3(unsigned(gpu.n_processors)), threads, shared_bytes(N), gpu, parts);
+                                             dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, parts);
     if (status == cudaErrorCooperativeLaunchTooLarge) {
         cudaGetLastError(); // it has been dealt with
         return false;
@@ -570,62 +570,62 @@ bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::in
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Whether `rope` turns the results of these three products, whole heads of them.
-bool turns(const RopeStore& rope, const TapeOp& op) {
+// Whether `rope` rotates the results of this GEMM, whole heads of q and k.
+bool rotates(const RopeStore& rope, const Operation& op) {
     const int D = rope.head_dim;
-    return op.kind == TapeOp::products && op.n_products == 3 && op.product[0].out == rope.q &&
-           op.product[1].out == rope.k && op.product[2].out == rope.v && rope.half * 2 == D && D >= 16 &&
-           tile_rows % D == 0 && !op.product[0].out_is_float;
+    return op.kind == Operation::gemm && op.n_projections == 3 && op.projection[0].out == rope.q &&
+           op.projection[1].out == rope.k && op.projection[2].out == rope.v && rope.n_pairs * 2 == D && D >= 16 &&
+           tile_rows % D == 0 && !op.projection[0].out_is_float;
 }
 // Whether `norm` adds the result of this product to the residual.
-bool norms(const TapeOp& norm, const TapeOp& op) {
-    return op.kind == TapeOp::products && op.n_products == 1 && norm.x == op.product[0].out &&
-           !op.product[0].out_is_float && norm.residual != nullptr && norm.cols == op.product[0].weight.rows &&
+bool norms(const Operation& norm, const Operation& op) {
+    return op.kind == Operation::gemm && op.n_projections == 1 && norm.x == op.projection[0].out &&
+           !op.projection[0].out_is_float && norm.residual != nullptr && norm.cols == op.projection[0].weight.rows &&
            norm.cols <= 4 * team * 4;
 }
 
 // The products of `op`, and what `next` makes of them. Returns how many of the two it is; 0: not for this kernel.
-int understand(const TapeOp& op, const TapeOp* next, int n_tokens, Parts& parts) {
+int understand(const Operation& op, const Operation* next, int n_tokens, Parts& parts) {
     Part&              part = parts.part[parts.n_parts];
     const std::int64_t cols = op.cols;
-    if (cols % 8 != 0 || (op.kind != TapeOp::products && op.kind != TapeOp::gated)) return 0;
-    for (int k = 0; k < op.n_products; k++)
-        if (op.product[k].weight.form != WeightForm::f16 || op.product[k].weight.cols != cols) return 0;
-    part.n_products    = op.n_products;
+    if (cols % 8 != 0 || (op.kind != Operation::gemm && op.kind != Operation::gated_gemm)) return 0;
+    for (int k = 0; k < op.n_projections; k++)
+        if (op.projection[k].weight.form != WeightForm::f16 || op.projection[k].weight.cols != cols) return 0;
+    part.n_projections = op.n_projections;
     part.n_steps       = int((cols + tile_cols - 1) / tile_cols);
     part.then          = Then::write;
     part.first_tile[0] = 0;
     if (!encode_tiles(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
-    if (op.kind == TapeOp::gated) {
-        const Weight &     gate = op.product[0].weight, &up = op.product[1].weight;
+    if (op.kind == Operation::gated_gemm) {
+        const Weight &     gate = op.projection[0].weight, &up = op.projection[1].weight;
         const std::int64_t apart = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
         part.up_first            = apart < 0;
-        if (gate.rows != up.rows || gate.rows % 8 != 0 || op.product[0].out_is_float ||
+        if (gate.rows != up.rows || gate.rows % 8 != 0 || op.projection[0].out_is_float ||
             !encode_pairs(part.weight[0], part.up_first ? up.data : gate.data, cols, cols, std::abs(apart),
                           gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
             return 0;
         part.then          = Then::swiglu;
-        part.n_products    = 1;
+        part.n_projections = 1;
         part.along[0]      = 3;
         part.apart[0]      = 8;
-        part.result[0]     = {nullptr, op.product[0].out, int(gate.rows), false};
+        part.result[0]     = {nullptr, op.projection[0].out, int(gate.rows), false};
         part.first_tile[1] = int((gate.rows + 63) / 64);
         return part.first_tile[1] <= most_tiles ? 1 : 0;
     }
-    if (next && next->kind == TapeOp::norm && norms(*next, op)) {
+    if (next && next->kind == Operation::norm && norms(*next, op)) {
         part.then        = Then::norm;
         part.norm_weight = next->norm_weight;
         part.eps         = next->eps;
         part.residual    = next->residual;
-    } else if (next && next->kind == TapeOp::rope_and_store && turns(next->rope, op)) {
+    } else if (next && next->kind == Operation::rope_and_store && rotates(next->rope, op)) {
         part.then  = Then::rope;
         parts.rope = next->rope;
     }
-    for (int k = 0; k < op.n_products; k++) {
-        const Product&     p    = op.product[k];
+    for (int k = 0; k < op.n_projections; k++) {
+        const Projection&  p    = op.projection[k];
         const std::int64_t rows = p.weight.rows;
         const int          D    = parts.rope.head_dim;
-        const bool         half = part.then == Then::rope && k < 2 && parts.rope.halves; // pairs half a head apart
+        const bool         half = part.then == Then::rope && k < 2 && parts.rope.neox; // pairs half a head apart
         if (rows % 16 != 0 || !(half ? encode_pairs(part.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
                                                     8 * cols, D / 16, rows / D, D * cols, tile_rows / D)
                                      : encode_pairs(part.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
@@ -636,43 +636,54 @@ int understand(const TapeOp& op, const TapeOp* next, int n_tokens, Parts& parts)
         part.result[k]         = {p.bias, part.then == Then::norm ? next->out : p.out, int(rows), p.out_is_float};
         part.first_tile[k + 1] = part.first_tile[k] + int((rows + tile_rows - 1) / tile_rows);
     }
-    return part.first_tile[part.n_products] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
+    return part.first_tile[part.n_projections] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
 }
 
-} // namespace
-
-std::size_t prepare_dense(Context& gpu) {
-    if (!gpu.hopper || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
-    constexpr std::size_t tile   = std::size_t(most_tokens) * tile_rows * sizeof(float);
-    const std::size_t     before = gpu.bytes;
-    gpu.dense.sums               = static_cast<float*>(gpu.take(std::size_t(gpu.n_processors + most_tiles) * tile));
-    gpu.dense.left               = static_cast<float4*>(gpu.take(std::size_t(gpu.n_processors) * tile));
-    gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
-    gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
-    return gpu.bytes - before;
-}
-
-int run_dense(const TapeOp* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
+// As many operations as one launch runs, from the first one on; returns how many, 0: none.
+int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Parts& parts) {
     const auto& room = gpu.dense;
-    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr ||
-        n_tokens < 1 || n_tokens > most_tokens)
-        return 0;
-    Parts parts{};
-    int   done = 0;
+    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr) return 0;
+    int done = 0;
     for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
         const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);
         if (n == 0) break;
         more = parts.part[parts.n_parts++].then != Then::rope;
         done += n;
     }
-    if (done < 2) return 0;
-    parts.plan     = plan;
-    parts.n_tokens = n_tokens;
-    parts.sums     = room.sums;
-    parts.left     = room.left;
-    parts.arrived  = room.arrived;
-    parts.counter  = room.counter;
-    const auto run = [&] {
+    return done < 2 ? 0 : done;
+}
+
+} // namespace
+
+std::size_t prepare_layer_kernel(Context& gpu) {
+    if (!gpu.sm90 || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
+    constexpr std::size_t tile   = std::size_t(most_tokens) * tile_rows * sizeof(float);
+    const std::size_t     before = gpu.bytes;
+    gpu.dense.sums               = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + most_tiles) * tile));
+    gpu.dense.left               = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
+    gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
+    gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
+    return gpu.bytes - before;
+}
+
+int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu) {
+    Parts parts{};
+    return compile(ops, n_ops, most_tokens, gpu, parts);
+}
+
+int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
+    if (n_tokens < 1 || n_tokens > most_tokens) return 0;
+    Parts     parts{};
+    const int done = compile(ops, n_ops, n_tokens, gpu, parts);
+    if (done == 0) return 0;
+    const auto& room = gpu.dense;
+    parts.plan       = plan;
+    parts.n_tokens   = n_tokens;
+    parts.sums       = room.sums;
+    parts.left       = room.left;
+    parts.arrived    = room.arrived;
+    parts.counter    = room.counter;
+    const auto run   = [&] {
         switch (rounded(n_tokens)) {
             case 8: return launch<8>(parts, gpu);
             case 16: return launch<16>(parts, gpu);

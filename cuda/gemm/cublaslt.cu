@@ -74,38 +74,38 @@ struct Algorithm {
     bool                 usable = false;
 };
 
-// Products of one shape, with the algorithms for its numbers of rows.
-struct Products {
-    cublasLtMatmulDesc_t               desc{};
-    cublasLtMatrixLayout_t             weight{}, x{}, out{};
-    std::array<Algorithm, n_blas_rows> tried;
-    std::map<std::int64_t, Algorithm>  guessed; // for other numbers of rows, or where what was tried fails
-    bool                               usable = false;
+// TunedGemm of one shape, with the algorithms for its numbers of rows.
+struct TunedGemm {
+    cublasLtMatmulDesc_t                desc{};
+    cublasLtMatrixLayout_t              weight{}, x{}, out{};
+    std::array<Algorithm, n_cublaslt_m> tried;
+    std::map<std::int64_t, Algorithm>   guessed; // for other numbers of rows, or where what was tried fails
+    bool                                usable = false;
 
-    Products() = default;
-    explicit Products(const BlasShape& shape) {
+    TunedGemm() = default;
+    explicit TunedGemm(const CublasltShape& shape) {
         const Library&          lib       = library();
         const cublasOperation_t transpose = CUBLAS_OP_T;
-        const auto              cols = std::uint64_t(shape.cols), rows = std::uint64_t(shape.rows);
+        const auto              cols = std::uint64_t(shape.k), rows = std::uint64_t(shape.n);
         usable = good(lib.describe(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F)) &&
                  good(lib.set(desc, CUBLASLT_MATMUL_DESC_TRANSA, &transpose, sizeof transpose)) &&
-                 good(lib.layout(&weight, CUDA_R_16F, cols, rows, shape.cols)) &&
-                 good(lib.layout(&x, CUDA_R_16F, cols, 1, shape.cols)) &&
-                 good(lib.layout(&out, shape.out_is_float ? CUDA_R_32F : CUDA_R_16F, rows, 1, shape.rows));
+                 good(lib.layout(&weight, CUDA_R_16F, cols, rows, shape.k)) &&
+                 good(lib.layout(&x, CUDA_R_16F, cols, 1, shape.k)) &&
+                 good(lib.layout(&out, shape.out_is_float ? CUDA_R_32F : CUDA_R_16F, rows, 1, shape.n));
         for (cublasLtMatrixLayout_t each : {weight, x, out})
             usable = usable && good(lib.set_layout(each, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &shape.n_matrices,
                                                    sizeof shape.n_matrices));
     }
-    Products(const Products&)            = delete;
-    Products& operator=(const Products&) = delete;
-    ~Products() {
+    TunedGemm(const TunedGemm&)            = delete;
+    TunedGemm& operator=(const TunedGemm&) = delete;
+    ~TunedGemm() {
         for (cublasLtMatrixLayout_t each : {weight, x, out})
             if (each != nullptr) library().forget_layout(each);
         if (desc != nullptr) library().forget(desc);
     }
 
     // The number of rows of x, and how far matrices are apart.
-    bool set(std::int64_t n, const BlasShape& shape) const {
+    bool set(std::int64_t n, const CublasltShape& shape) const {
         const Library& lib    = library();
         const auto     n_cols = std::uint64_t(n);
         const auto     far    = [&](cublasLtMatrixLayout_t layout, const std::int64_t& apart) {
@@ -120,16 +120,16 @@ struct Products {
 
 } // namespace
 
-struct Blas {
-    cublasLtHandle_t                                handle    = nullptr;
-    void*                                           workspace = nullptr;
-    std::map<std::array<std::int64_t, 4>, Products> all;
+struct Cublaslt {
+    cublasLtHandle_t                                 handle    = nullptr;
+    void*                                            workspace = nullptr;
+    std::map<std::array<std::int64_t, 4>, TunedGemm> all;
 
-    Products& products(const BlasShape& s) {
-        return all.try_emplace({s.rows, s.cols, s.out_is_float, s.n_matrices}, s).first->second;
+    TunedGemm& gemm_of(const CublasltShape& s) {
+        return all.try_emplace({s.n, s.k, s.out_is_float, s.n_matrices}, s).first->second;
     }
     // Up to `most` of the library's guesses, the likeliest first; returns how many.
-    int guess(const Products& p, int most, cublasLtMatmulHeuristicResult_t* found) const {
+    int guess(const TunedGemm& p, int most, cublasLtMatmulHeuristicResult_t* found) const {
         const Library&             lib = library();
         cublasLtMatmulPreference_t preference{};
         int                        n = 0;
@@ -141,7 +141,7 @@ struct Blas {
         return ok ? int(std::remove_if(found, found + n, [](const auto& f) { return !good(f.state); }) - found) : 0;
     }
     // Row-major out [n × rows] = x [n × cols] · weightᵀ is, column by column, outᵀ = weight · xᵀ.
-    bool run(const Products& p, const Algorithm& with, const Half* x, const Half* weight, void* out,
+    bool run(const TunedGemm& p, const Algorithm& with, const Half* x, const Half* weight, void* out,
              cudaStream_t stream) const {
         const float one = 1, zero = 0;
         return with.usable && good(library().matmul(handle, p.desc, &one, weight, p.weight, x, p.x, &zero, out, p.out,
@@ -149,7 +149,7 @@ struct Blas {
     }
 };
 
-void close_blas(Blas* all) {
+void close_cublaslt(Cublaslt* all) {
     if (all == nullptr) return;
     all->all.clear();
     if (all->handle != nullptr) library().destroy(all->handle);
@@ -157,46 +157,46 @@ void close_blas(Blas* all) {
     delete all;
 }
 
-const char* open_blas(Context& gpu) {
+const char* open_cublaslt(Context& gpu) {
     const Library& lib = library();
     if (lib.error != nullptr || gpu.blas != nullptr) return lib.error;
-    auto* blas = new Blas;
+    auto* blas = new Cublaslt;
     if (good(lib.create(&blas->handle)) && (blas->workspace = gpu.take(workspace_bytes)) != nullptr) {
         gpu.blas = blas;
         return nullptr;
     }
     const bool started = blas->handle != nullptr;
-    close_blas(blas);
+    close_cublaslt(blas);
     return started ? "no memory for libcublasLt's workspace" : "libcublasLt does not start";
 }
 
-bool tune_blas(const BlasShape& shape, const Half* weight, std::int64_t least_rows, std::int64_t most_rows,
-               Context& gpu) {
+bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t least_rows, std::int64_t most_rows,
+                   Context& gpu) {
     if (gpu.blas == nullptr) return false;
     if (least_rows > most_rows) return true;
-    Blas&     blas = *gpu.blas;
-    Products& p    = blas.products(shape);
+    Cublaslt&  blas = *gpu.blas;
+    TunedGemm& p    = blas.gemm_of(shape);
     // From the one that serves least_rows to the one that serves most_rows, or the last one below.
     int first = 0, n_tried = 1;
-    while (first + 1 < n_blas_rows && blas_rows[first] < least_rows) first++;
-    while (n_tried < n_blas_rows && blas_rows[n_tried] <= std::max<std::int64_t>(most_rows, 8)) n_tried++;
-    if (n_tried < n_blas_rows && most_rows <= 256) n_tried = std::max(n_tried, blas_bucket(most_rows) + 1);
+    while (first + 1 < n_cublaslt_m && cublaslt_m[first] < least_rows) first++;
+    while (n_tried < n_cublaslt_m && cublaslt_m[n_tried] <= std::max<std::int64_t>(most_rows, 8)) n_tried++;
+    if (n_tried < n_cublaslt_m && most_rows <= 256) n_tried = std::max(n_tried, cublaslt_bucket(most_rows) + 1);
     // x is some of the weights: products of zeros are quicker than others.
-    const auto  n_x = std::int64_t(blas_rows[n_tried - 1]) * shape.cols, n_out = blas_rows[n_tried - 1] * shape.rows;
-    BlasShape   trial = shape;
-    auto*       x     = static_cast<Half*>(allocate(gpu, std::size_t(n_x) * sizeof(Half)));
-    void*       out   = allocate(gpu, std::size_t(n_out * shape.n_matrices) * (shape.out_is_float ? 4 : 2));
-    cudaEvent_t begin = nullptr, end = nullptr;
-    const auto  events = [&] { return cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess; };
-    const bool  ready  = x != nullptr && out != nullptr && events();
-    const auto  n_weights = shape.rows * shape.cols;
-    const bool  is_large  = n_weights * 2 > std::int64_t(4) << 20;
+    const auto    n_x = std::int64_t(cublaslt_m[n_tried - 1]) * shape.k, n_out = cublaslt_m[n_tried - 1] * shape.n;
+    CublasltShape trial = shape;
+    auto*         x     = static_cast<Half*>(allocate(gpu, std::size_t(n_x) * sizeof(Half)));
+    void*         out   = allocate(gpu, std::size_t(n_out * shape.n_matrices) * (shape.out_is_float ? 4 : 2));
+    cudaEvent_t   begin = nullptr, end = nullptr;
+    const auto events = [&] { return cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess; };
+    const bool ready  = x != nullptr && out != nullptr && events();
+    const auto n_weights = shape.n * shape.k;
+    const bool is_large  = n_weights * 2 > std::int64_t(4) << 20;
     if (ready)
         gpu.note(cudaMemcpyAsync(x, weight, std::size_t(std::min(n_x, n_weights)) * sizeof(Half),
                                  cudaMemcpyDeviceToDevice, gpu.stream));
     for (int at = first; ready && at < n_tried; at++) {
-        trial.out_stride = blas_rows[at] * shape.rows;
-        if (!p.set(blas_rows[at], trial)) continue;
+        trial.out_stride = cublaslt_m[at] * shape.n;
+        if (!p.set(cublaslt_m[at], trial)) continue;
         constexpr int                   most = 8, rounds = 3;
         cublasLtMatmulHeuristicResult_t found[most]{};
         const int                       n    = blas.guess(p, most, found);
@@ -226,13 +226,14 @@ bool tune_blas(const BlasShape& shape, const Half* weight, std::int64_t least_ro
     return ready;
 }
 
-bool matmul_blas(const Half* x, std::int64_t n, const Half* weight, const BlasShape& shape, void* out, Context& gpu) {
+bool cublaslt_gemm(const Half* x, std::int64_t n, const Half* weight, const CublasltShape& shape, void* out,
+                   Context& gpu) {
     if (gpu.blas == nullptr) return false;
-    Blas&     blas = *gpu.blas;
-    Products& p    = blas.products(shape);
+    Cublaslt&  blas = *gpu.blas;
+    TunedGemm& p    = blas.gemm_of(shape);
     if (!p.set(n, shape)) return false;
-    const int at = blas_bucket(n);
-    if (at < n_blas_rows && blas.run(p, p.tried[std::size_t(at)], x, weight, out, gpu.stream)) return true;
+    const int at = cublaslt_bucket(n);
+    if (at < n_cublaslt_m && blas.run(p, p.tried[std::size_t(at)], x, weight, out, gpu.stream)) return true;
     if (p.guessed.size() > 1024) p.guessed.clear();
     const auto [found, is_new] = p.guessed.try_emplace(n);
     if (is_new) {

@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
                                               : K == kind_f16 ? 5
                                               : Deep          ? 3
                                                               : 4)
-    vector_kernel(const __half* x, int n_rows, int cols, Products all) {
+    vector_kernel(const __half* x, int n_rows, int cols, Projections all) {
     using Rows    = RowsOf<NT, K, R>;
     const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
     if (row >= all.first_row[all.n]) {
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
         return;
     }
     const int          which      = row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2;
-    const Product&     p          = all.product[which];
+    const Projection&  p          = all.projection[which];
     const std::int64_t r0         = row - all.first_row[which];
     float              sum[R][NT] = {};
     Rows               rows;
@@ -265,15 +265,15 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
 }
 
 template <int NT, int R>
-void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& all, Context& gpu) {
+void launch(Kind kind, const __half* x, int n_rows, int cols, const Projections& all, Context& gpu) {
     const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
     const auto     run    = [&](auto kernel) {
-        // Several rows hold so much in the L1 that they had better wait for kernels that leave little of it (see matmul_batch).
+        // Several rows hold so much in the L1 that they had better wait for kernels that leave little of it (see skinny_gemm).
         if (NT > 1) run_in_order(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
         else run_kernel(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
     };
     const auto choose = [&]<Kind K>() {
-        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * gpu.n_processors)
+        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * gpu.n_sms)
             run(vector_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
         else run(vector_kernel<NT, K, R, false>);
     };
@@ -290,7 +290,7 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Products& al
 
 constexpr int plain_rows = 8;
 
-__global__ void __launch_bounds__(warps * 32) plain_kernel(const __half* x, int n_rows, int cols, Product p) {
+__global__ void __launch_bounds__(warps * 32) plain_kernel(const __half* x, int n_rows, int cols, Projection p) {
     wait_for_inputs();
     const std::int64_t row   = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32;
     const int          first = int(blockIdx.y) * plain_rows, n = min(plain_rows, n_rows - first);
@@ -318,9 +318,9 @@ bool is_regular(const Weight& weight) {
     return weight.form != WeightForm::f32 && (weight.form != WeightForm::f16 || weight.cols % 8 == 0);
 }
 
-void matmul_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const Product* products, int n_products,
-                  Context& gpu) {
-    for (int k = 0; k < n_products; k++)
+void gemm_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const Projection* products, int n_projections,
+                Context& gpu) {
+    for (int k = 0; k < n_projections; k++)
         run_kernel(plain_kernel,
                    dim3(unsigned((products[k].weight.rows + warps - 1) / warps),
                         unsigned((n_rows + plain_rows - 1) / plain_rows)),
@@ -328,17 +328,17 @@ void matmul_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const P
 }
 
 // x has room for n_rows rounded up to 1, 2, 4 or 8 rows; what is in those beyond n_rows does not matter.
-void matmul_vector(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                   bool invariant, Context& gpu) {
+void gemv(const Half* x_, int n_rows, std::int64_t cols, const Projection* products, int n_projections, bool invariant,
+          Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
-    for (int i = 0, count = 0; i < n_products; i += count) {
-        Products all{}; // neighbours of one form go together
-        count           = gather(products + i, n_products - i, all);
+    for (int i = 0, count = 0; i < n_projections; i += count) {
+        Projections all{}; // neighbours of one form go together
+        count           = gather(products + i, n_projections - i, all);
         const Kind kind = kind_of(products[i].weight);
         const int  c    = int(cols);
-        if (n_rows <= 1 && !invariant && stream_products(kind, x, c, all, gpu)) continue;
+        if (n_rows <= 1 && !invariant && gemv_tma(kind, x, c, all, gpu)) continue;
         bool even = kind != kind_f16; // two rows a warp share the conversions of x
-        for (int k = 0; k < all.n; k++) even = even && all.product[k].weight.rows % 2 == 0;
+        for (int k = 0; k < all.n; k++) even = even && all.projection[k].weight.rows % 2 == 0;
         if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, gpu) : launch<1, 1>(kind, x, n_rows, c, all, gpu);
         else if (n_rows <= 2)
             even ? launch<2, 2>(kind, x, n_rows, c, all, gpu) : launch<2, 1>(kind, x, n_rows, c, all, gpu);

@@ -7,11 +7,11 @@
 
 namespace quire::cuda {
 
-// Products of one form, with the same x: their rows are numbered through. Beyond n, first_row stays what it was at n.
-struct Products {
-    Product product[most_products];
-    int     first_row[most_products + 1];
-    int     n;
+// Projections of one form, with the same x: their rows are numbered through. Beyond n, first_row stays what it was at n.
+struct Projections {
+    Projection projection[max_projections];
+    int        first_row[max_projections + 1];
+    int        n;
 
     __device__ int which(int row) const { return row < first_row[1] ? 0 : row < first_row[2] ? 1 : 2; }
 };
@@ -33,18 +33,18 @@ __device__ inline uint4 load_once(const void* p) { // weights are not read again
 }
 
 // Takes products of one form from the front of a list; returns how many.
-inline int gather(const Product* products, int n, Products& all) {
+inline int gather(const Projection* products, int n, Projections& all) {
     for (all.n = 0;
-         all.n < n && all.n < most_products && kind_of(products[all.n].weight) == kind_of(products[0].weight);
+         all.n < n && all.n < max_projections && kind_of(products[all.n].weight) == kind_of(products[0].weight);
          all.n++) {
-        all.product[all.n]       = products[all.n];
+        all.projection[all.n]    = products[all.n];
         all.first_row[all.n + 1] = all.first_row[all.n] + int(products[all.n].weight.rows);
     }
-    for (int k = all.n + 1; k <= most_products; k++) all.first_row[k] = all.first_row[all.n];
+    for (int k = all.n + 1; k <= max_projections; k++) all.first_row[k] = all.first_row[all.n];
     return all.n;
 }
 
 // matmul_stream.cu: one row of x, on Hopper. False: not these products, or not this GPU.
-bool stream_products(Kind kind, const __half* x, int cols, const Products& all, Context& gpu);
+bool gemv_tma(Kind kind, const __half* x, int cols, const Projections& all, Context& gpu);
 
 } // namespace quire::cuda

@@ -28,7 +28,7 @@ constexpr int shared_budget = 200 * 1024; // leaves room on a processor for the 
 // Gated: a pair is one row of either product, and silu(first) · second its result, in the first one's place.
 template <Kind K, bool Gated>
 __global__ void __launch_bounds__(warps_of(K) * 32, 1)
-    stream_kernel(const __half* x, int cols, int slice, Products all) {
+    stream_kernel(const __half* x, int cols, int slice, Projections all) {
 #if __CUDA_ARCH__ >= 900
     constexpr int     warps = warps_of(K);
     extern __shared__ __align__(128) unsigned char memory[];
@@ -47,13 +47,13 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     __syncwarp();
 
     struct Place {
-        const Product& product;
-        std::int64_t   row;
+        const Projection& product;
+        std::int64_t      row;
     };
     const auto place_of = [&](int pair, int r) {
-        if (Gated) return Place{all.product[r], pair};
+        if (Gated) return Place{all.projection[r], pair};
         const int which = all.which(pair * 2);
-        return Place{all.product[which], pair * 2 - all.first_row[which] + r};
+        return Place{all.projection[which], pair * 2 - all.first_row[which] + r};
     };
     // The next stage to be brought; only the first lane does.
     int        next_pair = first, next_base = 0;
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
             else static_cast<__half*>(at.product.out)[at.row] = __float2half(value[r]);
         }
         if (Gated && lane == 0)
-            static_cast<__half*>(all.product[0].out)[pair] =
+            static_cast<__half*>(all.projection[0].out)[pair] =
                 __float2half(__fdividef(value[0], 1 + __expf(-value[0])) * value[1]);
     }
 #endif
 }
 
 template <Kind K>
-bool launch(const __half* x, int cols, const Products& all, bool gated, Context& gpu) {
+bool launch(const __half* x, int cols, const Projections& all, bool gated, Context& gpu) {
     const int room = shared_budget - x_bytes(K, cols);
     const int most = room / (warps_of(K) * stages * 2 * row_bytes(K, unit_cols(K))) * unit_cols(K);
     if (most <= 0) return false;
@@ -129,13 +129,13 @@ bool launch(const __half* x, int cols, const Products& all, bool gated, Context&
               bytes   = warps_of(K) * stages * 2 * row_bytes(K, slice) + x_bytes(K, cols);
     const auto kernel = gated ? stream_kernel<K, true> : stream_kernel<K, false>;
     prepare_kernel(gpu, kernel, warps_of(K) * 32, shared_budget);
-    run_kernel(kernel, dim3(unsigned(std::min(gpu.n_processors, all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
+    run_kernel(kernel, dim3(unsigned(std::min(gpu.n_sms, all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
                std::size_t(bytes), gpu, x, cols, slice, all);
     return true;
 }
 
-bool launch_kind(Kind kind, const __half* x, int cols, const Products& all, bool gated, Context& gpu) {
-    if (!gpu.hopper || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
+bool launch_kind(Kind kind, const __half* x, int cols, const Projections& all, bool gated, Context& gpu) {
+    if (!gpu.sm90 || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
     switch (kind) {
         case kind_f16: return launch<kind_f16>(x, cols, all, gated, gpu);
         case kind_i8: return launch<kind_i8>(x, cols, all, gated, gpu);
@@ -148,15 +148,15 @@ bool launch_kind(Kind kind, const __half* x, int cols, const Products& all, bool
 
 } // namespace
 
-bool stream_products(Kind kind, const __half* x, int cols, const Products& all, Context& gpu) {
+bool gemv_tma(Kind kind, const __half* x, int cols, const Projections& all, Context& gpu) {
     for (int k = 0; k < all.n; k++)
-        if (all.product[k].weight.rows % 2 != 0) return false;
+        if (all.projection[k].weight.rows % 2 != 0) return false;
     return launch_kind(kind, x, cols, all, false, gpu);
 }
 
-bool matmul_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu) {
-    const Product list[2] = {{gate, nullptr, out, false}, {up, nullptr, nullptr, false}};
-    Products      all{};
+bool gemv_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu) {
+    const Projection list[2] = {{gate, nullptr, out, false}, {up, nullptr, nullptr, false}};
+    Projections      all{};
     return is_regular(gate) && is_regular(up) && gate.rows == up.rows && gather(list, 2, all) == 2 &&
            launch_kind(kind_of(gate), reinterpret_cast<const __half*>(x), int(gate.cols), all, true, gpu);
 }

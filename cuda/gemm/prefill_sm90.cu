@@ -34,18 +34,18 @@ constexpr int                  row_bytes = tile_cols * 2;    // of a tile, in sh
 enum class Then : int { write, swiglu, rotate };
 
 struct Maps {
-    CUtensorMap x, weight[most_products], strip[most_products]; // weights: half of a tile's rows, or of a strip's
+    CUtensorMap x, weight[max_projections], strip[max_projections]; // weights: half of a tile's rows, or of a strip's
 };
 
 struct Job {
-    __half*             out[most_products];
-    const float*        bias[most_products];
-    int                 rows[most_products];             // of the weights, and of the results
-    int                 first_column[most_products + 1]; // of tiles: products one after another, N rows of weights each
-    int                 n_rows, n_steps;                 // of x; of 64 columns
-    int                 n_down;                          // tiles of a column: M rows of x each
-    int                 n_whole, n_all;                  // tiles as they are; and strips
-    RopeStore           rope;
+    __half*      out[max_projections];
+    const float* bias[max_projections];
+    int          rows[max_projections];             // of the weights, and of the results
+    int          first_column[max_projections + 1]; // of tiles: products one after another, N rows of weights each
+    int          n_rows, n_steps;                   // of x; of 64 columns
+    int          n_down;                            // tiles of a column: M rows of x each
+    int          n_whole, n_all;                    // tiles as they are; and strips
+    RopeStore    rope;
     const std::int32_t *positions, *slots;
 };
 
@@ -85,7 +85,7 @@ __device__ void rotate(float (&sum)[N / 2], const Job& job, int row) {
                 x                  = turned;
             }
         };
-        if (a.halves) {
+        if (a.neox) {
 #pragma unroll
             for (int j = 0; j < D / 8; j++) // two columns of each eight
                 each(j / 2 * 8 + lane * 2 + j % 2, j / 2 * 4 + 2 * r + j % 2, D / 4 + j / 2 * 4 + 2 * r + j % 2);
@@ -237,39 +237,45 @@ void launch(const Maps& maps, const Job& job, int n_blocks, Context& gpu) {
     run_kernel(prompt_kernel<What, Strips, D>, dim3(unsigned(n_blocks)), 384, shared, gpu, maps, job);
 }
 
-// Whether `rope` turns the results of these three products, whole heads of them.
-bool turns(const RopeStore& rope, const TapeOp& op) {
+// Whether `rope` rotates the results of this GEMM, whole heads of q and k.
+bool rotates(const RopeStore& rope, const Operation& op) {
     const int D = rope.head_dim;
-    return op.kind == TapeOp::products && op.n_products == 3 && op.product[0].out == rope.q &&
-           op.product[1].out == rope.k && op.product[2].out == rope.v && rope.half * 2 == D && (D == 64 || D == 128);
+    return op.kind == Operation::gemm && op.n_projections == 3 && op.projection[0].out == rope.q &&
+           op.projection[1].out == rope.k && op.projection[2].out == rope.v && rope.n_pairs * 2 == D &&
+           (D == 64 || D == 128);
 }
 
 } // namespace
 
-bool can_prompt(const Context& gpu, const TapeOp& op) {
-    return gpu.hopper && encoder() != nullptr && (op.kind == TapeOp::products || op.kind == TapeOp::gated) &&
-           std::all_of(op.product, op.product + op.n_products, [&](const Product& p) {
-               return p.weight.rows % 8 == 0 && op.cols % 8 == 0 && !p.out_is_float &&
-                      (op.kind != TapeOp::gated || (!p.bias && p.weight.rows == op.product[0].weight.rows));
-           });
+int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu) {
+    if (n_ops < 1 || !gpu.sm90 || encoder() == nullptr) return 0;
+    const Operation& op    = ops[0];
+    const bool       gated = op.kind == Operation::gated_gemm;
+    if ((op.kind != Operation::gemm && !gated) || op.cols % 8 != 0) return 0;
+    for (int i = 0; i < op.n_projections; i++) {
+        const Projection& p = op.projection[i];
+        if (p.weight.rows % 8 != 0 || p.out_is_float) return 0;
+        if (gated && (p.bias || p.weight.rows != op.projection[0].weight.rows)) return 0;
+    }
+    return n_ops > 1 && ops[1].kind == Operation::rope_and_store && rotates(ops[1].rope, op) ? 2 : 1;
 }
 
-int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Context& gpu) {
-    const TapeOp& op     = ops[0];
-    const bool    gated  = op.kind == TapeOp::gated;
-    const bool    turned = n_ops > 1 && ops[1].kind == TapeOp::rope_and_store && turns(ops[1].rope, op);
-    const int     rows   = gated ? N / 2 : N; // of a tile's weights
-    Job           job{};
-    Maps          maps;
+int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu) {
+    const Operation& op     = ops[0];
+    const bool       gated  = op.kind == Operation::gated_gemm;
+    const bool       turned = n_ops > 1 && match_prefill_gemm(ops, n_ops, gpu) == 2;
+    const int        rows   = gated ? N / 2 : N; // of a tile's weights
+    Job              job{};
+    Maps             maps;
     job.n_rows  = int(op.rows);
     job.n_steps = int((op.cols + tile_cols - 1) / tile_cols);
     job.n_down  = int((op.rows + M - 1) / M);
-    for (int k = 0; k < most_products; k++) {
-        const Product& p        = op.product[k];
+    for (int k = 0; k < max_projections; k++) {
+        const Projection& p     = op.projection[k];
         job.out[k]              = static_cast<__half*>(p.out);
         job.bias[k]             = p.bias;
         job.rows[k]             = int(p.weight.rows);
-        const bool begins       = k < (gated ? 1 : op.n_products);
+        const bool begins       = k < (gated ? 1 : op.n_projections);
         job.first_column[k + 1] = job.first_column[k] + (begins ? (job.rows[k] + rows - 1) / rows : 0);
     }
     if (turned) {
@@ -278,7 +284,7 @@ int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Context& gpu) {
         job.slots     = plan.slots;
     }
     // The last tiles as they are, in halves, or in quarters: what takes the shortest time. A half takes more than half of it.
-    const int  n = job.first_column[most_products] * job.n_down, at_once = gpu.n_processors, rest = n % at_once;
+    const int  n = job.first_column[max_projections] * job.n_down, at_once = gpu.n_sms, rest = n % at_once;
     const auto time   = [&](int strips, double each) { return (rest * strips + at_once - 1) / at_once * each; };
     const int  D      = turned ? job.rope.head_dim : 0;
     const bool finer  = D == 64 || (D == 0 && time(4, 0.33) < time(2, 0.55));
@@ -287,8 +293,8 @@ int run_prompt(const TapeOp* ops, int n_ops, const Plan& plan, Context& gpu) {
     job.n_whole       = cut ? n - rest : n;
     job.n_all         = cut ? n - rest + rest * strips : n;
     bool ok           = encode_tiles(maps.x, op.x, op.rows, op.cols, M);
-    for (int k = 0; k < op.n_products; k++) {
-        const Weight& w = op.product[k].weight;
+    for (int k = 0; k < op.n_projections; k++) {
+        const Weight& w = op.projection[k].weight;
         ok              = ok && encode_tiles(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
              encode_tiles(maps.strip[k], w.data, w.rows, op.cols, N / 2 / strips);
     }

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         const int block = unit / per_block;
         int       which = 0;
         while (block >= all.first_block[which + 1]) which++;
-        const Weight& w    = all.product[which].weight;
+        const Weight& w    = all.projection[which].weight;
         const int     row  = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4;
         const int     most = int(w.rows) - 1;
         to.load(w, min(row, most), min(row + 8, most), unit % per_block * width, lane);
@@ -219,7 +219,7 @@ void launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& g
     constexpr int shared  = 3 * NT * 8 * row_halves(K) * 2;
     const int     at_once = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, most_at_once);
     const int     units   = all.first_block[all.n] * (cols / unit_cols(K));
-    const int     grid    = std::min(gpu.n_processors * at_once, units);
+    const int     grid    = std::min(gpu.n_sms * at_once, units);
     // Not early, as other kernels are: what is on its way to registers is held in the L1, and a processor that still runs a
     // kernel with much shared memory has little of it. Decoding with 8 sequences took a quarter longer.
     run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all, gpu.partial,
@@ -239,28 +239,28 @@ void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks&
 
 } // namespace
 
-bool can_batch(const Context& gpu, const Weight& weight) {
+bool can_skinny_gemm(const Context& gpu, const Weight& weight) {
     return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
-           weight.rows <= std::int64_t(most_tickets) * unit_rows / most_products &&
-           weight.rows / unit_rows * (weight.cols / 64) * most_products * gpu.n_processors * most_at_once <
-               std::int64_t(1) << 32;
+           weight.rows <= std::int64_t(most_tickets) * unit_rows / max_projections &&
+           weight.rows / unit_rows * (weight.cols / 64) * max_projections * gpu.n_sms * most_at_once < std::int64_t(1)
+                                                                                                           << 32;
 }
 
-void matmul_batch(const Half* x_, int n_rows, std::int64_t cols, const Product* products, int n_products,
-                  Context& gpu) {
+void skinny_gemm(const Half* x_, int n_rows, std::int64_t cols, const Projection* products, int n_projections,
+                 Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
-    for (int i = 0; i < n_products;) {
+    for (int i = 0; i < n_projections;) {
         Blocks     all{};
         const Kind kind = kind_of(products[i].weight);
-        for (; i < n_products && all.n < most_products && kind_of(products[i].weight) == kind; i++) {
-            all.product[all.n] = products[i];
+        for (; i < n_projections && all.n < max_projections && kind_of(products[i].weight) == kind; i++) {
+            all.projection[all.n] = products[i];
             all.first_block[all.n + 1] =
                 all.first_block[all.n] + int((products[i].weight.rows + unit_rows - 1) / unit_rows);
             all.n++;
         }
-        for (int k = all.n + 1; k <= most_products; k++) all.first_block[k] = all.first_block[all.n];
+        for (int k = all.n + 1; k <= max_projections; k++) all.first_block[k] = all.first_block[all.n];
         const int c = int(cols);
-        if (kind == kind_f16 && batch_hopper(x, n_rows, c, all, gpu)) continue;
+        if (kind == kind_f16 && skinny_gemm_sm90(x, n_rows, c, all, gpu)) continue;
         if (n_rows <= 8) launch_kind<1>(kind, x, n_rows, c, all, gpu);
         else if (n_rows <= 16) launch_kind<2>(kind, x, n_rows, c, all, gpu);
         else if (n_rows <= 32) launch_kind<4>(kind, x, n_rows, c, all, gpu);

@@ -22,7 +22,7 @@ constexpr __host__ __device__ int tile_bytes(int n_tokens) { return weight_bytes
 constexpr __host__ __device__ int stages_for(int n_tokens) { return shared_budget / tile_bytes(n_tokens); }
 
 struct Maps {
-    CUtensorMap weight[most_products], x;
+    CUtensorMap weight[max_projections], x;
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -126,21 +126,21 @@ template <int NT>
 bool launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
     Maps maps;
     for (int k = 0; k < all.n; k++)
-        if (const Weight& w = all.product[k].weight; !encode_tiles(maps.weight[k], w.data, w.rows, cols, unit_rows))
+        if (const Weight& w = all.projection[k].weight; !encode_tiles(maps.weight[k], w.data, w.rows, cols, unit_rows))
             return false;
     if (!encode_tiles(maps.x, x, NT * 8, cols, NT * 8)) return false;
     constexpr int shared = stages_for(NT * 8) * tile_bytes(NT * 8) + 1024;
     prepare_kernel(gpu, tile_kernel<NT>, (warps + 1) * 32, shared);
     const int units = all.first_block[all.n] * (cols / tile_cols);
-    run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(gpu.n_processors, units))), (warps + 1) * 32, shared, gpu, maps,
-               n_rows, cols, all, gpu.partial, gpu.tickets);
+    run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(gpu.n_sms, units))), (warps + 1) * 32, shared, gpu, maps, n_rows,
+               cols, all, gpu.partial, gpu.tickets);
     return true;
 }
 
 } // namespace
 
-bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
-    if (!gpu.hopper || cols % tile_cols != 0 || encoder() == nullptr) return false;
+bool skinny_gemm_sm90(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
+    if (!gpu.sm90 || cols % tile_cols != 0 || encoder() == nullptr) return false;
     if (n_rows <= 8) return launch<1>(x, n_rows, cols, all, gpu);
     if (n_rows <= 16) return launch<2>(x, n_rows, cols, all, gpu);
     if (n_rows <= 32) return launch<4>(x, n_rows, cols, all, gpu);

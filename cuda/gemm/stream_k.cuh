@@ -10,13 +10,13 @@ namespace quire::cuda {
 
 // Of 128 rows, one product after another.
 struct Blocks {
-    Product product[most_products];
-    int     first_block[most_products + 1];
-    int     n;
+    Projection projection[max_projections];
+    int        first_block[max_projections + 1];
+    int        n;
 };
 
 // matmul_hopper.cu: halves. False: not on this GPU, or not of this shape.
-bool batch_hopper(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu);
+bool skinny_gemm_sm90(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu);
 
 namespace {
 
@@ -75,7 +75,7 @@ __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int e
     if (mine) {
         int which = 0;
         while (block >= all.first_block[which + 1]) which++;
-        const Product& p = all.product[which];
+        const Projection& p = all.projection[which];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int row = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4 + 8 * r;

@@ -3,11 +3,12 @@
 export module quire.compute.kv_cache;
 
 import quire.compute.backend;
+import quire.compute.memory;
 import quire.core.base;
-import quire.model_file.config;
-import quire.paging.block;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.config;
+import quire.paging.block;
 
 export namespace quire {
 
