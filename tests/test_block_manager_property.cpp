@@ -7,7 +7,7 @@
 
 import quire.core.base;
 import quire.paging.block_manager;
-import quire.paging.prefix_cache;
+import quire.paging.block_hash;
 import quire.paging.block;
 import quire.core.std;
 
@@ -114,8 +114,8 @@ private:
         l.tables        = {t};
         l.tokens        = {tokens};
         const bool wait = m_.must_wait(t, n);
-        REQUIRE_FALSE(wait);            // nothing is under way between operations
-        if (!m_.reserve(t, n - 1, 1)) { // a promised last block that was written since, and no room to copy it
+        REQUIRE_FALSE(wait);                   // nothing is under way between operations
+        if (!m_.allocate_slots(t, n - 1, 1)) { // a promised last block that was written since, and no room to copy it
             run_moves();
             m_.close_table(t);
             return;
@@ -138,7 +138,7 @@ private:
         const int          n = 1 + below(2) * below(size_);
         for (std::size_t i = 0; i < l.tables.size(); i++) writes.push_back({l.tables[i], l.computed[i], n});
         const int free_before = m_.n_free();
-        if (!m_.reserve(writes)) {
+        if (!m_.allocate_slots(writes)) {
             REQUIRE(m_.n_free() == free_before);
             happened["no room"]++;
             return;
@@ -197,7 +197,7 @@ private:
             run_moves();
             return;
         }
-        const int  free_before = m_.n_free(), room = m_.swap_in_room(l.tables);
+        const int  free_before = m_.n_free(), room = m_.blocks_to_swap_in(l.tables);
         const bool in = m_.swap_in(l.tables);
         REQUIRE(in == (room <= free_before));
         if (!in) return;
