@@ -2,6 +2,7 @@
 //   beam_search [MODEL]
 import quire.core.base;
 import quire.engine.engine;
+import quire.paging.block;
 import quire.schedule.request;
 import quire.paging.snapshot;
 import quire.core.std;

@@ -4,6 +4,7 @@ import quire.core.base;
 import quire.model_file.config;
 import quire.engine.engine;
 import quire.compute.kv_cache;
+import quire.paging.block;
 import quire.schedule.request;
 import quire.paging.snapshot;
 import quire.core.std;

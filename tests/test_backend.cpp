@@ -3,18 +3,43 @@
 #include <catch2/catch_test_macros.hpp>
 
 import quire.compute.backend;
-import quire.core.base;
-import quire.model_file.config;
 import quire.compute.cpu.backend;
-import quire.compute.memory;
 import quire.compute.kv_cache;
+import quire.compute.memory;
 import quire.compute.model;
-import quire.schedule.request;
+import quire.compute.program;
+import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
+import quire.model_file.config;
+import quire.paging.block;
+import quire.schedule.step_plan;
 
 using namespace quire;
+
+namespace {
+
+// One operation on a device that the test can read: the CPU.
+class OneOperation {
+public:
+    ValueId value(std::string_view name, std::int64_t cols) { return program_.value({name, cols, false, true}); }
+    void    compile(Backend& backend, Operation operation, std::span<const KvLayer> layers, int max_tokens) {
+        program_.operations.push_back(std::move(operation));
+        program_.head              = 1;
+        Result<Activations> values = Activations::create(backend, program_, max_tokens, 1);
+        REQUIRE(values);
+        values_ = std::move(*values);
+        backend.compile(program_, values_, layers);
+    }
+    float* data(ValueId id) const { return static_cast<float*>(values_.at(id, {}).data); }
+
+private:
+    Program     program_;
+    Activations values_;
+};
+
+} // namespace
 
 TEST_CASE("the pool runs every item once, on any number of threads") {
     for (int threads : {1, 2, 5}) {
@@ -58,7 +83,7 @@ TEST_CASE("copies of weights lie side by side, are zero at first, and outgrow a 
     CHECK(too_much.error().kind == ErrorKind::system);
 }
 
-TEST_CASE("rope turns pairs by position, and K and V land in their slots") {
+TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
     auto backend = make_cpu_backend(1);
     REQUIRE(backend);
     Backend&    b = **backend;
@@ -67,7 +92,7 @@ TEST_CASE("rope turns pairs by position, and K and V land in their slots") {
     auto cache = KvCache::create(b, c, DType::F32, 3, 4);
     REQUIRE(cache);
     const std::array<float, 2> freq{1.0f, 0.25f};
-    for (bool halves : {false, true}) {
+    for (bool neox : {false, true}) {
         StepPlan plan;
         plan.tokens       = {0, 0};
         plan.positions    = {5, 6};
@@ -76,16 +101,18 @@ TEST_CASE("rope turns pairs by position, and K and V land in their slots") {
         plan.context_lens = {7};
         plan.block_tables = {0, 2};
         plan.table_start  = {0, 2};
-        b.begin_step(plan);
-        std::vector<float> q(32, 1), k(16), v(16);
+        OneOperation  one;
+        const ValueId q_id = one.value("q", 16), k_id = one.value("k", 8), v_id = one.value("v", 8);
+        one.compile(b, RopeAndStore{q_id, k_id, v_id, {freq, 2.0f, neox}, 0}, cache->layers(), 2);
+        float *q = one.data(q_id), *k = one.data(k_id), *v = one.data(v_id);
+        std::fill_n(q, 32, 1.0f);
         for (std::size_t i = 0; i < 16; i++) k[i] = float(i), v[i] = 100 + float(i);
-        b.rope_and_store({q.data(), 2, 16}, {k.data(), 2, 8}, {v.data(), 2, 8}, {freq, 2.0f, halves},
-                         cache->layers()[0]);
+        b.run(plan);
         const auto* kc = static_cast<const float*>(cache->layers()[0].k) + 9 * 8; // one kv head: [block][offset][8]
         const auto* vc = static_cast<const float*>(cache->layers()[0].v) + 9 * 8;
         for (std::size_t t = 0; t < 2; t++)
             for (std::size_t i = 0; i < 2; i++) {
-                const std::size_t a = halves ? i : 2 * i, z = halves ? i + 2 : 2 * i + 1;
+                const std::size_t a = neox ? i : 2 * i, z = neox ? i + 2 : 2 * i + 1;
                 const double      angle = double(plan.positions[t]) * double(freq[i]), x = double(8 * t + a),
                              y = double(8 * t + z);
                 CHECK(kc[t * 8 + a] == Catch::Approx(2 * (x * std::cos(angle) - y * std::sin(angle))).margin(1e-4));
@@ -155,10 +182,12 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
             }
             std::vector<float> q(all.tokens.size() * cols), together(q.size()), alone(q.size());
             for (float& x : q) x = normal(random);
-            const AttentionParams params{14, 0.2f, 0};
-            b.begin_step(all);
-            b.attention({q.data(), all.n_tokens(), cols}, cache->layers()[0], params,
-                        {together.data(), all.n_tokens(), cols});
+            OneOperation  attend;
+            const ValueId q_id = attend.value("q", cols), out_id = attend.value("out", cols);
+            attend.compile(b, Attention{q_id, out_id, 0, 14, 0.2f, 0, 0}, cache->layers(), all.n_tokens());
+            std::ranges::copy(q, attend.data(q_id));
+            b.run(all);
+            std::copy_n(attend.data(out_id), together.size(), together.begin());
             for (std::size_t s = 0; s < n_seqs; s++) {
                 const int first = all.token_start[s], n = all.token_start[s + 1] - first;
                 StepPlan  one;
@@ -169,9 +198,9 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
                 one.block_tables.assign(all.block_tables.begin() + all.table_start[s],
                                         all.block_tables.begin() + all.table_start[s + 1]);
                 one.table_start = {0, int(one.block_tables.size())};
-                b.begin_step(one);
-                b.attention({q.data() + first * cols, n, cols}, cache->layers()[0], params,
-                            {alone.data() + first * cols, n, cols});
+                std::copy_n(q.begin() + first * cols, n * cols, attend.data(q_id));
+                b.run(one);
+                std::copy_n(attend.data(out_id), n * cols, alone.begin() + first * cols);
             }
             CHECK(together == alone);
         }
@@ -188,7 +217,7 @@ TEST_CASE("blocks go to the swap pool and come back elsewhere") {
     for (const KvLayer& l : cache->layers())
         for (void* array : {l.k, l.v})
             for (int i = 0; i < 16; i++) static_cast<float*>(array)[i] = value++;
-    StepPlan out, in;
+    BlockMoves out, in;
     out.swap_out = {{1, 2}, {3, 0}};
     in.swap_in   = {{2, 0}, {0, 1}};
     in.copies    = {{0, 2}, {1, 0}}; // in this order

@@ -144,7 +144,7 @@ TEST_CASE("the three architectures are read, and what a file leaves out has its 
         CHECK(c.rope_dim == 8);
         CHECK(c.rope_base == 10000);
         CHECK(c.rope_scaling == RopeScaling::none);
-        CHECK(c.rope_halves == (architecture != "llama"));
+        CHECK(c.rope_neox == (architecture != "llama"));
         CHECK(c.sliding_window == 0);
         CHECK(c.vocab_size == 40);
         CHECK(got.error.find("tensor blk.0.attn_k.weight is missing") != std::string::npos);

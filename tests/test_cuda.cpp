@@ -12,6 +12,7 @@ import quire.model_file.gguf_writer;
 import quire.model_file.quants;
 import quire.tools.bench.random_model;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.decode.sampler;
 import quire.schedule.scheduler;
 import quire.paging.snapshot;

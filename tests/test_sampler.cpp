@@ -3,6 +3,7 @@
 
 import quire.core.base;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.decode.sampler;
 import quire.core.std;
 

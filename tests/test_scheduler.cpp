@@ -2,7 +2,9 @@
 
 import quire.core.base;
 import quire.paging.block_manager;
+import quire.paging.block;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.schedule.scheduler;
 import quire.core.std;
 

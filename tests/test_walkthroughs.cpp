@@ -2,7 +2,7 @@
 #include <catch2/catch_test_macros.hpp>
 
 import quire.core.base;
-import quire.schedule.request;
+import quire.paging.block;
 import quire.paging.snapshot;
 import quire.core.std;
 import quire.tools.viz.walkthroughs;

@@ -1,53 +1,24 @@
-// quire.compute.backend: the interface to a compute device: memory, copies, and the dozen operations of a transformer.
-// The model uses only this interface; the engine chooses the device behind it once.
+// quire.compute.backend: the interface to a compute device: memory, weights, block moves, and a program that it compiles and runs.
+// The executor chooses the device behind it once.
 export module quire.compute.backend;
 
+import quire.compute.memory;
+import quire.compute.program;
 import quire.core.base;
-import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
+import quire.paging.block;
+import quire.schedule.request;
+import quire.schedule.step_plan;
 
 export namespace quire {
 
-// Device memory, zeroed, aligned to 64 bytes, freed with its owner. On a CPU it can be read directly.
-class Buffer {
-public:
-    using Free = void (*)(void*, std::size_t);
-    Buffer()   = default;
-    Buffer(void* data, std::size_t bytes, Free free) : data_(data), bytes_(bytes), free_(free) {}
-    Buffer(Buffer&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), free_(other.free_) {}
-    Buffer& operator=(Buffer&& other) noexcept {
-        std::swap(data_, other.data_);
-        std::swap(bytes_, other.bytes_);
-        std::swap(free_, other.free_);
-        return *this;
-    }
-    ~Buffer() {
-        if (data_) free_(data_, bytes_);
-    }
-    void*       data() const { return data_; }
-    std::size_t bytes() const { return bytes_; }
-
-private:
-    void*       data_  = nullptr;
-    std::size_t bytes_ = 0;
-    Free        free_  = nullptr;
-};
-
-// Activations: a row-major matrix in device memory, one row per token.
+// A value of the program in a step: a row-major matrix in device memory.
 struct Tensor {
     void*        data = nullptr;
     std::int64_t rows = 0;
     std::int64_t cols = 0;
     DType        type = DType::F32; // F32, or the backend's activation type
-};
-
-// One of several matrices that are multiplied with the same input.
-struct Projection {
-    const TensorView* weight = nullptr; // [out × in]
-    const TensorView* bias   = nullptr; // [out], or null or empty
-    Tensor            out;              // [n × out]
 };
 
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
@@ -64,21 +35,6 @@ struct KvLayer {
     }
 };
 
-// RoPE: pair i of a head is rotated by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
-struct Rope {
-    std::span<const float> inv_freq; // [rope_dim / 2]; dimensions from rope_dim on are left alone
-    float                  scale  = 1;
-    bool                   halves = false; // pairs (i, i + rope_dim/2); else (2i, 2i + 1)
-};
-
-struct AttentionParams {
-    int   n_heads = 0;
-    float scale   = 1; // of q·k, before the soft cap
-    int   window  = 0; // position i sees i-window+1 .. i; 0: all before it
-};
-
-enum class Activation : std::uint8_t { silu, gelu_tanh };
-
 // Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
     int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
@@ -91,16 +47,34 @@ struct StepShape {
     int tokens = 0, logit_rows = 0;
 };
 
-struct StepResults {
-    std::span<const Token>        best;    // of each logit row
-    std::span<const TokenLogprob> answers; // of the tasks
+class Backend;
+
+// The values of a program in device memory, with room for the largest step. **Owns** that memory.
+class Activations {
+public:
+    // Error: there is not enough memory.
+    static Result<Activations> create(Backend& backend, const Program& program, int max_tokens, int max_logit_rows);
+
+    // In a step of that shape.
+    Tensor      at(ValueId id, StepShape shape) const;
+    StepShape   most() const { return most_; }
+    std::size_t bytes() const { return memory_.bytes(); }
+
+private:
+    struct Place {
+        std::size_t  offset     = 0;
+        std::int64_t cols       = 0;
+        DType        type       = DType::F32;
+        bool         logit_rows = false;
+    };
+    Buffer             memory_;
+    std::vector<Place> places_; // by ValueId
+    StepShape          most_;
 };
 
-// One step is: begin_step(plan), then, unless replay_step() did it all, the operations and end_step(), then sample() and
-// results(). The tokens, positions, slots, block tables and lengths that the operations speak of are the plan's; a device
-// backend sends them up once, in begin_step(). All of it may return before it is done; results() is the one wait, and comes
-// before the next begin_step() or copy_blocks().
-// T: tokens of the plan. `out` never overlaps an input unless said. Shapes are the caller's duty (checked).
+// One step is run(plan), sample(), results(). run() and sample() may return before the device is done; results() is the one
+// wait, and comes before the next run() or copy_blocks(). The tokens, positions, slots, block tables and lengths that the
+// operations speak of are the plan's.
 class Backend {
 public:
     virtual ~Backend() = default;
@@ -117,62 +91,67 @@ public:
     virtual std::size_t memory_for_cache() const = 0;
     // Bytes allocated so far: weights that are not used directly from the file, buffers, workspaces.
     virtual std::size_t memory_taken() const = 0;
-    // What is handed from one operation to the next; the residual and the logits are always float32.
+    // Of values that are not float32.
     virtual DType activation_type() const = 0;
-    // A weight of the file, made ready for matmul(), embed() or norm(). The view it came from stays valid.
+
+    // -- weights
+    // A weight of the file, made ready for a GEMM, an embedding or a norm. The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
-    // The same for one that embed() alone reads, a row at a time.
+    // The same for one that Embed alone reads, a row at a time.
     virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
     // After the last prepare(): gives back what only that needed.
     virtual void end_weights() {}
+
+    // -- the program
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
-    // Rows of float32 in memory that the host can read, valid until the next operation.
-    virtual std::span<const float> to_host(const Tensor& tensor) = 0;
+    // What every step runs from now on, with its values and the KV cache of each layer. All three outlive the last step.
+    virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) = 0;
+    // How: text for a person, one line per operation or kernel.
+    virtual std::string explain() const = 0;
 
-    // -- the operations
-    virtual StepShape begin_step(const StepPlan& plan) = 0;
-    // Runs the whole step as it was recorded for this shape. False: the caller has to call the operations.
-    virtual bool replay_step() { return false; }
-    virtual void end_step() {}
-    // out[t] = row tokens[t] of weight [vocab × hidden] (+ row positions[t] of `positions`, if any); out [T × hidden] float32
-    virtual void embed(const TensorView& weight, const TensorView& positions, Tensor out) = 0;
-    // RMSNorm of each row of x, times weight [cols]; with a bias LayerNorm: the mean is taken out, the bias added.
-    // With `residual` (float32): residual += x first, and the norm is that of the sum. out may be x. A row may be one
-    // head: x [T·heads × head_dim].
-    virtual void norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
-                      Tensor out) = 0;
-    // out = x · weightᵀ (+ bias) for each projection, x [n × in]
-    virtual void matmul(Tensor x, std::span<const Projection> projections) = 0;
-    // Applies RoPE to q [T × heads·head_dim] in place, and stores k [T × kv_heads·head_dim], with RoPE, and v in the cache at
-    // the plan's slots.
-    virtual void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) = 0;
-    // out [T × heads·head_dim]: each query over its sequence's cached positions up to its own. Prefill and decode alike.
-    virtual void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) = 0;
-    // x = activation(x) (* up, element by element, if there is one)
-    virtual void activate(Activation activation, Tensor x, const Tensor* up) = 0;
-    // gate.out = silu(x · gateᵀ) · (x · upᵀ); what is in up.out afterwards does not matter. No biases.
-    virtual void gated(Tensor x, const Projection& gate, const Projection& up) {
-        matmul(x, std::array{gate, up});
-        activate(Activation::silu, gate.out, &up.out);
-    }
-    // x += y; x float32
-    virtual void add(Tensor x, Tensor y) = 0;
-    // out[i] = x[rows[i]], the plan's logit rows
-    virtual void select_logit_rows(Tensor x, Tensor out) = 0;
-    // For results(): the most likely token of each row of logits, of several the lowest id; -1 where StepLogits says so. The CPU
-    // does nothing here.
-    virtual void choose_best(Tensor) {}
+    // -- a step
+    virtual void run(const StepPlan& plan) = 0;
     // What sample() supports in one step.
     virtual SamplingLimits sampling_limits() const { return {}; }
-    // Runs the plan's sampling tasks on the logits; after end_step().
-    virtual void sample(Tensor) {}
-    // Waits for the step: what choose_best() and sample() found in it. Empty where they are left out.
+    // Runs the sampling tasks of the plan on the step's logits.
+    virtual void sample(const StepPlan&) {}
+    // Waits for the step: `best` as Argmax and `sampled` as sample() found them; empty where the host reads the logits itself.
     virtual StepResults results() { return {}; }
+    // Rows of float32 in memory that the host can read, valid until the next call.
+    virtual std::span<const float> to_host(const Tensor& tensor) = 0;
     // Copies whole blocks, K and V of every layer, all of the list in one call, with the result of doing them in order. For
     // copy-on-write `from` and `to` are the device's layers; for swapping one of them is the swap pool's.
     virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                              std::span<const KvLayer> to) = 0;
 };
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Result<Activations> Activations::create(Backend& backend, const Program& program, int max_tokens, int max_logit_rows) {
+    Activations values;
+    values.most_      = {max_tokens, max_logit_rows};
+    std::size_t total = 0;
+    for (const Value& v : program.values) {
+        const DType type = v.f32 ? DType::F32 : backend.activation_type();
+        values.places_.push_back({total, v.cols, type, v.logit_rows});
+        const auto rows = std::size_t(v.logit_rows ? max_logit_rows : max_tokens);
+        total += (rows * row_bytes(type, v.cols) + 255) / 256 * 256; // each on a line of 256 bytes
+    }
+    Result<Buffer> memory = backend.allocate(total);
+    if (!memory) return std::unexpected(memory.error());
+    values.memory_ = std::move(*memory);
+    return values;
+}
+
+Tensor Activations::at(ValueId id, StepShape shape) const {
+    const Place& place = places_[std::size_t(id)];
+    return {static_cast<std::byte*>(memory_.data()) + place.offset, place.logit_rows ? shape.logit_rows : shape.tokens,
+            place.cols, place.type};
+}
 
 } // namespace quire

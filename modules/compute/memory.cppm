@@ -1,5 +1,5 @@
-// quire.compute.memory: host memory from the operating system, in large pages where the system provides them quickly, and the amount
-// available. LargePages **owns** its allocations.
+// quire.compute.memory: memory with an owner, host memory from the operating system in large pages where the system provides them
+// quickly, and the amount available. Buffer and LargePages **own** their allocations.
 module;
 
 #include <sys/mman.h>
@@ -8,11 +8,36 @@ module;
 
 export module quire.compute.memory;
 
-import quire.compute.backend;
 import quire.core.base;
 import quire.core.std;
 
 export namespace quire {
+
+// Device memory, zeroed, aligned to 64 bytes, freed with its owner. On a CPU it can be read directly.
+class Buffer {
+public:
+    using Free = void (*)(void*, std::size_t);
+    Buffer()   = default;
+    Buffer(void* data, std::size_t bytes, Free free) : data_(data), bytes_(bytes), free_(free) {}
+    Buffer(Buffer&& other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), free_(other.free_) {}
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        std::swap(free_, other.free_);
+        return *this;
+    }
+    ~Buffer() {
+        if (data_) free_(data_, bytes_);
+    }
+    void*       data() const { return data_; }
+    std::size_t bytes() const { return bytes_; }
+
+private:
+    void*       data_  = nullptr;
+    std::size_t bytes_ = 0;
+    Free        free_  = nullptr;
+};
 
 inline constexpr std::uintptr_t large_page = std::uintptr_t(2) << 20; // bytes
 

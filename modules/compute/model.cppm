@@ -1,18 +1,21 @@
-// quire.compute.model: the transformer, in the order of the papers, built from the backend's operations.
-// **Owns** the prepared weights and the activations. Of requests and scheduling it knows only the StepPlan.
+// quire.compute.model: the transformer as a program, in the order of the papers: weights are prepared by the backend, operations
+// emitted once at load.
+// **Owns** the program and the memory of its values. Of requests and scheduling it knows nothing.
 export module quire.compute.model;
 
 import quire.compute.backend;
+import quire.compute.program;
 import quire.core.base;
-import quire.model_file.config;
-import quire.compute.kv_cache;
-import quire.model_file.quants;
-import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.config;
+import quire.model_file.quants;
 import quire.model_file.weights;
 
 export namespace quire {
+
+// The operations of a model whose weights are prepared. Shapes are those of `config`.
+Program build_program(const ModelConfig& config, const ModelTensors& weights);
 
 class Model {
 public:
@@ -21,33 +24,18 @@ public:
     static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
-    // Starts one step and computes the logits of the plan's logit rows; block moves must be done. On a GPU it returns while the
-    // step runs, on a CPU when it is finished.
-    void forward(const StepPlan& plan, const KvCache& cache);
-    // After forward(): starts the plan's sampling tasks on these logits.
-    void sample(const StepPlan& plan);
-    // Waits for the step. The result is valid until the next one.
-    StepLogits results();
+    const Program&     program() const { return program_; }
+    const Activations& values() const { return values_; }
 
-    // Bytes of the activations.
-    std::size_t activation_bytes() const { return memory_.bytes(); }
+    // The last norm on the host: the hidden state behind it, of one row of the program's `selected`. No device keeps it in a form
+    // that the host can read. [hidden], valid until the next call.
+    std::span<const float> hidden_state(std::span<const float> selected);
 
 private:
-    Model() = default;
-
-    Backend*           backend_ = nullptr;
-    ModelConfig        config_;
-    ModelTensors       weights_;
-    std::vector<float> inv_freq_;
-    Rope               rope_;
-    Buffer             memory_;
-    // [max_tokens × …] each; the tensors of a step are their first T rows
-    Tensor      hidden_, normed_, q_, k_, v_, attended_, projected_, gate_, up_, selected_, last_, logits_;
-    Tensor      ran_; // the logits of the step at hand
-    std::size_t n_wanted_ = 0;
-    // The last norm, for the host; and one hidden state behind it.
-    std::vector<float>     output_norm_, output_norm_bias_, hidden_row_;
-    std::span<const float> hidden_state(int row);
+    Program            program_;
+    Activations        values_;
+    float              norm_eps_ = 0;
+    std::vector<float> output_norm_, output_norm_bias_, hidden_row_;
 };
 
 // The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by the file's
@@ -66,9 +54,9 @@ std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const f
     scale      = 1;
     double low = 0, high = 0;
     if (config.rope_scaling == RopeScaling::yarn) {
-        // The index of the pair that makes `turns` full rotations over the original context.
-        auto pair_of = [&](double turns) {
-            return config.rope_dim * std::log(config.rope_original_context / (turns * 2 * 3.14159265358979323846)) /
+        // The index of the pair that makes `rotations` full rotations over the original context.
+        auto pair_of = [&](double rotations) {
+            return config.rope_dim * std::log(config.rope_original_context / (rotations * 2 * 3.14159265358979323846)) /
                    (2 * std::log(double(config.rope_base)));
         };
         low  = std::max(std::floor(pair_of(double(config.yarn_beta_fast))), 0.0);
@@ -90,14 +78,67 @@ std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const f
     return freq;
 }
 
+Program build_program(const ModelConfig& c, const ModelTensors& w) {
+    Program            p;
+    const std::int64_t q_cols = std::int64_t(c.n_heads) * c.head_dim, kv_cols = std::int64_t(c.n_kv_heads) * c.head_dim;
+    const ValueId      x = p.value({"x", c.hidden_size, false, true}), // the residual
+        h                = p.value({"h", c.hidden_size}),              // a norm of it
+        q = p.value({"q", q_cols}), k = p.value({"k", kv_cols}), v = p.value({"v", kv_cols}),
+                  attended = p.value({"attended", q_cols}),
+                  delta    = p.value({"delta", c.hidden_size}), // on its way into the residual
+        gate = p.value({"gate", c.ff_size}), up = p.value({"up", c.ff_size}),
+                  selected = p.value({"selected", c.hidden_size, true, true}),
+                  last = p.value({"last", c.hidden_size, true}), logits = p.value({"logits", c.vocab_size, true, true});
+    Rope                   rope;
+    std::span<const float> divisors;
+    if (w.rope_freqs) divisors = {static_cast<const float*>(w.rope_freqs.data), std::size_t(w.rope_freqs.cols)};
+    p.frequencies.push_back(rope_frequencies(c, divisors, rope.scale));
+    rope.inv_freq = p.frequencies.back();
+    rope.neox     = c.rope_neox;
+
+    const auto emit = [&](Operation operation) { p.operations.push_back(std::move(operation)); };
+    const auto norm = [&](ValueId in, ValueId residual, ValueId out, const TensorView& weight, const TensorView& bias) {
+        emit(Norm{in, residual, out, weight, bias, c.norm_eps, weight.cols});
+    };
+    emit(Embed{w.token_embd, w.position_embd, x});
+    for (int i = 0; i < c.n_layers; i++) {
+        const LayerTensors& l = w.layers[std::size_t(i)];
+        p.layers.push_back(p.operations.size());
+        // attention; the first norm has nothing to add to the residual yet
+        norm(i > 0 ? delta : x, i > 0 ? x : none, h, l.attn_norm, l.attn_norm_bias);
+        emit(Gemm{h, {{l.attn_q, l.attn_q_bias, q}, {l.attn_k, l.attn_k_bias, k}, {l.attn_v, l.attn_v_bias, v}}});
+        if (l.attn_q_norm) norm(q, none, q, l.attn_q_norm, {});
+        if (l.attn_k_norm) norm(k, none, k, l.attn_k_norm, {});
+        emit(RopeAndStore{q, k, v, rope, i});
+        emit(Attention{q, attended, i, c.n_heads, 1 / std::sqrt(float(c.head_dim)), 0, c.sliding_window});
+        emit(Gemm{attended, {{l.attn_output, l.attn_output_bias, delta}}});
+        // feed-forward
+        norm(delta, x, h, l.ffn_norm, l.ffn_norm_bias);
+        if (l.ffn_gate) {
+            emit(GatedGemm{h, {l.ffn_gate, {}, gate}, {l.ffn_up, {}, up}, Activation::silu});
+            emit(Gemm{gate, {{l.ffn_down, {}, delta}}});
+        } else {
+            emit(Gemm{h, {{l.ffn_up, l.ffn_up_bias, up}}});
+            emit(Activate{up, Activation::gelu_tanh});
+            emit(Gemm{up, {{l.ffn_down, l.ffn_down_bias, delta}}});
+        }
+    }
+    p.head     = p.operations.size();
+    p.selected = selected;
+    p.logits   = logits;
+    emit(Add{x, delta});
+    emit(SelectRows{x, selected});
+    norm(selected, none, last, w.output_norm, w.output_norm_bias);
+    emit(Gemm{last, {{w.output, {}, logits}}});
+    emit(Argmax{logits});
+    return p;
+}
+
 Result<Model> Model::create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int max_tokens,
                             int max_logit_rows, const std::function<void(double)>& progress) {
-    Model model;
-    model.backend_ = &backend;
-    model.config_  = config;
-    model.weights_ = tensors;
-
-    auto prepare = [&](std::initializer_list<TensorView*> weights) -> Result<void> {
+    Model        model;
+    ModelTensors m       = tensors;
+    const auto   prepare = [&](std::initializer_list<TensorView*> weights) -> Result<void> {
         for (TensorView* w : weights) {
             if (!*w) continue;
             Result<TensorView> ready = backend.prepare(*w);
@@ -106,10 +147,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
         }
         return {};
     };
-    max_tokens         = std::max(max_tokens, 8); // some devices read rows in groups
-    max_logit_rows     = std::max(max_logit_rows, 8);
-    ModelTensors& m    = model.weights_;
-    const bool    tied = m.output.data == m.token_embd.data;
+    const bool tied = m.output.data == m.token_embd.data;
     for (TensorView* w : {&m.token_embd, &m.position_embd}) {
         if (!*w) continue;
         const bool         lookup = w == &m.position_embd || !tied;
@@ -139,134 +177,27 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     };
     on_host(tensors.output_norm, model.output_norm_);
     on_host(tensors.output_norm_bias, model.output_norm_bias_);
-
-    std::span<const float> divisors;
-    if (tensors.rope_freqs)
-        divisors = {static_cast<const float*>(tensors.rope_freqs.data), std::size_t(tensors.rope_freqs.cols)};
-    model.inv_freq_      = rope_frequencies(config, divisors, model.rope_.scale);
-    model.rope_.inv_freq = model.inv_freq_;
-    model.rope_.halves   = config.rope_halves;
-
-    const std::int64_t q_cols  = std::int64_t(config.n_heads) * config.head_dim,
-                       kv_cols = std::int64_t(config.n_kv_heads) * config.head_dim;
-    struct Need {
-        Tensor*      tensor;
-        std::int64_t rows, cols;
-        DType        type;
-    };
-    const DType type    = backend.activation_type();
-    const Need  needs[] = {{&model.hidden_, max_tokens, config.hidden_size, DType::F32}, // the residual
-                           {&model.normed_, max_tokens, config.hidden_size, type},
-                           {&model.q_, max_tokens, q_cols, type},
-                           {&model.k_, max_tokens, kv_cols, type},
-                           {&model.v_, max_tokens, kv_cols, type},
-                           {&model.attended_, max_tokens, q_cols, type},
-                           {&model.projected_, max_tokens, config.hidden_size, type},
-                           {&model.gate_, max_tokens, config.ff_size, type},
-                           {&model.up_, max_tokens, config.ff_size, type},
-                           {&model.selected_, max_logit_rows, config.hidden_size, DType::F32},
-                           {&model.last_, max_logit_rows, config.hidden_size, type},
-                           {&model.logits_, max_logit_rows, config.vocab_size, DType::F32}};
-    auto        bytes   = [&](const Need& need) { // each tensor starts on a 256-byte line
-        return (std::size_t(need.rows) * row_bytes(need.type, need.cols) + 255) / 256 * 256;
-    };
-    std::size_t total = 0;
-    for (const Need& need : needs) total += bytes(need);
-    Result<Buffer> memory = backend.allocate(total);
-    if (!memory) return std::unexpected(memory.error());
-    model.memory_ = std::move(*memory);
-    auto* at      = static_cast<std::byte*>(model.memory_.data());
-    for (const Need& need : needs) {
-        *need.tensor = {at, need.rows, need.cols, need.type};
-        at += bytes(need);
-    }
+    model.norm_eps_ = config.norm_eps;
+    model.program_  = build_program(config, m);
+    // Some devices read rows in groups of 8.
+    Result<Activations> values =
+        Activations::create(backend, model.program_, std::max(max_tokens, 8), std::max(max_logit_rows, 8));
+    if (!values) return std::unexpected(values.error());
+    model.values_ = std::move(*values);
     return model;
 }
 
-// The residual of one selected row, normed here: no device keeps that of all rows in a form the host can read.
-std::span<const float> Model::hidden_state(int row) {
-    check(row >= 0 && std::size_t(row) < n_wanted_, "a hidden state of a row that did not run");
-    const std::int64_t           n = selected_.cols;
-    const Tensor                 one{static_cast<float*>(selected_.data) + row * n, 1, n, DType::F32};
-    const std::span<const float> x    = backend_->to_host(one);
-    const bool                   bias = !output_norm_bias_.empty();
-    double                       mean = 0, squares = 0;
+std::span<const float> Model::hidden_state(std::span<const float> x) {
+    const bool bias = !output_norm_bias_.empty();
+    double     mean = 0, squares = 0;
     for (float v : x) mean += double(v);
-    mean = bias ? mean / double(n) : 0;
+    mean = bias ? mean / double(x.size()) : 0;
     for (float v : x) squares += (double(v) - mean) * (double(v) - mean);
-    const double scale = 1 / std::sqrt(squares / double(n) + double(config_.norm_eps));
+    const double scale = 1 / std::sqrt(squares / double(x.size()) + double(norm_eps_));
     hidden_row_.resize(x.size());
     for (std::size_t i = 0; i < x.size(); i++)
         hidden_row_[i] = float((double(x[i]) - mean) * scale) * output_norm_[i] + (bias ? output_norm_bias_[i] : 0.0f);
     return hidden_row_;
-}
-
-void Model::sample(const StepPlan& plan) {
-    if (n_wanted_ > 0 && !plan.tasks.empty()) backend_->sample(ran_);
-}
-
-StepLogits Model::results() {
-    const StepResults results = backend_->results();
-    if (n_wanted_ == 0) return {};
-    return {results.best.first(std::min(n_wanted_, results.best.size())), results.answers,
-            [this] { return backend_->to_host(ran_).first(n_wanted_ * std::size_t(ran_.cols)); },
-            [this](int row) { return hidden_state(row); }};
-}
-
-void Model::forward(const StepPlan& plan, const KvCache& cache) {
-    Backend&           b     = *backend_;
-    const ModelConfig& c     = config_;
-    const StepShape    shape = b.begin_step(plan);
-    const int          T     = shape.tokens;
-    const auto         L     = std::int64_t(shape.logit_rows);
-    check(T <= hidden_.rows && L <= logits_.rows, "a step larger than the memory taken for it");
-    auto rows  = [&](const Tensor& t) { return Tensor{t.data, T, t.cols, t.type}; };
-    auto heads = [&](const Tensor& t) { return Tensor{t.data, T * (t.cols / c.head_dim), c.head_dim, t.type}; };
-
-    const Tensor logits{logits_.data, L, logits_.cols, logits_.type};
-    ran_      = logits;
-    n_wanted_ = plan.logit_rows.size(); // of the rows that run
-    if (b.replay_step()) return;
-    Tensor                x = rows(hidden_), h = rows(normed_), delta = rows(projected_);
-    const AttentionParams attention{c.n_heads, 1 / std::sqrt(float(c.head_dim)), c.sliding_window};
-
-    b.embed(weights_.token_embd, weights_.position_embd, x);
-    for (std::size_t i = 0; i < weights_.layers.size(); i++) {
-        const LayerTensors& w = weights_.layers[i];
-        // attention: q, k, v; RoPE and store; attend; output projection. The first norm has no residual to add yet.
-        b.norm(i > 0 ? delta : x, w.attn_norm, w.attn_norm_bias, c.norm_eps, i > 0 ? &x : nullptr, h);
-        b.matmul(h, std::array{Projection{&w.attn_q, &w.attn_q_bias, rows(q_)},
-                               Projection{&w.attn_k, &w.attn_k_bias, rows(k_)},
-                               Projection{&w.attn_v, &w.attn_v_bias, rows(v_)}});
-        if (w.attn_q_norm) b.norm(heads(q_), w.attn_q_norm, {}, c.norm_eps, nullptr, heads(q_));
-        if (w.attn_k_norm) b.norm(heads(k_), w.attn_k_norm, {}, c.norm_eps, nullptr, heads(k_));
-        b.rope_and_store(rows(q_), rows(k_), rows(v_), rope_, cache.layers()[i]);
-        b.attention(rows(q_), cache.layers()[i], attention, rows(attended_));
-        b.matmul(rows(attended_), std::array{Projection{&w.attn_output, &w.attn_output_bias, delta}});
-        // feed-forward: up and gate, activation, down
-        b.norm(delta, w.ffn_norm, w.ffn_norm_bias, c.norm_eps, &x, h);
-        const Tensor up = rows(up_);
-        if (w.ffn_gate) {
-            Tensor gate = rows(gate_);
-            b.gated(h, {&w.ffn_gate, nullptr, gate}, {&w.ffn_up, nullptr, up});
-            b.matmul(gate, std::array{Projection{&w.ffn_down, nullptr, delta}});
-        } else {
-            b.matmul(h, std::array{Projection{&w.ffn_up, &w.ffn_up_bias, up}});
-            b.activate(Activation::gelu_tanh, up, nullptr);
-            b.matmul(up, std::array{Projection{&w.ffn_down, &w.ffn_down_bias, delta}});
-        }
-    }
-    if (L == 0) {
-        b.end_step();
-        return;
-    }
-    b.add(x, delta);
-    Tensor selected{selected_.data, L, selected_.cols, selected_.type}, last{last_.data, L, last_.cols, last_.type};
-    b.select_logit_rows(x, selected);
-    b.norm(selected, weights_.output_norm, weights_.output_norm_bias, c.norm_eps, nullptr, last);
-    b.matmul(last, std::array{Projection{&weights_.output, nullptr, logits}});
-    b.choose_best(logits);
-    b.end_step();
 }
 
 } // namespace quire

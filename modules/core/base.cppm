@@ -1,11 +1,12 @@
-// quire.core.base: the names that all modules share: Token, Error, check(), cat(), Stopwatch.
+// quire.core.base: the names that all modules share: Token, RequestId, Error, check(), cat(), Stopwatch.
 export module quire.core.base;
 
 import quire.core.std;
 
 export namespace quire {
 
-using Token = std::int32_t;
+using Token     = std::int32_t;
+using RequestId = std::uint64_t;
 
 // The kind of a failure; tools turn it into an exit code, the server into a status.
 enum class ErrorKind {

@@ -91,8 +91,8 @@ using std::FILE, std::fopen, std::fclose, std::fread, std::fwrite, std::fputs, s
 using std::printf, std::fprintf, std::snprintf, std::puts;
 
 // values that may be absent, errors
-using std::optional, std::nullopt, std::make_optional, std::variant, std::monostate, std::visit, std::holds_alternative,
-    std::get_if;
+using std::optional, std::nullopt, std::make_optional, std::variant, std::monostate, std::visit, std::variant_size_v,
+    std::holds_alternative, std::get_if;
 using std::expected, std::unexpected;
 using std::exception, std::runtime_error, std::logic_error, std::invalid_argument, std::out_of_range, std::bad_alloc;
 using std::error_code, std::current_exception, std::rethrow_exception, std::exception_ptr;

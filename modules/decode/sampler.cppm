@@ -4,6 +4,7 @@ export module quire.decode.sampler;
 
 import quire.core.base;
 import quire.schedule.request;
+import quire.schedule.step_plan;
 import quire.core.std;
 
 export namespace quire {

@@ -1,57 +1,25 @@
-// quire.engine.engine: the loop: schedule → execute → sample → deliver.
-// **Owns** the model file, the model, the KV cache, the scheduler and the inbox. One thread calls step().
+// quire.engine.engine: the loop: schedule a plan, have the executor run it, decode its results, deliver the tokens.
+// **Owns** the model file, the executor, the scheduler and the inbox. One thread calls step().
 export module quire.engine.engine;
 
-import quire.compute.backend;
 import quire.core.base;
-import quire.paging.block_manager;
-import quire.model_file.config;
-import quire.compute.cpu.backend;
-import quire.compute.cuda.backend;
-import quire.decode.decoder;
-import quire.model_file.gguf;
-import quire.compute.memory;
-import quire.compute.kv_cache;
-import quire.compute.model;
-import quire.schedule.request;
-import quire.decode.sampler;
-import quire.schedule.scheduler;
-import quire.paging.snapshot;
 import quire.core.std;
-import quire.core.tensor;
-import quire.text.tokenizer;
+import quire.decode.decoder;
+import quire.decode.sampler;
+import quire.engine.executor;
+export import quire.engine.options;
+import quire.model_file.config;
+import quire.model_file.gguf;
 import quire.model_file.weights;
+import quire.paging.block;
+import quire.paging.block_manager;
+import quire.paging.snapshot;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+import quire.schedule.step_plan;
+import quire.text.tokenizer;
 
 export namespace quire {
-
-enum class KvType { f16, f32 };
-
-struct EngineOptions {
-    std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
-    double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
-    bool        deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
-    int         threads                = 0;      // 0: the physical cores
-    std::string isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
-    int         block_size  = 16;                // tokens, 1..256
-    int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
-    int         swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
-    Recovery    recovery    = Recovery::automatic; // how preempted requests get their KV back
-    double      watermark   = 0.01; // fraction of the blocks kept free when a request starts while others run
-    KvType      kv_type     = KvType::f16;
-    // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
-    // activations then take less memory; and one for each sequence.
-    int max_batch_tokens = 0;
-    // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
-    // between two steps.
-    double               step_seconds  = 0;
-    int                  max_sequences = 16; // running at once
-    bool                 prefix_cache  = true;
-    std::vector<BlockId> free_order    = {}; // the order in which blocks are first allocated
-    // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
-    // tokens either way. Nobody says: on a GPU.
-    std::optional<bool> pipeline = {};
-};
 
 // Counters since the start, for timings and tests.
 struct EngineStats {
@@ -95,6 +63,7 @@ public:
     std::string        chat_template() const; // tokenizer.chat_template, or ""
     std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
     std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
+    std::string        explain() const;       // the program of operations and the kernels chosen for it
     std::string        warning() const;       // one line where the context is longer than the model's; or ""
     std::size_t        block_bytes() const;   // of one KV block
     EngineStats        stats() const;
@@ -137,31 +106,27 @@ module :private;
 
 namespace quire {
 
-constexpr int most_positions     = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
-constexpr int least_step_tokens  = 8;                                        // fewer would read the weights too often
+constexpr int least_step_tokens  = 8;  // fewer would read the weights too often
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
 struct Engine::Impl {
-    EngineOptions            options;
-    Gguf                     file;
-    ModelConfig              config;
-    Tokenizer                tokenizer;
-    std::unique_ptr<Backend> backend;
-    Model                    model;
-    KvCache                  cache;
-    Scheduler                scheduler;
-    Decoder                  decoder;
-    Decoding                 decoding;        // the caller's, if any
-    std::optional<Decoding>  new_decoding;    // from the next step on
-    StepPlan                 plan, next_plan; // of the step at hand; prepared for the one after it
-    EngineStats              stats;
+    EngineOptions             options;
+    Gguf                      file;
+    ModelConfig               config;
+    Tokenizer                 tokenizer;
+    std::unique_ptr<Executor> executor;
+    Scheduler                 scheduler;
+    Decoder                   decoder;
+    Decoding                  decoding;        // the caller's, if any
+    std::optional<Decoding>   new_decoding;    // from the next step on
+    StepPlan                  plan, next_plan; // of the step at hand; prepared for the one after it
+    EngineStats               stats;
     // The step that runs, none when empty, since when, and whether next_plan is to follow it.
     std::span<const Scheduled> running;
     Stopwatch                  since;
-    int                        step_tokens  = 0; // of prompts, where step_seconds cuts them
-    bool                       prepared     = false;
-    bool                       pipelined    = false;                  // as the options say
-    std::size_t                weight_bytes = 0, workspace_bytes = 0; // taken from the device
+    int                        step_tokens = 0; // of prompts, where step_seconds cuts them
+    bool                       prepared    = false;
+    bool                       pipelined   = false; // as the options say
 
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
@@ -170,20 +135,16 @@ struct Engine::Impl {
     RequestId                                  next_id = 1;
 
     Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
-         std::unique_ptr<Backend> backend_, Model model_, KvCache cache_, const SchedulerOptions& scheduling)
+         std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
-          tokenizer(std::move(tokenizer_)), backend(std::move(backend_)), model(std::move(model_)),
-          cache(std::move(cache_)), scheduler(scheduling), decoder(scheduler, tokenizer, config.vocab_size),
-          pipelined(options.pipeline.value_or(false)) {
+          tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
+          decoder(scheduler, tokenizer, config.vocab_size), pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         scheduler.limit_step(step_tokens);
     }
     Impl(const Impl&)            = delete;
     Impl& operator=(const Impl&) = delete;
-    ~Impl() {
-        if (!running.empty()) (void)model.results(); // it writes to memory that goes now
-    }
 
     void begin();
     bool finish(std::vector<Output>& out);
@@ -197,55 +158,6 @@ struct Engine::Impl {
 
 // A measured rate that follows slow changes and forgives a single slow step.
 void follow(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
-
-Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
-    if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
-        return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
-    if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
-    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
-        Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({0, o.gpu_memory_utilization, o.deterministic});
-        if (gpu || o.device == "cuda") {
-            o.device = "cuda";
-            return gpu;
-        }
-    }
-    o.device = "cpu";
-    return make_cpu_backend(o.threads, o.isa);
-}
-
-std::string in_gib(std::size_t bytes) {
-    char       text[32];
-    const bool small = bytes < std::size_t(1) << 30;
-    std::snprintf(text, sizeof text, "%.1f %s", double(bytes) / double(small ? 1 << 20 : 1 << 30),
-                  small ? "MiB" : "GiB");
-    return text;
-}
-
-// Whether so many blocks can be had, in the pool on the device and in the swap pool, with what the host notes about each.
-Result<void> check_room(const Backend& backend, const EngineOptions& o, std::size_t kv_blocks, std::size_t swap_blocks,
-                        std::size_t block_bytes) {
-    if (kv_blocks > std::size_t(most_positions / o.block_size))
-        return fail_with(ErrorKind::limit, kv_blocks, " KV blocks of ", o.block_size, " tokens hold more than ",
-                         most_positions, " tokens, the most there can be");
-    const bool        on_host = o.device == "cpu";
-    const std::size_t notes   = (kv_blocks + swap_blocks) * (512 + 8 * std::size_t(o.block_size));
-    const std::size_t pool = kv_blocks * block_bytes, swap = swap_blocks * block_bytes;
-    const std::size_t host   = (on_host ? pool : 0) + swap + notes;
-    const auto        refuse = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
-        const std::string context = o.context > 0 ? cat(" for a context of ", o.context) : "";
-        return fail_with(ErrorKind::limit,
-                         pool > 0
-                                    ? cat(kv_blocks, " KV blocks of ", o.block_size, " tokens", context, ": ", in_gib(pool),
-                                          " at ", block_bytes / std::size_t(o.block_size), " bytes a token; ")
-                                    : "",
-                         swap > 0 ? cat(swap_blocks, " swap blocks: ", in_gib(swap), "; ") : "", "with bookkeeping ",
-                                in_gib(wanted), ", and ", whose, " has ", in_gib(left), " left");
-    };
-    if (const std::size_t left = backend.memory_available(); !on_host && pool > left)
-        return refuse(pool, left, "the GPU");
-    if (const std::size_t left = available_memory(); host > left) return refuse(host, left, "the machine");
-    return {};
-}
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) try {
     EngineOptions o = wanted;
@@ -268,70 +180,10 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!tokenizer) return std::unexpected(tokenizer.error());
     file->prefetch();
 
-    Result<std::unique_ptr<Backend>> backend = make_backend(o);
-    if (!backend) return std::unexpected(backend.error());
+    const int                         logit_rows = std::max(o.max_sequences, default_logit_rows);
+    Result<std::unique_ptr<Executor>> executor = make_local_executor(path, o, *config, *tensors, logit_rows, progress);
+    if (!executor) return std::unexpected(executor.error());
     if (!o.pipeline) o.pipeline = o.device == "cuda";
-    if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
-        o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
-    // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
-    const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
-    const std::size_t block_bytes = KvCache::bytes_per_token(*config, kv_dtype) * std::size_t(o.block_size);
-    const auto        blocks_for  = [&](int tokens) {
-        return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
-    };
-    const std::size_t swap_asked = std::size_t(std::max(o.swap_blocks, 0));
-    if (auto ok = check_room(**backend, o, o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : blocks_for(o.context),
-                             swap_asked, block_bytes);
-        !ok)
-        return std::unexpected(ok.error());
-
-    const int     logit_rows = std::max(o.max_sequences, default_logit_rows);
-    Result<Model> model      = Model::create(**backend, *config, *tensors, o.max_batch_tokens, logit_rows, progress);
-    if (!model) return std::unexpected(model.error());
-
-    const std::size_t weight_bytes = (*backend)->memory_taken() - model->activation_bytes();
-
-    const std::size_t affordable = std::clamp((*backend)->memory_for_cache() / block_bytes, std::size_t(1),
-                                              std::size_t(most_positions / o.block_size));
-    if (o.context == 0) {
-        const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
-        o.context              = int(std::min(std::size_t(config->context_length), pool));
-    }
-    if (o.kv_blocks == 0) {
-        const std::size_t one = blocks_for(o.context);
-        o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
-    }
-
-    if (config->learned_positions && o.context > config->context_length)
-        return fail(path, ": the model has vectors for ", config->context_length, " positions, not for a context of ",
-                    o.context);
-    // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
-    constexpr std::size_t most_pinned = std::size_t(4) << 30;
-    if (o.swap_blocks < 0) {
-        const std::size_t there = available_memory(), pool = std::size_t(o.kv_blocks) * block_bytes;
-        const std::size_t most =
-            o.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
-        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / block_bytes));
-    }
-    // Once more, now that the weights are there.
-    if (auto ok = check_room(**backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
-        return std::unexpected(ok.error());
-    Result<KvCache> cache = KvCache::create(**backend, *config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
-    if (!cache) return std::unexpected(cache.error());
-
-    StepLimits limits;
-    limits.max_tokens              = o.max_batch_tokens;
-    limits.max_logit_rows          = logit_rows;
-    limits.max_sequences           = o.max_sequences;
-    limits.max_blocks_per_sequence = int(blocks_for(o.context));
-    limits.context                 = o.context;
-    limits.n_layers                = config->n_layers;
-    limits.n_heads                 = config->n_heads;
-    limits.n_kv_heads              = config->n_kv_heads;
-    limits.head_dim                = config->head_dim;
-    limits.vocab_size              = config->vocab_size;
-    limits.window                  = config->sliding_window;
-    if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
 
     SchedulerOptions scheduling;
     scheduling.n_blocks         = o.kv_blocks;
@@ -347,10 +199,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.free_order       = o.free_order;
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
-    auto impl             = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                                   std::move(*backend), std::move(*model), std::move(*cache), scheduling);
-    impl->weight_bytes    = weight_bytes;
-    impl->workspace_bytes = impl->backend->memory_taken() - weight_bytes - impl->cache.bytes();
+    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                       std::move(*executor), scheduling);
     impl->measure_moves();
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
@@ -392,8 +242,10 @@ std::string Engine::chat_template() const {
 }
 
 std::string Engine::describe() const {
-    return cat(impl_->backend->describe(), "; ", memory_use(), "; context ", impl_->options.context);
+    return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context);
 }
+
+std::string Engine::explain() const { return impl_->executor->explain(); }
 
 std::string Engine::warning() const {
     const int trained = impl_->config.context_length, context = impl_->options.context;
@@ -408,8 +260,9 @@ std::string Engine::memory_use() const {
     const auto           size = [](std::size_t bytes) {
         return bytes >= std::size_t(10) << 30 ? cat(bytes >> 30, " GiB") : cat(bytes >> 20, " MiB");
     };
-    return cat(e.weight_bytes > 0 ? cat("weights ", size(e.weight_bytes), ", ") : std::string(), "workspaces ",
-               size(e.workspace_bytes), ", KV ", size(e.cache.bytes()), ": ", o.kv_blocks, " blocks of ", o.block_size,
+    const ExecutorMemory memory = e.executor->memory();
+    return cat(memory.weights > 0 ? cat("weights ", size(memory.weights), ", ") : std::string(), "workspaces ",
+               size(memory.workspaces), ", KV ", size(memory.kv), ": ", o.kv_blocks, " blocks of ", o.block_size,
                o.block_size == 1 ? " token = " : " tokens = ", std::int64_t(o.kv_blocks) * o.block_size, " tokens");
 }
 
@@ -467,7 +320,7 @@ void Engine::cancel(RequestId id, int index) {
     impl_->cancelled.emplace_back(id, index);
 }
 
-std::size_t Engine::block_bytes() const { return impl_->cache.bytes() / std::size_t(impl_->options.kv_blocks); }
+std::size_t Engine::block_bytes() const { return impl_->executor->memory().kv / std::size_t(impl_->options.kv_blocks); }
 
 void Engine::Impl::take_inbox(std::vector<Output>& out) {
     std::scoped_lock lock(mutex);
@@ -482,14 +335,14 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
 // The cost of a block that is swapped, from moving a few while the pools are empty.
 void Engine::Impl::measure_moves() {
     constexpr int n = 8;
-    StepPlan      trial;
+    BlockMoves    trial;
     for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.swap_blocks}); i++)
         trial.swap_out.push_back({i, i});
     trial.swap_in = trial.swap_out;
     if (trial.swap_out.empty()) return;
-    cache.move_blocks(*backend, trial); // the first time also brings the memory
+    executor->move_blocks(trial); // the first time also brings the memory
     Stopwatch watch;
-    cache.move_blocks(*backend, trial);
+    executor->move_blocks(trial);
     stats.costs.seconds_per_block = watch.seconds() / double(2 * trial.swap_out.size());
     scheduler.set_costs(stats.costs);
 }
@@ -538,14 +391,15 @@ void Engine::Impl::look() {
 }
 
 void Engine::Impl::move_blocks() {
-    if (!plan.moves_blocks()) return;
+    if (plan.moves.empty()) return;
     Stopwatch watch;
-    cache.move_blocks(*backend, plan);
+    executor->move_blocks(plan.moves);
     const double seconds = watch.seconds();
     stats.move_seconds += seconds;
-    stats.swapped_out += plan.swap_out.size();
-    stats.swapped_in += plan.swap_in.size();
-    if (const std::size_t n = plan.swap_out.size() + plan.swap_in.size(); n >= 4 && plan.copies.empty())
+    stats.swapped_out += plan.moves.swap_out.size();
+    stats.swapped_in += plan.moves.swap_in.size();
+    if (const std::size_t n = plan.moves.swap_out.size() + plan.moves.swap_in.size();
+        n >= 4 && plan.moves.copies.empty())
         follow(stats.costs.seconds_per_block, seconds / double(n));
 }
 
@@ -562,21 +416,21 @@ void Engine::Impl::begin() {
     for (const Scheduled& item : running)
         if (item.group->first_run == std::chrono::steady_clock::time_point{})
             item.group->first_run = std::chrono::steady_clock::now();
-    model.forward(plan, cache);
-    decoder.ask(running, decoding ? SamplingLimits{} : backend->sampling_limits(), plan);
-    model.sample(plan);
+    executor->launch(plan);
+    decoder.plan_sampling(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
+    executor->sample(plan);
 }
 
 // Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
 bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
-    prepared                                = pipelined && !decoding && scheduler.prepare(next_plan);
-    const StepLogits                 logits = model.results();
-    const std::span<const Scheduled> ran    = std::exchange(running, {});
+    prepared                                 = pipelined && !decoding && scheduler.prepare(next_plan);
+    const StepResults                results = executor->results();
+    const std::span<const Scheduled> ran     = std::exchange(running, {});
     count(ran, since.seconds());
     scheduler.commit();
-    if (decoding) decoding(scheduler, ran, logits.rows ? logits.rows() : std::span<const float>(), out);
-    else decoder.deliver(ran, logits, out);
+    if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
+    else decoder.deliver(ran, results, out);
     return true;
 }
 

@@ -4,6 +4,7 @@ export module quire.tools.viz.walkthroughs;
 
 import quire.core.base;
 import quire.engine.engine;
+import quire.paging.block;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.paging.snapshot;

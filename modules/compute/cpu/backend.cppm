@@ -1,5 +1,5 @@
-// quire.compute.cpu.backend: the CPU backend. **Owns** the worker threads and their scratch memory.
-// Threads divide rows, heads and tokens, never a sum: the result does not depend on the number of threads.
+// quire.compute.cpu.backend: the CPU backend: runs a program operation by operation. **Owns** the worker threads, their scratch
+// memory and repacked weights. Threads divide rows, heads and tokens, never a sum: the result does not depend on the number of threads.
 module;
 
 #include <stdlib.h>
@@ -10,14 +10,16 @@ module;
 export module quire.compute.cpu.backend;
 
 import quire.compute.backend;
-import quire.core.base;
 import quire.compute.cpu.kernels;
 import quire.compute.memory;
-import quire.model_file.quants;
-import quire.schedule.request;
+import quire.compute.program;
+import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
+import quire.model_file.quants;
+import quire.paging.block;
+import quire.schedule.step_plan;
 
 export namespace quire {
 
@@ -68,19 +70,11 @@ public:
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
-    StepShape begin_step(const StepPlan& plan) override;
-    void      embed(const TensorView& weight, const TensorView& positions, Tensor out) override;
-    void      norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
-                   Tensor out) override;
-    void      matmul(Tensor x, std::span<const Projection> projections) override;
-    void      rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
-    void      attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
-    void      gated(Tensor x, const Projection& gate, const Projection& up) override;
-    void      activate(Activation activation, Tensor x, const Tensor* up) override;
-    void      add(Tensor x, Tensor y) override;
-    void      select_logit_rows(Tensor x, Tensor out) override;
-    void      copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
-                          std::span<const KvLayer> to) override;
+    void        compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) override;
+    std::string explain() const override;
+    void        run(const StepPlan& plan) override;
+    void        copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
+                            std::span<const KvLayer> to) override;
 
 private:
     static constexpr int          query_tile = 16; // tokens of one sequence that share a pass over their K and V
@@ -97,7 +91,28 @@ private:
     };
     static constexpr int group_size = 16; // tiles whose sums stay in the caches
 
+    void begin_step(const StepPlan& plan);
     void group_tiles();
+
+    // The operations (quire.compute.program), with their values in this step.
+    Tensor at(ValueId id) const { return values_->at(id, shape_); }
+    void   execute(const Embed& op);
+    void   execute(const Norm& op);
+    void   execute(const Gemm& op);
+    void   execute(const GatedGemm& op);
+    void   execute(const Activate& op);
+    void   execute(const RopeAndStore& op);
+    void   execute(const Attention& op);
+    void   execute(const Add& op);
+    void   execute(const SelectRows& op);
+    void   execute(const Argmax&) {} // the host reads the logits
+
+    struct Output { // of one of several GEMMs with the same input
+        const Projection* projection;
+        Tensor            out;
+    };
+    void gemm(Tensor x, std::span<const Output> outputs);
+    void silu_mul(Tensor gate, Tensor up);
 
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
     static float* grown(std::vector<float>& memory, std::size_t n);
@@ -124,11 +139,17 @@ private:
     std::unordered_map<const void*, const std::byte*> interleaved_;
     LargePages                                        copies_;  // which lie here
     std::unordered_map<const void*, MappedPages>      lookups_; // tables that embed() alone reads
+    const Program*                                    program_ = nullptr;
+    const Activations*                                values_  = nullptr;
+    std::span<const KvLayer>                          layers_;
     const StepPlan*                                   plan_ = nullptr;
+    StepShape                                         shape_;
     std::vector<QueryTile>                            tiles_;
     std::vector<TileGroup>                            groups_;
-    std::vector<float>                                turns_; // [T × rope_dim/2 × (cos, sin)] of this step's positions
-    bool                                              turned_ = false;
+    // RoPE's [T × rope_dim/2 × (cos, sin)] for this step's positions, by the frequencies and scale they were computed with.
+    std::vector<float> angles_;
+    const float*       angles_of_    = nullptr;
+    float              angles_scale_ = 0;
 };
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
@@ -152,16 +173,36 @@ float* CpuBackend::grown(std::vector<float>& memory, std::size_t n) {
     return memory.data() + (beyond > 0 ? (64 - beyond) / sizeof(float) : 0);
 }
 
-StepShape CpuBackend::begin_step(const StepPlan& plan) {
-    plan_   = &plan;
-    turned_ = false;
+void CpuBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) {
+    program_ = &program;
+    values_  = &values;
+    layers_  = layers;
+}
+
+std::string CpuBackend::explain() const {
+    return "every step, operation by operation:\n" + list(*program_, [](std::size_t) { return std::string(); });
+}
+
+void CpuBackend::run(const StepPlan& plan) {
+    begin_step(plan);
+    const auto      all  = std::span(program_->operations);
+    const StepShape most = values_->most();
+    check(shape_.tokens <= most.tokens && shape_.logit_rows <= most.logit_rows,
+          "a step larger than the memory taken for it");
+    for (const Operation& operation : shape_.logit_rows > 0 ? all : all.first(program_->head))
+        std::visit([this](const auto& op) { execute(op); }, operation);
+}
+
+void CpuBackend::begin_step(const StepPlan& plan) {
+    plan_      = &plan;
+    shape_     = {plan.n_tokens(), int(plan.logit_rows.size())};
+    angles_of_ = nullptr;
     tiles_.clear();
     for (int s = 0; s < plan.n_seqs(); s++)
         for (int row = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1]; row < end;
              row += query_tile)
             tiles_.push_back({s, row, std::min(query_tile, end - row)});
     group_tiles();
-    return {plan.n_tokens(), int(plan.logit_rows.size())};
 }
 
 // Tiles of one row, in the order of their block tables: those that begin alike are neighbours then, and form groups, not
@@ -228,8 +269,10 @@ static void give_back(const MappedPages& pages, const void* data, std::size_t by
                 MADV_DONTNEED);
 }
 
-void CpuBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
-    const auto row = [](const TensorView& matrix, std::int64_t i) {
+void CpuBackend::execute(const Embed& op) {
+    const TensorView &weight = op.table, &positions = op.positions;
+    const Tensor      out = at(op.out);
+    const auto        row = [](const TensorView& matrix, std::int64_t i) {
         check(i >= 0 && i < matrix.rows, "a token outside the vocabulary, or a position outside the context");
         return static_cast<const std::byte*>(matrix.data) + std::size_t(i) * row_bytes(matrix.type, matrix.cols);
     };
@@ -261,17 +304,19 @@ static void layer_norm(const float* x, float* residual, const float* weight, con
     for (std::int64_t i = 0; i < n; i++) out[i] = float((double(x[i]) - mean) * scale) * weight[i] + bias[i];
 }
 
-void CpuBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
-                      Tensor out) {
-    check(weight.cols == x.cols && weight.type == DType::F32, "norm: shapes");
-    const auto* w = static_cast<const float*>(weight.data);
+void CpuBackend::execute(const Norm& op) {
+    Tensor x = at(op.x), out = at(op.out);
+    check(op.weight.cols == op.group && op.weight.type == DType::F32 && x.cols % op.group == 0, "norm: shapes");
+    float* residual = op.residual != none ? floats(at(op.residual)) : nullptr;
+    x               = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
+    const auto* w   = static_cast<const float*>(op.weight.data);
     split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t r = first; r < last; r++) {
-            float* sum = residual ? floats(*residual) + r * x.cols : nullptr;
-            if (bias)
-                layer_norm(floats(x) + r * x.cols, sum, w, static_cast<const float*>(bias.data), eps,
+            float* sum = residual ? residual + r * x.cols : nullptr;
+            if (op.bias)
+                layer_norm(floats(x) + r * x.cols, sum, w, static_cast<const float*>(op.bias.data), op.eps,
                            floats(out) + r * x.cols, x.cols);
-            else kernels_.norm(floats(x) + r * x.cols, sum, w, eps, floats(out) + r * x.cols, x.cols);
+            else kernels_.norm(floats(x) + r * x.cols, sum, w, op.eps, floats(out) + r * x.cols, x.cols);
         }
     });
 }
@@ -332,31 +377,39 @@ const float* CpuBackend::pack(const Tensor& x) {
     return to;
 }
 
-void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    check(projections.size() <= 4, "matmul: more projections than any model has");
-    RoundedRows                 rounded;
-    const bool                  for_large = std::any_of(projections.begin(), projections.end(),
-                                                        [](const Projection& p) { return large_integers(p.weight->type); });
-    const float*                packed    = nullptr;
-    std::array<TensorView, 4>   weight;
-    std::array<std::int64_t, 5> begin{}; // of the groups of 16 rows of each, in one list of them all
-    for (std::size_t i = 0; i < projections.size(); i++) {
-        const Projection& p = projections[i];
-        weight[i]           = *p.weight;
-        check(x.cols == p.weight->cols && p.out.cols == p.weight->rows && p.out.rows == x.rows, "matmul: shapes");
-        begin[i + 1] = begin[i] + (p.weight->rows + 15) / 16;
-        if (!integer_products(p.weight->type)) {
+void CpuBackend::execute(const Gemm& op) {
+    std::array<Output, max_projections> outputs;
+    check(op.projections.size() <= outputs.size(), "gemm: more projections than any model has");
+    for (std::size_t i = 0; i < op.projections.size(); i++)
+        outputs[i] = {&op.projections[i], at(op.projections[i].out)};
+    gemm(at(op.x), std::span(outputs).first(op.projections.size()));
+}
+
+void CpuBackend::gemm(Tensor x, std::span<const Output> outputs) {
+    RoundedRows rounded;
+    const bool  for_large =
+        std::ranges::any_of(outputs, [](const Output& o) { return large_integers(o.projection->weight.type); });
+    const float*                                  packed = nullptr;
+    std::array<TensorView, max_projections>       weight;
+    std::array<std::int64_t, max_projections + 1> begin{}; // of the groups of 16 rows of each, in one list of them all
+    for (std::size_t i = 0; i < outputs.size(); i++) {
+        const auto& [projection, out] = outputs[i];
+        const TensorView& w           = projection->weight;
+        weight[i]                     = w;
+        check(x.cols == w.cols && out.cols == w.rows && out.rows == x.rows, "gemm: shapes");
+        begin[i + 1] = begin[i] + (w.rows + 15) / 16;
+        if (!integer_products(w.type)) {
             if (!packed) packed = pack(x);
             continue;
         }
-        if (interleaved_at_load(p.weight->type)) {
-            const auto copy = interleaved_.find(p.weight->data);
-            check(copy != interleaved_.end(), "matmul: a weight that was not prepared");
+        if (interleaved_at_load(w.type)) {
+            const auto copy = interleaved_.find(w.data);
+            check(copy != interleaved_.end(), "gemm: a weight that was not prepared");
             weight[i].data = copy->second;
         }
         if (rounded.n == 0) rounded = round(x, for_large);
     }
-    const std::int64_t all = begin[projections.size()], threads = pool_.n_threads();
+    const std::int64_t all = begin[outputs.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
     const std::int64_t most  = packed              ? 9
@@ -366,13 +419,13 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(even, 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
         const std::int64_t first = item * piece, last = std::min(all, first + piece);
-        for (std::size_t i = 0; i < projections.size(); i++) {
+        for (std::size_t i = 0; i < outputs.size(); i++) {
             if (first >= begin[i + 1] || last <= begin[i]) continue;
-            const Projection& p    = projections[i];
-            const auto*       bias = p.bias ? static_cast<const float*>(p.bias->data) : nullptr;
-            MatmulTask        task{&weight[i], bias, floats(x), &rounded, packed, floats(p.out), x.rows};
+            const auto& [projection, out] = outputs[i];
+            const auto* bias              = static_cast<const float*>(projection->bias.data);
+            MatmulTask  task{&weight[i], bias, floats(x), &rounded, packed, floats(out), x.rows};
             task.first   = (std::max(first, begin[i]) - begin[i]) * 16;
-            task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, p.weight->rows);
+            task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, projection->weight.rows);
             task.scratch = scratch(thread, matmul_scratch);
             kernels_.matmul(task);
         }
@@ -380,45 +433,52 @@ void CpuBackend::matmul(Tensor x, std::span<const Projection> projections) {
 }
 
 // A few hundred rows at a time, so that `up` takes no more memory than these.
-void CpuBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
+void CpuBackend::execute(const GatedGemm& op) {
+    check(op.activation == Activation::silu, "gated_gemm: an activation this backend does not have");
     constexpr std::int64_t at_once = 256;
+    const Tensor           x = at(op.x), gate = at(op.gate.out), up = at(op.up.out);
     for (std::int64_t first = 0; first < x.rows; first += at_once) {
         const std::int64_t n = std::min(at_once, x.rows - first);
         const auto   rows    = [&](const Tensor& t) { return Tensor{floats(t) + first * t.cols, n, t.cols, t.type}; };
-        const Tensor out     = rows(gate.out), other{up.out.data, n, up.out.cols, up.out.type};
-        matmul(rows(x), std::array{Projection{gate.weight, nullptr, out}, Projection{up.weight, nullptr, other}});
-        activate(Activation::silu, out, &other);
+        const Tensor out     = rows(gate), other{up.data, n, up.cols, up.type};
+        gemm(rows(x), std::array{Output{&op.gate, out}, Output{&op.up, other}});
+        silu_mul(out, other);
     }
 }
 
-void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
-    const int  half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
-    const int  i_step = rope.halves ? 1 : 2, partner = rope.halves ? half : 1;
-    const auto T = q.rows;
-    if (!turned_) { // the first layer of the step works the angles out for all of them
-        turned_ = true;
-        turns_.resize(std::size_t(T) * std::size_t(half) * 2);
+void CpuBackend::execute(const RopeAndStore& op) {
+    const Tensor   q = at(op.q), k = at(op.k), v = at(op.v);
+    const Rope&    rope  = op.rope;
+    const KvLayer& cache = layers_[std::size_t(op.layer)];
+    const int      half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
+    const int      i_step = rope.neox ? 1 : 2, partner = rope.neox ? half : 1;
+    const auto     T = q.rows;
+    if (angles_of_ != rope.inv_freq.data() ||
+        angles_scale_ != rope.scale) { // layers with the same frequencies share them
+        angles_of_    = rope.inv_freq.data();
+        angles_scale_ = rope.scale;
+        angles_.resize(std::size_t(T) * std::size_t(half) * 2);
         split(T, 16, [&](std::int64_t first, std::int64_t last) {
             for (std::int64_t t = first; t < last; t++)
                 for (int i = 0; i < half; i++) {
                     const float angle = float(plan_->positions[std::size_t(t)]) * rope.inv_freq[std::size_t(i)];
-                    float*      turn  = turns_.data() + (t * half + i) * 2;
-                    turn[0]           = std::cos(angle) * rope.scale;
-                    turn[1]           = std::sin(angle) * rope.scale;
+                    float*      pair  = angles_.data() + (t * half + i) * 2;
+                    pair[0]           = std::cos(angle) * rope.scale;
+                    pair[1]           = std::sin(angle) * rope.scale;
                 }
         });
     }
     split(T, std::max<std::int64_t>(1, 4096 / q.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t t = first; t < last; t++) {
-            const float* turn = turns_.data() + t * half * 2;
-            for (Tensor* x : {&q, &k})
+            const float* angles = angles_.data() + t * half * 2;
+            for (const Tensor* x : {&q, &k})
                 for (float *head = floats(*x) + t * x->cols, *end = head + x->cols; head < end; head += D)
                     for (int i = 0; i < half; i++) {
-                        const float c = turn[2 * i], s = turn[2 * i + 1];
+                        const float c = angles[2 * i], s = angles[2 * i + 1];
                         float &     a = head[i * i_step], &b = head[i * i_step + partner];
-                        const float turned = a * c - b * s;
-                        b                  = a * s + b * c;
-                        a                  = turned;
+                        const float rotated = a * c - b * s;
+                        b                   = a * s + b * c;
+                        a                   = rotated;
                     }
             const int         slot     = plan_->slots[std::size_t(t)];
             const std::size_t row      = row_bytes(cache.type, D);
@@ -437,7 +497,10 @@ void CpuBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, 
     });
 }
 
-void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
+void CpuBackend::execute(const Attention& params) {
+    check(params.softcap == 0, "attention: a soft-cap this backend does not have");
+    const Tensor      q = at(params.q), out = at(params.out);
+    const KvLayer&    cache = layers_[std::size_t(params.layer)];
     const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim;
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
@@ -480,27 +543,30 @@ void CpuBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams
     }
 }
 
-void CpuBackend::activate(Activation activation, Tensor x, const Tensor* up) {
-    check((activation == Activation::silu) == (up != nullptr), "an activation this backend does not have");
-    split(x.rows * x.cols, 8192, [&](std::int64_t first, std::int64_t last) {
-        if (up) {
-            kernels_.silu_mul(floats(x) + first, floats(*up) + first, last - first);
-            return;
-        }
-        for (float *at = floats(x) + first, *end = floats(x) + last; at < end; at++) { // GELU, by its tanh form
-            const float v = *at;
-            *at           = 0.5f * v * (1 + std::tanh(0.7978845608028654f * (v + 0.044715f * v * v * v)));
-        }
+void CpuBackend::silu_mul(Tensor gate, Tensor up) {
+    split(gate.rows * gate.cols, 8192, [&](std::int64_t first, std::int64_t last) {
+        kernels_.silu_mul(floats(gate) + first, floats(up) + first, last - first);
     });
 }
 
-void CpuBackend::add(Tensor x, Tensor y) {
+void CpuBackend::execute(const Activate& op) {
+    check(op.activation == Activation::gelu_tanh, "activate: an activation this backend does not have");
+    const Tensor x = at(op.x);
+    split(x.rows * x.cols, 8192, [&](std::int64_t first, std::int64_t last) {
+        for (float *v = floats(x) + first, *end = floats(x) + last; v < end; v++)
+            *v = 0.5f * *v * (1 + std::tanh(0.7978845608028654f * (*v + 0.044715f * *v * *v * *v)));
+    });
+}
+
+void CpuBackend::execute(const Add& op) {
+    const Tensor x = at(op.residual), y = at(op.x);
     split(x.rows * x.cols, 65536, [&](std::int64_t first, std::int64_t last) {
         kernels_.add(floats(x) + first, floats(y) + first, last - first);
     });
 }
 
-void CpuBackend::select_logit_rows(Tensor x, Tensor out) {
+void CpuBackend::execute(const SelectRows& op) {
+    const Tensor x = at(op.x), out = at(op.out);
     for (std::int64_t i = 0; i < out.rows; i++)
         std::memcpy(floats(out) + i * out.cols, floats(x) + plan_->logit_rows[std::size_t(i)] * x.cols,
                     std::size_t(x.cols) * sizeof(float));

@@ -1,5 +1,6 @@
-// quire.compute.cuda.backend: the NVIDIA GPU backend, on top of cuda/kernels.h. **Owns** the stream, device memory, the weights in device
-// layout, and the captured CUDA graphs of decode steps.
+// quire.compute.cuda.backend: the NVIDIA GPU backend, on top of cuda/kernels.h: lowers a program to device addresses, compiles it
+// to kernels for each kind of step, runs it. **Owns** the stream, device memory, the weights in device layout, the decode
+// megakernel, and the captured CUDA graphs of decode steps.
 module;
 
 #include "../../../cuda/kernels.h"
@@ -7,12 +8,19 @@ module;
 export module quire.compute.cuda.backend;
 
 import quire.compute.backend;
+import quire.compute.cuda.attention_plan;
+import quire.compute.cuda.fusion;
+import quire.compute.cuda.gemm_dispatch;
+import quire.compute.memory;
+import quire.compute.program;
 import quire.core.base;
-import quire.model_file.quants;
 import quire.core.recent;
-import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.quants;
+import quire.paging.block;
+import quire.schedule.request;
+import quire.schedule.step_plan;
 
 export namespace quire {
 
@@ -20,6 +28,7 @@ struct CudaOptions {
     int    device             = 0;
     double memory_utilization = 0.92;  // of the device's memory, for weights, workspaces and KV together
     bool   deterministic      = false; // the same bits in any batch and with any chunking, at the price of slow prompts
+    bool   fusion             = true;  // false: every operation runs in its plain kernel, for comparison
 };
 
 // Error: no such device, and why.
@@ -38,17 +47,10 @@ static int rounded_rows(int n) {
     return (n + 31) / 32 * 32;
 }
 
-static int rounded_items(int n) {
-    const int step = std::max(8, int(std::bit_floor(unsigned(n))) / 4);
-    return (n + step - 1) / step * step;
-}
-
 // Of the buffer that sampling sends up: random numbers, then tasks, then edits.
-static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_draws, std::size_t n_edits) {
-    return n_tasks * sizeof(cuda::SampleTask) + n_draws * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
+static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_uniforms, std::size_t n_edits) {
+    return n_tasks * sizeof(cuda::SampleTask) + n_uniforms * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
 }
-
-constexpr int least_prompt = 1536; // rows from which on our kernel of prompts is faster than the library
 
 // Steps that are kept captured, and what one takes of the device for each layer, about (measured on an H100).
 constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) << 10;
@@ -56,13 +58,12 @@ constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) 
 class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
-        : options_(options), info_(info), gpu_(gpu),
-          has_blas_(!options.deterministic && cuda::open_cublaslt(*gpu) == nullptr) {}
+        : options_(options), info_(info), gpu_(gpu), gemm_(*gpu, options.deterministic) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
         graphs_.each(forget_graph);
-        cuda::destroy_decode_megakernel(tape_);
+        cuda::destroy_decode_megakernel(megakernel_);
         cuda::release(staging_);
         for (void* memory : owned_) cuda::release(memory);
         for (void* memory : owned_host_) cuda::release_host(memory);
@@ -88,33 +89,17 @@ public:
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
 
-    StepShape begin_step(const StepPlan& plan) override;
-    bool      replay_step() override;
-    void      end_step() override;
-
-    void embed(const TensorView& weight, const TensorView& positions, Tensor out) override;
-    void norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
-              Tensor out) override;
-    void matmul(Tensor x, std::span<const Projection> projections) override;
-    void rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) override;
-    void attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) override;
-    void activate(Activation activation, Tensor x, const Tensor* up) override;
-    void gated(Tensor x, const Projection& gate, const Projection& up) override;
-    void add(Tensor x, Tensor y) override;
-    void select_logit_rows(Tensor x, Tensor out) override;
-    void choose_best(Tensor logits) override {
-        flush();
-        cuda::argmax(floats(logits), best_, logits.rows, logits.cols, *gpu_);
-    }
+    void           compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) override;
+    std::string    explain() const override;
+    void           run(const StepPlan& plan) override;
     SamplingLimits sampling_limits() const override { return sampling_limits_; }
-    void           sample(Tensor logits) override;
+    void           sample(const StepPlan& plan) override;
     StepResults    results() override;
     void           copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                                std::span<const KvLayer> to) override;
 
 private:
     using Half = cuda::Half;
-    static Half*               halves(const Tensor& t) { return static_cast<Half*>(t.data); }
     static float*              floats(const Tensor& t) { return static_cast<float*>(t.data); }
     static const cuda::Weight& weight_of(const TensorView& view) {
         return *static_cast<const cuda::Weight*>(view.data);
@@ -125,68 +110,82 @@ private:
     void* take(std::size_t bytes); // device memory that lives as long as the backend, or null
     void* take_weight(std::size_t bytes);
     bool  stage(const TensorView& view, const std::function<void(std::int64_t first, std::int64_t n)>& convert);
-    void  tune();
     void  check_device(std::string_view what) {
         if (const char* error = cuda::last_error(*gpu_)) check(false, cat("CUDA, ", what, ": ", error));
     }
 
-    CudaOptions                      options_;
-    cuda::DeviceInfo                 info_;
-    cuda::Context*                   gpu_;
-    bool                             has_blas_, has_dense_ = false;
-    std::vector<void*>               owned_, owned_host_;
-    std::deque<cuda::Weight>         weights_;     // what prepared views point to
-    std::vector<const cuda::Weight*> multiplied_;  // of these, the matrices that are not only looked up
-    std::map<const float*, float*>   frequencies_; // of RoPE, on the device
-    std::size_t                      taken_      = 0;
-    std::byte*                       arena_      = nullptr; // for weights to come
-    std::size_t                      arena_left_ = 0;
-    void* staging_ = nullptr; // while weights come: raw blocks on their way into another form
+    CudaOptions                    options_;
+    cuda::DeviceInfo               info_;
+    cuda::Context*                 gpu_;
+    GemmDispatch                   gemm_;
+    bool                           has_layer_kernel_ = false;
+    std::vector<void*>             owned_, owned_host_;
+    std::deque<cuda::Weight>       weights_;     // what prepared views point to
+    std::map<const float*, float*> frequencies_; // of RoPE, on the device
+    std::size_t                    taken_      = 0;
+    std::byte*                     arena_      = nullptr; // for weights to come
+    std::size_t                    arena_left_ = 0;
+    void*                          staging_ = nullptr; // while weights come: raw blocks on their way into another form
 
     // The step: one pinned buffer, sent up in one copy. Regions stand at fixed places, so that graphs can name them.
     StepLimits    limits_;
     std::int32_t *host_ = nullptr, *device_ = nullptr;
     std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
                 at_tables_ = 0, plan_ints_ = 0;
-    const StepPlan* plan_ = nullptr;
-    cuda::Plan      on_device_;
-    StepShape       shape_;
-    int             n_tiles_   = 0;
-    bool            capturing_ = false;
-    bool            alone_     = false;              // on the device, in this step
-    using GraphKey             = std::array<int, 4>; // rows, items, short items, alone
-    GraphKey    graph_key() const { return {shape_.tokens, on_device_.items.n, on_device_.items.n_short, alone_}; }
+    cuda::Plan    on_device_;
+    AttentionWork work_;
+    StepShape     shape_;
+    bool          alone_ = false;              // on the device, in this step
+    using GraphKey       = std::array<int, 4>; // rows, items, short items, alone
+    GraphKey    graph_key() const { return {shape_.tokens, work_.n_items, work_.n_short, alone_}; }
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }
     Recent<GraphKey, void*> graphs_{most_graphs}; // executable; null: the shape came once, and ran as it was
-    // Steps of one token: what the first one was told becomes one kernel, where the GPU has that.
-    enum class Telling : std::uint8_t { not_yet, now, done };
-    Telling                      telling_ = Telling::not_yet;
-    std::vector<cuda::Operation> told_;
-    void*                        tape_        = nullptr;
-    const float*                 tape_logits_ = nullptr;
-    bool                         one_token() const {
-        return shape_.tokens == 1 && shape_.logit_rows == 1 && n_tiles_ == 0 && !options_.deterministic;
-    }
-    void tell(const cuda::Operation& op) {
-        if (telling_ == Telling::now) told_.push_back(op);
-    }
-    // Norms, products and rotations that have not begun yet.
-    std::vector<cuda::Operation> queue_;
-    void                         submit(const cuda::Operation& op);
-    void                         flush();
-    void                         run(const cuda::Operation& op);
-    void                         multiply(const cuda::Operation& op);
-    void          multiply_rows(const cuda::Operation& op, std::span<const cuda::Projection> products, int most);
-    int           run_prompt(std::span<const cuda::Operation> ops);
-    float*        partial_          = nullptr;
-    std::int32_t* tickets_          = nullptr;
-    std::int32_t* best_             = nullptr; // of each logit row; pinned, so that kernels write it there themselves
-    Half*         dequantized_      = nullptr;
-    std::int64_t  dequantized_size_ = 0;
-    float*        logits_           = nullptr; // pinned
-    std::size_t   logits_size_      = 0;
+
+    // The program: its operations lowered, and their groups for the kinds of step that have fused kernels.
+    const Program*                  program_ = nullptr;
+    const Activations*              values_  = nullptr;
+    std::span<const KvLayer>        layers_;
+    std::vector<LoweredOperation>   lowered_;
+    std::vector<cuda::Operation>    operations_; // the same, side by side as kernels read them
+    std::vector<FusionGroup>        plain_, few_rows_, many_rows_;
+    void*                           megakernel_ = nullptr; // one token; null: the GPU or the program has none
+    bool                            begin_step(const StepPlan& plan);
+    void                            run_operations();
+    void                            run_group(const FusionGroup& group);
+    StepKind                        kind_of_step() const;
+    const std::vector<FusionGroup>& groups_of(StepKind kind) const;
+    void*                           device_of(ValueId id) const { return values_->at(id, {}).data; }
+    // A program's operation with device addresses
+    LoweredOperation lower(const Embed& op);
+    LoweredOperation lower(const Norm& op);
+    LoweredOperation lower(const Gemm& op);
+    LoweredOperation lower(const GatedGemm& op);
+    LoweredOperation lower(const Activate& op);
+    LoweredOperation lower(const RopeAndStore& op);
+    LoweredOperation lower(const quire::Attention& op);
+    LoweredOperation lower(const Add& op);
+    LoweredOperation lower(const SelectRows& op);
+    LoweredOperation lower(const Argmax& op);
+    cuda::Projection lower(const Projection& p) const;
+    // and in its plain kernel.
+    void execute(const Embed&, const LoweredOperation& op);
+    void execute(const Norm&, const LoweredOperation& op);
+    void execute(const Gemm&, const LoweredOperation& op) { gemm_.run(op.device); }
+    void execute(const GatedGemm&, const LoweredOperation& op) { gemm_.run(op.device); }
+    void execute(const Activate&, const LoweredOperation& op);
+    void execute(const RopeAndStore&, const LoweredOperation& op);
+    void execute(const quire::Attention&, const LoweredOperation& op);
+    void execute(const Add&, const LoweredOperation& op);
+    void execute(const SelectRows&, const LoweredOperation& op);
+    void execute(const Argmax& argmax, const LoweredOperation& op);
+
+    float*        partial_     = nullptr; // of split-KV attention
+    std::int32_t* arrivals_    = nullptr;
+    std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write it there themselves
+    float*        logits_      = nullptr; // pinned
+    std::size_t   logits_size_ = 0;
     // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
     SamplingLimits sampling_limits_;
     std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
@@ -255,7 +254,7 @@ std::size_t CudaBackend::memory_available() const {
 
 std::size_t CudaBackend::memory_for_cache() const {
     const std::size_t left    = memory_available();
-    const std::size_t layers  = multiplied_.size() / 6 + 1; // at most: each has six matrices, or seven
+    const std::size_t layers  = std::size_t(gemm_.n_weights()) / 6 + 1; // at most: each has six matrices, or seven
     const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization)) +
                          most_graphs * graph_bytes_of_layer * layers;
     return left > reserve ? left - reserve : 0;
@@ -288,10 +287,7 @@ void CudaBackend::end_weights() {
 Result<TensorView> CudaBackend::prepare(const TensorView& view) {
     const Result<TensorView> ready = prepare_lookup(view);
     if (!ready) return ready;
-    const cuda::Weight& w = weight_of(*ready);
-    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
-        dequantized_size_ = std::max(dequantized_size_, w.rows * w.cols);
-    if (cuda::is_regular(w)) multiplied_.push_back(&w);
+    gemm_.add(weight_of(*ready));
     return ready;
 }
 
@@ -344,7 +340,7 @@ Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
         w.data   = q;
         w.scales = scales;
         w.mins   = mins;
-    } else { // a rare type: as halves, by way of the CPU's reference
+    } else { // a rare type: as fp16, by way of the CPU's reference
         w.form = cuda::WeightForm::f16;
         std::vector<float> row(static_cast<std::size_t>(view.cols));
         std::vector<Half>  all(static_cast<std::size_t>(n));
@@ -365,50 +361,11 @@ Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
     return TensorView{view.type, view.rows, view.cols, &weights_.back()};
 }
 
-// Has the library's algorithms tried for the products that it will be asked for: those of each shape, and of neighbours
-// of one shape together (multiply()).
-void CudaBackend::tune() {
-    std::set<std::array<std::int64_t, 3>> done; // rows, cols, matrices
-    const auto is_f16 = [](const cuda::Weight& w) { return w.form == cuda::WeightForm::f16; };
-    const auto tune   = [&](const cuda::Weight& w, int count, std::int64_t stride) {
-        if (!done.insert({w.rows, w.cols, count}).second) return;
-        const bool  logits = w.rows == limits_.vocab_size;
-        const Half* values = static_cast<const Half*>(w.data);
-        if (!is_f16(w)) {
-            cuda::dequantize(w, dequantized_, *gpu_);
-            values = dequantized_;
-        }
-        const cuda::CublasltShape shape{w.rows, w.cols, logits, count, stride, 0};
-        // Fewer rows, and many, have kernels of our own.
-        cuda::Operation op;
-        op.kind          = cuda::Operation::gemm;
-        op.cols          = w.cols;
-        op.projection[0] = {w};
-        op.n_projections = 1;
-        int least = 1, most = logits ? limits_.max_logit_rows : limits_.max_tokens;
-        if (!logits && is_f16(w) && has_dense_) least = cuda::max_layer_kernel_rows + 1;
-        if (!is_f16(w) && cuda::can_skinny_gemm(*gpu_, w)) least = cuda::max_skinny_rows + 1;
-        if (!logits && cuda::match_prefill_gemm(&op, 1, *gpu_) > 0) most = std::min(most, least_prompt - 1);
-        cuda::tune_cublaslt(shape, values, least, most, *gpu_);
-    };
-    const auto apart = [&](std::size_t i) { // of a matrix and the next, where they may go together; else 0
-        if (i + 1 >= multiplied_.size()) return std::ptrdiff_t(0);
-        const cuda::Weight &a = *multiplied_[i], &b = *multiplied_[i + 1];
-        const bool          alike = is_f16(a) && is_f16(b) && a.rows == b.rows && a.cols == b.cols;
-        return alike ? static_cast<const Half*>(b.data) - static_cast<const Half*>(a.data) : 0;
-    };
-    for (std::size_t i = 0; i < multiplied_.size(); i++) {
-        tune(*multiplied_[i], 1, 0);
-        if (apart(i) <= 0 || (i > 0 && apart(i - 1) == apart(i))) continue;
-        tune(*multiplied_[i], apart(i + 1) == apart(i) ? 3 : 2, apart(i));
-    }
-}
-
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_ = l;
     cuda::use(*gpu_);
     if (l.n_heads > 65535) return fail_with(ErrorKind::input, "the GPU's kernels know 65535 heads, not ", l.n_heads);
-    has_dense_         = !options_.deterministic && cuda::prepare_layer_kernel(*gpu_) > 0;
+    has_layer_kernel_  = !options_.deterministic && options_.fusion && cuda::prepare_layer_kernel(*gpu_) > 0;
     limits_.max_tokens = std::max(l.max_tokens, 8);
     const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
                L = std::size_t(l.max_logit_rows);
@@ -429,15 +386,15 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
     device_                  = static_cast<std::int32_t*>(take(plan_ints_ * 4));
     partial_         = static_cast<float*>(take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
-    tickets_         = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
+    arrivals_        = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
     logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
     logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
     best_            = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
     sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size)};
     const std::size_t request =
-        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.draws), std::size_t(sampling_limits_.edits));
-    const std::size_t reply = std::size_t(sampling_limits_.answers) * sizeof(TokenLogprob);
+        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits));
+    const std::size_t reply = std::size_t(sampling_limits_.results) * sizeof(TokenLogprob);
     host_sampling_          = static_cast<std::byte*>(cuda::allocate_host(request));
     sampling_               = static_cast<std::byte*>(take(request));
     host_answers_           = static_cast<TokenLogprob*>(cuda::allocate_host(reply));
@@ -447,14 +404,15 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     pairs_                  = static_cast<std::int32_t*>(take(n_pairs_ * 8));
     for (auto& pointers : pool_pointers_)
         pointers = static_cast<const void**>(take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
-    if (dequantized_size_ > 0) dequantized_ = static_cast<Half*>(take(std::size_t(dequantized_size_) * 2));
+    void* const workspace = gemm_.workspace_bytes() > 0 ? take(gemm_.workspace_bytes()) : nullptr;
+    gemm_.set_workspace(workspace);
     for (void* memory :
          {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
           static_cast<void*>(best_), static_cast<void*>(host_sampling_), static_cast<void*>(host_answers_)})
         if (memory != nullptr) owned_host_.push_back(memory);
-    if (!host_ || !device_ || !partial_ || !tickets_ || !logits_ || !host_pairs_ || !best_ || !pairs_ ||
+    if (!host_ || !device_ || !partial_ || !arrivals_ || !logits_ || !host_pairs_ || !best_ || !pairs_ ||
         !host_sampling_ || !sampling_ || !host_answers_ || !answers_ || !pool_pointers_[1] ||
-        (dequantized_size_ > 0 && !dequantized_))
+        (gemm_.workspace_bytes() > 0 && !workspace))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
     on_device_.tokens       = device_;
     on_device_.positions    = device_ + at_positions_;
@@ -463,7 +421,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
     on_device_.items.list   = reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_);
-    if (has_blas_) tune();
+    gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.vocab_size, has_layer_kernel_);
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
 }
@@ -479,10 +437,9 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
 
 // -- the step
 
-StepShape CudaBackend::begin_step(const StepPlan& plan) {
-    cuda::use(*gpu_);
+// Sends the plan up. Whether the step only decodes, in the shape of other steps, so that a graph can replay it.
+bool CudaBackend::begin_step(const StepPlan& plan) {
     alone_             = cuda::begin_launches(*gpu_);
-    plan_              = &plan;
     const int T        = plan.n_tokens();
     bool      decoding = !options_.deterministic && T == plan.n_seqs() && plan.logit_rows.size() == plan.tokens.size();
     shape_             = {T, int(plan.logit_rows.size())};
@@ -508,139 +465,164 @@ StepShape CudaBackend::begin_step(const StepPlan& plan) {
     }
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
-    n_tiles_           = 0;
-    int        n_items = 0;
-    const auto item    = [&](const cuda::SplitKvItem& i) {
-        std::memcpy(host_ + at_items_ + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
-    };
-    const int  tile      = cuda::prefill_tile(*gpu_, limits_.head_dim);
-    const auto seen_from = [&](int row) { // by the token of a row
-        return limits_.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - limits_.window + 1) : 0;
-    };
-    const auto single = [&](int s) { // a sequence of one query
-        return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
-    };
-    cuda::SplitLengths chunks;
-    if (!options_.deterministic) {
-        std::int64_t work = 0;
-        for (int s = 0; s < plan.n_seqs(); s++)
-            if (const int row = plan.token_start[std::size_t(s)]; single(s))
-                work += plan.positions[std::size_t(row)] + 1 - seen_from(row);
-        chunks = cuda::split_lengths(*gpu_, limits_.head_dim, work * limits_.n_kv_heads);
-    }
-    const auto one_query = [&](int row, int s, int chunk) {
-        const int begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1,
-                  old = plan.positions[std::size_t(plan.token_start[std::size_t(s)])];
-        // The same chunks whatever the step, or of equal length.
-        const bool fixed = options_.deterministic;
-        const int  from  = fixed ? begin / chunk * chunk : begin;
-        const auto [n, length] =
-            fixed ? cuda::Splits{(end - from + chunk - 1) / chunk, chunk} : cuda::splits_of(end - from, chunk);
-        for (int c = 0; c < n; c++)
-            item({row, plan.table_start[std::size_t(s)], std::max(begin, from + c * length),
-                  std::min(end, from + (c + 1) * length), n, c, old});
-    };
-    for (int s = 0; s < plan.n_seqs(); s++) {
-        const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
-        if (tile > 0 && (single(s) || options_.deterministic)) {
-            for (int row = first; row < end; row++) one_query(row, s, chunks.length);
-            continue;
-        }
-        for (int row = first; row < end; row += std::max(tile, 16)) {
-            std::int32_t* to = host_ + at_tiles_ + std::size_t(n_tiles_++) * 3;
-            to[0] = s, to[1] = row, to[2] = std::min(std::max(tile, 16), end - row);
-        }
-    }
-    const auto round_up = [&](int from) { // so many from there on that a graph may be there for them
-        const int n = decoding ? rounded_items(n_items - from) : n_items - from;
-        while (n_items - from < n) item({});
-        return n;
-    };
-    cuda::SplitKvItems& items = on_device_.items;
-    items.n                   = round_up(0);
-    items.n_short             = 0;
-    if (chunks.short_length > 0 && tile > 0) {
-        for (int s = 0; s < plan.n_seqs(); s++)
-            if (single(s)) one_query(plan.token_start[std::size_t(s)], s, chunks.short_length);
-        items.n_short = round_up(items.n);
-    }
+    const AttentionShape attention{limits_.head_dim, limits_.n_kv_heads, limits_.window, options_.deterministic,
+                                   decoding};
+    work_                    = plan_attention(plan, attention, *gpu_, host_ + at_items_, host_ + at_tiles_);
+    on_device_.items.n       = work_.n_items;
+    on_device_.items.n_short = work_.n_short;
     cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, *gpu_);
-    capturing_ = decoding && n_tiles_ == 0;
-    return shape_;
+    return decoding && work_.n_tiles == 0;
 }
 
 // Sequences longer than this are better served by kernels that have the whole shared memory for attention.
-constexpr int most_tape_items = 512;
+constexpr int max_megakernel_items = 512;
 
-// The first step of a shape runs as it is (kernels are loaded then), the second is captured.
-bool CudaBackend::replay_step() {
-    if (!capturing_) return false;
-    if (one_token()) {
-        if (telling_ == Telling::not_yet) telling_ = Telling::now;
-        if (tape_ != nullptr && on_device_.items.n * limits_.n_kv_heads <= most_tape_items &&
-            cuda::run_decode_megakernel(tape_, on_device_, partial_, tickets_, *gpu_)) {
-            cuda::argmax(tape_logits_, best_, 1, limits_.vocab_size, *gpu_);
-            capturing_ = false;
-            cuda::end_launches(*gpu_);
-            return true;
-        }
-    }
-    void** const graph = graphs_.find(graph_key());
-    if (graph != nullptr && *graph != nullptr) {
-        cuda::launch_graph(*graph, *gpu_);
-        capturing_ = false;
-        cuda::end_launches(*gpu_);
-        return true;
-    }
-    if (graph != nullptr) {
-        cuda::begin_capture(*gpu_);
+void CudaBackend::run(const StepPlan& plan) {
+    cuda::use(*gpu_);
+    const bool decoding = begin_step(plan);
+    if (!decoding) {
+        run_operations();
+    } else if (shape_.tokens == 1 && megakernel_ != nullptr &&
+               work_.n_items * limits_.n_kv_heads <= max_megakernel_items &&
+               cuda::run_decode_megakernel(megakernel_, on_device_, partial_, arrivals_, *gpu_)) {
+        run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
+    } else if (void** const graph = graphs_.find(graph_key()); graph == nullptr) {
+        graphs_.add(graph_key(), nullptr, forget_graph); // kernels are loaded the first time; the second is captured
+        run_operations();
     } else {
-        graphs_.add(graph_key(), nullptr, forget_graph);
-        capturing_ = false;
-    }
-    return false;
-}
-
-void CudaBackend::end_step() {
-    flush();
-    if (telling_ == Telling::now) {
-        telling_ = Telling::done;
-        if (!told_.empty()) tape_logits_ = static_cast<const float*>(told_.back().projection[0].out);
-        tape_ = cuda::make_decode_megakernel(told_.data(), int(told_.size()), *gpu_);
-        told_ = {};
-    }
-    if (std::exchange(capturing_, false)) {
-        void* graph = cuda::end_capture(*gpu_);
-        if (graph == nullptr) check_device("a step that is captured");
-        *graphs_.find(graph_key()) = graph;
-        cuda::launch_graph(graph, *gpu_);
+        if (*graph == nullptr) {
+            cuda::begin_capture(*gpu_);
+            run_operations();
+            *graph = cuda::end_capture(*gpu_);
+            if (*graph == nullptr) check_device("a step that is captured");
+        }
+        cuda::launch_graph(*graph, *gpu_);
     }
     cuda::end_launches(*gpu_);
 }
 
+StepKind CudaBackend::kind_of_step() const {
+    if (shape_.tokens == 1) return StepKind::one_token;
+    if (shape_.tokens <= cuda::max_layer_kernel_rows) return StepKind::few_rows;
+    return shape_.tokens < min_prefill_rows ? StepKind::some_rows : StepKind::many_rows;
+}
+
+const std::vector<FusionGroup>& CudaBackend::groups_of(StepKind kind) const {
+    return kind == StepKind::few_rows ? few_rows_ : kind == StepKind::many_rows ? many_rows_ : plain_;
+}
+
+void CudaBackend::run_operations() {
+    const int end = shape_.logit_rows > 0 ? int(lowered_.size()) : int(program_->head);
+    for (const FusionGroup& group : groups_of(kind_of_step()))
+        if (group.first < end) run_group(group);
+}
+
+void CudaBackend::run_group(const FusionGroup& group) {
+    const auto first = std::size_t(group.first), n = std::size_t(group.n);
+    for (std::size_t i = first; i < first + n; i++) {
+        const LoweredOperation& op = lowered_[i];
+        operations_[i].rows        = op.device.rows * (op.logit_rows ? shape_.logit_rows : shape_.tokens);
+    }
+    const std::span ops = std::span(operations_).subspan(first, n);
+    if (group.kernel == FusedKernel::layer_kernel) {
+        const int ran = cuda::run_layer_kernel(ops.data(), group.n, shape_.tokens, on_device_, *gpu_);
+        check(ran == 0 || ran == group.n, "a layer kernel that ran other operations than it matched");
+        if (ran > 0) return;
+    }
+    if (group.kernel == FusedKernel::prefill_gemm && gemm_.run_prefill(ops, on_device_)) return;
+    for (std::size_t i = first; i < first + n; i++) {
+        LoweredOperation op = lowered_[i];
+        op.device.rows      = operations_[i].rows;
+        std::visit([&](const auto& what) { execute(what, op); }, program_->operations[i]);
+    }
+}
+
+void CudaBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) {
+    cuda::use(*gpu_);
+    program_ = &program;
+    values_  = &values;
+    layers_  = layers;
+    for (const Operation& operation : program.operations) {
+        lowered_.push_back(std::visit([this](const auto& op) { return lower(op); }, operation));
+        operations_.push_back(lowered_.back().device);
+    }
+    const int n = int(operations_.size());
+    for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
+    few_rows_ = many_rows_ = plain_;
+    if (options_.deterministic || !options_.fusion) return;
+    if (has_layer_kernel_)
+        few_rows_ = fuse(lowered_, FusedKernel::layer_kernel, [&](std::span<const cuda::Operation> ops) {
+            return cuda::match_layer_kernel(ops.data(), int(ops.size()), *gpu_);
+        });
+    many_rows_ = fuse(lowered_, FusedKernel::prefill_gemm, [&](std::span<const cuda::Operation> ops) {
+        return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
+    });
+    // Argmax comes after the megakernel; what only plain kernels know it cannot run.
+    if (std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
+        megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
+}
+
+std::string CudaBackend::explain() const {
+    struct Kind {
+        StepKind    kind;
+        int         least, most; // rows
+        const char* title;
+    };
+    std::string text;
+    for (const Kind& kind :
+         {Kind{StepKind::one_token, 1, 1, "one token"},
+          Kind{StepKind::few_rows, 2, cuda::max_layer_kernel_rows, "2 to 128 rows"},
+          Kind{StepKind::some_rows, cuda::max_layer_kernel_rows + 1, min_prefill_rows - 1, "129 to 1535 rows"},
+          Kind{StepKind::many_rows, min_prefill_rows, limits_.max_tokens, "1536 rows and more"}}) {
+        std::vector<std::string> labels(lowered_.size());
+        for (const FusionGroup& group : groups_of(kind.kind))
+            for (int i = group.first; i < group.first + group.n; i++) {
+                const LoweredOperation& op = lowered_[std::size_t(i)];
+                const bool              gemm =
+                    op.device.kind == cuda::Operation::gemm || op.device.kind == cuda::Operation::gated_gemm;
+                labels[std::size_t(i)] = group.kernel != FusedKernel::none
+                                             ? cat(i == group.first ? "" : "+ ", name_of(group.kernel))
+                                         : gemm && op.known ? gemm_.explain(op.device, kind.least, kind.most)
+                                                            : std::string("plain");
+            }
+        if (kind.kind == StepKind::one_token && megakernel_ != nullptr)
+            for (std::size_t i = 0; i + 1 < labels.size(); i++)
+                labels[i] = cat(i == 0 ? "" : "+ ", name_of(FusedKernel::decode_megakernel));
+        std::size_t width = 0;
+        for (const std::string& label : labels) width = std::max(width, label.size());
+        text += cat(kind.title, ":\n", list(*program_, [&](std::size_t i) {
+                        return labels[i] + std::string(width + 2 - labels[i].size(), ' ');
+                    }));
+    }
+    return text;
+}
+
 // -- sampling
 
-void CudaBackend::sample(Tensor logits) {
-    const StepPlan& plan = *plan_;
-    check(int(plan.tasks.size()) <= sampling_limits_.tasks && int(plan.edits.size()) <= sampling_limits_.edits &&
-              int(plan.draws.size()) <= sampling_limits_.draws,
+void CudaBackend::sample(const StepPlan& plan) {
+    const SamplingPlan& sampling = plan.sampling;
+    const Tensor        logits   = values_->at(program_->logits, shape_);
+    check(int(sampling.tasks.size()) <= sampling_limits_.tasks &&
+              int(sampling.edits.size()) <= sampling_limits_.edits &&
+              int(sampling.uniforms.size()) <= sampling_limits_.uniforms,
           "more to sample than announced");
-    const std::size_t at_tasks = plan.draws.size() * sizeof(double),
-                      at_edits = sampling_bytes(plan.tasks.size(), plan.draws.size(), 0);
-    std::memcpy(host_sampling_, plan.draws.data(), at_tasks);
+    const std::size_t at_tasks = sampling.uniforms.size() * sizeof(double),
+                      at_edits = sampling_bytes(sampling.tasks.size(), sampling.uniforms.size(), 0);
+    std::memcpy(host_sampling_, sampling.uniforms.data(), at_tasks);
     auto* tasks = reinterpret_cast<cuda::SampleTask*>(host_sampling_ + at_tasks);
     n_answers_  = 0;
-    for (const RowTask& t : plan.tasks) {
-        *tasks++ = {t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_draw,  t.chosen >= 0 ? 1 : t.n_draws,
-                    t.n_top, 2 * t.first_answer, t.logprobs,   t.top_k,   t.temperature, t.top_p,
-                    t.min_p, t.only_edited};
-        n_answers_ = std::max(n_answers_, std::size_t(t.first_answer + t.n_answers()));
+    for (const SamplingTask& t : sampling.tasks) {
+        *tasks++ = {
+            t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_uniform, t.chosen >= 0 ? 1 : t.n_uniforms,
+            t.n_top, 2 * t.first_result, t.logprobs,   t.top_k,   t.temperature,   t.top_p,
+            t.min_p, t.only_edited};
+        n_answers_ = std::max(n_answers_, std::size_t(t.first_result + t.n_results()));
     }
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
-    for (const LogitEdit& e : plan.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
-    cuda::copy_to_device(sampling_, host_sampling_, at_edits + plan.edits.size() * sizeof(cuda::LogitEdit), *gpu_);
+    for (const LogitEdit& e : sampling.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
+    cuda::copy_to_device(sampling_, host_sampling_, at_edits + sampling.edits.size() * sizeof(cuda::LogitEdit), *gpu_);
     cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
-                 int(plan.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
+                 int(sampling.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
                  reinterpret_cast<const double*>(sampling_), reinterpret_cast<std::int32_t*>(answers_), *gpu_);
 }
 
@@ -649,272 +631,193 @@ StepResults CudaBackend::results() {
     if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), *gpu_);
     cuda::synchronize(*gpu_);
     check_device("a step");
-    return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}};
+    return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}, {}, {}};
 }
 
 // -- the operations
 
-void CudaBackend::embed(const TensorView& weight, const TensorView& positions, Tensor out) {
-    cuda::Operation op;
-    op.weight   = weight_of(weight);
-    op.residual = floats(out);
-    if (positions) telling_ = Telling::done; // not for a tape
-    tell(op);
-    cuda::embed(weight_of(weight), positions ? &weight_of(positions) : nullptr, on_device_, floats(out), out.rows,
-                *gpu_);
+cuda::Projection CudaBackend::lower(const Projection& p) const {
+    return {weight_of(p.weight), vector_of(p.bias), device_of(p.out), (*program_)[p.out].f32};
 }
 
-void CudaBackend::norm(Tensor x, const TensorView& weight, const TensorView& bias, float eps, Tensor* residual,
-                       Tensor out) {
-    check(out.type == DType::F16, "norm: the result is for a product");
-    if (bias) { // LayerNorm
-        telling_ = Telling::done;
-        flush();
-        cuda::norm(x.data, x.type == DType::F32, vector_of(weight), vector_of(bias), eps,
-                   residual ? floats(*residual) : nullptr, halves(out), x.rows, x.cols, *gpu_);
-        return;
-    }
-    cuda::Operation op;
-    op.kind        = cuda::Operation::norm;
-    op.x           = x.data;
-    op.x_is_float  = x.type == DType::F32;
-    op.residual    = residual ? floats(*residual) : nullptr;
-    op.norm_weight = vector_of(weight);
-    op.eps         = eps;
-    op.out         = out.data;
-    op.rows        = x.rows;
-    op.cols        = x.cols;
-    submit(op);
+LoweredOperation CudaBackend::lower(const Embed& op) {
+    LoweredOperation to;
+    to.device.rows     = 1;
+    to.device.weight   = weight_of(op.table);
+    to.device.residual = static_cast<float*>(device_of(op.out));
+    to.known           = !op.positions;
+    if (op.positions) to.positions = &weight_of(op.positions);
+    return to;
+}
+void CudaBackend::execute(const Embed&, const LoweredOperation& op) {
+    cuda::embed(op.device.weight, op.positions, on_device_, op.device.residual, op.device.rows, *gpu_);
 }
 
-void CudaBackend::matmul(Tensor x, std::span<const Projection> projections) {
-    cuda::Operation op;
-    op.kind = cuda::Operation::gemm;
-    op.x    = x.data;
-    op.rows = x.rows;
-    op.cols = x.cols;
-    for (const Projection& p : projections)
-        op.projection[op.n_projections++] = {weight_of(*p.weight), p.bias ? vector_of(*p.bias) : nullptr, p.out.data,
-                                             p.out.type == DType::F32};
-    submit(op);
+LoweredOperation CudaBackend::lower(const Norm& op) {
+    const Value&     x = (*program_)[op.x];
+    LoweredOperation to;
+    check(!(*program_)[op.out].f32, "norm: the result is for a GEMM");
+    to.device.kind        = cuda::Operation::norm;
+    to.device.x           = device_of(op.x);
+    to.device.x_is_float  = x.f32;
+    to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
+    to.device.norm_weight = vector_of(op.weight);
+    to.device.eps         = op.eps;
+    to.device.out         = device_of(op.out);
+    to.device.rows        = x.cols / op.group; // of one row: its heads
+    to.device.cols        = op.group;
+    to.logit_rows         = x.logit_rows;
+    to.norm_bias          = vector_of(op.bias);
+    to.known              = !op.bias;
+    to.fusible            = to.known && op.group == x.cols && !x.logit_rows;
+    return to;
+}
+void CudaBackend::execute(const Norm&, const LoweredOperation& op) {
+    const cuda::Operation& o = op.device;
+    cuda::norm(o.x, o.x_is_float, o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out), o.rows,
+               o.cols, *gpu_);
 }
 
-void CudaBackend::gated(Tensor x, const Projection& gate, const Projection& up) {
-    cuda::Operation op;
-    op.kind          = cuda::Operation::gated_gemm;
-    op.x             = x.data;
-    op.rows          = x.rows;
-    op.cols          = x.cols;
-    op.projection[0] = {weight_of(*gate.weight), nullptr, gate.out.data, false};
-    op.projection[1] = {weight_of(*up.weight), nullptr, up.out.data, false};
-    op.n_projections = 2;
-    submit(op);
+LoweredOperation CudaBackend::lower(const Gemm& op) {
+    const Value&     x = (*program_)[op.x];
+    LoweredOperation to;
+    to.device.kind = cuda::Operation::gemm;
+    to.device.x    = device_of(op.x);
+    to.device.rows = 1;
+    to.device.cols = x.cols;
+    check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
+    for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p);
+    to.logit_rows = x.logit_rows;
+    to.fusible    = !x.logit_rows;
+    return to;
 }
 
-// Norms, products and rotations of some tokens wait for those that follow, up to the next attention.
-void CudaBackend::submit(const cuda::Operation& op) {
-    tell(op);
-    if (op.rows == shape_.tokens && op.rows > 1 && !options_.deterministic) {
-        queue_.push_back(op);
-        return;
-    }
-    flush();
-    run(op);
+LoweredOperation CudaBackend::lower(const GatedGemm& op) {
+    check(op.activation == Activation::silu, "gated_gemm: an activation this backend does not have");
+    LoweredOperation to;
+    to.device.kind          = cuda::Operation::gated_gemm;
+    to.device.x             = device_of(op.x);
+    to.device.rows          = 1;
+    to.device.cols          = (*program_)[op.x].cols;
+    to.device.projection[0] = lower(op.gate);
+    to.device.projection[1] = lower(op.up);
+    to.device.n_projections = 2;
+    to.fusible              = true;
+    return to;
 }
 
-// Runs what waits, as one kernel or a few where that can be.
-void CudaBackend::flush() {
-    std::span<const cuda::Operation> ops = queue_;
-    for (; !ops.empty() && ops[0].kind == cuda::Operation::norm; ops = ops.subspan(1)) run(ops[0]);
-    int done = cuda::run_layer_kernel(ops.data(), int(ops.size()), shape_.tokens, on_device_, *gpu_);
-    for (ops = ops.subspan(std::size_t(done)); !ops.empty(); ops = ops.subspan(std::size_t(done))) {
-        done = run_prompt(ops);
-        if (done == 0) run(ops[0]), done = 1;
-    }
-    queue_.clear();
+LoweredOperation CudaBackend::lower(const Activate& op) {
+    check(op.activation == Activation::gelu_tanh, "activate: an activation this backend does not have");
+    LoweredOperation to;
+    to.device.x    = device_of(op.x);
+    to.device.rows = 1;
+    to.device.cols = (*program_)[op.x].cols;
+    to.known       = false;
+    return to;
+}
+void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
+    cuda::gelu(static_cast<Half*>(const_cast<void*>(op.device.x)), op.device.rows * op.device.cols, *gpu_);
 }
 
-void CudaBackend::run(const cuda::Operation& op) {
-    const auto* x    = static_cast<const Half*>(op.x);
-    auto*       gate = static_cast<Half*>(op.projection[0].out);
-    if (op.kind == cuda::Operation::norm) {
-        cuda::norm(op.x, op.x_is_float, op.norm_weight, nullptr, op.eps, op.residual, static_cast<Half*>(op.out),
-                   op.rows, op.cols, *gpu_);
-    } else if (op.kind == cuda::Operation::rope_and_store) {
-        cuda::rope_and_store(op.rope, on_device_, op.rows, *gpu_);
-    } else if (op.kind == cuda::Operation::gemm) {
-        multiply(op);
-    } else if (op.rows != 1 || options_.deterministic ||
-               !cuda::gemv_gated(x, op.projection[0].weight, op.projection[1].weight, gate, *gpu_)) {
-        multiply(op);
-        cuda::silu_mul(gate, static_cast<const Half*>(op.projection[1].out), op.rows * op.projection[0].weight.rows,
-                       *gpu_);
-    }
-}
-
-// Products with the rows of a prompt, and what follows them, as one kernel; returns how many operations that were, 0 where it
-// cannot, or where there are too few rows.
-int CudaBackend::run_prompt(std::span<const cuda::Operation> ops) {
-    if (ops[0].rows < least_prompt || options_.deterministic || cuda::match_prefill_gemm(ops.data(), 1, *gpu_) == 0)
-        return 0;
-    const std::size_t              n = std::min<std::size_t>(ops.size(), 2);
-    std::array<cuda::Operation, 2> with_halves;
-    std::copy_n(ops.begin(), n, with_halves.begin());
-    std::int64_t used = 0;
-    for (int i = 0; i < ops[0].n_projections; i++) {
-        cuda::Weight& w = with_halves[0].projection[i].weight;
-        if (w.form == cuda::WeightForm::f16) continue;
-        if (used + w.rows * w.cols > dequantized_size_) return 0;
-        cuda::dequantize(w, dequantized_ + used, *gpu_);
-        w.data = dequantized_ + used, w.form = cuda::WeightForm::f16;
-        used += w.rows * w.cols;
-    }
-    return cuda::run_prefill_gemm(with_halves.data(), int(n), on_device_, *gpu_);
-}
-
-void CudaBackend::multiply(const cuda::Operation& op) {
-    const auto*                             x = static_cast<const Half*>(op.x);
-    const std::span<const cuda::Projection> products(op.projection, std::size_t(op.n_projections));
-    if (!std::ranges::all_of(products, [](const cuda::Projection& p) { return cuda::is_regular(p.weight); })) {
-        cuda::gemm_plain(x, op.rows, op.cols, op.projection, op.n_projections, *gpu_);
-        return;
-    }
-    const auto is_f16 = [](const cuda::Projection& p) { return p.weight.form == cuda::WeightForm::f16; };
-    const bool batch  = !options_.deterministic && std::ranges::all_of(products, [&](const cuda::Projection& p) {
-        return cuda::can_skinny_gemm(*gpu_, p.weight);
-    });
-    const bool blas   = has_blas_ && !options_.deterministic && is_f16(products[0]);
-    const int  vector = options_.deterministic ? cuda::max_gemv_rows : batch ? 1 : blas ? 4 : cuda::max_gemv_rows;
-    if (batch && op.rows > vector && op.rows <= (blas ? 7 : cuda::max_skinny_rows)) { // the library is better from 8 on
-        cuda::skinny_gemm(x, int(op.rows), op.cols, op.projection, op.n_projections, *gpu_);
-        return;
-    }
-    if (op.rows <= vector || !has_blas_) {
-        multiply_rows(op, products, vector);
-        return;
-    }
-    for (std::size_t i = 0, count = 1; i < products.size(); i += count) {
-        const cuda::Projection& p = products[i];
-        // Neighbours of one shape, weights and results as far from one another, are one product.
-        std::int64_t weight_stride = 0, out_stride = 0;
-        for (count = 1; is_f16(p) && i + count < products.size(); count++) {
-            const cuda::Projection &before = products[i + count - 1], &next = products[i + count];
-            const std::int64_t      apart =
-                static_cast<const Half*>(next.weight.data) - static_cast<const Half*>(before.weight.data);
-            const std::int64_t out_apart = static_cast<const Half*>(next.out) - static_cast<const Half*>(before.out);
-            if (!is_f16(next) || next.weight.rows != p.weight.rows || next.out_is_float || p.out_is_float ||
-                apart <= 0 || out_apart <= 0 || (count > 1 && (apart != weight_stride || out_apart != out_stride)))
-                break;
-            weight_stride = apart;
-            out_stride    = out_apart;
-        }
-        const Half* values = static_cast<const Half*>(p.weight.data);
-        if (!is_f16(p)) {
-            cuda::dequantize(p.weight, dequantized_, *gpu_);
-            values = dequantized_;
-        }
-        const std::span<const cuda::Projection> some = products.subspan(i, count);
-        if (!cuda::cublaslt_gemm(x, op.rows, values,
-                                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride},
-                                 p.out, *gpu_)) {
-            multiply_rows(op, some, cuda::max_gemv_rows);
-            continue;
-        }
-        for (const cuda::Projection& each : some)
-            if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, *gpu_);
-    }
-}
-
-// By the kernels for few rows, `most` of them at a time.
-void CudaBackend::multiply_rows(const cuda::Operation& op, std::span<const cuda::Projection> products, int most) {
-    const auto* x = static_cast<const Half*>(op.x);
-    for (std::int64_t row = 0; row < op.rows; row += most) {
-        cuda::Projection some[cuda::max_projections];
-        int              n = 0;
-        for (cuda::Projection p : products) {
-            p.out     = static_cast<std::byte*>(p.out) + row * p.weight.rows * (p.out_is_float ? 4 : 2);
-            some[n++] = p;
-        }
-        cuda::gemv(x + row * op.cols, int(std::min<std::int64_t>(most, op.rows - row)), op.cols, some, n,
-                   options_.deterministic, *gpu_);
-    }
-}
-
-void CudaBackend::rope_and_store(Tensor q, Tensor k, Tensor v, const Rope& rope, const KvLayer& cache) {
-    float*& frequencies = frequencies_[rope.inv_freq.data()];
-    if (frequencies == nullptr && !rope.inv_freq.empty()) { // the first step of a model
+LoweredOperation CudaBackend::lower(const RopeAndStore& op) {
+    const Rope& rope        = op.rope;
+    float*&     frequencies = frequencies_[rope.inv_freq.data()];
+    if (frequencies == nullptr && !rope.inv_freq.empty()) {
         frequencies = static_cast<float*>(take(rope.inv_freq.size_bytes()));
         check(frequencies != nullptr, "no memory for the frequencies of RoPE");
         cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), *gpu_);
     }
-    cuda::RopeStore args;
-    args.q          = halves(q);
-    args.k          = halves(k);
-    args.v          = halves(v);
-    args.cache_k    = static_cast<Half*>(cache.k);
-    args.cache_v    = static_cast<Half*>(cache.v);
-    args.inv_freq   = frequencies;
-    args.n_pairs    = int(rope.inv_freq.size());
-    args.n_heads    = int(q.cols / cache.head_dim);
-    args.n_kv_heads = cache.n_kv_heads;
-    args.head_dim   = cache.head_dim;
-    args.block_size = cache.block_size;
-    args.scale      = rope.scale;
-    args.neox       = rope.halves;
-    cuda::Operation op;
-    op.kind = cuda::Operation::rope_and_store;
-    op.rope = args;
-    op.rows = q.rows;
-    submit(op);
+    const KvLayer&   cache = layers_[std::size_t(op.layer)];
+    LoweredOperation to;
+    cuda::RopeStore& args = to.device.rope;
+    args.q                = static_cast<Half*>(device_of(op.q));
+    args.k                = static_cast<Half*>(device_of(op.k));
+    args.v                = static_cast<Half*>(device_of(op.v));
+    args.cache_k          = static_cast<Half*>(cache.k);
+    args.cache_v          = static_cast<Half*>(cache.v);
+    args.inv_freq         = frequencies;
+    args.n_pairs          = int(rope.inv_freq.size());
+    args.n_heads          = int((*program_)[op.q].cols / cache.head_dim);
+    args.n_kv_heads       = cache.n_kv_heads;
+    args.head_dim         = cache.head_dim;
+    args.block_size       = cache.block_size;
+    args.scale            = rope.scale;
+    args.neox             = rope.neox;
+    to.device.kind        = cuda::Operation::rope_and_store;
+    to.device.rows        = 1;
+    to.fusible            = true;
+    return to;
+}
+void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
+    cuda::rope_and_store(op.device.rope, on_device_, op.device.rows, *gpu_);
 }
 
-void CudaBackend::attention(Tensor q, const KvLayer& cache, const AttentionParams& params, Tensor out) {
-    flush();
-    cuda::Attention args;
-    args.q          = halves(q);
-    args.out        = halves(out);
-    args.cache_k    = static_cast<const Half*>(cache.k);
-    args.cache_v    = static_cast<const Half*>(cache.v);
-    args.n_heads    = params.n_heads;
-    args.n_kv_heads = cache.n_kv_heads;
-    args.head_dim   = cache.head_dim;
-    args.block_size = cache.block_size;
-    args.scale      = params.scale;
-    args.window     = params.window;
-    cuda::Operation op;
-    op.kind   = cuda::Operation::attention;
-    op.attend = args;
-    tell(op);
-    cuda::attention_decode(args, on_device_, partial_, tickets_, *gpu_);
-    cuda::attention_prefill(args, on_device_, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), n_tiles_,
-                            *gpu_);
+LoweredOperation CudaBackend::lower(const quire::Attention& op) {
+    check(op.window == limits_.window,
+          "attention: a window of its own layer, which the step's split-KV items do not know");
+    const KvLayer&   cache = layers_[std::size_t(op.layer)];
+    LoweredOperation to;
+    cuda::Attention& args = to.device.attend;
+    args.q                = static_cast<const Half*>(device_of(op.q));
+    args.out              = static_cast<Half*>(device_of(op.out));
+    args.cache_k          = static_cast<const Half*>(cache.k);
+    args.cache_v          = static_cast<const Half*>(cache.v);
+    args.n_heads          = op.n_heads;
+    args.n_kv_heads       = cache.n_kv_heads;
+    args.head_dim         = cache.head_dim;
+    args.block_size       = cache.block_size;
+    args.scale            = op.scale;
+    args.window           = op.window;
+    args.softcap          = op.softcap;
+    to.device.kind        = cuda::Operation::attention;
+    to.device.rows        = 1;
+    return to;
+}
+void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
+    cuda::attention_decode(op.device.attend, on_device_, partial_, arrivals_, *gpu_);
+    cuda::attention_prefill(op.device.attend, on_device_,
+                            reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), work_.n_tiles, *gpu_);
 }
 
-void CudaBackend::activate(Activation activation, Tensor x, const Tensor* up) {
-    if (telling_ == Telling::now) telling_ = Telling::done; // not for a tape
-    flush();
-    if (activation == Activation::silu) cuda::silu_mul(halves(x), halves(*up), x.rows * x.cols, *gpu_);
-    else cuda::gelu(halves(x), x.rows * x.cols, *gpu_);
+LoweredOperation CudaBackend::lower(const Add& op) {
+    LoweredOperation to;
+    to.device.kind     = cuda::Operation::add;
+    to.device.residual = static_cast<float*>(device_of(op.residual));
+    to.device.x        = device_of(op.x);
+    to.device.rows     = 1;
+    to.device.cols     = (*program_)[op.x].cols;
+    return to;
+}
+void CudaBackend::execute(const Add&, const LoweredOperation& op) {
+    cuda::add(op.device.residual, static_cast<const Half*>(op.device.x), op.device.rows * op.device.cols, *gpu_);
 }
 
-void CudaBackend::add(Tensor x, Tensor y) {
-    cuda::Operation op;
-    op.kind     = cuda::Operation::add;
-    op.residual = floats(x);
-    op.x        = y.data;
-    tell(op);
-    flush();
-    cuda::add(floats(x), halves(y), x.rows * x.cols, *gpu_);
+LoweredOperation CudaBackend::lower(const SelectRows& op) {
+    LoweredOperation to;
+    to.device.kind     = cuda::Operation::select_rows;
+    to.device.x        = device_of(op.x);
+    to.device.residual = static_cast<float*>(device_of(op.out));
+    to.device.rows     = 1;
+    to.device.cols     = (*program_)[op.x].cols;
+    to.logit_rows      = true;
+    return to;
+}
+void CudaBackend::execute(const SelectRows&, const LoweredOperation& op) {
+    cuda::select_rows(static_cast<const float*>(op.device.x), on_device_.logit_rows, op.device.residual, op.device.rows,
+                      op.device.cols, *gpu_);
 }
 
-void CudaBackend::select_logit_rows(Tensor x, Tensor out) {
-    cuda::Operation op;
-    op.kind     = cuda::Operation::select_rows;
-    op.x        = x.data;
-    op.residual = floats(out);
-    tell(op);
-    flush();
-    cuda::select_rows(floats(x), on_device_.logit_rows, floats(out), out.rows, x.cols, *gpu_);
+LoweredOperation CudaBackend::lower(const Argmax& op) {
+    LoweredOperation to;
+    to.device.x    = device_of(op.logits);
+    to.device.rows = 1;
+    to.device.cols = (*program_)[op.logits].cols;
+    to.logit_rows  = true;
+    to.known       = false;
+    return to;
+}
+void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
+    cuda::argmax(static_cast<const float*>(op.device.x), best_, op.device.rows, op.device.cols, *gpu_);
 }
 
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,

@@ -1,0 +1,103 @@
+// quire.compute.cuda.attention_plan: how a step's attention is cut for the GPU: split-KV items for sequences with one query, tiles of
+// queries for prompts. Owns nothing.
+module;
+
+#include "../../../cuda/kernels.h"
+
+export module quire.compute.cuda.attention_plan;
+
+import quire.core.base;
+import quire.core.std;
+import quire.schedule.step_plan;
+
+export namespace quire {
+
+struct AttentionShape {
+    int  head_dim = 0, n_kv_heads = 0;
+    int  window        = 0;     // sliding window; 0: none
+    bool deterministic = false; // splits at fixed positions, the same in any step
+    bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
+};
+
+struct AttentionWork {
+    int n_items = 0, n_short = 0; // SplitKvItems
+    int n_tiles = 0;              // PrefillTiles
+};
+
+// Items in a list, rounded up as AttentionShape::rounded does.
+int rounded_items(int n);
+
+// Writes the step's SplitKvItems and PrefillTiles, as words of 4 bytes.
+AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
+                             std::int32_t* items, std::int32_t* tiles);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+int rounded_items(int n) {
+    const int step = std::max(8, int(std::bit_floor(unsigned(n))) / 4);
+    return (n + step - 1) / step * step;
+}
+
+AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
+                             std::int32_t* items, std::int32_t* tiles) {
+    AttentionWork work;
+    int           n_items = 0;
+    const auto    item    = [&](const cuda::SplitKvItem& i) {
+        std::memcpy(items + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
+    };
+    const int  tile      = cuda::prefill_tile(gpu, shape.head_dim);
+    const auto seen_from = [&](int row) { // the first position in the window of a row's token
+        return shape.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - shape.window + 1) : 0;
+    };
+    const auto single = [&](int s) { // a sequence of one query
+        return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
+    };
+    cuda::SplitLengths lengths;
+    if (!shape.deterministic) {
+        std::int64_t positions = 0;
+        for (int s = 0; s < plan.n_seqs(); s++)
+            if (const int row = plan.token_start[std::size_t(s)]; single(s))
+                positions += plan.positions[std::size_t(row)] + 1 - seen_from(row);
+        lengths = cuda::split_lengths(gpu, shape.head_dim, positions * shape.n_kv_heads);
+    }
+    const auto one_query = [&](int row, int s, int wanted) {
+        const int  begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1;
+        const int  n_cached = plan.positions[std::size_t(plan.token_start[std::size_t(s)])];
+        const bool fixed    = shape.deterministic;
+        const int  from     = fixed ? begin / wanted * wanted : begin;
+        const auto [n, length] =
+            fixed ? cuda::Splits{(end - from + wanted - 1) / wanted, wanted} : cuda::splits_of(end - from, wanted);
+        for (int i = 0; i < n; i++)
+            item({row, plan.table_start[std::size_t(s)], std::max(begin, from + i * length),
+                  std::min(end, from + (i + 1) * length), n, i, n_cached});
+    };
+    for (int s = 0; s < plan.n_seqs(); s++) {
+        const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];
+        if (tile > 0 && (single(s) || shape.deterministic)) {
+            for (int row = first; row < end; row++) one_query(row, s, lengths.length);
+            continue;
+        }
+        for (int row = first; row < end; row += std::max(tile, 16)) {
+            std::int32_t* to = tiles + std::size_t(work.n_tiles++) * 3;
+            to[0] = s, to[1] = row, to[2] = std::min(std::max(tile, 16), end - row);
+        }
+    }
+    const auto round_up = [&](int from) {
+        const int n = shape.rounded ? rounded_items(n_items - from) : n_items - from;
+        while (n_items - from < n) item({});
+        return n;
+    };
+    work.n_items = round_up(0);
+    if (lengths.short_length > 0 && tile > 0) {
+        for (int s = 0; s < plan.n_seqs(); s++)
+            if (single(s)) one_query(plan.token_start[std::size_t(s)], s, lengths.short_length);
+        work.n_short = round_up(work.n_items);
+    }
+    return work;
+}
+
+} // namespace quire

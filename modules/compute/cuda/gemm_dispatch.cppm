@@ -1,0 +1,230 @@
+// quire.compute.cuda.gemm_dispatch: which kernel runs a GEMM: GEMV, skinny GEMM, our prefill GEMM or cuBLASLt, by M and the form of
+// the weights. Owns nothing; the workspace for dequantised weights is the backend's.
+module;
+
+#include "../../../cuda/kernels.h"
+
+export module quire.compute.cuda.gemm_dispatch;
+
+import quire.compute.cuda.fusion;
+import quire.core.base;
+import quire.core.std;
+
+export namespace quire {
+
+class GemmDispatch {
+public:
+    GemmDispatch(cuda::Context& gpu, bool deterministic)
+        : gpu_(gpu), deterministic_(deterministic),
+          has_cublaslt_(!deterministic && cuda::open_cublaslt(gpu) == nullptr) {}
+
+    // A weight of GEMMs, in the order of the file; it stays where it is.
+    void        add(const cuda::Weight& weight);
+    int         n_weights() const { return int(weights_.size()); }
+    std::size_t workspace_bytes() const { return std::size_t(dequantized_size_) * sizeof(cuda::Half); }
+    void        set_workspace(void* memory) { dequantized_ = static_cast<cuda::Half*>(memory); }
+
+    // Has the library's algorithms tried for the GEMMs that it will be asked for: those of each shape, and of neighbours of
+    // one shape together. max_tokens, max_logit_rows: of a step; vocab_size: the rows of the output matrix.
+    void tune(int max_tokens, int max_logit_rows, int vocab_size, bool has_layer_kernel);
+
+    // op: a gemm, or a gated_gemm with SwiGLU.
+    void run(const cuda::Operation& op);
+    // Operations that the prefill GEMM matches, their weights dequantised first. False: no room for these weights.
+    bool run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan);
+    // "GEMV to 4, skinny GEMM to 7, cuBLASLt": the last M of each kernel, up to most.
+    std::string explain(const cuda::Operation& op, int least, int most) const;
+
+private:
+    using Half = cuda::Half;
+    struct Limits {
+        int gemv, skinny; // the last M of each
+    };
+    static bool is_fp16(const cuda::Weight& w) { return w.form == cuda::WeightForm::f16; }
+    Limits      limits(std::span<const cuda::Projection> projections) const;
+    void        gemm(const cuda::Operation& op);
+    void        gemv(const cuda::Operation& op, std::span<const cuda::Projection> projections, int max_m);
+    void        cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections);
+
+    cuda::Context&                   gpu_;
+    bool                             deterministic_, has_cublaslt_;
+    std::vector<const cuda::Weight*> weights_;
+    Half*                            dequantized_      = nullptr;
+    std::int64_t                     dequantized_size_ = 0; // elements: the largest quantised weight
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void GemmDispatch::add(const cuda::Weight& w) {
+    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
+        dequantized_size_ = std::max(dequantized_size_, w.rows * w.cols);
+    if (cuda::is_regular(w)) weights_.push_back(&w);
+}
+
+void GemmDispatch::tune(int max_tokens, int max_logit_rows, int vocab_size, bool has_layer_kernel) {
+    if (!has_cublaslt_) return;
+    std::set<std::array<std::int64_t, 3>> done; // N, K, matrices
+    const auto                            tune = [&](const cuda::Weight& w, int count, std::int64_t stride) {
+        if (!done.insert({w.rows, w.cols, count}).second) return;
+        const bool  logits = w.rows == vocab_size;
+        const Half* values = static_cast<const Half*>(w.data);
+        if (!is_fp16(w)) {
+            cuda::dequantize(w, dequantized_, gpu_);
+            values = dequantized_;
+        }
+        // Fewer rows, and many, have kernels of our own.
+        cuda::Operation op;
+        op.kind          = cuda::Operation::gemm;
+        op.cols          = w.cols;
+        op.projection[0] = {w};
+        op.n_projections = 1;
+        int min_m = 1, max_m = logits ? max_logit_rows : max_tokens;
+        if (!logits && is_fp16(w) && has_layer_kernel) min_m = cuda::max_layer_kernel_rows + 1;
+        if (!is_fp16(w) && cuda::can_skinny_gemm(gpu_, w)) min_m = cuda::max_skinny_rows + 1;
+        if (!logits && cuda::match_prefill_gemm(&op, 1, gpu_) > 0) max_m = std::min(max_m, min_prefill_rows - 1);
+        cuda::tune_cublaslt({w.rows, w.cols, logits, count, stride, 0}, values, min_m, max_m, gpu_);
+    };
+    const auto apart = [&](std::size_t i) { // of a matrix and the next, where they may go together; else 0
+        if (i + 1 >= weights_.size()) return std::ptrdiff_t(0);
+        const cuda::Weight &a = *weights_[i], &b = *weights_[i + 1];
+        const bool          alike = is_fp16(a) && is_fp16(b) && a.rows == b.rows && a.cols == b.cols;
+        return alike ? static_cast<const Half*>(b.data) - static_cast<const Half*>(a.data) : 0;
+    };
+    for (std::size_t i = 0; i < weights_.size(); i++) {
+        tune(*weights_[i], 1, 0);
+        if (apart(i) <= 0 || (i > 0 && apart(i - 1) == apart(i))) continue;
+        tune(*weights_[i], apart(i + 1) == apart(i) ? 3 : 2, apart(i));
+    }
+}
+
+void GemmDispatch::run(const cuda::Operation& op) {
+    if (op.kind == cuda::Operation::gemm) {
+        gemm(op);
+        return;
+    }
+    const cuda::Projection &gate = op.projection[0], &up = op.projection[1];
+    auto*                   out = static_cast<Half*>(gate.out);
+    if (op.rows == 1 && !deterministic_ &&
+        cuda::gemv_gated(static_cast<const Half*>(op.x), gate.weight, up.weight, out, gpu_))
+        return;
+    gemm(op);
+    cuda::silu_mul(out, static_cast<const Half*>(up.out), op.rows * gate.weight.rows, gpu_);
+}
+
+bool GemmDispatch::run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan) {
+    std::array<cuda::Operation, 2> in_fp16;
+    check(ops.size() <= in_fp16.size(), "more operations than a prefill GEMM runs");
+    std::ranges::copy(ops, in_fp16.begin());
+    std::int64_t used = 0;
+    for (cuda::Projection& p : std::span(in_fp16[0].projection).first(std::size_t(ops[0].n_projections))) {
+        cuda::Weight& w = p.weight;
+        if (is_fp16(w)) continue;
+        if (used + w.rows * w.cols > dequantized_size_) return false;
+        cuda::dequantize(w, dequantized_ + used, gpu_);
+        w.data = dequantized_ + used, w.form = cuda::WeightForm::f16;
+        used += w.rows * w.cols;
+    }
+    const int ran = cuda::run_prefill_gemm(in_fp16.data(), int(ops.size()), plan, gpu_);
+    check(ran == int(ops.size()), "a prefill GEMM that ran other operations than it matched");
+    return true;
+}
+
+GemmDispatch::Limits GemmDispatch::limits(std::span<const cuda::Projection> projections) const {
+    if (deterministic_) return {cuda::max_gemv_rows, 0};
+    const bool skinny = std::ranges::all_of(
+        projections, [&](const cuda::Projection& p) { return cuda::can_skinny_gemm(gpu_, p.weight); });
+    const bool cublaslt = has_cublaslt_ && is_fp16(projections[0].weight);
+    return {skinny     ? 1
+            : cublaslt ? 4
+                       : cuda::max_gemv_rows,
+            !skinny    ? 0
+            : cublaslt ? 7 // the library is better from 8 on
+                       : cuda::max_skinny_rows};
+}
+
+std::string GemmDispatch::explain(const cuda::Operation& op, int least, int most) const {
+    const std::span projections(op.projection, std::size_t(op.n_projections));
+    if (!std::ranges::all_of(projections, [](const cuda::Projection& p) { return cuda::is_regular(p.weight); }))
+        return "plain GEMM";
+    const auto [gemv, skinny] = limits(projections);
+    std::string text;
+    int         from = least;
+    const auto  say  = [&](std::string_view kernel, int last) {
+        if (last < from || from > most) return;
+        text += cat(text.empty() ? "" : ", ", kernel, last < most ? cat(" to ", last) : std::string());
+        from = last + 1;
+    };
+    say("GEMV", has_cublaslt_ || skinny > 0 ? gemv : most);
+    say("skinny GEMM", skinny);
+    say(has_cublaslt_ ? "cuBLASLt" : "GEMV", std::numeric_limits<int>::max());
+    return text;
+}
+
+void GemmDispatch::gemm(const cuda::Operation& op) {
+    const auto*                             x = static_cast<const Half*>(op.x);
+    const std::span<const cuda::Projection> projections(op.projection, std::size_t(op.n_projections));
+    if (!std::ranges::all_of(projections, [](const cuda::Projection& p) { return cuda::is_regular(p.weight); })) {
+        cuda::gemm_plain(x, op.rows, op.cols, op.projection, op.n_projections, gpu_);
+        return;
+    }
+    const auto [gemv_rows, skinny_rows] = limits(projections);
+    if (op.rows > gemv_rows && op.rows <= skinny_rows)
+        cuda::skinny_gemm(x, int(op.rows), op.cols, op.projection, op.n_projections, gpu_);
+    else if (op.rows <= gemv_rows || !has_cublaslt_) gemv(op, projections, gemv_rows);
+    else cublaslt(op, projections);
+}
+
+// max_m rows at a time.
+void GemmDispatch::gemv(const cuda::Operation& op, std::span<const cuda::Projection> projections, int max_m) {
+    const auto* x = static_cast<const Half*>(op.x);
+    for (std::int64_t row = 0; row < op.rows; row += max_m) {
+        cuda::Projection some[cuda::max_projections];
+        int              n = 0;
+        for (cuda::Projection p : projections) {
+            p.out     = static_cast<std::byte*>(p.out) + row * p.weight.rows * (p.out_is_float ? 4 : 2);
+            some[n++] = p;
+        }
+        cuda::gemv(x + row * op.cols, int(std::min<std::int64_t>(max_m, op.rows - row)), op.cols, some, n,
+                   deterministic_, gpu_);
+    }
+}
+
+void GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections) {
+    const auto* x = static_cast<const Half*>(op.x);
+    for (std::size_t i = 0, count = 1; i < projections.size(); i += count) {
+        const cuda::Projection& p = projections[i];
+        // Neighbours of one shape, weights and results as far from one another, are one batched GEMM.
+        std::int64_t weight_stride = 0, out_stride = 0;
+        for (count = 1; is_fp16(p.weight) && i + count < projections.size(); count++) {
+            const cuda::Projection &before = projections[i + count - 1], &next = projections[i + count];
+            const std::int64_t      apart =
+                static_cast<const Half*>(next.weight.data) - static_cast<const Half*>(before.weight.data);
+            const std::int64_t out_apart = static_cast<const Half*>(next.out) - static_cast<const Half*>(before.out);
+            if (!is_fp16(next.weight) || next.weight.rows != p.weight.rows || next.out_is_float || p.out_is_float ||
+                apart <= 0 || out_apart <= 0 || (count > 1 && (apart != weight_stride || out_apart != out_stride)))
+                break;
+            weight_stride = apart;
+            out_stride    = out_apart;
+        }
+        const Half* values = static_cast<const Half*>(p.weight.data);
+        if (!is_fp16(p.weight)) {
+            cuda::dequantize(p.weight, dequantized_, gpu_);
+            values = dequantized_;
+        }
+        const std::span<const cuda::Projection> some = projections.subspan(i, count);
+        if (!cuda::cublaslt_gemm(x, op.rows, values,
+                                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride},
+                                 p.out, gpu_)) {
+            gemv(op, some, cuda::max_gemv_rows);
+            continue;
+        }
+        for (const cuda::Projection& each : some)
+            if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, gpu_);
+    }
+}
+
+} // namespace quire

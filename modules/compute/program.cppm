@@ -1,0 +1,225 @@
+// quire.compute.program: the transformer as a list of operations, emitted once at load and compiled by a backend. Plain values;
+// owns the RoPE frequencies.
+export module quire.compute.program;
+
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+
+export namespace quire {
+
+// A matrix that operations hand to each other, one row per token or per logit row of the step: its place in Program::values.
+using ValueId                 = int;
+inline constexpr ValueId none = -1;
+
+struct Value {
+    std::string_view name;
+    std::int64_t     cols       = 0;
+    bool             logit_rows = false; // one row per logit row of the step, else one per token
+    bool             f32        = false; // float32 (residual, logits), else the backend's activation type
+};
+
+// out = x · weightᵀ + bias
+struct Projection {
+    TensorView weight; // [out × in], prepared by the backend
+    TensorView bias;   // [out], or empty
+    ValueId    out = none;
+};
+inline constexpr int max_projections = 3; // of one Gemm
+
+enum class Activation : std::uint8_t { silu, gelu_tanh };
+
+// RoPE: pair i of a head is rotated by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
+struct Rope {
+    std::span<const float> inv_freq; // [rope_dim / 2]; dimensions from rope_dim on are left alone
+    float                  scale = 1;
+    bool                   neox  = false; // pairs (i, i + rope_dim/2); else interleaved: (2i, 2i + 1)
+};
+
+// -- the operations; `out` is never an input unless said
+
+// out [float32] = row tokens[t] of `table`, plus row positions[t] of `positions` if there is one.
+struct Embed {
+    TensorView table, positions;
+    ValueId    out = none;
+};
+
+// out = norm(x) · weight: RMSNorm, or with a bias LayerNorm. With `residual` (float32): residual += x first, and the norm is
+// that of the sum. Each run of `group` columns is normed alone: the whole row, or one head. `out` may be x.
+struct Norm {
+    ValueId      x = none, residual = none, out = none;
+    TensorView   weight, bias; // [group]
+    float        eps   = 0;
+    std::int64_t group = 0;
+};
+
+// Up to max_projections GEMMs with one input, M = rows, N = weight.rows, K = x's width.
+struct Gemm {
+    ValueId                 x = none;
+    std::vector<Projection> projections;
+};
+
+// gate.out = activation(x · gateᵀ) · (x · upᵀ); up.out is scratch memory. No biases.
+struct GatedGemm {
+    ValueId    x = none;
+    Projection gate, up;
+    Activation activation = Activation::silu;
+};
+
+// x = activation(x)
+struct Activate {
+    ValueId    x          = none;
+    Activation activation = Activation::gelu_tanh;
+};
+
+// RoPE on q [heads · head_dim] in place; k [kv_heads · head_dim], with RoPE, and v go to the step's slots of the layer's cache.
+struct RopeAndStore {
+    ValueId q = none, k = none, v = none;
+    Rope    rope; // no frequencies: k is stored as it is
+    int     layer = 0;
+};
+
+// out: each query over the cached positions of its sequence up to its own. Prefill and decode alike.
+struct Attention {
+    ValueId q = none, out = none;
+    int     layer = 0, n_heads = 0;
+    float   scale   = 1; // of q·k, before the soft-cap
+    float   softcap = 0; // scores are softcap · tanh(score / softcap); 0: as they are
+    int     window  = 0; // position i sees i-window+1 .. i; 0: all before it
+};
+
+// residual [float32] += x
+struct Add {
+    ValueId residual = none, x = none;
+};
+
+// out[i] = x[logit_rows[i]], both float32
+struct SelectRows {
+    ValueId x = none, out = none;
+};
+
+// The most likely token of each row of logits, the lowest id of several; -1 for a row that is not usable (StepResults).
+struct Argmax {
+    ValueId logits = none;
+};
+
+using Operation =
+    std::variant<Embed, Norm, Gemm, GatedGemm, Activate, RopeAndStore, Attention, Add, SelectRows, Argmax>;
+
+struct Program {
+    Program()                              = default;
+    Program(Program&&) noexcept            = default; // not copied: operations point to its frequencies
+    Program& operator=(Program&&) noexcept = default;
+    Program(const Program&)                = delete;
+    Program& operator=(const Program&)     = delete;
+
+    std::vector<Value>              values;
+    std::vector<Operation>          operations;
+    std::vector<std::size_t>        layers;       // the first operation of each
+    std::size_t                     head     = 0; // operations from here on run only in steps that want logits
+    ValueId                         selected = none, logits = none; // the residual of the logit rows; their logits
+    std::vector<std::vector<float>> frequencies;                    // that Rope::inv_freq points to
+
+    ValueId value(const Value& v) {
+        values.push_back(v);
+        return ValueId(values.size()) - 1;
+    }
+    const Value& operator[](ValueId id) const { return values[std::size_t(id)]; }
+};
+
+// "norm", "gemm" ...
+std::string_view kind_of(const Operation& operation);
+
+// One line: kind, inputs → outputs, shapes and attributes.
+std::string describe(const Program& program, const Operation& operation);
+
+// A line for each operation, after what `label` says of it; layers whose lines are those of the one before are only counted.
+std::string list(const Program& program, const std::function<std::string(std::size_t operation)>& label);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+template <class... Cases>
+struct Match : Cases... {
+    using Cases::operator()...;
+};
+
+std::string_view kind_of(const Operation& operation) {
+    constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
+        "embed",          "norm",      "gemm", "gated_gemm",  "activate",
+        "rope_and_store", "attention", "add",  "select_rows", "argmax"};
+    return names[operation.index()];
+}
+
+std::string describe(const Program& program, const Operation& operation) {
+    const auto name  = [&](ValueId id) { return program[id].name; };
+    const auto shape = [](const TensorView& w) { return cat(dtype_info(w.type).name, " ", w.rows, " × ", w.cols); };
+    const auto act   = [](Activation a) { return a == Activation::silu ? "silu" : "gelu"; };
+    const auto text  = std::visit(
+        Match{[&](const Embed& o) {
+                  return cat("tokens", o.positions ? ", positions" : "", " → ", name(o.out), "  (", shape(o.table),
+                              ")");
+              },
+              [&](const Norm& o) {
+                  return cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)),
+                             " → ", name(o.out), o.bias ? "  (LayerNorm" : "  (RMSNorm",
+                             o.group != program[o.x].cols ? cat(" of ", o.group, ")") : std::string(")"));
+              },
+              [&](const Gemm& o) {
+                  std::string outs, shapes;
+                  for (const Projection& p : o.projections) {
+                      outs += cat(outs.empty() ? "" : ", ", name(p.out));
+                      shapes += cat(shapes.empty() ? "" : ", ", shape(p.weight), p.bias ? " + bias" : "");
+                  }
+                  return cat(name(o.x), " → ", outs, "  (", shapes, ")");
+              },
+              [&](const GatedGemm& o) {
+                  return cat(name(o.x), " → ", name(o.gate.out), "  (", act(o.activation), ", ", shape(o.gate.weight),
+                              ", ", shape(o.up.weight), ")");
+              },
+              [&](const Activate& o) { return cat(name(o.x), "  (", act(o.activation), ")"); },
+              [&](const RopeAndStore& o) {
+                  return cat(name(o.q), ", ", name(o.k), ", ", name(o.v), " → KV cache",
+                             o.rope.inv_freq.empty() ? std::string("  (no RoPE)")
+                                                      : cat("  (RoPE of ", 2 * o.rope.inv_freq.size(),
+                                                           o.rope.neox ? ", NeoX pairs)" : ", interleaved pairs)"));
+              },
+              [&](const Attention& o) {
+                  return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
+                             o.window > 0 ? cat(", window ", o.window) : std::string(),
+                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), ")");
+              },
+              [&](const Add& o) { return cat(name(o.residual), " += ", name(o.x)); },
+              [&](const SelectRows& o) { return cat(name(o.x), " → ", name(o.out)); },
+              [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); }},
+        operation);
+    std::string kind(kind_of(operation));
+    kind.resize(15, ' ');
+    return kind + text;
+}
+
+std::string list(const Program& program, const std::function<std::string(std::size_t operation)>& label) {
+    const auto lines = [&](std::size_t first, std::size_t last) {
+        std::string text;
+        for (std::size_t i = first; i < last; i++)
+            text += cat("  ", label(i), describe(program, program.operations[i]), "\n");
+        return text;
+    };
+    std::string text = lines(0, program.layers[0]), before;
+    for (std::size_t layer = 0, like = 0; layer < program.layers.size(); layer++) {
+        const std::size_t end = layer + 1 < program.layers.size() ? program.layers[layer + 1] : program.head;
+        std::string       now = lines(program.layers[layer], end);
+        if (now == before) like++;
+        const bool last = layer + 1 == program.layers.size();
+        if (like > 0 && (last || now != before))
+            text += cat("  and the same ", like, like == 1 ? " time" : " times", " more\n");
+        if (now != before) text += cat("  -- layer ", layer, "\n", now), like = 0;
+        before = std::move(now);
+    }
+    return text + "  -- head\n" + lines(program.head, program.operations.size());
+}
+
+} // namespace quire

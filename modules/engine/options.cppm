@@ -1,0 +1,41 @@
+// quire.engine.options: what an engine is asked for. Owns nothing.
+export module quire.engine.options;
+
+import quire.core.std;
+import quire.paging.block;
+import quire.schedule.scheduler;
+import quire.schedule.step_plan;
+
+export namespace quire {
+
+enum class KvType { f16, f32 };
+
+struct EngineOptions {
+    std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
+    double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
+    bool        deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
+    bool        fusion                 = true;   // false: on a GPU every operation runs alone
+    int         threads                = 0;      // 0: the physical cores
+    std::string isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    int         block_size  = 16;                // tokens, 1..256
+    int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
+    int         swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
+    Recovery    recovery    = Recovery::automatic; // how preempted requests get their KV back
+    double      watermark   = 0.01; // fraction of the blocks kept free when a request starts while others run
+    KvType      kv_type     = KvType::f16;
+    // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
+    // activations then take less memory; and one for each sequence.
+    int max_batch_tokens = 0;
+    // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
+    // between two steps.
+    double               step_seconds  = 0;
+    int                  max_sequences = 16; // running at once
+    bool                 prefix_cache  = true;
+    std::vector<BlockId> free_order    = {}; // the order in which blocks are first allocated
+    // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
+    // tokens either way. Nobody says: on a GPU.
+    std::optional<bool> pipeline = {};
+};
+
+} // namespace quire
