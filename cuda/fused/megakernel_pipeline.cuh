@@ -75,11 +75,11 @@ struct InstructionSlots {
     }
 };
 
-// The producer warp. Reads all instructions, resolves their addresses, and loads their weights. `exchanged`, `cleared`: offsets
-// of this step's and of the next step's exchange buffer. before(op): other prefetches.
+// The producer warp. Reads all instructions, resolves their addresses, and loads their weights. `exchange`, `cleared`: offsets
+// of the exchange buffers of this step and of the next. before(op): other prefetches.
 template <class Before>
 __device__ void produce_weights(const Instruction* program, int n_ops, const InstructionSlots& all,
-                                WeightPipeline pipeline, std::int64_t exchange_size, std::int64_t cleared, bool odd,
+                                WeightPipeline pipeline, std::int64_t exchange, std::int64_t cleared, bool odd,
                                 const Before& before) {
     constexpr int words = int(sizeof(Instruction) / 4), each = (words + 31) / 32;
     const int     lane   = int(threadIdx.x % 32);
@@ -105,21 +105,21 @@ __device__ void produce_weights(const Instruction* program, int n_ops, const Ins
         Instruction& from = all.ops[op % slots];
         if (lane == 0) {
             const auto find = [&](auto& p) {
-                if (p) p += exchange_size;
+                if (p) p += exchange;
             };
             find(from.add), find(from.x), find(from.q), find(from.k), find(from.v), find(from.attended);
             for (int k = 0; k < from.all.n; k++)
                 if (Projection& to = from.all.projection[k]; to.out && !to.out_is_float)
-                    to.out = static_cast<Half*>(to.out) + exchange_size;
+                    to.out = static_cast<Half*>(to.out) + exchange;
             from.cleared += cleared / 8;
             from.next_chunk_of_next_step = from.next_chunk + int(!odd);
             from.next_chunk += int(odd);
         }
         if (lane == 0 && !from.is_attention) {
-            const auto until      = [&](unsigned blocks) { return int(unsigned(from.n_pairs) * blocks / gridDim.x); };
-            const bool next_chunk = from.n_dynamic > 0;
-            from.pairs            = next_chunk ? from.n_static * from.rows : until(blockIdx.x + 1) - until(blockIdx.x);
-            from.first_pair       = next_chunk ? int(blockIdx.x) * from.pairs : until(blockIdx.x);
+            const auto until      = [&](unsigned ctas) { return int(unsigned(from.n_pairs) * ctas / gridDim.x); };
+            const bool is_dynamic = from.n_dynamic > 0;
+            from.pairs            = is_dynamic ? from.n_static * from.rows : until(blockIdx.x + 1) - until(blockIdx.x);
+            from.first_pair       = is_dynamic ? int(blockIdx.x) * from.pairs : until(blockIdx.x);
             from.stages           = (2 * from.pairs + from.rows - 1) / from.rows;
         }
         __syncwarp();
@@ -132,9 +132,9 @@ __device__ void produce_weights(const Instruction* program, int n_ops, const Ins
                   part_at = from.rows * (part == 0   ? 0
                                          : part == 1 ? from.part_bytes[0]
                                                      : from.row_bytes - bytes);
-        const Rows    mine(from, min(lane / 3, 2));
+        const Rows    rows_here(from, min(lane / 3, 2));
         const bool    copies  = lane < 9 && part < from.n_parts && lane / 3 < from.all.n;
-        const Weight& w       = mine.projection->weight;
+        const Weight& w       = rows_here.projection->weight;
         const auto*   data    = static_cast<const unsigned char*>(part == 0 ? w.data : part == 1 ? w.scales : w.mins);
         const auto    acquire = [&](int stage_bytes) {
             const int skipped = pipeline.begin(stage_bytes) != pipeline.at ? pipeline.bytes - pipeline.at : 0;
@@ -160,20 +160,20 @@ __device__ void produce_weights(const Instruction* program, int n_ops, const Ins
             pipeline.advance(stage_bytes);
         };
         for (int stage = 0, done = 0; stage < from.stages; stage++, done += from.rows) {
-            const int rows = min(from.rows, 2 * from.pairs - done), low = max(done, mine.begin),
-                      high = min(done + rows, mine.end);
-            load_stage(n_bytes, rows, low - done, mine.first + low - mine.begin, high - low);
+            const int rows = min(from.rows, 2 * from.pairs - done), low = max(done, rows_here.begin),
+                      high = min(done + rows, rows_here.end);
+            load_stage(n_bytes, rows, low - done, rows_here.first + low - rows_here.begin, high - low);
         }
         for (int n = 0; from.n_dynamic > 0; n++) {
             int chunk = from.n_dynamic;
             acquire(n_bytes); // only with room for it: a chunk taken too early is taken from a faster CTA
             if (lane == 0 && n < max_dynamic_chunks) chunk = int(atomicAdd(from.next_chunk, 1u));
-            chunk            = __shfl_sync(~0u, chunk, 0);
-            const bool there = chunk < from.n_dynamic;
-            const int  first = (from.n_static * int(gridDim.x) + chunk) * from.rows,
-                      rows   = min(from.rows, from.n_pairs - first);
-            if (lane == 0) from.taken[n] = there ? first : -1, from.n_taken = n;
-            if (!there) { // an empty stage: there are no more
+            chunk               = __shfl_sync(~0u, chunk, 0);
+            const bool is_there = chunk < from.n_dynamic;
+            const int  first    = (from.n_static * int(gridDim.x) + chunk) * from.rows,
+                      rows      = min(from.rows, from.n_pairs - first);
+            if (lane == 0) from.taken[n] = is_there ? first : -1, from.n_taken = n;
+            if (!is_there) { // an empty stage: there are no more
                 load_stage(0, 0, 0, 0, 0);
                 break;
             }
