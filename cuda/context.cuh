@@ -1,4 +1,5 @@
-// What a Context is to the kernels: the device, the stream, what launches leave to later ones; and how kernels are launched.
+// What a Context is to the kernels: device, stream and the workspaces that launches leave to later ones; and how kernels are
+// launched, overlapping by programmatic dependent launch or cooperatively.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,47 +14,47 @@
 
 namespace quire::cuda {
 
-struct Cublaslt;                    // blas.cu
+struct Cublaslt;                    // gemm/cublaslt.cu
 void close_cublaslt(Cublaslt* all); // takes null, too
 
-// A thread's way up: pinned buffers, used by turns.
-struct Lane {
+// A thread of upload(): its stream and two pinned buffers, one being filled while the other is copied.
+struct UploadLane {
     static constexpr std::size_t bytes  = std::size_t(8) << 20;
     cudaStream_t                 stream = nullptr;
     void*                        buffer[2]{};
     cudaEvent_t                  done[2]{};
 };
 
-// Of products that share row blocks: tickets, and blocks of threads that a processor runs at once, at most.
-constexpr int         most_tickets = 1 << 16, most_at_once = 3;
-constexpr std::size_t partial_bytes(int n_sms) {
-    return std::size_t(n_sms) * most_at_once * 2 * 8 * 256 * sizeof(float4);
+// Stream-K of the skinny GEMMs (gemm/stream_k.cuh): output tiles and CTAs per SM, at most; and the room for the partial sums of
+// the two tiles that a CTA may share with others.
+constexpr int         max_stream_k_tiles = 1 << 16, max_ctas_per_sm = 3;
+constexpr std::size_t tile_partial_bytes(int n_sms) {
+    return std::size_t(n_sms) * max_ctas_per_sm * 2 * 8 * 256 * sizeof(float4);
 }
 
 struct Context {
-    int               device = 0, n_sms = 0;
-    bool              launches_overlap = false; // whether the device can
-    bool              sm90             = false; // whether it runs what is compiled for sm_90a
-    bool              cooperative      = false; // whether it can start all blocks of a launch at once, or not at all
-    cudaStream_t      stream           = nullptr;
-    cudaError_t       error            = cudaSuccess; // the first since it was asked for
-    std::size_t       bytes            = 0;           // of device memory that is held below
-    std::vector<Lane> lanes;
-    std::map<const void*, int> prepared; // kernels, with how many blocks of theirs a processor holds at once
+    int                        device = 0, n_sms = 0;
+    bool                       launches_overlap = false; // the device knows programmatic dependent launch
+    bool                       sm90             = false; // the device runs what is compiled for sm_90a
+    bool                       cooperative      = false; // the device knows cooperative launches
+    cudaStream_t               stream           = nullptr;
+    cudaError_t                error            = cudaSuccess; // the first one since it was asked for
+    std::size_t                bytes            = 0;           // of device memory that is held below
+    std::vector<UploadLane>    lanes;
+    std::map<const void*, int> prepared; // kernels, with their CTAs per SM
 
-    // What launches leave to one another. They are in order, so there is one of each.
-    float4*       partial = nullptr; // matmul_blocks.cuh: sums of blocks that share a row block
-    std::int32_t* tickets = nullptr; // .. of each row block, how many are done; zero before and after
-    unsigned*     turn    = nullptr; // attention_hopper.cu: the next of the queries; zero before and after
-    struct {                         // dense.cu
-        float*    sums    = nullptr;
-        float4*   left    = nullptr;
-        unsigned *arrived = nullptr, *counter = nullptr;
-    } dense;
-    Cublaslt* blas = nullptr;
+    // Workspaces. Launches run in order, so there is one of each; counters are zero before and after a launch.
+    float4*       tile_partial  = nullptr; // skinny GEMM: partial sums of the tiles that several CTAs share
+    std::int32_t* tile_arrivals = nullptr; // .. of each tile, how many of these CTAs are done
+    unsigned*     next_tile     = nullptr; // prefill attention: the dynamic tile scheduler's counter
+    struct {                               // layer kernel
+        float*    partial_sums    = nullptr;
+        float4*   fix_up          = nullptr;
+        unsigned *fix_up_arrivals = nullptr, *grid_barrier = nullptr;
+    } layer;
+    Cublaslt* cublaslt = nullptr;
 
-    // Whether no other context is on the device, as of now, and in the step that is being launched. Only who has set
-    // `launching` looks or changes it.
+    // Whether no other context is on the device: now, and in the step that is being launched. Guarded by `launching`.
     bool              alone         = false;
     std::atomic<bool> launching     = false;
     bool              alone_in_step = false;
@@ -61,7 +62,7 @@ struct Context {
     // Remembers an error that is not the caller's to handle.
     void note(cudaError_t status) {
         if (status == cudaSuccess) return;
-        cudaGetLastError(); // it has been told
+        cudaGetLastError(); // reported here
         if (error == cudaSuccess) error = status;
     }
     // Memory for the members above; null when there is not enough.
@@ -72,8 +73,7 @@ struct Context {
     }
 };
 
-// Once for each kernel that wants more than 48 KiB of shared memory: lets it have up to `bytes`. Returns how many blocks a
-// processor holds at once.
+// Once for each kernel that needs more than 48 KiB of shared memory: allows it `bytes`. Returns its CTAs per SM.
 template <class Kernel>
 int prepare_kernel(Context& gpu, Kernel* kernel, int threads, int bytes) {
     const auto [found, is_new] = gpu.prepared.try_emplace(reinterpret_cast<const void*>(kernel), 0);
@@ -84,11 +84,10 @@ int prepare_kernel(Context& gpu, Kernel* kernel, int threads, int bytes) {
     return found->second;
 }
 
-// How a launch stands to the one before it, and its blocks to one another.
 enum class Launch {
-    in_order, // begins when the one before has ended
-    early,    // begins while that one ends, where the device can: the kernel calls wait_for_inputs()
-    together, // in order; all its blocks run at once, whatever else is on the device
+    in_order, // begins when the kernel before has ended
+    programmatic, // programmatic dependent launch: begins while that one ends, where the device can; calls wait_for_inputs()
+    cooperative, // in order; all CTAs run at once, whatever else is on the device, or the launch fails
 };
 
 template <class... Parameters, class... Arguments>
@@ -101,22 +100,22 @@ cudaError_t launch_kernel(Launch how, void (*kernel)(Parameters...), dim3 grid, 
     config.dynamicSmemBytes = shared;
     config.stream           = gpu.stream;
     config.attrs            = attributes;
-    if (how == Launch::together) {
+    if (how == Launch::cooperative) {
         attributes[config.numAttrs].id                = cudaLaunchAttributeCooperative;
         attributes[config.numAttrs++].val.cooperative = 1;
     }
-    if (how == Launch::early && gpu.launches_overlap) {
+    if (how == Launch::programmatic && gpu.launches_overlap) {
         attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
     }
     return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
-// Most kernels' launch: early, and an error is remembered.
+// The launch of most kernels: programmatic; an error is remembered.
 template <class... Parameters, class... Arguments>
 void run_kernel(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared, Context& gpu,
                 const Arguments&... arguments) {
-    gpu.note(launch_kernel(Launch::early, kernel, grid, threads, shared, gpu, arguments...));
+    gpu.note(launch_kernel(Launch::programmatic, kernel, grid, threads, shared, gpu, arguments...));
 }
 template <class... Parameters, class... Arguments>
 void run_in_order(void (*kernel)(Parameters...), dim3 grid, unsigned threads, std::size_t shared, Context& gpu,

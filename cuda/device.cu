@@ -112,11 +112,11 @@ Context* create_context(int index, const char*& why) {
     }
     gpu->launches_overlap = compiled.arch >= 900;
     gpu->sm90             = compiled.sm90 != 0;
-    gpu->partial          = static_cast<float4*>(gpu->take(partial_bytes(gpu->n_sms)));
-    gpu->tickets          = static_cast<std::int32_t*>(gpu->take(most_tickets * sizeof(std::int32_t)));
-    gpu->turn             = static_cast<unsigned*>(gpu->take(sizeof(unsigned)));
+    gpu->tile_partial     = static_cast<float4*>(gpu->take(tile_partial_bytes(gpu->n_sms)));
+    gpu->tile_arrivals    = static_cast<std::int32_t*>(gpu->take(max_stream_k_tiles * sizeof(std::int32_t)));
+    gpu->next_tile        = static_cast<unsigned*>(gpu->take(sizeof(unsigned)));
     why                   = last_error(*gpu); // no code for this device, say
-    if (why == nullptr && (!gpu->partial || !gpu->tickets || !gpu->turn)) why = "its memory is full";
+    if (why == nullptr && (!gpu->tile_partial || !gpu->tile_arrivals || !gpu->next_tile)) why = "its memory is full";
     if (why == nullptr) {
         Neighbours::of_process().add(*gpu);
         return gpu;
@@ -130,11 +130,11 @@ void destroy_context(Context* gpu) {
     synchronize(*gpu);
     Neighbours::of_process().remove(*gpu);
     end_uploads(*gpu);
-    close_cublaslt(gpu->blas);
-    for (void* memory :
-         {static_cast<void*>(gpu->partial), static_cast<void*>(gpu->tickets), static_cast<void*>(gpu->turn),
-          static_cast<void*>(gpu->dense.sums), static_cast<void*>(gpu->dense.left),
-          static_cast<void*>(gpu->dense.arrived), static_cast<void*>(gpu->dense.counter)})
+    close_cublaslt(gpu->cublaslt);
+    for (void* memory : {static_cast<void*>(gpu->tile_partial), static_cast<void*>(gpu->tile_arrivals),
+                         static_cast<void*>(gpu->next_tile), static_cast<void*>(gpu->layer.partial_sums),
+                         static_cast<void*>(gpu->layer.fix_up), static_cast<void*>(gpu->layer.fix_up_arrivals),
+                         static_cast<void*>(gpu->layer.grid_barrier)})
         release(memory);
     gpu->note(cudaStreamDestroy(gpu->stream));
     delete gpu;
@@ -204,16 +204,16 @@ void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& g
 namespace {
 
 // Taking pinned buffers costs more than a small copy: they stay until end_uploads().
-cudaError_t open_lane(Lane& lane) {
+cudaError_t open_upload_lane(UploadLane& lane) {
     cudaError_t error = cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking);
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
-        error = cudaMallocHost(&lane.buffer[i], Lane::bytes);
+        error = cudaMallocHost(&lane.buffer[i], UploadLane::bytes);
         if (error == cudaSuccess) error = cudaEventCreateWithFlags(&lane.done[i], cudaEventDisableTiming);
     }
     return error;
 }
 
-void close_lane(Lane& lane) {
+void close_upload_lane(UploadLane& lane) {
     for (int i = 0; i < 2; i++) {
         if (lane.done[i] != nullptr) cudaEventDestroy(lane.done[i]);
         cudaFreeHost(lane.buffer[i]);
@@ -231,26 +231,26 @@ void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
         return;
     }
     const std::size_t most = std::clamp(std::thread::hardware_concurrency() / 2, 1u, 8u);
-    const std::size_t n    = std::min(most, (bytes + Lane::bytes - 1) / Lane::bytes);
+    const std::size_t n    = std::min(most, (bytes + UploadLane::bytes - 1) / UploadLane::bytes);
     while (gpu.lanes.size() < n) {
-        const cudaError_t error = open_lane(gpu.lanes.emplace_back());
+        const cudaError_t error = open_upload_lane(gpu.lanes.emplace_back());
         if (error == cudaSuccess) continue;
-        close_lane(gpu.lanes.back());
+        close_upload_lane(gpu.lanes.back());
         gpu.lanes.pop_back();
         return gpu.note(error);
     }
     std::vector<cudaError_t> errors(n, cudaSuccess); // of each lane, the first one
     const auto               work = [&](std::size_t which) {
-        Lane&      lane = gpu.lanes[which];
-        const auto ok   = [&](cudaError_t status) {
+        UploadLane& lane = gpu.lanes[which];
+        const auto  ok   = [&](cudaError_t status) {
             if (errors[which] == cudaSuccess) errors[which] = status;
             return errors[which] == cudaSuccess;
         };
         ok(cudaSetDevice(gpu.device));
         std::size_t turn = 0;
-        for (std::size_t at = which * Lane::bytes; at < bytes && errors[which] == cudaSuccess;
-             at += n * Lane::bytes, turn++) {
-            const std::size_t piece = std::min(Lane::bytes, bytes - at);
+        for (std::size_t at = which * UploadLane::bytes; at < bytes && errors[which] == cudaSuccess;
+             at += n * UploadLane::bytes, turn++) {
+            const std::size_t piece = std::min(UploadLane::bytes, bytes - at);
             if (!ok(cudaEventSynchronize(lane.done[turn % 2]))) break; // its last copy out of this buffer
             std::memcpy(lane.buffer[turn % 2], static_cast<const char*>(from_host) + at, piece);
             ok(cudaMemcpyAsync(static_cast<char*>(to) + at, lane.buffer[turn % 2], piece, cudaMemcpyHostToDevice,
@@ -267,7 +267,7 @@ void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
 }
 
 void end_uploads(Context& gpu) {
-    for (Lane& lane : gpu.lanes) close_lane(lane);
+    for (UploadLane& lane : gpu.lanes) close_upload_lane(lane);
     gpu.lanes.clear();
 }
 

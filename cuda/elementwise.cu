@@ -6,7 +6,10 @@
 #include <cfloat>
 #include <type_traits>
 
+#include "epilogue.cuh"
 #include "kernels.h"
+#include "paged_kv.cuh"
+#include "rope.cuh"
 #include "warp.cuh"
 
 namespace quire::cuda {
@@ -69,14 +72,14 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
         squares += v[i].x * v[i].x + v[i].y * v[i].y;
     }
     if (Layer) {
-        mean    = block_sum(sum, sums) / cols;
+        mean    = cta_sum(sum, sums) / cols;
         squares = 0;
 #pragma unroll
         for (int i = 0; i < Most; i++)
             if (int(threadIdx.x + i * blockDim.x) < n)
                 squares += (v[i].x - mean) * (v[i].x - mean) + (v[i].y - mean) * (v[i].y - mean);
     }
-    const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
+    const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
 #pragma unroll
     for (int i = 0; i < Most; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
@@ -107,10 +110,10 @@ __global__ void plain_norm_kernel(const void* x, const float* weight, const floa
         sum += value(c);
         if (!Layer) squares += value(c) * value(c);
     }
-    const float mean = Layer ? block_sum(sum, sums) / cols : 0;
+    const float mean = Layer ? cta_sum(sum, sums) / cols : 0;
     for (int c = int(threadIdx.x); Layer && c < cols; c += int(blockDim.x))
         squares += (value(c) - mean) * (value(c) - mean);
-    const float scale = rsqrtf(block_sum(squares, sums) / cols + eps);
+    const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
     for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x))
         out[at + c] = __float2half((value(c) - mean) * scale * weight[c] + (Layer ? bias[c] : 0.0f));
 }
@@ -123,10 +126,9 @@ __global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t first = std::int64_t(blockIdx.x) * blockDim.x * N + threadIdx.x;
     const auto         silu  = [](std::uint32_t g_, std::uint32_t u_) {
-        const float2 g = __half22float2(reinterpret_cast<const __half2&>(g_)),
-                     u = __half22float2(reinterpret_cast<const __half2&>(u_));
-        const __half2 h =
-            __floats2half2_rn(__fdividef(g.x, 1 + __expf(-g.x)) * u.x, __fdividef(g.y, 1 + __expf(-g.y)) * u.y);
+        const float2 g  = __half22float2(reinterpret_cast<const __half2&>(g_)),
+                     u  = __half22float2(reinterpret_cast<const __half2&>(u_));
+        const __half2 h = __floats2half2_rn(swiglu(g.x, u.x), swiglu(g.y, u.y));
         return reinterpret_cast<const std::uint32_t&>(h);
     };
     uint4 g[N], u[N];
@@ -147,8 +149,7 @@ __global__ void plain_silu_mul_kernel(__half* gate, const __half* up, std::int64
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const float g = __half2float(gate[i]);
-    gate[i]       = __float2half(__fdividef(g, 1 + __expf(-g)) * __half2float(up[i]));
+    gate[i] = __float2half(swiglu(__half2float(gate[i]), __half2float(up[i])));
 }
 
 __global__ void gelu_kernel(__half* x, std::int64_t n) {
@@ -196,8 +197,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     const int rotated = slot < 0 ? a.n_heads : stored;
     // Head h of the block that holds this slot begins there.
     const auto place = [&](void* cache, int h) {
-        return static_cast<__half*>(cache) +
-               ((std::int64_t(slot / a.block_size) * a.n_kv_heads + h) * a.block_size + slot % a.block_size) * D;
+        return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.n_kv_heads, a.block_size) * D;
     };
     const auto source = [&](int head) {
         return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
         float sine[W], cosine[W];
 #pragma unroll
         for (int w = 0; w < W; w++) {
-            turn(position, a.inv_freq[pair + w], sine[w], cosine[w]);
+            rope_angle(position, a.inv_freq[pair + w], sine[w], cosine[w]);
             sine[w] *= a.scale, cosine[w] *= a.scale;
         }
 #pragma unroll
@@ -241,9 +241,9 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
             if (W == 2 && !a.neox) swap_middle();
 #pragma unroll
             for (int w = 0; w < W; w++) {
-                const float x = __half2float(v[h][w]), y = __half2float(v[h][W + w]);
-                v[h][w]     = __float2half(x * cosine[w] - y * sine[w]);
-                v[h][W + w] = __float2half(x * sine[w] + y * cosine[w]);
+                const float  x = __half2float(v[h][w]), y = __half2float(v[h][W + w]);
+                const float2 rotated = rotate_pair(x, y, sine[w], cosine[w]);
+                v[h][w] = __float2half(rotated.x), v[h][W + w] = __float2half(rotated.y);
             }
             if (W == 2 && !a.neox) swap_middle();
             if constexpr (W == 2) {

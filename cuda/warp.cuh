@@ -1,4 +1,4 @@
-// Shared by several kernels: sums over a warp or a CTA, and the layout of a Q4_K superblock.
+// Shared by several kernels: programmatic dependent launch, sums over a warp or a CTA, and reading weights of any form.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,8 +11,8 @@
 
 namespace quire::cuda {
 
-// Launches of a step overlap: a kernel begins while the one before it ends (programmatic dependent launch, Hopper and
-// later), and calls this before it reads what that one wrote, or writes anything.
+// Programmatic dependent launch (Hopper and later): a kernel begins while the one before it ends, and calls this before it reads
+// what that one wrote, or writes anything.
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     cudaTriggerProgrammaticLaunchCompletion();
@@ -22,16 +22,8 @@ __device__ inline void wait_for_inputs() {
 
 __device__ inline float2 as_float2(std::uint32_t h) { return __half22float2(*reinterpret_cast<const __half2*>(&h)); }
 
-__device__ inline float capped(float score, float softcap) {
+__device__ inline float softcapped(float score, float softcap) {
     return softcap > 0 ? softcap * tanhf(score / softcap) : score;
-}
-
-// c += a · b by a warp's tensor cores: [16 × 16] · [16 × 8], laid out over the lanes as the PTX ISA shows.
-__device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 __device__ inline float warp_sum(float v) {
@@ -44,29 +36,22 @@ __device__ inline float warp_max(float v) {
     return v;
 }
 
-// Of numbers of which one may be NaN: then that. What is scaled by it stays NaN, as a model's broken numbers should.
+// NaN if one of them is: a value scaled by it stays NaN, so that a broken model is noticed.
 __device__ inline float max_or_nan(float a, float b) {
     float most;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
     return most;
 }
 
-// Sine and cosine of position · frequency: the angle within a turn, by 2π in two parts; then the fast functions are good to 2^-21.
-__device__ inline void turn(float position, float frequency, float& sine, float& cosine) {
-    const float angle = position * frequency, turns = rintf(angle * 0.15915494309f);
-    const float rest = fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle));
-    sine = __sinf(rest), cosine = __cosf(rest);
-}
-
-// The threads that do something together: those of a block, or in a kernel whose warps have different jobs, the first ones.
-struct Block {
+// The threads that sum or synchronise together: those of a CTA, or of a warp-specialised kernel the first ones.
+struct WholeCta {
     static __device__ void sync() { __syncthreads(); }
     static __device__ int  size() { return int(blockDim.x); }
 };
 
 // `sums`: 32 floats of shared memory. All threads of the team get the result; the order of the sum is fixed.
-template <class Team = Block>
-__device__ inline float block_sum(float v, float* sums) {
+template <class Team = WholeCta>
+__device__ inline float cta_sum(float v, float* sums) {
     v = warp_sum(v);
     Team::sync(); // the last use of `sums` is over
     if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = v;
@@ -85,7 +70,7 @@ __device__ inline void q4_k_scale(const unsigned char* scales, int j, int& scale
     }
 }
 
-// Element `col` of a row of superblocks: half d, half dmin, scales[12], 128 bytes of nibbles (64 weights in 32 bytes).
+// Element `col` of a row of superblocks: fp16 d and dmin, scales[12], 128 bytes of nibbles (64 weights in 32 bytes).
 __device__ inline float q4_k_at(const unsigned char* row, int col) {
     const unsigned char* block = row + col / 256 * 144;
     const int            in = col % 256, chunk = in / 64, high = in % 64 / 32;

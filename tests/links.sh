@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every relative link and picture in the Markdown files leads to a file that exists, and every #anchor to a heading.
+# Every relative link and picture in the Markdown files leads to a file that exists, and every #anchor to a heading. Every source
+# file or folder that they name in `code`, by its path from the root, exists.
 set -eu
 cd "$(dirname "$0")/.."
 rc=0
@@ -10,7 +11,7 @@ anchors() {
         sed 's/[^a-z0-9 -]//g; s/ /-/g'
 }
 
-for page in *.md docs/*.md models/*.md models/*/*.md; do
+for page in *.md docs/*.md docs/*/*.md models/*.md models/*/*.md; do
     # ](TARGET) outside of code; addresses of other hosts are not looked up
     links=$(sed 's/`[^`]*`//g' "$page" | grep -o '\]([^)]*)' | sed 's/^](//; s/)$//' | grep -v -E '^(https?|mailto):' || true)
     for link in $links; do
@@ -23,6 +24,14 @@ for page in *.md docs/*.md models/*.md models/*/*.md; do
             rc=1
         elif [ -n "$anchor" ] && ! anchors "$target" | grep -q -x -F -e "${anchor#?}"; then
             echo "$page: ($link): $target has no such heading" >&2
+            rc=1
+        fi
+    done
+    # `modules/LAYER/NAME.cppm` and the like; no patterns, no placeholders in capitals
+    for path in $(grep -o '`[^`]*`' "$page" | tr -d '`' |
+        grep -x -E '(cuda|docs|examples|models|modules|tests|tools)/[a-z0-9_./-]*' || true); do
+        if [ ! -e "$path" ]; then
+            echo "$page: \`$path\` does not exist" >&2
             rc=1
         fi
     done

@@ -164,8 +164,8 @@ TEST_CASE("the CPU says that it runs the program operation by operation", "[prog
     CAPTURE(text);
     CHECK(text.starts_with("every step, operation by operation:\n"));
     for (const char* line :
-         {"embed          tokens → x", "norm           delta", "gemm           h → q, k, v",
-          "rope_and_store q, k, v → KV cache  (RoPE of 16, NeoX pairs)", "attention      q, KV cache → attended",
+         {"embed          tokens → x", "norm           x += delta → h  (RMSNorm)", "gemm           h → q, k, v",
+          "rope_and_store q, k, v → KV cache  (RoPE of 32, NeoX pairs)", "attention      q, KV cache → attended",
           "gated_gemm     h → gate  (silu", "argmax         logits → tokens", "-- layer 0", "-- head"})
         CHECK(text.contains(line));
 }

@@ -1,13 +1,16 @@
-// Decode attention over paged K and V (split-KV): one query per sequence. A CTA processes one chunk of positions of one kv
-// head for all query heads of its group, so that K and V are read once. Limited by memory bandwidth. Cache layout:
-// [block][kv_head][offset][head_dim] halves, so what one head reads of one block is contiguous. Scores and sums are float32, the
-// softmax is online (running maximum, sum and weighted values). head_dim: a multiple of 16 from the list below; any block size.
+// Decode attention over a paged KV cache, split-KV: one query per sequence. A CTA takes one split of the positions of one KV head for
+// all query heads of its group, so that K and V are read once; the last CTA of a sequence to arrive reduces its splits. Limited by memory
+// bandwidth. Scores and sums are float32, the softmax is online. head_dim: see attention_decode(); any block size.
+//   decode_kernel:     CUDA cores; any group size
+//   decode_mma_kernel: tensor cores (mma.m16n8k16)
+//   decode_tma_kernel: the same on Hopper, K and V through a TMA pipeline in shared memory
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "../kernels.h"
+#include "../paged_kv.cuh"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
 #include "decode.cuh"
@@ -24,16 +27,16 @@ __host__ __device__ constexpr int power_of_two(int n) {
     return p;
 }
 
-// D: head_dim, a multiple of 8; G: query heads of a kv head that a block takes.
+// D: head_dim, a multiple of 8; G: query heads of a KV head that a CTA takes.
 template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
-    decode_kernel(Attention a, Plan plan, float* partial, std::int32_t* tickets) {
+    decode_kernel(Attention a, Plan plan, float* partial, std::int32_t* arrivals) {
     wait_for_inputs();
-    constexpr int lanes    = power_of_two(D / 8); // that share a position, 16 bytes each; of those D / 8 have something
-    constexpr int groups   = 32 / lanes;          // positions that a warp reads at once
-    constexpr int ahead    = 4;                   // positions of a group in flight
-    constexpr int parts    = decode_warps * groups; // running sums of the block
-    const SplitKvItem item = plan.items.list[blockIdx.x];
+    constexpr int     lanes  = power_of_two(D / 8);   // that share a position, 16 bytes each; D / 8 of them are active
+    constexpr int     groups = 32 / lanes;            // positions that a warp reads at once
+    constexpr int     ahead  = 4;                     // positions of a group in flight
+    constexpr int     parts  = decode_warps * groups; // partial results of the CTA
+    const SplitKvItem item   = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
     const int  group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int  kv_head = int(blockIdx.y) / per_kv, head0 = kv_head * group_size + int(blockIdx.y) % per_kv * G;
@@ -42,7 +45,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const bool active = in < D / 8;
     const int  begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    // The chunk's block ids, once.
+    // The block ids of the split.
     __shared__ std::int32_t ids[fixed_split_length + 1];
     const std::int32_t*     table       = plan.block_tables + item.table;
     const int               first_block = begin / a.block_size;
@@ -50,12 +53,12 @@ __global__ void __launch_bounds__(decode_warps * 32)
         ids[i] = table[first_block + i];
     __syncthreads();
 
-    float q[G][8], acc[G][8], top[G], sum[G];
+    float q[G][8], acc[G][8], row_max[G], row_sum[G];
 #pragma unroll
     for (int g = 0; g < G; g++) {
-        top[g]  = -INFINITY;
-        sum[g]  = 0;
-        uint4 v = make_uint4(0, 0, 0, 0);
+        row_max[g] = -INFINITY;
+        row_sum[g] = 0;
+        uint4 v    = make_uint4(0, 0, 0, 0);
         if (active && g < n_heads)
             v = *reinterpret_cast<const uint4*>(reinterpret_cast<const __half*>(a.q) +
                                                 (std::int64_t(item.row) * a.n_heads + head0 + g) * D + in * 8);
@@ -69,7 +72,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
     }
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
-    // Positions are dealt out by their place in the chunk, not by where the window begins: the same sums in any batch.
+    // Which positions a warp takes depends on their place in the split, not on where the window begins: the same sums in any batch.
     for (int start = first; start < end; start += parts * ahead) {
         const int base = start + warp * groups + group;
         uint4     k[ahead], v[ahead];
@@ -82,8 +85,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
-                    ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                     block * a.block_size) *
+                    kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size) *
                         D +
                     in * 8;
                 k[u] = *reinterpret_cast<const uint4*>(keys + at);
@@ -100,24 +102,24 @@ __global__ void __launch_bounds__(decode_warps * 32)
                           q[g][5] * k2.y + q[g][6] * k3.x + q[g][7] * k3.y;
 #pragma unroll
                 for (int step = lanes / 2; step > 0; step /= 2) s += __shfl_xor_sync(~0u, s, step);
-                score[g][u] = valid[u] ? capped(s, a.softcap) : -INFINITY;
+                score[g][u] = valid[u] ? softcapped(s, a.softcap) : -INFINITY;
             }
         }
 #pragma unroll
         for (int g = 0; g < G; g++) {
-            float limit = top[g];
+            float new_max = row_max[g];
 #pragma unroll
-            for (int u = 0; u < ahead; u++) limit = fmaxf(limit, score[g][u]);
-            const float base   = limit == -INFINITY ? 0.0f : limit; // nothing seen yet
-            const float shrink = __expf(top[g] - base);
-            top[g]             = limit;
-            sum[g] *= shrink;
+            for (int u = 0; u < ahead; u++) new_max = fmaxf(new_max, score[g][u]);
+            const float base    = new_max == -INFINITY ? 0.0f : new_max; // no visible position yet
+            const float rescale = __expf(row_max[g] - base);
+            row_max[g]          = new_max;
+            row_sum[g] *= rescale;
 #pragma unroll
-            for (int i = 0; i < 8; i++) acc[g][i] *= shrink;
+            for (int i = 0; i < 8; i++) acc[g][i] *= rescale;
 #pragma unroll
             for (int u = 0; u < ahead; u++) {
                 const float p = __expf(score[g][u] - base);
-                sum[g] += p;
+                row_sum[g] += p;
                 const float2 v0 = as_float2(v[u].x), v1 = as_float2(v[u].y), v2 = as_float2(v[u].z),
                              v3 = as_float2(v[u].w);
                 acc[g][0] += p * v0.x, acc[g][1] += p * v0.y, acc[g][2] += p * v1.x, acc[g][3] += p * v1.y;
@@ -126,21 +128,21 @@ __global__ void __launch_bounds__(decode_warps * 32)
         }
     }
 
-    // The block's running sums become one, in a fixed order.
-    __shared__ float tops[parts][G], sums[parts][G], values_of[parts][G][D];
+    // The partial results of the CTA become one, in a fixed order.
+    __shared__ float row_maxes[parts][G], row_sums[parts][G], values_of[parts][G][D];
     if (active)
 #pragma unroll
         for (int g = 0; g < G; g++) {
             const int at = warp * groups + group;
-            if (in == 0) tops[at][g] = top[g], sums[at][g] = sum[g];
+            if (in == 0) row_maxes[at][g] = row_max[g], row_sums[at][g] = row_sum[g];
 #pragma unroll
             for (int i = 0; i < 8; i++) values_of[at][g][in * 8 + i] = acc[g][i];
         }
-    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, parts, &tops[0][0],
-                  &sums[0][0], &values_of[0][0][0], G * D, partial, tickets);
+    reduce_splits<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, parts,
+                        &row_maxes[0][0], &row_sums[0][0], &values_of[0][0][0], G * D, partial, arrivals);
 }
 
-// The same with tensor cores (attention_decode.cuh).
+// The same on tensor cores (decode.cuh).
 
 template <int D>
 __device__ const __half* query_of(const Attention& a, const SplitKvItem& item, int head0) {
@@ -149,9 +151,9 @@ __device__ const __half* query_of(const Attention& a, const SplitKvItem& item, i
 
 template <int D>
 __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
-    decode_mma_kernel(Attention a, Plan plan, float* partial, std::int32_t* tickets) {
+    decode_mma_kernel(Attention a, Plan plan, float* partial, std::int32_t* arrivals) {
     wait_for_inputs();
-    constexpr int     G    = most_heads;
+    constexpr int     G    = max_heads;
     const SplitKvItem item = plan.items.list[blockIdx.x];
     if (item.row < 0) return;
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
@@ -165,92 +167,89 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x)
         ids[b] = plan.block_tables[item.table + first_block + b];
     std::uint32_t q[D / 8];
-    Heads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
+    MmaHeads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
     __syncthreads();
-    const int  shift = 31 - __clz(a.block_size);
-    const bool power = (a.block_size & (a.block_size - 1)) == 0;
-    const auto place = [&](int position) { // of this kv head's row, in halves
-        const int block = power ? position >> shift : position / a.block_size;
-        return ((std::int64_t(ids[block - first_block]) * a.n_kv_heads + kv_head) * a.block_size + position -
-                block * a.block_size) *
-               D;
+    const BlockOf block_of{a.block_size};
+    const auto    row_of = [&](int position) { // of this KV head
+        const int block = block_of(position);
+        return kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size);
     };
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
     const uint4 zero   = make_uint4(0, 0, 0, 0);
-    Heads<D>    heads;
+    MmaHeads<D> heads;
     for (int from = first + warp * 16; from < end; from += decode_warps * 16) {
         const auto seen = [&](int position) { return position >= begin && position < end; };
-        uint4      k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
+        uint4      k[2][MmaHeads<D>::k_words], v[4][MmaHeads<D>::v_words];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const int  position = from + i + 8 * h;
-            const auto at       = seen(position) ? place(position) : 0;
+            const auto at       = seen(position) ? row_of(position) * D : 0;
 #pragma unroll
-            for (int w = 0; w < Heads<D>::k_words; w++)
+            for (int w = 0; w < MmaHeads<D>::k_words; w++)
                 k[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(keys + at + (j + 4 * w) * 8) : zero;
         }
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             const int  position = from + 2 * j + h % 2 + h / 2 * 8;
-            const auto at       = seen(position) ? place(position) + i * (D / 8) : 0;
+            const auto at       = seen(position) ? row_of(position) * D + i * (D / 8) : 0;
 #pragma unroll
-            for (int w = 0; w < Heads<D>::v_words; w++)
+            for (int w = 0; w < MmaHeads<D>::v_words; w++)
                 v[h][w] = seen(position) ? *reinterpret_cast<const uint4*>(values + at + w * 8) : zero;
         }
         heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
     }
-    __shared__ float tops[decode_warps][G], sums[decode_warps][G], values_of[decode_warps][G][D];
-    heads.store(n_heads, tops[warp], sums[warp], values_of[warp][0]);
-    combine<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps,
-                  &tops[0][0], &sums[0][0], &values_of[0][0][0], G * D, partial, tickets);
+    __shared__ float row_maxes[decode_warps][G], row_sums[decode_warps][G], values_of[decode_warps][G][D];
+    heads.store(n_heads, row_maxes[warp], row_sums[warp], values_of[warp][0]);
+    reduce_splits<D, G>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, decode_warps,
+                        &row_maxes[0][0], &row_sums[0][0], &values_of[0][0][0], G * D, partial, arrivals);
 }
 
-// The same on Hopper: K and V come by bulk copies into rings in shared memory, one a warp, tiles of 16 positions block by block
-// of the cache. Chunks may be of any length.
+// The same on Hopper: each warp has a multistage pipeline of its own in shared memory, filled by TMA bulk copies, in tiles of 16
+// positions, one copy per block of the cache. Splits may have any length.
 
 #if __CUDA_ARCH__ >= 900
 
-// A block's item and heads: all the long items of `long_slots` heads, then all the short ones of the others.
-__device__ Share share_of(const SplitKvItems& items, int long_slots, int block, int n_slots) {
+// A CTA's item and heads: first all long items, for the first `long_slots` groups of heads, then the short ones for the others.
+__device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int block, int n_slots) {
     const int rest = block - items.n * long_slots;
-    return rest < 0 ? Share{block % items.n, block / items.n, n_slots}
-                    : Share{items.n + rest % items.n_short, long_slots + rest / items.n_short, n_slots};
+    return rest < 0 ? CtaWork{block % items.n, block / items.n, n_slots}
+                    : CtaWork{items.n + rest % items.n_short, long_slots + rest / items.n_short, n_slots};
 }
 
 #endif
 
 template <int D>
-struct Ring {
-    static constexpr int tile_bytes = 16 * D * 2 * 2; // K, then V, of 16 positions
-    static constexpr int stages     = 2;
-    static constexpr int at_once    = D <= 64 ? 5 : D <= 128 ? 3 : 1; // blocks of threads on a processor
-    static constexpr int warp_bytes = stages * tile_bytes;            // at the end, the values of the warp's heads
+struct KvTiles {
+    static constexpr int tile_bytes  = 16 * D * 2 * 2; // K, then V, of 16 positions
+    static constexpr int stages      = 2;
+    static constexpr int ctas_per_sm = D <= 64 ? 5 : D <= 128 ? 3 : 1; // CTAs per SM
+    static constexpr int warp_bytes  = stages * tile_bytes;            // at the end, the outputs of the warp's heads
 };
 
 template <int D>
-__global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
-    decode_stream_kernel(Attention a, Plan plan, int long_slots, int n_slots, float* partial, std::int32_t* tickets) {
+__global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
+    decode_tma_kernel(Attention a, Plan plan, int long_slots, int n_slots, float* partial, std::int32_t* arrivals) {
 #if __CUDA_ARCH__ >= 900
-    using R             = Ring<D>;
-    constexpr int     G = most_heads, step = decode_warps * 16; // from a warp's tile to its next
+    using Tiles         = KvTiles<D>;
+    constexpr int     G = max_heads, step = decode_warps * 16; // from a tile of a warp to its next one
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t ready[decode_warps][R::stages];
-    __shared__ float         tops[decode_warps][G], sums[decode_warps][G];
+    __shared__ std::uint64_t ready[decode_warps][Tiles::stages];
+    __shared__ float         row_maxes[decode_warps][G], row_sums[decode_warps][G];
     const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
-    unsigned char*           ring  = memory + warp * R::warp_bytes;
-    const Share              share = share_of(plan.items, long_slots, int(blockIdx.x), n_slots);
-    const SplitKvItem        item  = plan.items.list[share.item]; // the plan is older than the kernel before this one
+    unsigned char*           tiles = memory + warp * Tiles::warp_bytes;
+    const CtaWork            work  = work_of(plan.items, long_slots, int(blockIdx.x), n_slots);
+    const SplitKvItem        item  = plan.items.list[work.item]; // the plan was written before the previous kernel
     if (item.row < 0) {
         wait_for_inputs();
         return;
     }
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
-    const int kv_head = share.slot / per_kv, head0 = kv_head * group_size + share.slot % per_kv * G;
+    const int kv_head = work.slot / per_kv, head0 = kv_head * group_size + work.slot % per_kv * G;
     const int n_heads = min(G, kv_head * group_size + group_size - head0);
     const int start = item.begin / 16 * 16 + warp * 16, n_tiles = max(0, item.end - start + step - 1) / step;
 
-    // Half a warp knows the blocks of an even tile, the other half those of the odd one after it.
+    // Half a warp holds the block ids of an even tile, the other half those of the odd tile after it.
     const auto block_of = [&](int t) {
         const int position = start + (t + lane / 16) * step + lane % 16;
         return position >= item.begin && position < item.end ? plan.block_tables[item.table + position / a.block_size]
@@ -258,121 +257,120 @@ __global__ void __launch_bounds__(decode_warps * 32, Ring<D>::at_once)
     };
     std::int32_t block = block_of(0), next_block = block_of(2);
     if (lane == 0) {
-        for (int s = 0; s < R::stages; s++) barrier_init(&ready[warp][s], 1);
-        barriers_ready();
+        for (int s = 0; s < Tiles::stages; s++) mbarrier_init(&ready[warp][s], 1);
+        mbarrier_init_fence();
     }
     __syncwarp();
-    const std::uint64_t policy = read_once();
-    const auto          bring  = [&](int t) {
+    const std::uint64_t policy    = l2_evict_first();
+    const auto          load_tile = [&](int t) {
         if (t >= n_tiles) return;
         const int      from = start + t * step, low = max(from, item.begin), high = min(from + 16, item.end);
-        std::uint64_t* b = &ready[warp][t % R::stages];
-        if (lane == 0) barrier_expect(b, unsigned(high - low) * D * 4);
+        std::uint64_t* b = &ready[warp][t % Tiles::stages];
+        if (lane == 0) mbarrier_arrive_expect_tx(b, unsigned(high - low) * D * 4);
         __syncwarp();
         const int position = from + lane % 16, offset = position % a.block_size;
         if (lane / 16 == t % 2 && position >= low && position < high && (position == low || offset == 0)) {
             const unsigned bytes = unsigned(min(high - position, a.block_size - offset)) * D * 2;
-            const auto     at = ((std::int64_t(block) * a.n_kv_heads + kv_head) * a.block_size + offset) * D;
-            unsigned char* to = ring + t % R::stages * R::tile_bytes + (position - from) * D * 2;
-            copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
-            copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
+            const auto     at    = kv_row(block, kv_head, offset, a.n_kv_heads, a.block_size) * D;
+            unsigned char* to    = tiles + t % Tiles::stages * Tiles::tile_bytes + (position - from) * D * 2;
+            tma_copy_bulk(to, reinterpret_cast<const __half*>(a.cache_k) + at, bytes, b, policy);
+            tma_copy_bulk(to + 16 * D * 2, reinterpret_cast<const __half*>(a.cache_v) + at, bytes, b, policy);
         }
         if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
     };
-    // What was in the cache before this step depends on nobody.
-    int early = 0;
-    while (early < R::stages && min(start + early * step + 16, item.end) <= item.n_cached) bring(early++);
+    // What was cached before this step can be loaded before the previous kernel ends.
+    int loaded = 0;
+    while (loaded < Tiles::stages && min(start + loaded * step + 16, item.end) <= item.n_cached) load_tile(loaded++);
     wait_for_inputs();
-    for (; early < R::stages; early++) bring(early);
+    for (; loaded < Tiles::stages; loaded++) load_tile(loaded);
     std::uint32_t q[D / 8];
-    Heads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
-    Heads<D> heads;
+    MmaHeads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
+    MmaHeads<D> heads;
     for (int t = 0; t < n_tiles; t++) {
         const int            from = start + t * step;
-        const unsigned char* tile = ring + t % R::stages * R::tile_bytes;
+        const unsigned char* tile = tiles + t % Tiles::stages * Tiles::tile_bytes;
         const auto           seen = [&](int position) { return position >= item.begin && position < item.end; };
-        uint4                k[2][Heads<D>::k_words], v[4][Heads<D>::v_words];
-        barrier_wait(&ready[warp][t % R::stages], unsigned(t / R::stages) & 1);
+        uint4                k[2][MmaHeads<D>::k_words], v[4][MmaHeads<D>::v_words];
+        mbarrier_wait(&ready[warp][t % Tiles::stages], unsigned(t / Tiles::stages) & 1);
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int w = 0; w < Heads<D>::k_words; w++)
+            for (int w = 0; w < MmaHeads<D>::k_words; w++)
                 k[h][w] = *reinterpret_cast<const uint4*>(tile + (i + 8 * h) * D * 2 + (j + 4 * w) * 16);
 #pragma unroll
         for (int h = 0; h < 4; h++) {
             const int row = 2 * j + h % 2 + h / 2 * 8;
 #pragma unroll
-            for (int w = 0; w < Heads<D>::v_words; w++)
+            for (int w = 0; w < MmaHeads<D>::v_words; w++)
                 v[h][w] = seen(from + row)
                               ? *reinterpret_cast<const uint4*>(tile + (16 + row) * D * 2 + i * (D / 4) + w * 16)
                               : make_uint4(0, 0, 0, 0);
         }
         heads.add(a, q, k, v, seen(from + i), seen(from + i + 8));
         __syncwarp(); // all have read the tile
-        bring(t + R::stages);
+        load_tile(t + Tiles::stages);
     }
-    heads.store(n_heads, tops[warp], sums[warp], reinterpret_cast<float*>(ring));
-    combine<D, G>(a, item, share, head0, n_heads, decode_warps, &tops[0][0], &sums[0][0],
-                  reinterpret_cast<float*>(memory), R::warp_bytes / 4, partial, tickets);
+    heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles));
+    reduce_splits<D, G>(a, item, work, head0, n_heads, decode_warps, &row_maxes[0][0], &row_sums[0][0],
+                        reinterpret_cast<float*>(memory), Tiles::warp_bytes / 4, partial, arrivals);
 #endif
 }
 
 template <int D, int G>
-void launch_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
+void launch_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     const int per_kv = (a.n_heads / a.n_kv_heads + G - 1) / G;
     run_kernel(decode_kernel<D, G>, dim3(unsigned(plan.items.n), unsigned(a.n_kv_heads * per_kv)), decode_warps * 32, 0,
-               gpu, a, plan, partial, tickets);
+               gpu, a, plan, partial, arrivals);
 }
 
 template <int D>
-void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
+void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
     if constexpr (D == 64 || D == 128 || D == 256) {
-        const int slots = a.n_kv_heads * ((group + most_heads - 1) / most_heads);
+        const int slots = a.n_kv_heads * ((group + max_heads - 1) / max_heads);
         if (gpu.sm90) {
-            constexpr int bytes = decode_warps * Ring<D>::warp_bytes;
-            prepare_kernel(gpu, decode_stream_kernel<D>, decode_warps * 32, bytes);
-            // The last blocks of threads get shorter items, so that processors end together: about a third of what runs at
-            // once, and only where it runs more than twice.
-            const int at_once = gpu.n_sms * Ring<D>::at_once;
+            constexpr int bytes = decode_warps * KvTiles<D>::warp_bytes;
+            prepare_kernel(gpu, decode_tma_kernel<D>, decode_warps * 32, bytes);
+            // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there are more than
+            // two waves.
+            const int ctas = gpu.n_sms * KvTiles<D>::ctas_per_sm;
             const int short_slots =
-                n_short == 0 || n * slots < 2 * at_once ? 0 : std::min(slots, (at_once * 3 / 10 + n / 2) / n);
-            return run_kernel(decode_stream_kernel<D>,
-                              dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)), decode_warps * 32,
-                              bytes, gpu, a, plan, slots - short_slots, slots, partial, tickets);
+                n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);
+            return run_kernel(decode_tma_kernel<D>, dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)),
+                              decode_warps * 32, bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
         }
         if (group > 1)
             return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, gpu, a,
-                              plan, partial, tickets);
+                              plan, partial, arrivals);
     }
-    if (group == 1) launch_decode<D, 1>(a, plan, partial, tickets, gpu);
-    else if (group == 2) launch_decode<D, 2>(a, plan, partial, tickets, gpu);
-    else launch_decode<D, 4>(a, plan, partial, tickets, gpu);
+    if (group == 1) launch_decode<D, 1>(a, plan, partial, arrivals, gpu);
+    else if (group == 2) launch_decode<D, 2>(a, plan, partial, arrivals, gpu);
+    else launch_decode<D, 4>(a, plan, partial, arrivals, gpu);
 }
 
 } // namespace
 
 SplitLengths split_lengths(const Context& gpu, int head_dim, std::int64_t work) {
-    SplitLengths chunks;
-    if (!gpu.sm90 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return chunks;
-    // What a block of threads does at the beginning and the end of a chunk takes as long as 500 positions: chunks as long as
-    // they can be for all processors to have some.
-    while (chunks.length < 1024 && work / (2 * chunks.length) >= std::int64_t(gpu.n_sms) * 15 / 8) chunks.length *= 2;
-    if (chunks.length > fixed_split_length) chunks.short_length = fixed_split_length;
-    return chunks;
+    SplitLengths lengths;
+    if (!gpu.sm90 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return lengths;
+    // Start and end of a split cost a CTA as much as 500 positions: splits as long as they can be with work for all SMs.
+    while (lengths.length < 1024 && work / (2 * lengths.length) >= std::int64_t(gpu.n_sms) * 15 / 8)
+        lengths.length *= 2;
+    if (lengths.length > fixed_split_length) lengths.short_length = fixed_split_length;
+    return lengths;
 }
 
-void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* tickets, Context& gpu) {
+void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     if (plan.items.n == 0) return;
     switch (a.head_dim) {
-        case 16: launch_decode_for<16>(a, plan, partial, tickets, gpu); break;
-        case 32: launch_decode_for<32>(a, plan, partial, tickets, gpu); break;
-        case 64: launch_decode_for<64>(a, plan, partial, tickets, gpu); break;
-        case 80: launch_decode_for<80>(a, plan, partial, tickets, gpu); break;
-        case 96: launch_decode_for<96>(a, plan, partial, tickets, gpu); break;
-        case 128: launch_decode_for<128>(a, plan, partial, tickets, gpu); break;
-        case 256: launch_decode_for<256>(a, plan, partial, tickets, gpu); break;
-        default: break; // prefill_tile() is 0 for it: the caller makes it a tile of one row
+        case 16: launch_decode_for<16>(a, plan, partial, arrivals, gpu); break;
+        case 32: launch_decode_for<32>(a, plan, partial, arrivals, gpu); break;
+        case 64: launch_decode_for<64>(a, plan, partial, arrivals, gpu); break;
+        case 80: launch_decode_for<80>(a, plan, partial, arrivals, gpu); break;
+        case 96: launch_decode_for<96>(a, plan, partial, arrivals, gpu); break;
+        case 128: launch_decode_for<128>(a, plan, partial, arrivals, gpu); break;
+        case 256: launch_decode_for<256>(a, plan, partial, arrivals, gpu); break;
+        default: break; // prefill_tile() is 0 for it: the caller makes it a prefill tile of one row
     }
 }
 

@@ -1,20 +1,22 @@
-// Prefill attention over paged K and V. Cache layout: [block][kv_head][offset][head_dim] halves, so what one head reads of one block
-// is contiguous. Scores and sums are float32, the softmax is online (running maximum, sum and weighted values).
-//   prefill: tiles of consecutive queries, tensor cores (mma.m16n8k16), K and V through shared memory by cp.async.
-//   plain:   any head_dim, one warp per query and head. The fallback.
+// Prefill attention over a paged KV cache. Scores and sums are float32, the softmax is online (row max, row sum, rescale).
+//   prefill_kernel:  tiles of consecutive queries on tensor cores (mma.m16n8k16), K and V double-buffered in shared memory by cp.async
+//   fallback_kernel: any head_dim; a warp per query and head
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "../kernels.h"
+#include "../paged_kv.cuh"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mma.cuh"
 #include "../warp.cuh"
 
 namespace quire::cuda {
 
 namespace {
 
-// -- plain: a warp for each row and head; lanes share the dimensions, positions one after another
+// -- fallback: a warp for each query and head; lanes share the dimensions, positions one after another
 
-__global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
+__global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();
     const PrefillTile tile = tiles[blockIdx.y];
     const int   lane = threadIdx.x % 32, D = a.head_dim, head = blockIdx.x, kv_head = head / (a.n_heads / a.n_kv_heads);
@@ -29,128 +31,99 @@ __global__ void plain_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
             acc[d] = 0;
         }
         __syncwarp();
-        float top = -INFINITY, sum = 0;
+        float row_max = -INFINITY, row_sum = 0;
         for (int position = a.window > 0 ? max(0, last - a.window + 1) : 0; position <= last; position++) {
             const std::int64_t at =
-                ((std::int64_t(table[position / a.block_size]) * a.n_kv_heads + kv_head) * a.block_size +
-                 position % a.block_size) *
+                kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.n_kv_heads, a.block_size) *
                 D;
             float score = 0;
             for (int d = lane; d < D; d += 32)
                 score += q[d] * __half2float(reinterpret_cast<const __half*>(a.cache_k)[at + d]);
-            score              = capped(warp_sum(score), a.softcap);
-            const float limit  = fmaxf(top, score),
-                        base   = limit == -INFINITY ? 0.0f : limit; // NaN: the sum shall be, too
-            const float shrink = __expf(top - base), p = __expf(score - base);
-            top = limit;
-            sum = sum * shrink + p;
+            score               = softcapped(warp_sum(score), a.softcap);
+            const float new_max = fmaxf(row_max, score),
+                        base    = new_max == -INFINITY ? 0.0f : new_max; // NaN stays NaN
+            const float rescale = __expf(row_max - base), p = __expf(score - base);
+            row_max = new_max;
+            row_sum = row_sum * rescale + p;
             for (int d = lane; d < D; d += 32)
-                acc[d] = acc[d] * shrink + p * __half2float(reinterpret_cast<const __half*>(a.cache_v)[at + d]);
+                acc[d] = acc[d] * rescale + p * __half2float(reinterpret_cast<const __half*>(a.cache_v)[at + d]);
         }
         for (int d = lane; d < D; d += 32)
-            reinterpret_cast<__half*>(a.out)[(row * a.n_heads + head) * D + d] = __float2half(acc[d] / sum);
+            reinterpret_cast<__half*>(a.out)[(row * a.n_heads + head) * D + d] = __float2half(acc[d] / row_sum);
         __syncwarp();
     }
 }
 
 // -- prefill
 
-__device__ void copy_async(void* to, const void* from, bool valid) { // 16 bytes; zeros where not valid
-    const auto address = unsigned(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(valid ? 16 : 0));
-}
-__device__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int N>
-__device__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N));
-}
-
-__device__ void load_matrices(std::uint32_t (&r)[4], const __half* p) {
-    const auto address = unsigned(__cvta_generic_to_shared(p));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-__device__ void load_matrices_transposed(std::uint32_t (&r)[4], const __half* p) {
-    const auto address = unsigned(__cvta_generic_to_shared(p));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-__device__ std::uint32_t pack(float a, float b) {
-    const __half2 h = __floats2half2_rn(a, b);
-    return *reinterpret_cast<const std::uint32_t*>(&h);
-}
-
-// A block of Warps × 16 queries of one head against tiles of N positions. Rows in shared memory are padded by 16 bytes, so
-// that ldmatrix meets no bank twice.
+// A CTA takes Warps × 16 queries of one head; K and V come in tiles of N positions. Rows in shared memory are padded by 16 bytes, so
+// that ldmatrix has no bank conflicts.
 template <int D, int Warps, int N>
 __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();
     constexpr int     stride = D + 8, M = Warps * 16;
     extern __shared__ __align__(16) __half shared[];
     __half *          q_tile = shared, *k_tile = q_tile + M * stride, *v_tile = k_tile + 2 * N * stride;
-    const PrefillTile tile = tiles[gridDim.x - 1 - blockIdx.x]; // long contexts, which come last, first
-    const int         head = blockIdx.y, kv_head = head / (a.n_heads / a.n_kv_heads);
-    const int         warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const auto*       table = plan.block_tables + plan.table_start[tile.sequence];
-    const int         first = plan.positions[tile.first_row], last = first + tile.n_rows - 1; // positions of the tile
-    const int         begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
-    const int         n_tiles = (last - begin) / N + 1;
+    const PrefillTile tile =
+        tiles[gridDim.x - 1 - blockIdx.x]; // the longest contexts, which are listed last, start first
+    const int   head = blockIdx.y, kv_head = head / (a.n_heads / a.n_kv_heads);
+    const int   warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const auto* table = plan.block_tables + plan.table_start[tile.sequence];
+    const int   first = plan.positions[tile.first_row], last = first + tile.n_rows - 1; // positions of the tile
+    const int   begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
+    const int   n_tiles = (last - begin) / N + 1;
 
-    const int  shift = 31 - __clz(a.block_size);
-    const bool power = (a.block_size & (a.block_size - 1)) == 0;
-    const auto load  = [&](int t) { // K and V of one tile of positions
+    const BlockOf block_of{a.block_size};
+    const auto    load = [&](int t) { // K and V of one tile of positions
         constexpr int words = D / 8;
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
             const bool         valid = position <= last;
-            const int          block = !valid ? 0 : power ? position >> shift : position / a.block_size;
-            const std::int64_t at    = valid ? ((std::int64_t(table[block]) * a.n_kv_heads + kv_head) * a.block_size +
-                                             position - block * a.block_size) *
-                                                    D +
-                                                w * 8
-                                              : 0;
-            copy_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
-            copy_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
+            const int          block = valid ? block_of(position) : 0;
+            const std::int64_t at =
+                valid
+                       ? kv_row_of_position(position, block, table[block], kv_head, a.n_kv_heads, a.block_size) * D + w * 8
+                       : 0;
+            cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
+            cp_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }
     };
     for (int i = threadIdx.x; i < M * (D / 8); i += Warps * 32) {
         const int  r = i / (D / 8), w = i % (D / 8);
         const bool valid = r < tile.n_rows;
-        copy_async(q_tile + r * stride + w * 8,
-                   reinterpret_cast<const __half*>(a.q) +
-                       (std::int64_t(tile.first_row + (valid ? r : 0)) * a.n_heads + head) * D + w * 8,
-                   valid);
+        cp_async(q_tile + r * stride + w * 8,
+                 reinterpret_cast<const __half*>(a.q) +
+                     (std::int64_t(tile.first_row + (valid ? r : 0)) * a.n_heads + head) * D + w * 8,
+                 valid);
     }
     load(0);
-    commit_copies();
+    cp_async_commit();
 
-    float       out[D / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float       out[D / 8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
     const int   row[2] = {first + warp * 16 + lane / 4,
                           first + warp * 16 + lane / 4 + 8}; // positions of this lane's rows
     const float scale  = a.scale * 1.4426950408889634f;      // exp2 instead of exp
     for (int t = 0; t < n_tiles; t++) {
         if (t + 1 < n_tiles) load(t + 1);
-        commit_copies();
-        wait_copies<1>();
+        cp_async_commit();
+        cp_async_wait<1>();
         __syncthreads();
         const __half *k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         const int     from = begin + t * N;
-        // Rows of this warp that see nothing of this tile have nothing to do.
+        // Nothing to do where no query of this warp sees a position of this tile.
         if (from <= first + warp * 16 + 15 && warp * 16 < tile.n_rows) {
             float s[N / 8][4] = {};
 #pragma unroll
             for (int d = 0; d < D / 16; d++) {
                 std::uint32_t q[4];
-                load_matrices(q, q_tile + (warp * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
+                ldmatrix_x4(q, q_tile + (warp * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
 #pragma unroll
                 for (int n = 0; n < N / 16; n++) {
                     std::uint32_t b[4];
-                    load_matrices(b, k + (n * 16 + lane % 8 + lane / 16 * 8) * stride + d * 16 + lane / 8 % 2 * 8);
-                    multiply(s[2 * n], q, b[0], b[1]);
-                    multiply(s[2 * n + 1], q, b[2], b[3]);
+                    ldmatrix_x4(b, k + (n * 16 + lane % 8 + lane / 16 * 8) * stride + d * 16 + lane / 8 % 2 * 8);
+                    mma_m16n8k16(s[2 * n], q, b[0], b[1]);
+                    mma_m16n8k16(s[2 * n + 1], q, b[2], b[3]);
                 }
             }
             const bool edge = from + N - 1 > first + warp * 16 || a.window > 0;
@@ -168,24 +141,24 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
                 }
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                float limit = top[r];
+                float new_max = row_max[r];
 #pragma unroll
-                for (int n = 0; n < N / 8; n++) limit = fmaxf(limit, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-                limit              = fmaxf(limit, __shfl_xor_sync(~0u, limit, 1));
-                limit              = fmaxf(limit, __shfl_xor_sync(~0u, limit, 2));
-                const float base   = limit == -INFINITY ? 0.0f : limit; // a row that has seen nothing yet
-                const float shrink = exp2f(top[r] - base);
-                top[r]             = limit;
-                float part         = 0;
+                for (int n = 0; n < N / 8; n++) new_max = fmaxf(new_max, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+                new_max             = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 1));
+                new_max             = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 2));
+                const float base    = new_max == -INFINITY ? 0.0f : new_max; // no visible position yet
+                const float rescale = exp2f(row_max[r] - base);
+                row_max[r]          = new_max;
+                float part          = 0;
 #pragma unroll
                 for (int n = 0; n < N / 8; n++) {
                     s[n][2 * r]     = exp2f(s[n][2 * r] - base);
                     s[n][2 * r + 1] = exp2f(s[n][2 * r + 1] - base);
                     part += s[n][2 * r] + s[n][2 * r + 1];
                 }
-                sum[r] = sum[r] * shrink + part;
+                row_sum[r] = row_sum[r] * rescale + part;
 #pragma unroll
-                for (int d = 0; d < D / 8; d++) out[d][2 * r] *= shrink, out[d][2 * r + 1] *= shrink;
+                for (int d = 0; d < D / 8; d++) out[d][2 * r] *= rescale, out[d][2 * r + 1] *= rescale;
             }
 #pragma unroll
             for (int n = 0; n < N / 16; n++) {
@@ -195,9 +168,9 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
 #pragma unroll
                 for (int d = 0; d < D / 16; d++) {
                     std::uint32_t b[4];
-                    load_matrices_transposed(b, v + (n * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
-                    multiply(out[2 * d], p, b[0], b[1]);
-                    multiply(out[2 * d + 1], p, b[2], b[3]);
+                    ldmatrix_x4_transposed(b, v + (n * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
+                    mma_m16n8k16(out[2 * d], p, b[0], b[1]);
+                    mma_m16n8k16(out[2 * d + 1], p, b[2], b[3]);
                 }
             }
         }
@@ -205,11 +178,11 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        row_sum[r] += __shfl_xor_sync(~0u, row_sum[r], 1);
+        row_sum[r] += __shfl_xor_sync(~0u, row_sum[r], 2);
         const int in_tile = warp * 16 + lane / 4 + 8 * r;
         if (in_tile >= tile.n_rows) continue;
-        const float inverse = sum[r] > 0 ? 1 / sum[r] : 0.0f;
+        const float inverse = row_sum[r] > 0 ? 1 / row_sum[r] : 0.0f;
         auto* to = reinterpret_cast<__half*>(a.out) + (std::int64_t(tile.first_row + in_tile) * a.n_heads + head) * D;
 #pragma unroll
         for (int d = 0; d < D / 8; d++)
@@ -259,7 +232,7 @@ void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* 
         case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, gpu); break;
         default: {
             const std::size_t shared = std::size_t(4) * 2 * std::size_t(a.head_dim) * sizeof(float);
-            run_kernel(plain_kernel, dim3(unsigned(a.n_heads), unsigned(n)), unsigned(128), shared, gpu, a, plan,
+            run_kernel(fallback_kernel, dim3(unsigned(a.n_heads), unsigned(n)), unsigned(128), shared, gpu, a, plan,
                        tiles);
         }
     }

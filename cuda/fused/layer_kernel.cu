@@ -19,64 +19,17 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
-#include <cstdlib>
-
-#include "../kernels.h"
-#include "../ptx/tensor_map.cuh"
+#include "../paged_kv.cuh"
+#include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "../rope.cuh"
 #include "../warp.cuh"
+#include "layer_program.cuh"
 
-namespace quire::cuda {
+namespace quire::cuda::layer_kernel {
 
 namespace {
-
-constexpr int                  most_parts = 4, most_tokens = max_layer_kernel_rows, most_tiles = 1024;
-constexpr int                  tile_rows = 128, weight_bytes = tile_rows * tile_cols * 2;
-constexpr int                  team = 16 * 32, threads = team + 64; // those that norm, and all
-[[maybe_unused]] constexpr int multiplying  = 8;                    // warps
-[[maybe_unused]] constexpr int telling_warp = 8, hearing_warp = 9, weight_warp = 16, x_warp = 17;
-
-// Stages of the rings of weights and of x, N tokens.
-constexpr __host__ __device__ int x_bytes(int N) { return N * tile_cols * 2; }
-constexpr __host__ __device__ int x_stages(int N) { return N == 128 ? 4 : N == 64 ? 6 : 8; }
-constexpr __host__ __device__ int weight_stages(int N) { return N <= 16 ? 13 : N <= 32 ? 12 : N <= 64 ? 11 : 9; }
-constexpr int shared_bytes(int N) { return weight_stages(N) * weight_bytes + x_stages(N) * x_bytes(N); }
-
-// What becomes of a product's sums.
-enum class Then : int { write, swiglu, norm, rope };
-
-struct Result {
-    const float* bias;
-    void*        to; // [tokens × rows]
-    int          rows;
-    bool         is_float;
-};
-
-// Products of one x, and what follows.
-struct Part {
-    CUtensorMap weight[max_projections], x;                // tiles of 128 rows, by pairs; of all tokens
-    int    along[max_projections], apart[max_projections]; // the dimension in which a map's tiles follow, how far apart
-    Result result[max_projections];                        // of the norm: the first one's `to` gets the normed rows
-    int    first_tile[max_projections + 1], n_projections, n_steps; // of a tile
-    Then   then;
-    bool   up_first; // of gate and up, in memory
-    const float* norm_weight;
-    float        eps;
-    float*       residual;
-};
-
-struct Parts {
-    Part      part[most_parts];
-    RopeStore rope;
-    Plan      plan;
-    int       n_parts, n_tokens;
-    float*    sums;    // for norms: of a block's part of a tile, [tokens × 128], at block + tile
-    float4*   left;    // what a block left to the one that finishes its first tile, as the threads have it
-    unsigned* arrived; // how many have left something of a tile; zero before and after
-    unsigned* counter; // how often a block arrived, and how many are done; zero before and after
-};
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -119,9 +72,6 @@ __device__ uint2  as_halves(float4 v) {
     const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
     return {reinterpret_cast<const std::uint32_t&>(a), reinterpret_cast<const std::uint32_t&>(b)};
 }
-// What threads wrote, the copy engine sees, once it is known of.
-__device__ void show_copy_engine() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-
 // Counts one up, after what was written before; waits until so many are counted.
 __device__ void tell(unsigned* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
@@ -152,79 +102,51 @@ struct Meeting {
     }
 };
 
-struct Ring {
-    unsigned char* memory;
-    std::uint64_t *full, *empty;
-};
-
-// A place of a ring, and how often it has been used.
-template <int Stages>
-struct At {
-    int      stage  = 0;
-    unsigned parity = 0;
-
-    __device__ void next() {
-        if (++stage == Stages) stage = 0, parity ^= 1;
-    }
-    // Waits until what was in the place has been used; the first time there was nothing.
-    __device__ void wait_free(const Ring& ring) const { barrier_wait(ring.empty + stage, parity ^ 1); }
-    __device__ void wait_full(const Ring& ring) const { barrier_wait(ring.full + stage, parity); }
-};
-
-__device__ void copy_rows(void* to, const CUtensorMap& map, int col, int third, int fourth, std::uint64_t* b,
-                          std::uint64_t policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
-        "%3, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
-        "l"(&map), "r"(col), "r"(0), "r"(third), "r"(fourth), "r"(shared_address(b)), "l"(policy)
-        : "memory");
-}
-
 template <int N>
-__device__ void bring_weights(const Parts& parts, const Ring& ring) {
+__device__ void bring_weights(const Parts& parts, const Pipeline<weight_stages(N)>& ring) {
     for (int p = 0; p < parts.n_parts; p++)
-        for (int k = 0; k < parts.part[p].n_projections; k++) prefetch_map(parts.part[p].weight[k]);
-    const std::uint64_t  policy = read_once();
-    At<weight_stages(N)> at;
+        for (int k = 0; k < parts.part[p].n_projections; k++) tma_prefetch(parts.part[p].weight[k]);
+    const std::uint64_t             policy = l2_evict_first();
+    PipelineState<weight_stages(N)> at     = ring.producer_start();
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         const Share share(part);
         int         tile = share.begin / part.n_steps, step = share.begin % part.n_steps;
         for (int i = share.begin; i < share.end; i++) {
             const int which = product_of(part, tile), place = (tile - part.first_tile[which]) * part.apart[which];
-            at.wait_free(ring);
-            barrier_expect(ring.full + at.stage, weight_bytes);
-            copy_rows(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_cols,
-                      part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
-                      policy);
-            at.next();
+            ring.producer_acquire(at);
+            mbarrier_arrive_expect_tx(ring.full + at.stage, weight_bytes);
+            tma_copy_5d(ring.memory + at.stage * weight_bytes, part.weight[which], step * tile_k,
+                        part.along[which] == 3 ? place : 0, part.along[which] == 4 ? place : 0, ring.full + at.stage,
+                        policy);
+            at.advance();
             if (++step == part.n_steps) step = 0, tile++;
         }
     }
 }
 
 template <int N>
-__device__ void bring_x(const Parts& parts, const Ring& ring, const Meeting& meeting) {
-    for (int p = 0; p < parts.n_parts; p++) prefetch_map(parts.part[p].x);
+__device__ void bring_x(const Parts& parts, const Pipeline<x_stages(N)>& ring, const Meeting& meeting) {
+    for (int p = 0; p < parts.n_parts; p++) tma_prefetch(parts.part[p].x);
     wait_for_inputs();
-    At<x_stages(N)> at;
-    unsigned        round = 0;
+    PipelineState<x_stages(N)> at    = ring.producer_start();
+    unsigned                   round = 0;
     for (int p = 0; p < parts.n_parts; p++) {
         const Part& part = parts.part[p];
         const Share share(part);
         if (p > 0 && !share.empty()) {
             meeting.wait(round);
-            show_copy_engine();
+            fence_async_global();
         }
         int step = share.begin % part.n_steps;
         for (int i = share.begin; i < share.end; i++) {
-            at.wait_free(ring);
-            barrier_expect(ring.full + at.stage, x_bytes(N));
-            copy_tile(ring.memory + at.stage * x_bytes(N), part.x, step * tile_cols, 0, ring.full + at.stage);
-            at.next();
+            ring.producer_acquire(at);
+            mbarrier_arrive_expect_tx(ring.full + at.stage, x_bytes(N));
+            tma_copy_2d(ring.memory + at.stage * x_bytes(N), part.x, step * tile_k, 0, ring.full + at.stage);
+            at.advance();
             if (++step == part.n_steps) step = 0;
         }
-        round += part.then == Then::norm ? 2 : 1;
+        round += part.epilogue == Epilogue::add_norm ? 2 : 1;
     }
 }
 
@@ -249,9 +171,10 @@ struct Tokens {
         const RopeStore& a = parts.rope;
         const int        t = int(threadIdx.x);
         if (t < parts.n_tokens && a.block_size > 0) {
-            const int slot = parts.plan.slots[t], block = slot / a.block_size, in_block = slot % a.block_size;
-            place[t]    = slot < 0 ? -1 : (std::int64_t(block) * a.n_kv_heads * a.block_size + in_block) * a.head_dim;
-            position[t] = float(parts.plan.positions[t]);
+            const int          slot = parts.plan.slots[t];
+            const std::int64_t at   = kv_row_of_slot(slot, 0, a.n_kv_heads, a.block_size) * a.head_dim;
+            place[t]                = slot < 0 ? -1 : at;
+            position[t]             = float(parts.plan.positions[t]);
         }
         Team::sync();
     }
@@ -271,19 +194,19 @@ __device__ void finish_rope(const Part& part, const Parts& parts, const Tokens& 
     auto*       to        = reinterpret_cast<__half*>(which == 0   ? a.q
                                                       : which == 1 ? a.cache_k
                                                                    : a.cache_v) +
-               std::int64_t(head) * (which == 0 ? 1 : a.block_size) * D + one;
+               std::int64_t(head) * (which == 0 ? 1 : kv_head_stride(a.block_size)) * D + one;
     for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
         const std::int64_t at = which == 0 ? std::int64_t(token) * r.rows : tokens.place[token];
         if (at < 0) return; // only fills up a graph
         float sine = 0, cosine = 1;
         if (turns) {
-            turn(tokens.position[token], frequency, sine, cosine);
+            rope_angle(tokens.position[token], frequency, sine, cosine);
             sine *= a.scale, cosine *= a.scale;
         }
         v += bias, u += other_bias;
-        const float x = v * cosine - u * sine, y = v * sine + u * cosine;
-        if (apart) to[at] = __float2half(x), to[at + D / 2] = __float2half(y);
-        else *reinterpret_cast<__half2*>(to + at) = __floats2half2_rn(x, y);
+        const float2 rotated = rotate_pair(v, u, sine, cosine);
+        if (apart) to[at] = __float2half(rotated.x), to[at + D / 2] = __float2half(rotated.y);
+        else *reinterpret_cast<__half2*>(to + at) = __floats2half2_rn(rotated.x, rotated.y);
     });
 }
 
@@ -294,13 +217,13 @@ __device__ void finish(const Part& part, const Parts& parts, const Tokens& token
     const Result& r      = part.result[which];
     const int     pair   = (tile - part.first_tile[which]) * (tile_rows / 2) + pair_of_thread();
     auto*         halves = static_cast<__half*>(r.to);
-    if (pair * (part.then == Then::swiglu ? 1 : 2) >= r.rows) return;
-    if (part.then == Then::rope) {
+    if (pair * (part.epilogue == Epilogue::swiglu ? 1 : 2) >= r.rows) return;
+    if (part.epilogue == Epilogue::rope_store) {
         finish_rope<N>(part, parts, tokens, which, pair, d);
-    } else if (part.then == Then::swiglu) {
+    } else if (part.epilogue == Epilogue::swiglu) {
         for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
             const float gate = part.up_first ? u : v, up = part.up_first ? v : u;
-            halves[std::int64_t(token) * r.rows + pair] = __float2half(__fdividef(gate, 1 + __expf(-gate)) * up);
+            halves[std::int64_t(token) * r.rows + pair] = __float2half(swiglu(gate, up));
         });
     } else {
         const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
@@ -321,51 +244,53 @@ struct Talk {
 // Where a block of threads is in both rings.
 template <int N>
 struct Position {
-    At<weight_stages(N)> w;
-    At<x_stages(N)>      x;
+    PipelineState<weight_stages(N)> w;
+    PipelineState<x_stages(N)>      x;
 };
 
 // The block's share of a part's products.
 template <int N>
-__device__ void multiply(const Part& part, const Parts& parts, const Tokens& tokens, const Ring& weights,
-                         const Ring& xs, Position<N>& at, Talk& talk) {
+__device__ void multiply(const Part& part, const Parts& parts, const Tokens& tokens,
+                         const Pipeline<weight_stages(N)>& weights, const Pipeline<x_stages(N)>& xs, Position<N>& at,
+                         Talk& talk) {
     constexpr int       words = N / 8, of_block = words * multiplying * 32; // of what is left
     const int           group  = uniform(int(threadIdx.x) / 128);
     const bool          leader = threadIdx.x % 128 == 0;
     const Share         share(part);
-    const std::uint64_t w0 = descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16, 1024),
-                        x0 = descriptor(shared_address(xs.memory), 16, 1024);
+    const std::uint64_t w0 = matrix_descriptor(shared_address(weights.memory) + unsigned(group) * weight_bytes / 2, 16,
+                                               1024),
+                        x0 = matrix_descriptor(shared_address(xs.memory), 16, 1024);
     float d[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++) d[i] = 0;
     int        old_w = 0, old_x = 0; // places that the products before these read
     const auto free = [&] {
-        if (leader) barrier_arrive(weights.empty + old_w), barrier_arrive(xs.empty + old_x);
+        if (leader) weights.consumer_release(old_w), xs.consumer_release(old_x);
     };
     for (int unit = share.begin, tile = share.first_tile(); unit < share.end; tile++) {
         const int n = min(share.end, (tile + 1) * part.n_steps) - unit;
         for (int i = 0; i < n; i++) {
-            at.w.wait_full(weights);
-            at.x.wait_full(xs);
-            const std::uint64_t w = further(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
-                                x = further(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
+            weights.consumer_wait(at.w);
+            xs.consumer_wait(at.x);
+            const std::uint64_t w = advance(w0, unsigned(uniform(at.w.stage)) * weight_bytes),
+                                x = advance(x0, unsigned(uniform(at.x.stage)) * x_bytes(N));
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < tile_cols / 16; k++)
-                multiply_tile<N>(d, further(w, unsigned(k) * 32), further(x, unsigned(k) * 32), k > 0 || i > 0);
+            for (int k = 0; k < tile_k / 16; k++)
+                wgmma_ss<N>(d, advance(w, unsigned(k) * 32), advance(x, unsigned(k) * 32), k > 0 || i > 0);
             wgmma_commit();
             if (i > 0) {
                 wgmma_wait<1>();
                 free();
             }
             old_w = at.w.stage, old_x = at.x.stage;
-            at.w.next(), at.x.next();
+            at.w.advance(), at.x.advance();
         }
         wgmma_wait<0>();
-        keep(d);
+        wgmma_pin(d);
         free();
         unit += n;
-        if (part.then == Then::norm) {
+        if (part.epilogue == Epilogue::add_norm) {
             float* to = parts.sums + std::int64_t(int(blockIdx.x) + tile) * parts.n_tokens * tile_rows;
             for_each_token<N>(d, parts.n_tokens, [&](int token, float v, float u) {
                 reinterpret_cast<float2*>(to + token * tile_rows)[pair_of_thread()] = {v, u};
@@ -376,10 +301,10 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
             for (int i = 0; i < words; i++)
                 to[i * multiplying * 32] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(talk.left);
+            if (threadIdx.x % 32 == 0) mbarrier_arrive(talk.left);
         } else {
             if (!share.ends(tile)) {
-                barrier_wait(talk.there, talk.there_parity);
+                mbarrier_wait(talk.there, talk.there_parity);
                 talk.there_parity ^= 1;
                 const int last = owner_of(part, (tile + 1) * part.n_steps - 1);
 #pragma unroll 1
@@ -401,18 +326,18 @@ __device__ void multiply(const Part& part, const Parts& parts, const Tokens& tok
 // Beside those that multiply, by a warp each.
 __device__ void tell_others(const Part& part, const Parts& parts, Talk& talk) {
     const Share share(part);
-    if (part.then == Then::norm || !share.leaves()) return;
-    barrier_wait(talk.left, talk.left_parity);
+    if (part.epilogue == Epilogue::add_norm || !share.leaves()) return;
+    mbarrier_wait(talk.left, talk.left_parity);
     talk.left_parity ^= 1;
     if (threadIdx.x % 32 == 0) tell(parts.arrived + share.first_tile());
 }
 __device__ void hear_others(const Part& part, const Parts& parts, const Talk& talk) {
     const Share share(part);
-    if (part.then == Then::norm || !share.awaits() || threadIdx.x % 32 != 0) return;
+    if (part.epilogue == Epilogue::add_norm || !share.awaits() || threadIdx.x % 32 != 0) return;
     const int tile = share.last_tile();
     hear(parts.arrived + tile, unsigned(owner_of(part, (tile + 1) * part.n_steps - 1)) - blockIdx.x);
     parts.arrived[tile] = 0; // for the next part
-    barrier_arrive(talk.there);
+    mbarrier_arrive(talk.there);
 }
 
 // The sums of a tile for one token: so many parts of 128 floats, `stride` floats apart.
@@ -469,7 +394,7 @@ __device__ void combine_norm(const Part& part, const Parts& parts, const Meeting
         float squares = 0;
 #pragma unroll
         for (int i = 0; i < Most; i++) squares += v[i].x * v[i].x + v[i].y * v[i].y + v[i].z * v[i].z + v[i].w * v[i].w;
-        const float scale = rsqrtf(block_sum<Team>(squares, scratch) / float(cols) + part.eps);
+        const float scale = rsqrtf(cta_sum<Team>(squares, scratch) / float(cols) + part.eps);
 #pragma unroll
         for (int i = 0; i < Most; i++) {
             const int c = (int(threadIdx.x) + i * team) * 4;
@@ -489,20 +414,18 @@ template <int N>
 __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant__ Parts parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
-    __shared__ float         scratch[32];
-    __shared__ Tokens        tokens;
-    const Ring               weights{memory, barriers, barriers + weight_stages(N)};
-    const Ring               xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
-                  barriers + 2 * weight_stages(N) + x_stages(N)};
-    const Meeting            meeting{parts.counter};
-    const int                warp = uniform(int(threadIdx.x) / 32);
+    __shared__ std::uint64_t         barriers[2 * (weight_stages(N) + x_stages(N))], talks[2];
+    __shared__ float                 scratch[32];
+    __shared__ Tokens                tokens;
+    const Pipeline<weight_stages(N)> weights{memory, barriers, barriers + weight_stages(N)};
+    const Pipeline<x_stages(N)>      xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
+                                   barriers + 2 * weight_stages(N) + x_stages(N)};
+    const Meeting                    meeting{parts.counter};
+    const int                        warp = uniform(int(threadIdx.x) / 32);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < weight_stages(N); s++)
-            barrier_init(weights.full + s, 1), barrier_init(weights.empty + s, 2);
-        for (int s = 0; s < x_stages(N); s++) barrier_init(xs.full + s, 1), barrier_init(xs.empty + s, 2);
-        barrier_init(talks, multiplying), barrier_init(talks + 1, 1);
-        barriers_ready();
+        weights.init(1, 2), xs.init(1, 2);
+        mbarrier_init(talks, multiplying), mbarrier_init(talks + 1, 1);
+        mbarrier_init_fence();
     }
     __syncthreads();
     if (warp >= weight_warp) {
@@ -522,14 +445,14 @@ __global__ void __launch_bounds__(threads, 1) dense_kernel(const __grid_constant
         else if (warp < multiplying) multiply<N>(part, parts, tokens, weights, xs, at, talk);
         else if (warp == telling_warp) tell_others(part, parts, talk);
         else if (warp == hearing_warp) hear_others(part, parts, talk);
-        if (part.then == Then::norm) {
+        if (part.epilogue == Epilogue::add_norm) {
             meeting.arrive();
             round++;
             if (part.result[0].rows <= 3 * team * 4) combine_norm<3>(part, parts, meeting, round, scratch);
             else combine_norm<4>(part, parts, meeting, round, scratch);
         }
         if (p + 1 == parts.n_parts) break;
-        show_copy_engine();
+        fence_async_global();
         meeting.arrive();
         round++;
     }
@@ -543,8 +466,9 @@ template <int N>
 bool launch(const Parts& parts, Context& gpu) {
     if (prepare_kernel(gpu, dense_kernel<N>, threads, shared_bytes(N)) < 1) return false;
     // Alone on the device its blocks meet in any case: what comes before it in the stream ends by itself.
-    const cudaError_t status = launch_kernel(gpu.alone_in_step ? Launch::early : Launch::together, dense_kernel<N>,
-                                             dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, parts);
+    const cudaError_t status =
+        launch_kernel(gpu.alone_in_step ? Launch::programmatic : Launch::cooperative, dense_kernel<N>,
+                      dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, parts);
     if (status == cudaErrorCooperativeLaunchTooLarge) {
         cudaGetLastError(); // it has been dealt with
         return false;
@@ -553,122 +477,23 @@ bool launch(const Parts& parts, Context& gpu) {
     return true;
 }
 
-constexpr int rounded(int n_tokens) {
-    return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128;
-}
-
-// Tiles of 128 rows, by pairs: [64 columns][8 rows, `row` apart][2, `pair` apart][n3, `third` apart][n4, `fourth` apart], of which
-// a tile has box3 · box4. Distances are in elements.
-bool encode_pairs(CUtensorMap& map, const void* data, std::int64_t cols, std::int64_t row, std::int64_t pair,
-                  std::int64_t n3, std::int64_t third, int box3, std::int64_t n4, std::int64_t fourth, int box4) {
-    const cuuint64_t sizes[5]   = {cuuint64_t(cols), 8, 2, cuuint64_t(n3), cuuint64_t(n4)};
-    const cuuint64_t strides[4] = {cuuint64_t(row) * 2, cuuint64_t(pair) * 2, cuuint64_t(third) * 2,
-                                   cuuint64_t(fourth) * 2};
-    const cuuint32_t box[5] = {tile_cols, 8, 2, cuuint32_t(box3), cuuint32_t(box4)}, steps[5] = {1, 1, 1, 1, 1};
-    return encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, const_cast<void*>(data), sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-// Whether `rope` rotates the results of this GEMM, whole heads of q and k.
-bool rotates(const RopeStore& rope, const Operation& op) {
-    const int D = rope.head_dim;
-    return op.kind == Operation::gemm && op.n_projections == 3 && op.projection[0].out == rope.q &&
-           op.projection[1].out == rope.k && op.projection[2].out == rope.v && rope.n_pairs * 2 == D && D >= 16 &&
-           tile_rows % D == 0 && !op.projection[0].out_is_float;
-}
-// Whether `norm` adds the result of this product to the residual.
-bool norms(const Operation& norm, const Operation& op) {
-    return op.kind == Operation::gemm && op.n_projections == 1 && norm.x == op.projection[0].out &&
-           !op.projection[0].out_is_float && norm.residual != nullptr && norm.cols == op.projection[0].weight.rows &&
-           norm.cols <= 4 * team * 4;
-}
-
-// The products of `op`, and what `next` makes of them. Returns how many of the two it is; 0: not for this kernel.
-int understand(const Operation& op, const Operation* next, int n_tokens, Parts& parts) {
-    Part&              part = parts.part[parts.n_parts];
-    const std::int64_t cols = op.cols;
-    if (cols % 8 != 0 || (op.kind != Operation::gemm && op.kind != Operation::gated_gemm)) return 0;
-    for (int k = 0; k < op.n_projections; k++)
-        if (op.projection[k].weight.form != WeightForm::f16 || op.projection[k].weight.cols != cols) return 0;
-    part.n_projections = op.n_projections;
-    part.n_steps       = int((cols + tile_cols - 1) / tile_cols);
-    part.then          = Then::write;
-    part.first_tile[0] = 0;
-    if (!encode_tiles(part.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
-    if (op.kind == Operation::gated_gemm) {
-        const Weight &     gate = op.projection[0].weight, &up = op.projection[1].weight;
-        const std::int64_t apart = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
-        part.up_first            = apart < 0;
-        if (gate.rows != up.rows || gate.rows % 8 != 0 || op.projection[0].out_is_float ||
-            !encode_pairs(part.weight[0], part.up_first ? up.data : gate.data, cols, cols, std::abs(apart),
-                          gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
-            return 0;
-        part.then          = Then::swiglu;
-        part.n_projections = 1;
-        part.along[0]      = 3;
-        part.apart[0]      = 8;
-        part.result[0]     = {nullptr, op.projection[0].out, int(gate.rows), false};
-        part.first_tile[1] = int((gate.rows + 63) / 64);
-        return part.first_tile[1] <= most_tiles ? 1 : 0;
-    }
-    if (next && next->kind == Operation::norm && norms(*next, op)) {
-        part.then        = Then::norm;
-        part.norm_weight = next->norm_weight;
-        part.eps         = next->eps;
-        part.residual    = next->residual;
-    } else if (next && next->kind == Operation::rope_and_store && rotates(next->rope, op)) {
-        part.then  = Then::rope;
-        parts.rope = next->rope;
-    }
-    for (int k = 0; k < op.n_projections; k++) {
-        const Projection&  p    = op.projection[k];
-        const std::int64_t rows = p.weight.rows;
-        const int          D    = parts.rope.head_dim;
-        const bool         half = part.then == Then::rope && k < 2 && parts.rope.neox; // pairs half a head apart
-        if (rows % 16 != 0 || !(half ? encode_pairs(part.weight[k], p.weight.data, cols, cols, D / 2 * cols, D / 16,
-                                                    8 * cols, D / 16, rows / D, D * cols, tile_rows / D)
-                                     : encode_pairs(part.weight[k], p.weight.data, cols, 2 * cols, cols, rows / 16,
-                                                    16 * cols, 8, 1, 16 * cols, 1)))
-            return 0;
-        part.along[k]          = half ? 4 : 3;
-        part.apart[k]          = half ? tile_rows / D : 8;
-        part.result[k]         = {p.bias, part.then == Then::norm ? next->out : p.out, int(rows), p.out_is_float};
-        part.first_tile[k + 1] = part.first_tile[k] + int((rows + tile_rows - 1) / tile_rows);
-    }
-    return part.first_tile[part.n_projections] > most_tiles ? 0 : part.then == Then::write ? 1 : 2;
-}
-
-// As many operations as one launch runs, from the first one on; returns how many, 0: none.
-int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Parts& parts) {
-    const auto& room = gpu.dense;
-    if (n_ops < 2 || !room.sums || !room.left || !room.arrived || !room.counter || encoder() == nullptr) return 0;
-    int done = 0;
-    for (bool more = true; more && done < n_ops && parts.n_parts < most_parts;) {
-        const int n = understand(ops[done], done + 1 < n_ops ? &ops[done + 1] : nullptr, n_tokens, parts);
-        if (n == 0) break;
-        more = parts.part[parts.n_parts++].then != Then::rope;
-        done += n;
-    }
-    return done < 2 ? 0 : done;
-}
-
 } // namespace
 
+} // namespace quire::cuda::layer_kernel
+
+namespace quire::cuda {
+
+using namespace layer_kernel;
+
 std::size_t prepare_layer_kernel(Context& gpu) {
-    if (!gpu.sm90 || !gpu.cooperative || gpu.dense.counter != nullptr) return 0;
+    if (!gpu.sm90 || !gpu.cooperative || gpu.layer.grid_barrier != nullptr) return 0;
     constexpr std::size_t tile   = std::size_t(most_tokens) * tile_rows * sizeof(float);
     const std::size_t     before = gpu.bytes;
-    gpu.dense.sums               = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + most_tiles) * tile));
-    gpu.dense.left               = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
-    gpu.dense.arrived            = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
-    gpu.dense.counter            = static_cast<unsigned*>(gpu.take(256));
+    gpu.layer.partial_sums       = static_cast<float*>(gpu.take(std::size_t(gpu.n_sms + most_tiles) * tile));
+    gpu.layer.fix_up             = static_cast<float4*>(gpu.take(std::size_t(gpu.n_sms) * tile));
+    gpu.layer.fix_up_arrivals    = static_cast<unsigned*>(gpu.take(most_tiles * sizeof(unsigned)));
+    gpu.layer.grid_barrier       = static_cast<unsigned*>(gpu.take(256));
     return gpu.bytes - before;
-}
-
-int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu) {
-    Parts parts{};
-    return compile(ops, n_ops, most_tokens, gpu, parts);
 }
 
 int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu) {
@@ -676,13 +501,13 @@ int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& 
     Parts     parts{};
     const int done = compile(ops, n_ops, n_tokens, gpu, parts);
     if (done == 0) return 0;
-    const auto& room = gpu.dense;
+    const auto& room = gpu.layer;
     parts.plan       = plan;
     parts.n_tokens   = n_tokens;
-    parts.sums       = room.sums;
-    parts.left       = room.left;
-    parts.arrived    = room.arrived;
-    parts.counter    = room.counter;
+    parts.sums       = room.partial_sums;
+    parts.left       = room.fix_up;
+    parts.arrived    = room.fix_up_arrivals;
+    parts.counter    = room.grid_barrier;
     const auto run   = [&] {
         switch (rounded(n_tokens)) {
             case 8: return launch<8>(parts, gpu);

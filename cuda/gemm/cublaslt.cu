@@ -159,10 +159,10 @@ void close_cublaslt(Cublaslt* all) {
 
 const char* open_cublaslt(Context& gpu) {
     const Library& lib = library();
-    if (lib.error != nullptr || gpu.blas != nullptr) return lib.error;
+    if (lib.error != nullptr || gpu.cublaslt != nullptr) return lib.error;
     auto* blas = new Cublaslt;
     if (good(lib.create(&blas->handle)) && (blas->workspace = gpu.take(workspace_bytes)) != nullptr) {
-        gpu.blas = blas;
+        gpu.cublaslt = blas;
         return nullptr;
     }
     const bool started = blas->handle != nullptr;
@@ -172,9 +172,9 @@ const char* open_cublaslt(Context& gpu) {
 
 bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t least_rows, std::int64_t most_rows,
                    Context& gpu) {
-    if (gpu.blas == nullptr) return false;
+    if (gpu.cublaslt == nullptr) return false;
     if (least_rows > most_rows) return true;
-    Cublaslt&  blas = *gpu.blas;
+    Cublaslt&  blas = *gpu.cublaslt;
     TunedGemm& p    = blas.gemm_of(shape);
     // From the one that serves least_rows to the one that serves most_rows, or the last one below.
     int first = 0, n_tried = 1;
@@ -228,8 +228,8 @@ bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t 
 
 bool cublaslt_gemm(const Half* x, std::int64_t n, const Half* weight, const CublasltShape& shape, void* out,
                    Context& gpu) {
-    if (gpu.blas == nullptr) return false;
-    Cublaslt&  blas = *gpu.blas;
+    if (gpu.cublaslt == nullptr) return false;
+    Cublaslt&  blas = *gpu.cublaslt;
     TunedGemm& p    = blas.gemm_of(shape);
     if (!p.set(n, shape)) return false;
     const int at = cublaslt_bucket(n);

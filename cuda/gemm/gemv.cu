@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "../epilogue.cuh"
 #include "../kernels.h"
 #include "../warp.cuh"
 #include "gemv.cuh"
@@ -259,8 +260,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
             const float total = warp_sum(sum[r][t]) + (p.bias ? p.bias[r0 + r] : 0.0f);
             if (threadIdx.x % 32 != 0 || t >= n_rows) continue;
             const std::int64_t at = t * p.weight.rows + r0 + r;
-            if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
-            else static_cast<__half*>(p.out)[at] = __float2half(total);
+            store_result(p, at, total);
         }
 }
 
@@ -307,8 +307,7 @@ __global__ void __launch_bounds__(warps * 32) plain_kernel(const __half* x, int 
         const float total = warp_sum(sum[t]) + (p.bias ? p.bias[row] : 0.0f);
         if (t >= n || threadIdx.x % 32 != 0) continue;
         const std::int64_t at = std::int64_t(first + t) * p.weight.rows + row;
-        if (p.out_is_float) static_cast<float*>(p.out)[at] = total;
-        else static_cast<__half*>(p.out)[at] = __float2half(total);
+        store_result(p, at, total);
     }
 }
 

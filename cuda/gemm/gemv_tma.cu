@@ -11,7 +11,9 @@
 
 #include <algorithm>
 
+#include "../epilogue.cuh"
 #include "../kernels.h"
+#include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
 #include "gemv.cuh"
@@ -41,8 +43,8 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     unsigned char* ring = memory + warp * stages * stage_bytes;
     unsigned char* xs   = memory + warps * stages * stage_bytes;
     if (lane == 0) {
-        for (int s = 0; s < stages; s++) barrier_init(&ready[warp][s], 1);
-        barriers_ready();
+        for (int s = 0; s < stages; s++) mbarrier_init(&ready[warp][s], 1);
+        mbarrier_init_fence();
     }
     __syncwarp();
 
@@ -63,15 +65,15 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
             const int      n  = min(slice, cols - next_base);
             unsigned char* to = ring + stage * stage_bytes;
             std::uint64_t* b  = &ready[warp][stage];
-            barrier_expect(b, unsigned(2 * row_bytes(K, n)));
+            mbarrier_arrive_expect_tx(b, unsigned(2 * row_bytes(K, n)));
             const Place of[2] = {place_of(next_pair, 0), place_of(next_pair, 1)};
             const auto  copy  = [&](const void* const Weight::* from, int (*bytes)(Kind, int)) {
                 if (bytes(K, 256) == 0) return;
                 for (int r = 0; r < 2; r++, to += bytes(K, slice))
-                    copy_bulk(to,
-                                static_cast<const unsigned char*>(of[r].product.weight.*from) +
-                                    of[r].row * bytes(K, cols) + bytes(K, next_base),
-                                unsigned(bytes(K, n)), b);
+                    tma_copy_bulk(to,
+                                    static_cast<const unsigned char*>(of[r].product.weight.*from) +
+                                        of[r].row * bytes(K, cols) + bytes(K, next_base),
+                                    unsigned(bytes(K, n)), b);
             };
             copy(&Weight::data, data_bytes);
             copy(&Weight::scales, scale_bytes);
@@ -92,29 +94,26 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     }
     __syncthreads();
 
-    int      stage  = 0;
-    unsigned parity = 0;
+    PipelineState<stages> at;
     for (int pair = first; pair < end; pair += warps) {
         float sum[2] = {};
         for (int base = 0; base < cols; base += slice) {
-            barrier_wait(&ready[warp][stage], parity);
-            add_stage<K, 2>(ring + stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
+            mbarrier_wait(&ready[warp][at.stage], at.phase);
+            add_stage<K, 2>(ring + at.stage * stage_bytes, slice, xs, integers, base, min(slice, cols - base), sum);
             __syncwarp(); // all have read it
-            bring(stage);
-            if (++stage == stages) stage = 0, parity ^= 1;
+            bring(at.stage);
+            at.advance();
         }
         float value[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const Place at = place_of(pair, r);
-            value[r]       = warp_sum(sum[r]) + (at.product.bias ? at.product.bias[at.row] : 0.0f);
+            const Place of = place_of(pair, r);
+            value[r]       = warp_sum(sum[r]) + (of.product.bias ? of.product.bias[of.row] : 0.0f);
             if (Gated || lane != 0) continue;
-            if (at.product.out_is_float) static_cast<float*>(at.product.out)[at.row] = value[r];
-            else static_cast<__half*>(at.product.out)[at.row] = __float2half(value[r]);
+            store_result(of.product, of.row, value[r]);
         }
         if (Gated && lane == 0)
-            static_cast<__half*>(all.projection[0].out)[pair] =
-                __float2half(__fdividef(value[0], 1 + __expf(-value[0])) * value[1]);
+            static_cast<__half*>(all.projection[0].out)[pair] = __float2half(swiglu(value[0], value[1]));
     }
 #endif
 }

@@ -47,7 +47,7 @@ __device__ inline Integers integers_in(unsigned char* memory, Kind kind, int col
 
 // use(g, read(g)) for the words of x, by all threads of a block. Some words are asked for at once: one after another they would take as long as
 // a product of few rows.
-template <class Team = Block, class Read, class Use>
+template <class Team = WholeCta, class Read, class Use>
 __device__ inline void each_word(const Read& read, int n, const Use& use) {
     constexpr int at_once = 4;
     for (int first = threadIdx.x; first < n; first += at_once * Team::size()) {

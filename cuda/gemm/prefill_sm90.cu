@@ -16,10 +16,13 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "../epilogue.cuh"
 #include "../kernels.h"
-#include "../ptx/tensor_map.cuh"
+#include "../paged_kv.cuh"
+#include "../pipeline.cuh"
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
+#include "../rope.cuh"
 #include "../warp.cuh"
 
 namespace quire::cuda {
@@ -27,11 +30,8 @@ namespace quire::cuda {
 namespace {
 
 constexpr int                  M = 128, N = 256, stages = 4; // rows of x and of weights of a tile; of the ring
-constexpr int                  row_bytes = tile_cols * 2;    // of a tile, in shared memory
+constexpr int                  row_bytes = tile_k * 2;       // of a tile, in shared memory
 [[maybe_unused]] constexpr int x_bytes = M * row_bytes, stage_bytes = (M + N) * row_bytes;
-
-// What becomes of the sums.
-enum class Then : int { write, swiglu, rotate };
 
 struct Maps {
     CUtensorMap x, weight[max_projections], strip[max_projections]; // weights: half of a tile's rows, or of a strip's
@@ -55,9 +55,9 @@ struct Tile {
     int product, first_row; // of its weights, of each where there are two
     int first_x;
 };
-template <Then What, int Strips>
+template <Epilogue E, int Strips>
 __device__ Tile tile_of(const Job& job, int i) {
-    constexpr int rows  = What == Then::swiglu ? N / 2 : N;
+    constexpr int rows  = E == Epilogue::swiglu ? N / 2 : N;
     const int     strip = i < job.n_whole ? 0 : (i - job.n_whole) % Strips,
               whole = i < job.n_whole ? i : job.n_whole + (i - job.n_whole) / Strips, column = whole / job.n_down;
     const int product = column < job.first_column[1] ? 0 : column < job.first_column[2] ? 1 : 2;
@@ -75,14 +75,13 @@ __device__ void rotate(float (&sum)[N / 2], const Job& job, int row) {
         const float position = float(job.positions[min(row + 8 * r, job.n_rows - 1)]);
         const auto  each     = [&](int pair, int one, int other) {
             float sine, cosine;
-            turn(position, a.inv_freq[pair], sine, cosine);
+            rope_angle(position, a.inv_freq[pair], sine, cosine);
             sine *= a.scale, cosine *= a.scale;
 #pragma unroll
             for (int head = 0; head < Width / 2; head += D / 2) {
-                float &     x = sum[head + one], &y = sum[head + other];
-                const float turned = x * cosine - y * sine;
-                y                  = x * sine + y * cosine;
-                x                  = turned;
+                float &      x = sum[head + one], &y = sum[head + other];
+                const float2 rotated = rotate_pair(x, y, sine, cosine);
+                x = rotated.x, y = rotated.y;
             }
         };
         if (a.neox) {
@@ -106,17 +105,18 @@ __device__ void store_row(__half* to, int n, const std::uint32_t (&words)[4]) {
 #endif
 
 // Strips: of a tile, of those that come last. D: of rotated heads.
-template <Then What, int Strips, int D>
+template <Epilogue E, int Strips, int D>
 __global__ void __launch_bounds__(384, 1)
     prompt_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Job job) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
     auto*      ring = reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     __shared__ std::uint64_t full[stages], empty[stages];
+    const Pipeline<stages>   pipeline{ring, full, empty};
     const int                group = uniform(int(threadIdx.x) / 128);
     if (threadIdx.x == 0) {
-        for (int s = 0; s < stages; s++) barrier_init(&full[s], 1), barrier_init(&empty[s], 2);
-        barriers_ready();
+        pipeline.init(1, 2);
+        mbarrier_init_fence();
     }
     __syncthreads();
     wait_for_inputs();
@@ -126,23 +126,22 @@ __global__ void __launch_bounds__(384, 1)
         // 40 + 2 · 232 are the 3 · 168 registers of the launch.
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x != 256) return;
-        int      stage  = 0;
-        unsigned parity = 1;
+        PipelineState<stages> at = pipeline.producer_start();
         for (int i = first; i < job.n_all; i += step) {
-            const Tile         t     = tile_of<What, Strips>(job, i);
+            const Tile         t     = tile_of<E, Strips>(job, i);
             const bool         whole = i < job.n_whole;
             const CUtensorMap* map   = whole ? maps.weight : maps.strip;
             const int          half  = whole ? N / 2 : N / 2 / Strips; // of the rows of weights
             for (int k = 0; k < job.n_steps; k++) {
-                barrier_wait(&empty[stage], parity);
-                barrier_expect(&full[stage], unsigned(x_bytes + 2 * half * row_bytes));
-                unsigned char *x = ring + stage * stage_bytes, *w = x + x_bytes;
-                copy_tile(x, maps.x, k * tile_cols, t.first_x, &full[stage]);
-                copy_tile(w, map[t.product], k * tile_cols, t.first_row, &full[stage]);
-                if (What == Then::swiglu)
-                    copy_tile(w + half * row_bytes, map[1], k * tile_cols, t.first_row, &full[stage]);
-                else copy_tile(w + half * row_bytes, map[t.product], k * tile_cols, t.first_row + half, &full[stage]);
-                if (++stage == stages) stage = 0, parity ^= 1;
+                pipeline.producer_acquire(at);
+                mbarrier_arrive_expect_tx(&full[at.stage], unsigned(x_bytes + 2 * half * row_bytes));
+                unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
+                tma_copy_2d(x, maps.x, k * tile_k, t.first_x, &full[at.stage]);
+                tma_copy_2d(w, map[t.product], k * tile_k, t.first_row, &full[at.stage]);
+                if (E == Epilogue::swiglu)
+                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_row, &full[at.stage]);
+                else tma_copy_2d(w + half * row_bytes, map[t.product], k * tile_k, t.first_row + half, &full[at.stage]);
+                at.advance();
             }
         }
         return;
@@ -150,61 +149,57 @@ __global__ void __launch_bounds__(384, 1)
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int           lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-    const unsigned      at = shared_address(ring);
-    const std::uint64_t x0 = descriptor(at + unsigned(group) * 64 * row_bytes, 16, 8 * row_bytes),
-                        w0 = descriptor(at + x_bytes, 16, 8 * row_bytes);
-    float      sum[N / 2]  = {};
-    int        stage       = 0;
-    unsigned   parity      = 0;
-    const auto free_stage  = [&](int s) {
-        if (threadIdx.x % 128 == 0) barrier_arrive(&empty[s]);
+    const unsigned      at           = shared_address(ring);
+    const std::uint64_t x0           = matrix_descriptor(at + unsigned(group) * 64 * row_bytes, 16, 8 * row_bytes),
+                        w0           = matrix_descriptor(at + x_bytes, 16, 8 * row_bytes);
+    float                 sum[N / 2] = {};
+    PipelineState<stages> now;
+    const auto            free_stage = [&](int s) {
+        if (threadIdx.x % 128 == 0) pipeline.consumer_release(s);
     };
     const auto work = [&]<int Width>(std::integral_constant<int, Width>, const Tile& t) {
         int before = 0;
         for (int k = 0; k < job.n_steps; k++) {
-            barrier_wait(&full[stage], parity);
-            const std::uint64_t x = further(x0, unsigned(stage * stage_bytes)),
-                                w = further(w0, unsigned(stage * stage_bytes));
+            pipeline.consumer_wait(now);
+            const std::uint64_t x = advance(x0, unsigned(now.stage * stage_bytes)),
+                                w = advance(w0, unsigned(now.stage * stage_bytes));
             wgmma_fence();
 #pragma unroll
-            for (int j = 0; j < tile_cols / 16; j++)
-                multiply_tile<Width>(sum, further(x, unsigned(j) * 32), further(w, unsigned(j) * 32), k + j);
+            for (int j = 0; j < tile_k / 16; j++)
+                wgmma_ss<Width>(sum, advance(x, unsigned(j) * 32), advance(w, unsigned(j) * 32), k + j);
             wgmma_commit();
             wgmma_wait<1>();
             if (k > 0) free_stage(before);
-            before = stage;
-            if (++stage == stages) stage = 0, parity ^= 1;
+            before = now.stage;
+            now.advance();
         }
         wgmma_wait<0>();
-        keep(sum);
+        wgmma_pin(sum);
         free_stage(before);
 
         const int n_cols = job.rows[t.product], row = t.first_x + warp * 16 + lane / 4; // and row + 8
-        if (const float* bias = job.bias[t.product]; What != Then::swiglu && bias != nullptr)
+        if (const float* bias = job.bias[t.product]; E != Epilogue::swiglu && bias != nullptr)
 #pragma unroll
             for (int i = 0; i < Width / 2; i++)
                 if (const int col = t.first_row + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n_cols) sum[i] += bias[col];
-        if constexpr (What == Then::rotate)
+        if constexpr (E == Epilogue::rope_store)
             if (t.product < 2) rotate<D, Width>(sum, job, row);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const bool is_row = row + 8 * r < job.n_rows;
-            const int  slot   = What == Then::rotate && is_row ? job.slots[row + 8 * r] : -1;
+            const int  slot   = E == Epilogue::rope_store && is_row ? job.slots[row + 8 * r] : -1;
             const auto place  = [&](int col) -> __half* { // of results
                 if (!is_row) return nullptr;
-                if (What != Then::rotate || t.product == 0)
+                if (E != Epilogue::rope_store || t.product == 0)
                     return job.out[t.product] + std::int64_t(row + 8 * r) * n_cols + col;
                 // Entries that only fill up a graph have no slot.
                 const RopeStore& a = job.rope;
                 if (slot < 0) return nullptr;
                 return reinterpret_cast<__half*>(t.product == 1 ? a.cache_k : a.cache_v) +
-                       ((std::int64_t(slot / a.block_size) * a.n_kv_heads + col / D) * a.block_size +
-                        slot % a.block_size) *
-                           D +
-                       col % D;
+                       kv_row_of_slot(slot, col / D, a.n_kv_heads, a.block_size) * D + col % D;
             };
 #pragma unroll
-            for (int c = 0; c < (What == Then::swiglu ? Width / 2 : Width); c += 32) {
+            for (int c = 0; c < (E == Epilogue::swiglu ? Width / 2 : Width); c += 32) {
                 std::uint32_t words[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -213,8 +208,7 @@ __global__ void __launch_bounds__(384, 1)
                     for (int j = 0; j < 2; j++) {
                         const int k = (c / 8 + i) * 4 + 2 * r + j;
                         both[j]     = sum[k];
-                        if constexpr (What == Then::swiglu)
-                            both[j] = __fdividef(sum[k], 1 + __expf(-sum[k])) * sum[Width / 4 + k];
+                        if constexpr (E == Epilogue::swiglu) both[j] = swiglu(sum[k], sum[Width / 4 + k]);
                     }
                     words[i] = pack(both[0], both[1]);
                 }
@@ -223,32 +217,24 @@ __global__ void __launch_bounds__(384, 1)
         }
     };
     for (int i = first; i < job.n_all; i += step) {
-        const Tile t = tile_of<What, Strips>(job, i);
+        const Tile t = tile_of<E, Strips>(job, i);
         if (i < job.n_whole) work(std::integral_constant<int, N>{}, t);
         else work(std::integral_constant<int, N / Strips>{}, t);
     }
 #endif
 }
 
-template <Then What, int Strips, int D = N>
+template <Epilogue E, int Strips, int D = N>
 void launch(const Maps& maps, const Job& job, int n_blocks, Context& gpu) {
     constexpr int shared = stages * (M + N) * row_bytes + 1024;
-    prepare_kernel(gpu, prompt_kernel<What, Strips, D>, 384, shared);
-    run_kernel(prompt_kernel<What, Strips, D>, dim3(unsigned(n_blocks)), 384, shared, gpu, maps, job);
-}
-
-// Whether `rope` rotates the results of this GEMM, whole heads of q and k.
-bool rotates(const RopeStore& rope, const Operation& op) {
-    const int D = rope.head_dim;
-    return op.kind == Operation::gemm && op.n_projections == 3 && op.projection[0].out == rope.q &&
-           op.projection[1].out == rope.k && op.projection[2].out == rope.v && rope.n_pairs * 2 == D &&
-           (D == 64 || D == 128);
+    prepare_kernel(gpu, prompt_kernel<E, Strips, D>, 384, shared);
+    run_kernel(prompt_kernel<E, Strips, D>, dim3(unsigned(n_blocks)), 384, shared, gpu, maps, job);
 }
 
 } // namespace
 
 int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu) {
-    if (n_ops < 1 || !gpu.sm90 || encoder() == nullptr) return 0;
+    if (n_ops < 1 || !gpu.sm90 || tensor_map_encoder() == nullptr) return 0;
     const Operation& op    = ops[0];
     const bool       gated = op.kind == Operation::gated_gemm;
     if ((op.kind != Operation::gemm && !gated) || op.cols % 8 != 0) return 0;
@@ -257,7 +243,10 @@ int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu) {
         if (p.weight.rows % 8 != 0 || p.out_is_float) return 0;
         if (gated && (p.bias || p.weight.rows != op.projection[0].weight.rows)) return 0;
     }
-    return n_ops > 1 && ops[1].kind == Operation::rope_and_store && rotates(ops[1].rope, op) ? 2 : 1;
+    return n_ops > 1 && ops[1].kind == Operation::rope_and_store && rotates_results(ops[1].rope, op) &&
+                   (ops[1].rope.head_dim == 64 || ops[1].rope.head_dim == 128)
+               ? 2
+               : 1;
 }
 
 int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu) {
@@ -268,7 +257,7 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     Job              job{};
     Maps             maps;
     job.n_rows  = int(op.rows);
-    job.n_steps = int((op.cols + tile_cols - 1) / tile_cols);
+    job.n_steps = int((op.cols + tile_k - 1) / tile_k);
     job.n_down  = int((op.rows + M - 1) / M);
     for (int k = 0; k < max_projections; k++) {
         const Projection& p     = op.projection[k];
@@ -292,16 +281,16 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     const bool cut    = time(strips, finer ? 0.33 : 0.55) < time(1, 1);
     job.n_whole       = cut ? n - rest : n;
     job.n_all         = cut ? n - rest + rest * strips : n;
-    bool ok           = encode_tiles(maps.x, op.x, op.rows, op.cols, M);
+    bool ok           = encode_matrix(maps.x, op.x, op.rows, op.cols, M);
     for (int k = 0; k < op.n_projections; k++) {
         const Weight& w = op.projection[k].weight;
-        ok              = ok && encode_tiles(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
-             encode_tiles(maps.strip[k], w.data, w.rows, op.cols, N / 2 / strips);
+        ok              = ok && encode_matrix(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
+             encode_matrix(maps.strip[k], w.data, w.rows, op.cols, N / 2 / strips);
     }
-    const auto run = D == 64    ? launch<Then::rotate, 4, 64>
-                     : D == 128 ? launch<Then::rotate, 2, 128>
-                     : gated    ? (finer ? launch<Then::swiglu, 4> : launch<Then::swiglu, 2>)
-                                : (finer ? launch<Then::write, 4> : launch<Then::write, 2>);
+    const auto run = D == 64    ? launch<Epilogue::rope_store, 4, 64>
+                     : D == 128 ? launch<Epilogue::rope_store, 2, 128>
+                     : gated    ? (finer ? launch<Epilogue::swiglu, 4> : launch<Epilogue::swiglu, 2>)
+                                : (finer ? launch<Epilogue::store, 4> : launch<Epilogue::store, 2>);
     // Without maps a launch that fails, so that last_error() tells.
     run(maps, job, ok ? std::min(at_once, job.n_all) : 0, gpu);
     return turned ? 2 : 1;

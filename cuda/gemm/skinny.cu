@@ -10,6 +10,8 @@
 #include <algorithm>
 
 #include "../kernels.h"
+#include "../ptx/cp_async.cuh"
+#include "../ptx/mma.cuh"
 #include "../warp.cuh"
 #include "stream_k.cuh"
 
@@ -19,17 +21,6 @@ namespace {
 
 constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
 
-__device__ void copy_async(void* to, const void* from) {
-    const auto address = unsigned(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-__device__ void multiply(float (&c)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2, std::uint32_t a3,
-                         std::uint32_t b0, std::uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 __device__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 __device__ std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
 __device__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
@@ -141,7 +132,7 @@ constexpr __host__ __device__ int row_halves(Kind kind) {
 // NT: groups of 8 rows of x.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(warps * 32, 2)
-    batch_kernel(const __half* x, int n_rows, int cols, Blocks all, float4* partial, std::int32_t* tickets) {
+    batch_kernel(const __half* x, int n_rows, int cols, Blocks all, float4* partial, std::int32_t* arrivals) {
     constexpr int     stride = row_halves(K), width = unit_cols(K);
     extern __shared__ __align__(16) __half tiles[]; // three of [NT · 8][stride]
     __shared__ bool                        is_last;
@@ -169,10 +160,10 @@ __global__ void __launch_bounds__(warps * 32, 2)
 #pragma unroll
             for (int i = threadIdx.x; i < NT * 8 * words; i += warps * 32) {
                 const int t = i / words, c = i % words * 8;
-                copy_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
+                cp_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        cp_async_commit();
     };
     fetch(weights[0], begin); // weights depend on nobody
     fetch(weights[1], begin + 1);
@@ -184,7 +175,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
     float      acc[NT][4] = {};
     int        first      = begin; // unit of the row block at hand that this block of threads began with
     const auto work       = [&](Fragment<K>& now, int unit) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        cp_async_wait<1>();
         __syncthreads(); // this unit's x is there, and everybody is done with the one before
         bring(unit + 2);
         const __half* tile = tiles + unit % 3 * NT * 8 * stride + lane / 4 * stride;
@@ -197,15 +188,15 @@ __global__ void __launch_bounds__(warps * 32, 2)
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 const uint4 b = *reinterpret_cast<const uint4*>(at + t * 8 * stride);
-                multiply(acc[t], lower[0], upper[0], lower[1], upper[1], b.x, b.y);
-                multiply(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
+                mma_m16n8k16(acc[t], lower[0], upper[0], lower[1], upper[1], b.x, b.y);
+                mma_m16n8k16(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
             }
         }
         fetch(now, unit + 2);
         const int block = unit / per_block;
         if (unit + 1 < end && (unit + 1) / per_block == block) return;
 
-        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, tickets, is_last, [] { __syncthreads(); });
+        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, arrivals, is_last, [] { __syncthreads(); });
         first = unit + 1;
     };
     for (int unit = begin; unit < end; unit += 2) {
@@ -216,14 +207,14 @@ __global__ void __launch_bounds__(warps * 32, 2)
 
 template <Kind K, int NT>
 void launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
-    constexpr int shared  = 3 * NT * 8 * row_halves(K) * 2;
-    const int     at_once = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, most_at_once);
-    const int     units   = all.first_block[all.n] * (cols / unit_cols(K));
-    const int     grid    = std::min(gpu.n_sms * at_once, units);
+    constexpr int shared = 3 * NT * 8 * row_halves(K) * 2;
+    const int at_once    = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, max_ctas_per_sm);
+    const int units      = all.first_block[all.n] * (cols / unit_cols(K));
+    const int grid       = std::min(gpu.n_sms * at_once, units);
     // Not early, as other kernels are: what is on its way to registers is held in the L1, and a processor that still runs a
     // kernel with much shared memory has little of it. Decoding with 8 sequences took a quarter longer.
-    run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all, gpu.partial,
-                 gpu.tickets);
+    run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all,
+                 gpu.tile_partial, gpu.tile_arrivals);
 }
 
 template <int NT>
@@ -241,9 +232,9 @@ void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks&
 
 bool can_skinny_gemm(const Context& gpu, const Weight& weight) {
     return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
-           weight.rows <= std::int64_t(most_tickets) * unit_rows / max_projections &&
-           weight.rows / unit_rows * (weight.cols / 64) * max_projections * gpu.n_sms * most_at_once < std::int64_t(1)
-                                                                                                           << 32;
+           weight.rows <= std::int64_t(max_stream_k_tiles) * unit_rows / max_projections &&
+           weight.rows / unit_rows * (weight.cols / 64) * max_projections * gpu.n_sms * max_ctas_per_sm <
+               std::int64_t(1) << 32;
 }
 
 void skinny_gemm(const Half* x_, int n_rows, std::int64_t cols, const Projection* products, int n_projections,

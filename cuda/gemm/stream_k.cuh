@@ -3,6 +3,7 @@
 // partial sums to the Context's workspace, and the last one adds them in the order of the columns.
 #pragma once
 
+#include "../epilogue.cuh"
 #include "../warp.cuh"
 #include "gemv.cuh"
 
@@ -33,7 +34,7 @@ struct Share {
 // results out. sync: of the 8 warps.
 template <int NT, class Sync>
 __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int end, const Blocks& all, int n_rows,
-                       float4* partial, std::int32_t* tickets, bool& is_last, const Sync& sync) {
+                       float4* partial, std::int32_t* arrivals, bool& is_last, const Sync& sync) {
     const int  thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const int  block = first / share.per_block, from = block * share.per_block, to = from + share.per_block;
     const bool whole = first == from && end == to;
@@ -51,8 +52,8 @@ __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int e
         sync();
         if (thread == 0) { // one thread's fence is enough: what the others wrote is older than the barrier
             __threadfence();
-            is_last = atomicAdd(tickets + block, 1) == b1 - b0 - 1;
-            if (is_last) tickets[block] = 0; // for the next launch
+            is_last = atomicAdd(arrivals + block, 1) == b1 - b0 - 1;
+            if (is_last) arrivals[block] = 0; // for the next launch
             __threadfence();
         }
         sync();
@@ -89,8 +90,7 @@ __device__ void finish(float (&acc)[NT][4], const Share& share, int first, int e
                     if (token >= n_rows) continue;
                     const float        value = acc[t][2 * r + i] + bias;
                     const std::int64_t at    = token * p.weight.rows + row;
-                    if (p.out_is_float) static_cast<float*>(p.out)[at] = value;
-                    else static_cast<__half*>(p.out)[at] = __float2half(value);
+                    store_result(p, at, value);
                 }
         }
     }

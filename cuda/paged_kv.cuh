@@ -1,0 +1,47 @@
+// The paged KV cache of a layer: where the K and V of a position are. All kernels take addresses from here.
+//
+// K and V are arrays [block][kv_head][offset][head_dim] of fp16, so what a KV head has in a block is contiguous. A row is the
+// head_dim values of one position of one KV head. A slot is the place of a token in the cache: block * block_size + offset; -1 for
+// the tokens that only fill up a step to the size of its graph.
+#pragma once
+
+#include <cstdint>
+
+namespace quire::cuda {
+
+// A block size that is known to be a power of two, 1 << shift: multiplying by it is a shift.
+struct PowerOfTwo {
+    int               shift;
+    friend __device__ std::int64_t operator*(std::int64_t n, PowerOfTwo size) { return n << size.shift; }
+};
+
+// The row of a position: `offset` in `block`. Index: 64 bits; 32 where rows, not bytes, are counted and a kernel needs no more.
+template <class Index = std::int64_t, class BlockSize = int>
+__device__ inline Index kv_row(int block, int kv_head, int offset, int n_kv_heads, BlockSize block_size) {
+    return (Index(block) * n_kv_heads + kv_head) * block_size + offset;
+}
+
+// The row of a position that is in block `nth` of its sequence, which is `block` of the cache.
+__device__ inline std::int64_t kv_row_of_position(int position, int nth, int block, int kv_head, int n_kv_heads,
+                                                  int block_size) {
+    return (std::int64_t(block) * n_kv_heads + kv_head) * block_size + position - nth * block_size;
+}
+
+// The row of the token in a slot.
+__device__ inline std::int64_t kv_row_of_slot(int slot, int kv_head, int n_kv_heads, int block_size) {
+    return kv_row(slot / block_size, kv_head, slot % block_size, n_kv_heads, block_size);
+}
+
+// Rows from one KV head of a block to the next.
+__device__ inline int kv_head_stride(int block_size) { return block_size; }
+
+// Which block of its sequence a position is in. A shift where the block size turns out to be a power of two: a division is slow.
+struct BlockOf {
+    int  block_size;
+    int  shift = 31 - __clz(block_size);
+    bool power = (block_size & (block_size - 1)) == 0;
+
+    __device__ int operator()(int position) const { return power ? position >> shift : position / block_size; }
+};
+
+} // namespace quire::cuda
