@@ -56,6 +56,9 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(0, 1 << 20));
     model_command->add_option("-r,--repetitions", a.repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
     model_command->add_flag("--no-warmup", a.no_warmup);
+    model_command->add_flag("--explain", a.explain,
+                            "print the model's program and the kernels chosen for each kind of step, then exit");
+    model_command->add_flag("--no-fusion", a.no_fusion, "on a GPU: run every operation in a kernel of its own");
     CLI::App* batched_command =
         model_options(app.add_subcommand("batched", "many sequences at once, like llama-batched-bench"));
     batched_command->add_option("--npp", a.npp, "tokens in each prompt")

@@ -20,7 +20,7 @@ struct Arguments {
         max_sequences       = 256;
     int                 npp = 512, ntg = 128;
     double              bandwidth = 0, tflops = 0;
-    bool                json = false, no_warmup = false, prompt_shared = false;
+    bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false;
     std::optional<bool> pipeline;
     // compare
     std::string llama_bench, llama_batched_bench;

@@ -56,6 +56,10 @@ int model(Arguments a) {
     Result<Engine> engine = Engine::load(a.model, options_of(a, 1, longest));
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s; loaded in %.2f s\n", engine->describe().c_str(), start.seconds());
+    if (a.explain) {
+        std::printf("%s", engine->explain().c_str());
+        return 0;
+    }
     if (a.bandwidth <= 0 && !a.json && engine->describe().starts_with("cpu")) {
         a.bandwidth = read_bandwidth(a.model, a.threads > 0 ? a.threads : physical_cores());
         if (a.bandwidth > 0) std::fprintf(stderr, "reads %.1f GB/s\n", a.bandwidth);

@@ -102,6 +102,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.kv_blocks              = a.kv_blocks > 0 ? a.kv_blocks : n_sequences * ((n_tokens + 15) / 16 + 1);
     o.swap_blocks            = 0;
     o.pipeline               = a.pipeline;
+    o.fusion                 = !a.no_fusion;
     return o;
 }
 
