@@ -3,7 +3,6 @@
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -18,9 +17,9 @@ void show(const BlockManager& pool, std::string_view what) {
 int main() {
     BlockManager pool({.n_blocks = 64, .block_size = 16});
 
-    // A prompt of 64 tokens takes four blocks. reserve() makes room for positions that are about to be written.
+    // A prompt of 64 tokens takes four blocks. allocate_slots() makes room for positions that are about to be written.
     const TableId prompt = pool.open_table();
-    check(pool.reserve(prompt, 0, 64), "64 tokens fit");
+    check(pool.allocate_slots(prompt, 0, 64), "64 tokens fit");
     show(pool, "a new sequence, 64 tokens appended");
 
     // A fork copies the table, not the blocks: each is mapped four times now.
@@ -29,7 +28,7 @@ int main() {
     show(pool, "forked three times");
 
     // The blocks are full, so each beam takes one of its own for its next ten tokens, and nothing is copied.
-    for (TableId beam : beams) check(pool.reserve(beam, 64, 10), "room for ten tokens");
+    for (TableId beam : beams) check(pool.allocate_slots(beam, 64, 10), "room for ten tokens");
     show(pool, "ten tokens for each of the four beams");
 
     int naive = 0;
@@ -40,12 +39,12 @@ int main() {
     // Writing to a block that others map copies it first. A fork of beam 3 shares its last, partly filled block.
     const TableId twin = pool.fork_table(beams[3]);
     show(pool, "beam 3 forked again, in the middle of a block");
-    check(pool.reserve(twin, 74, 1), "room for a copy");
-    StepPlan plan;
-    pool.take_moves(plan); // what a backend has to copy before the step
-    for (auto [from, to] : plan.copies) std::printf("copy on write: block %d → block %d\n", from, to);
+    check(pool.allocate_slots(twin, 74, 1), "room for a copy");
+    BlockMoves moves;
+    pool.take_moves(moves); // what a backend has to copy before the step
+    for (auto [from, to] : moves.copies) std::printf("copy on write: block %d → block %d\n", from, to);
     show(pool, "the fork wrote a token: its last block is a copy");
-    check(pool.reserve(beams[3], 74, 1), "no block needed");
+    check(pool.allocate_slots(beams[3], 74, 1), "no block needed");
     std::printf("beam 3 is alone with its block again and writes in place: %d copies\n", pool.n_copies());
 
     for (TableId beam : beams) pool.close_table(beam);

@@ -2,32 +2,31 @@
 //
 //   miniVLLM                          quire
 //   can_allocate(seq), allocate(seq)  allocate(table, tokens): all or nothing; cached blocks are not counted twice
-//   can_append(seq), append(seq)      reserve(table, position, n), before the token is written; then publish(…)
+//   can_append(seq), append(seq)      allocate_slots(table, position, n), before the token is written; then publish(…)
 //   deallocate(seq)                   close_table(table)
 //   hash_to_block_id, compute_hash    the prefix cache, chain_hash
-//   block.hash = -1                   a block without a name: it is not full yet
+//   block.hash = -1                   HashState::none: the block is not full yet
 //   num_cached_tokens                 next_unwritten(table, 0, n)
 //
 // miniVLLM calls can_append() before and append() after a token is added, and gives a block its hash before its K and
-// V are written. Here one call reserves the slot, and a block can be found by its name after the step that writes it: commit().
+// V are written. Here one call allocates the slot, and a block is cached after the step that writes it: commit().
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
 
 void print(const BlockManager& m, std::string_view what, TableId table) {
     std::printf("%-44.*s table", int(what.size()), what.data());
-    for (BlockId b : m.blocks(table)) std::printf(" %d%s", b, m.is_findable(b) ? "#" : "");
+    for (BlockId b : m.blocks(table)) std::printf(" %d%s", b, m.is_cached(b) ? "#" : "");
     std::printf("  free %d\n", m.n_free());
 }
 
 // The step that runs the model: its moves are handed to the backend, then everything announced is written.
 void run_step(BlockManager& m) {
-    StepPlan plan;
-    m.take_moves(plan);
+    BlockMoves moves;
+    m.take_moves(moves);
     m.commit();
 }
 
@@ -43,9 +42,9 @@ int main() {
     run_step(m);
     print(m, "prefill has run: the full block has a name", a);
 
-    // Decode: reserve the slot, run, tell what was written.
+    // Decode: allocate the slot, run, report what was written.
     for (Token t : {18, 19, 20}) {
-        check(m.reserve(a, int(tokens.size()), 1), "a free block");
+        check(m.allocate_slots(a, int(tokens.size()), 1), "a free block");
         tokens.push_back(t);
         run_step(m);
         m.publish(a, tokens, int(tokens.size()));

@@ -217,7 +217,7 @@ TEST_CASE("blocks go to the swap pool and come back elsewhere") {
     for (const KvLayer& l : cache->layers())
         for (void* array : {l.k, l.v})
             for (int i = 0; i < 16; i++) static_cast<float*>(array)[i] = value++;
-    StepPlan out, in;
+    BlockMoves out, in;
     out.swap_out = {{1, 2}, {3, 0}};
     in.swap_in   = {{2, 0}, {0, 1}};
     in.copies    = {{0, 2}, {1, 0}}; // in this order

@@ -6,9 +6,9 @@
 
 import quire.core.base;
 import quire.paging.block_manager;
+import quire.paging.block_hash;
 import quire.paging.prefix_cache;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -28,11 +28,11 @@ std::vector<BlockId> table_of(const BlockManager& m, TableId t) {
 
 // Runs the step that a scheduler would: the moves go out, everything announced is written.
 std::vector<BlockCopy> step(BlockManager& m) {
-    StepPlan plan;
-    m.take_moves(plan);
+    BlockMoves moves;
+    m.take_moves(moves);
     m.commit();
     m.check_invariants();
-    return plan.copies;
+    return moves.copies;
 }
 
 // A sequence as the scheduler would keep it, its prompt written in one step.
@@ -40,7 +40,7 @@ TableId filled(BlockManager& m, std::span<const Token> tokens, const CacheNamesp
     const TableId t = m.open_table(space);
     REQUIRE(m.allocate(t, tokens));
     const int n = int(tokens.size()), first = m.next_unwritten(t, 0, n);
-    REQUIRE(m.reserve(t, n - 1, 1));
+    REQUIRE(m.allocate_slots(t, n - 1, 1));
     m.will_write({t, first, n - first});
     step(m);
     m.publish(t, tokens, n);
@@ -72,12 +72,12 @@ TEST_CASE("V1: how many blocks a KV budget holds") {
 TEST_CASE("V2: blocks are taken one by one as a sequence grows") {
     BlockManager m({8, 4, 0, {7, 1, 3, 0, 2, 4, 5, 6}});
     TableId      t = m.open_table();
-    REQUIRE(m.reserve(t, 0, 7)); // the prompt: 4 + 3 tokens
+    REQUIRE(m.allocate_slots(t, 0, 7)); // the prompt: 4 + 3 tokens
     CHECK(table_of(m, t) == std::vector<BlockId>{7, 1});
-    REQUIRE(m.reserve(t, 7, 1)); // the first decode fills block 1
+    REQUIRE(m.allocate_slots(t, 7, 1)); // the first decode fills block 1
     CHECK(table_of(m, t) == std::vector<BlockId>{7, 1});
     CHECK(m.slot(t, 7) == 1 * 4 + 3);
-    REQUIRE(m.reserve(t, 8, 1)); // the second needs a new one
+    REQUIRE(m.allocate_slots(t, 8, 1)); // the second needs a new one
     CHECK(table_of(m, t) == std::vector<BlockId>{7, 1, 3});
     CHECK(m.slot(t, 8) == 3 * 4);
     m.close_table(t);
@@ -88,11 +88,11 @@ TEST_CASE("V2: blocks are taken one by one as a sequence grows") {
 TEST_CASE("V3: the first of two samples to write copies the shared block, the second writes in place") {
     BlockManager m({8, 4, 0, {7, 1, 3, 0, 2, 4, 5, 6}});
     TableId      first = m.open_table();
-    REQUIRE(m.reserve(first, 0, 7));
+    REQUIRE(m.allocate_slots(first, 0, 7));
     TableId second = m.fork_table(first);
     CHECK(m.ref_count(7) == 2);
     CHECK(m.ref_count(1) == 2);
-    REQUIRE(m.reserve(first, 7, 1));
+    REQUIRE(m.allocate_slots(first, 7, 1));
     const std::vector<BlockCopy> copies = step(m);
     REQUIRE(copies.size() == 1);
     CHECK(copies[0].from == 1);
@@ -100,7 +100,7 @@ TEST_CASE("V3: the first of two samples to write copies the shared block, the se
     CHECK(table_of(m, first) == std::vector<BlockId>{7, 3});
     CHECK(m.ref_count(7) == 2);
     CHECK(m.ref_count(1) == 1);
-    REQUIRE(m.reserve(second, 7, 1));
+    REQUIRE(m.allocate_slots(second, 7, 1));
     CHECK(m.n_copies() == 0);
     CHECK(table_of(m, second) == std::vector<BlockId>{7, 1});
     m.check_invariants();
@@ -109,7 +109,7 @@ TEST_CASE("V3: the first of two samples to write copies the shared block, the se
 TEST_CASE("V7: a slab of the longest length wastes what a short sequence leaves; blocks waste less than one block") {
     BlockManager m({128, 16, 0, {}});
     TableId      t = m.open_table();
-    REQUIRE(m.reserve(t, 0, 80));
+    REQUIRE(m.allocate_slots(t, 0, 80));
     CHECK((2048 - 80) * 1000 / 2048 == 960); // 96.1 % of a slab of 2048
     CHECK(m.n_used() * 16 - 80 < 16);
 }
@@ -128,14 +128,14 @@ TEST_CASE("V4: beams fork and die; blocks nobody holds any more come back") {
     // Four beams of four blocks each, [0 1 3 5] [0 1 3 6] [0 1 3 7] [0 2 4 8].
     BlockManager n({13, 1, 0, {0, 2, 4, 8, 1, 3, 5, 6, 7, 9, 10, 11, 12}});
     TableId      b3 = n.open_table();
-    REQUIRE(n.reserve(b3, 0, 1)); // 0
+    REQUIRE(n.allocate_slots(b3, 0, 1)); // 0
     TableId b0 = n.fork_table(b3);
-    REQUIRE(n.reserve(b3, 1, 3)); // 2, 4, 8
-    REQUIRE(n.reserve(b0, 1, 2)); // 1, 3
+    REQUIRE(n.allocate_slots(b3, 1, 3)); // 2, 4, 8
+    REQUIRE(n.allocate_slots(b0, 1, 2)); // 1, 3
     TableId b1 = n.fork_table(b0), b2 = n.fork_table(b0);
-    REQUIRE(n.reserve(b0, 3, 1)); // 5
-    REQUIRE(n.reserve(b1, 3, 1)); // 6
-    REQUIRE(n.reserve(b2, 3, 1)); // 7
+    REQUIRE(n.allocate_slots(b0, 3, 1)); // 5
+    REQUIRE(n.allocate_slots(b1, 3, 1)); // 6
+    REQUIRE(n.allocate_slots(b2, 3, 1)); // 7
     CHECK(table_of(n, b0) == std::vector<BlockId>{0, 1, 3, 5});
     CHECK(table_of(n, b1) == std::vector<BlockId>{0, 1, 3, 6});
     CHECK(table_of(n, b2) == std::vector<BlockId>{0, 1, 3, 7});
@@ -145,7 +145,7 @@ TEST_CASE("V4: beams fork and die; blocks nobody holds any more come back") {
     n.close_table(b3);
     for (BlockId freed : {2, 4, 5, 8}) CHECK(n.ref_count(freed) == 0);
     TableId c1 = n.fork_table(b1), c2 = n.fork_table(b2);
-    for (TableId beam : {b1, c1, b2, c2}) REQUIRE(n.reserve(beam, 4, 1));
+    for (TableId beam : {b1, c1, b2, c2}) REQUIRE(n.allocate_slots(beam, 4, 1));
     CHECK(table_of(n, b1) == std::vector<BlockId>{0, 1, 3, 6, 9});
     CHECK(table_of(n, c1) == std::vector<BlockId>{0, 1, 3, 6, 10});
     CHECK(table_of(n, b2) == std::vector<BlockId>{0, 1, 3, 7, 11});
@@ -159,19 +159,19 @@ TEST_CASE("V4: beams fork and die; blocks nobody holds any more come back") {
 TEST_CASE("V5: the lesson's pool of 64 blocks") {
     BlockManager m({64, 16, 0, {}});
     TableId      first = m.open_table();
-    REQUIRE(m.reserve(first, 0, 64));
+    REQUIRE(m.allocate_slots(first, 0, 64));
     CHECK(m.n_used() == 4);
     std::vector<TableId> beams{first};
     for (int i = 0; i < 3; i++) beams.push_back(m.fork_table(first));
     CHECK(m.n_used() == 4);
     for (BlockId block : m.blocks(first)) CHECK(m.ref_count(block) == 4);
-    for (TableId beam : beams) REQUIRE(m.reserve(beam, 64, 10)); // at a boundary: a block each, no copy
+    for (TableId beam : beams) REQUIRE(m.allocate_slots(beam, 64, 10)); // at a boundary: a block each, no copy
     CHECK(m.n_used() == 8);
     CHECK(m.n_copies() == 0);
     int naive = 0;
     for (TableId beam : beams) naive += int(m.blocks(beam).size());
     CHECK(naive == 20);
-    for (TableId beam : beams) REQUIRE(m.reserve(beam, 74, 7)); // 17 tokens of their own
+    for (TableId beam : beams) REQUIRE(m.allocate_slots(beam, 74, 7)); // 17 tokens of their own
     CHECK(m.n_used() == 12);
     m.check_invariants();
 }
@@ -179,11 +179,11 @@ TEST_CASE("V5: the lesson's pool of 64 blocks") {
 TEST_CASE("V5, other way: a write into the last shared block copies it, except for the last sharer") {
     BlockManager         m({64, 16, 0, {}});
     std::vector<TableId> beams{m.open_table()};
-    REQUIRE(m.reserve(beams[0], 0, 64));
+    REQUIRE(m.allocate_slots(beams[0], 0, 64));
     for (int i = 0; i < 3; i++) beams.push_back(m.fork_table(beams[0]));
-    for (TableId beam : beams) REQUIRE(m.reserve(beam, 63, 1));
+    for (TableId beam : beams) REQUIRE(m.allocate_slots(beam, 63, 1));
     CHECK(m.n_copies() == 3); // n - 1
-    for (TableId beam : beams) REQUIRE(m.reserve(beam, 64, 10));
+    for (TableId beam : beams) REQUIRE(m.allocate_slots(beam, 64, 10));
     CHECK(m.n_used() == 11);
     CHECK(step(m).size() == 3);
 }
@@ -191,7 +191,7 @@ TEST_CASE("V5, other way: a write into the last shared block copies it, except f
 TEST_CASE("V6: a prompt of 256 tokens under four beams takes a quarter of the blocks") {
     BlockManager         m({64, 16, 0, {}});
     std::vector<TableId> beams{m.open_table()};
-    REQUIRE(m.reserve(beams[0], 0, 256));
+    REQUIRE(m.allocate_slots(beams[0], 0, 256));
     for (int i = 0; i < 3; i++) beams.push_back(m.fork_table(beams[0]));
     int naive = 0;
     for (TableId beam : beams) naive += int(m.blocks(beam).size());
@@ -222,11 +222,11 @@ TEST_CASE("V9: a pinned prefix of 341 tokens is 21 shared blocks and one copy fo
     }
     // Nothing evicts it, and when it is let go it is an ordinary prefix.
     TableId all = m.open_table();
-    REQUIRE(m.reserve(all, 0, (64 - 22) * 16));
-    CHECK_FALSE(m.reserve(all, (64 - 22) * 16, 1));
+    REQUIRE(m.allocate_slots(all, 0, (64 - 22) * 16));
+    CHECK_FALSE(m.allocate_slots(all, (64 - 22) * 16, 1));
     m.close_table(pin);
     CHECK(m.n_pinned() == 0);
-    CHECK(m.reserve(all, (64 - 22) * 16, 22 * 16));
+    CHECK(m.allocate_slots(all, (64 - 22) * 16, 22 * 16));
     m.check_invariants();
 }
 
@@ -237,19 +237,19 @@ TEST_CASE("V11: the swap pool can overflow although it is as large as the device
     std::vector<TableId> running;
     for (int i = 0; i < n; i++) {
         running.push_back(large.open_table());
-        REQUIRE(large.reserve(running.back(), 0, 1));
+        REQUIRE(large.allocate_slots(running.back(), 0, 1));
     }
     std::vector<int> peaks;
     for (int length = 2; length <= n && running.size() > 1; length++) {
         bool evicted = false;
         for (std::size_t i = 0; i < running.size(); i++)
-            while (i < running.size() && !large.reserve(running[i], length - 1, 1)) {
+            while (i < running.size() && !large.allocate_slots(running[i], length - 1, 1)) {
                 REQUIRE(large.swap_out(std::array{running.back()}));
                 running.pop_back();
                 evicted = true;
             }
-        StepPlan plan;
-        large.take_moves(plan);
+        BlockMoves moves;
+        large.take_moves(moves);
         large.check_invariants();
         if (evicted) peaks.push_back(large.n_swap() - large.n_swap_free());
     }
@@ -258,8 +258,8 @@ TEST_CASE("V11: the swap pool can overflow although it is as large as the device
 
     BlockManager small({4, 1, 1, {}});
     TableId      a = small.open_table(), b = small.open_table();
-    REQUIRE(small.reserve(a, 0, 1));
-    REQUIRE(small.reserve(b, 0, 2));
+    REQUIRE(small.allocate_slots(a, 0, 1));
+    REQUIRE(small.allocate_slots(b, 0, 2));
     CHECK(small.swap_out(std::array{a}));
     CHECK_FALSE(small.swap_out(std::array{b})); // no room: the caller recomputes
     CHECK(small.blocks(b).size() == 2);
@@ -325,9 +325,9 @@ TEST_CASE("requests of the same step share what one of them computes") {
     CHECK(m.next_unwritten(second, 0, 13) == 0); // nobody has said that it will
     m.will_write({first, 0, 13});
     CHECK(m.next_unwritten(second, 0, 13) == 12);
-    CHECK_FALSE(m.is_findable(m.blocks(first)[0]));
+    CHECK_FALSE(m.is_cached(m.blocks(first)[0]));
     step(m);
-    CHECK(m.is_findable(m.blocks(first)[0]));
+    CHECK(m.is_cached(m.blocks(first)[0]));
     CHECK(m.next_unwritten(second, 0, 13) == 12);
 }
 
@@ -342,7 +342,7 @@ TEST_CASE("who shares a block that nobody came to write writes it itself") {
     CHECK(m.next_unwritten(second, 0, 13) == 4);
     m.close_table(first);
     CHECK(m.next_unwritten(second, 0, 13) == 4);
-    REQUIRE(m.reserve(second, 12, 1));
+    REQUIRE(m.allocate_slots(second, 12, 1));
     CHECK(m.n_copies() == 0); // in place: it is what the block was promised to hold
     m.will_write({second, 4, 9});
     step(m);
@@ -359,7 +359,7 @@ TEST_CASE("equal prompts that fill their last block: the second waits a step and
     CHECK(m.must_wait(second, 8));
     step(m);
     CHECK_FALSE(m.must_wait(second, 8));
-    REQUIRE(m.reserve(second, 7, 1));
+    REQUIRE(m.allocate_slots(second, 7, 1));
     CHECK(m.next_unwritten(second, 0, 8) == 7);
     CHECK(step(m).size() == 1);
     CHECK(m.blocks(second)[1] != m.blocks(first)[1]);
@@ -384,7 +384,7 @@ TEST_CASE("the tail of a freed prefix is evicted before its head, and a gap ends
     TableId      t = filled(m, a);
     m.close_table(t);
     TableId other = m.open_table();
-    REQUIRE(m.reserve(other, 0, 12)); // takes the plain block and two cached ones
+    REQUIRE(m.allocate_slots(other, 0, 12)); // takes the plain block and two cached ones
     m.close_table(other);
     CHECK(found(m, a) == 4);
     m.check_invariants();
@@ -399,7 +399,7 @@ TEST_CASE("a freed block is found again until it is reused, and its old name is 
     CHECK(m.n_cached_free() == 1);
     CHECK(found(m, a) == 4);
     TableId big = m.open_table();
-    REQUIRE(m.reserve(big, 0, 12)); // the whole pool
+    REQUIRE(m.allocate_slots(big, 0, 12)); // the whole pool
     m.close_table(big);
     CHECK(found(m, a) == 0);
     m.check_invariants();
@@ -410,7 +410,7 @@ TEST_CASE("blocks without a hash are handed out before cached ones") {
     TableId      t = filled(m, text(4));
     m.close_table(t); // block 0 is cached and free
     TableId other = m.open_table();
-    REQUIRE(m.reserve(other, 0, 12));
+    REQUIRE(m.allocate_slots(other, 0, 12));
     CHECK(table_of(m, other) == std::vector<BlockId>{1, 2, 3});
     CHECK(m.n_cached_free() == 1);
 }
@@ -419,11 +419,11 @@ TEST_CASE("cached blocks count as free for others, but not twice for who finds t
     BlockManager m({4, 4, 0, {}});
     const auto   a = text(13);
     m.close_table(filled(m, a));
-    CHECK(m.room_for({}, a) == 4); // three hits leave the free list, and one is fresh
+    CHECK(m.blocks_to_allocate({}, a) == 4); // three hits leave the free list, and one is fresh
     TableId t = m.open_table();
     CHECK(m.allocate(t, a));
     CHECK(m.n_free() == 0);
-    CHECK(m.room_for({}, a) == 1);
+    CHECK(m.blocks_to_allocate({}, a) == 1);
 }
 
 TEST_CASE("what was generated is found once its block is full") {
@@ -431,13 +431,13 @@ TEST_CASE("what was generated is found once its block is full") {
     auto         a = text(3);
     TableId      t = filled(m, a);
     for (int i = 3; i < 6; i++) {
-        REQUIRE(m.reserve(t, i, 1));
+        REQUIRE(m.allocate_slots(t, i, 1));
         a.push_back(i);
         step(m);
         m.publish(t, a, i + 1);
     }
-    CHECK(m.is_findable(m.blocks(t)[0]));
-    CHECK_FALSE(m.is_findable(m.blocks(t)[1]));
+    CHECK(m.is_cached(m.blocks(t)[0]));
+    CHECK_FALSE(m.is_cached(m.blocks(t)[1]));
     CHECK(found(m, a) == 4);
 }
 
@@ -470,11 +470,11 @@ TEST_CASE("a block is not found behind another prefix of the same hash") {
     m.publish(first, a, 4);
     m.publish(second, a, 9);
     m.close_table(first);
-    CHECK(m.is_findable(m.blocks(second)[1]));
+    CHECK(m.is_cached(m.blocks(second)[1]));
     const TableId other = m.open_table();
-    REQUIRE(m.reserve(other, 0, 24)); // the whole pool: the first block is forgotten
+    REQUIRE(m.allocate_slots(other, 0, 24)); // the whole pool: the first block is forgotten
     m.close_table(other);
-    CHECK_FALSE(m.is_findable(m.blocks(second)[1])); // and with it what followed
+    CHECK_FALSE(m.is_cached(m.blocks(second)[1])); // and with it what followed
     m.check_invariants();
 
     const TableId third = filled(m, std::span(b).first(5)); // its first block under the same hash
@@ -516,43 +516,43 @@ TEST_CASE("a write into a block that the cache knows copies it, or makes the cac
     BlockManager m({3, 4, 0, {}});
     const auto   a = text(8);
     TableId      t = filled(m, a), waiting = m.fork_table(t);
-    m.close_table(t); // `waiting` is alone with two findable blocks
-    REQUIRE(m.reserve(waiting, 7, 1));
+    m.close_table(t); // `waiting` is alone with two cached blocks
+    REQUIRE(m.allocate_slots(waiting, 7, 1));
     CHECK(step(m).size() == 1);
     TableId      other = m.open_table();
     BlockManager full({2, 4, 0, {}});
     TableId      u = filled(full, a);
-    REQUIRE(full.reserve(u, 7, 1)); // no third block
+    REQUIRE(full.allocate_slots(u, 7, 1)); // no third block
     CHECK(step(full).empty());
-    CHECK_FALSE(full.is_findable(full.blocks(u)[1]));
+    CHECK_FALSE(full.is_cached(full.blocks(u)[1]));
     m.close_table(other);
 }
 
 TEST_CASE("swapped tables keep what they shared") {
     BlockManager m({8, 4, 8, {}});
     TableId      a = m.open_table();
-    REQUIRE(m.reserve(a, 0, 6));
+    REQUIRE(m.allocate_slots(a, 0, 6));
     TableId b = m.fork_table(a);
-    REQUIRE(m.reserve(b, 6, 1)); // copies the second block
+    REQUIRE(m.allocate_slots(b, 6, 1)); // copies the second block
     step(m);
     const std::array both{a, b};
     REQUIRE(m.swap_out(both));
     CHECK(m.n_free() == 8);
     CHECK(m.n_swap_free() == 5); // the shared block went out once
-    StepPlan plan;
-    m.take_moves(plan);
-    CHECK(plan.swap_out.size() == 3);
+    BlockMoves moves;
+    m.take_moves(moves);
+    CHECK(moves.swap_out.size() == 3);
     TableId other = m.open_table();
-    REQUIRE(m.reserve(other, 0, 5 * 4 + 1)); // so that they come back elsewhere
+    REQUIRE(m.allocate_slots(other, 0, 5 * 4 + 1)); // so that they come back elsewhere
     CHECK_FALSE(m.swap_in(both));
     m.close_table(other);
     REQUIRE(m.swap_in(both, 1));
     CHECK(m.blocks(a)[0] == m.blocks(b)[0]);
     CHECK(m.ref_count(m.blocks(a)[0]) == 2);
     CHECK(m.blocks(a)[1] != m.blocks(b)[1]);
-    plan.clear();
-    m.take_moves(plan);
-    CHECK(plan.swap_in.size() == 3);
+    moves.clear();
+    m.take_moves(moves);
+    CHECK(moves.swap_in.size() == 3);
     CHECK(m.n_swap_free() == 8);
     m.check_invariants();
 }
@@ -563,28 +563,28 @@ TEST_CASE("what the cache still has comes back without a copy") {
     TableId      t = filled(m, a);
     REQUIRE(m.swap_out(std::array{t}));
     REQUIRE(m.swap_in(std::array{t}));
-    StepPlan plan;
-    m.take_moves(plan);
-    CHECK(plan.swap_out.size() == 3);
-    CHECK(plan.swap_in.size() == 1); // the last block, which has no name
+    BlockMoves moves;
+    m.take_moves(moves);
+    CHECK(moves.swap_out.size() == 3);
+    CHECK(moves.swap_in.size() == 1); // the last block, which has no name
     m.commit();
     // And what was evicted gets its name back with its bytes.
     REQUIRE(m.swap_out(std::array{t}));
     TableId all = m.open_table();
-    REQUIRE(m.reserve(all, 0, 32));
+    REQUIRE(m.allocate_slots(all, 0, 32));
     step(m);
     m.close_table(all);
     REQUIRE(m.swap_in(std::array{t}));
-    CHECK_FALSE(m.is_findable(m.blocks(t)[0])); // not before the step has run
+    CHECK_FALSE(m.is_cached(m.blocks(t)[0])); // not before the step has run
     step(m);
-    CHECK(m.is_findable(m.blocks(t)[0]));
+    CHECK(m.is_cached(m.blocks(t)[0]));
     CHECK(found(m, a) == 8);
 }
 
 TEST_CASE("a swapped table can be closed") {
     BlockManager m({4, 4, 4, {}});
     TableId      t = m.open_table();
-    REQUIRE(m.reserve(t, 0, 9));
+    REQUIRE(m.allocate_slots(t, 0, 9));
     REQUIRE(m.swap_out(std::array{t}));
     m.close_table(t);
     step(m);
@@ -595,8 +595,8 @@ TEST_CASE("a swapped table can be closed") {
 TEST_CASE("a reservation that does not fit changes nothing") {
     BlockManager m({2, 4, 0, {}});
     TableId      t = m.open_table();
-    REQUIRE(m.reserve(t, 0, 4));
-    CHECK_FALSE(m.reserve(t, 4, 5));
+    REQUIRE(m.allocate_slots(t, 0, 4));
+    CHECK_FALSE(m.allocate_slots(t, 4, 5));
     CHECK(m.n_free() == 1);
     CHECK(m.blocks(t).size() == 1);
     m.check_invariants();
@@ -607,8 +607,8 @@ TEST_CASE("a block size of one token works") {
     auto         a = text(3);
     TableId      t = filled(m, a);
     CHECK(m.blocks(t).size() == 3);
-    REQUIRE(m.reserve(t, 3, 1));
-    CHECK_FALSE(m.reserve(t, 4, 1));
+    REQUIRE(m.allocate_slots(t, 3, 1));
+    CHECK_FALSE(m.allocate_slots(t, 4, 1));
     m.check_invariants();
 }
 
@@ -634,7 +634,7 @@ TEST_CASE("misuse stops the process in every build") {
     using quire::testing::stops;
     BlockManager  m({8, 4, 2, {}});
     const TableId t = m.open_table();
-    REQUIRE(m.reserve(t, 0, 9));
+    REQUIRE(m.allocate_slots(t, 0, 9));
     CHECK_FALSE(stops([] {})); // the helper itself
     CHECK(stops([&] {          // given back twice
         m.close_table(t);
@@ -647,7 +647,7 @@ TEST_CASE("misuse stops the process in every build") {
     CHECK(stops([&] { m.slot(t, 12); })); // a position without a block
     CHECK(stops([&] {                     // a fork of what is not on the device
         TableId small = m.open_table();
-        m.reserve(small, 0, 4);
+        m.allocate_slots(small, 0, 4);
         m.swap_out(std::array{small});
         m.fork_table(small);
     }));

@@ -7,9 +7,8 @@
 
 import quire.core.base;
 import quire.paging.block_manager;
-import quire.paging.prefix_cache;
+import quire.paging.block_hash;
 import quire.paging.block;
-import quire.schedule.step_plan;
 import quire.core.std;
 
 using namespace quire;
@@ -72,19 +71,19 @@ private:
     }
 
     void run_moves() {
-        StepPlan plan;
-        m_.take_moves(plan);
+        BlockMoves moves;
+        m_.take_moves(moves);
         const auto move = [&](const std::vector<BlockCopy>& list, std::vector<Content>& from,
                               std::vector<Content>& to) {
             for (auto [a, b] : list)
                 std::copy_n(from.begin() + std::ptrdiff_t(a) * size_, size_, to.begin() + std::ptrdiff_t(b) * size_);
         };
-        move(plan.swap_out, device_, swap_);
-        move(plan.swap_in, swap_, device_);
-        move(plan.copies, device_, device_);
-        happened["copies"] += int(plan.copies.size());
-        happened["swap_out"] += int(plan.swap_out.size());
-        happened["swap_in"] += int(plan.swap_in.size());
+        move(moves.swap_out, device_, swap_);
+        move(moves.swap_in, swap_, device_);
+        move(moves.copies, device_, device_);
+        happened["copies"] += int(moves.copies.size());
+        happened["swap_out"] += int(moves.swap_out.size());
+        happened["swap_in"] += int(moves.swap_in.size());
     }
 
     // Writes positions first .. n-1 of one sequence, after looking at all that it would read.
@@ -115,8 +114,8 @@ private:
         l.tables        = {t};
         l.tokens        = {tokens};
         const bool wait = m_.must_wait(t, n);
-        REQUIRE_FALSE(wait);            // nothing is under way between operations
-        if (!m_.reserve(t, n - 1, 1)) { // a promised last block that was written since, and no room to copy it
+        REQUIRE_FALSE(wait);                   // nothing is under way between operations
+        if (!m_.allocate_slots(t, n - 1, 1)) { // a promised last block that was written since, and no room to copy it
             run_moves();
             m_.close_table(t);
             return;
@@ -139,7 +138,7 @@ private:
         const int          n = 1 + below(2) * below(size_);
         for (std::size_t i = 0; i < l.tables.size(); i++) writes.push_back({l.tables[i], l.computed[i], n});
         const int free_before = m_.n_free();
-        if (!m_.reserve(writes)) {
+        if (!m_.allocate_slots(writes)) {
             REQUIRE(m_.n_free() == free_before);
             happened["no room"]++;
             return;
@@ -198,7 +197,7 @@ private:
             run_moves();
             return;
         }
-        const int  free_before = m_.n_free(), room = m_.swap_in_room(l.tables);
+        const int  free_before = m_.n_free(), room = m_.blocks_to_swap_in(l.tables);
         const bool in = m_.swap_in(l.tables);
         REQUIRE(in == (room <= free_before));
         if (!in) return;

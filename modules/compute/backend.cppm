@@ -47,11 +47,6 @@ struct StepShape {
     int tokens = 0, logit_rows = 0;
 };
 
-struct StepResults {
-    std::span<const Token>        best;    // of each logit row
-    std::span<const TokenLogprob> answers; // of the tasks
-};
-
 class Backend;
 
 // The values of a program in device memory, with room for the largest step. **Owns** that memory.
@@ -121,7 +116,7 @@ public:
     virtual SamplingLimits sampling_limits() const { return {}; }
     // Runs the sampling tasks of the plan on the step's logits.
     virtual void sample(const StepPlan&) {}
-    // Waits for the step: what Argmax and sample() found in it. Empty where the host reads the logits itself.
+    // Waits for the step: `best` as Argmax and `sampled` as sample() found them; empty where the host reads the logits itself.
     virtual StepResults results() { return {}; }
     // Rows of float32 in memory that the host can read, valid until the next call.
     virtual std::span<const float> to_host(const Tensor& tensor) = 0;

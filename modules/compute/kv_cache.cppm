@@ -8,7 +8,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.config;
-import quire.schedule.step_plan;
+import quire.paging.block;
 
 export namespace quire {
 
@@ -24,8 +24,8 @@ public:
     std::size_t              swap_bytes() const { return swap_layers_.empty() ? 0 : swap_memory_.bytes(); }
     std::size_t              block_bytes() const; // of one block across all layers: what a swap moves
 
-    // Runs the plan's block moves: swap out, swap in, copies; before the step's tokens.
-    void move_blocks(Backend& backend, const StepPlan& plan) const;
+    // Runs the block moves of a step, before its tokens.
+    void move_blocks(Backend& backend, const BlockMoves& moves) const;
 
     // The bytes of one token's K and V across all layers (the paper, section 3).
     static std::size_t bytes_per_token(const ModelConfig& config, DType type);
@@ -72,10 +72,10 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
 
 std::size_t KvCache::block_bytes() const { return layers_.empty() ? 0 : 2 * layers_[0].block_bytes() * layers_.size(); }
 
-void KvCache::move_blocks(Backend& backend, const StepPlan& plan) const {
-    backend.copy_blocks(plan.swap_out, layers_, swap_layers_);
-    backend.copy_blocks(plan.swap_in, swap_layers_, layers_);
-    backend.copy_blocks(plan.copies, layers_, layers_);
+void KvCache::move_blocks(Backend& backend, const BlockMoves& moves) const {
+    backend.copy_blocks(moves.swap_out, layers_, swap_layers_);
+    backend.copy_blocks(moves.swap_in, swap_layers_, layers_);
+    backend.copy_blocks(moves.copies, layers_, layers_);
 }
 
 } // namespace quire

@@ -98,7 +98,7 @@ struct SelectRows {
     ValueId x = none, out = none;
 };
 
-// The most likely token of each row of logits, the lowest id of several; -1 for a row that is not usable (StepLogits).
+// The most likely token of each row of logits, the lowest id of several; -1 for a row that is not usable (StepResults).
 struct Argmax {
     ValueId logits = none;
 };

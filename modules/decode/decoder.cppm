@@ -16,11 +16,11 @@ class Decoder {
 public:
     Decoder(Scheduler& scheduler, const Tokenizer& tokenizer, int vocab_size);
 
-    // Before the step: what a device that samples is to make of the step's rows. What it cannot is left to deliver().
-    void ask(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan);
-    // The step has run and is committed: `items` are what it scheduled, `logits` those of its rows. Appends events;
+    // Before the step: the sampling tasks of a device that samples. What exceeds its limits is left to deliver().
+    void plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan);
+    // The step has run and is committed: `items` are what it scheduled, `results` what it brought. Appends events;
     // requests that are over leave the scheduler, so that their blocks serve the next step.
-    void deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out);
+    void deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out);
     // Ends a request in whatever state it is; its events say `reason`. Nothing happens when it is not there (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
     // Ends one of several answers, whether it has begun or not; the others go on. The last one takes its request along.
@@ -57,9 +57,9 @@ private:
     const Tokenizer&           tokenizer_;
     Sampler                    sampler_;
     std::size_t                vocab_;
-    const StepLogits*          step_ = nullptr;
+    const StepResults*         step_ = nullptr;
     std::span<const float>     logits_;     // of the step, once a row was wanted
-    std::vector<RowTask>       tasks_;      // of the step, by logit row; row -1: none
+    std::vector<SamplingTask>  tasks_;      // of the step, by logit row; row -1: none
     std::vector<Output>        partial_;    // prompt log-probabilities of requests whose prompt is not through
     std::vector<BeamCandidate> candidates_; // scratch
     std::vector<Sequence*>     parents_, survivors_;
@@ -93,7 +93,7 @@ bool is_cancelled(const SequenceGroup& group, int answer) {
 }
 
 // The answers that are not over.
-std::vector<int> open_answers(const SequenceGroup& group) {
+std::vector<int> open_results(const SequenceGroup& group) {
     std::vector<int> open;
     if (group.prompt_done && group.request.generates() && !withheld(group.request)) {
         for (const auto& s : group.sequences) open.push_back(s->index);
@@ -129,32 +129,34 @@ std::span<const float> Decoder::row(const Scheduled& item, int i) {
 
 std::span<const TokenLogprob> Decoder::answer(const Scheduled& item, int i) const {
     const auto at = std::size_t(item.first_logit_row) + std::size_t(i);
-    if (step_->answers.empty() || at >= tasks_.size() || tasks_[at].row < 0) return {};
-    return step_->answers.subspan(std::size_t(tasks_[at].first_answer), std::size_t(tasks_[at].n_answers()));
+    if (step_->sampled.empty() || at >= tasks_.size() || tasks_[at].row < 0) return {};
+    return step_->sampled.subspan(std::size_t(tasks_[at].first_result), std::size_t(tasks_[at].n_results()));
 }
 
-void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan) {
+void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan) {
     tasks_.clear();
     if (limits.tasks == 0) return;
-    tasks_.resize(plan.logit_rows.size(), RowTask{.row = -1});
-    int n_answers = 0;
+    tasks_.resize(plan.logit_rows.size(), SamplingTask{.row = -1});
+    SamplingPlan& sampling  = plan.sampling;
+    int           n_results = 0;
     // A task that the device has no room for is not asked for.
-    const auto add = [&](RowTask task) {
-        task.first_answer = n_answers;
-        task.n_edits      = int(plan.edits.size()) - task.first_edit;
-        if (task.n_top > limits.top || n_answers + task.n_answers() > limits.answers ||
-            int(plan.tasks.size()) == limits.tasks || int(plan.edits.size()) > limits.edits ||
-            int(plan.draws.size()) > limits.draws) {
-            plan.edits.resize(std::size_t(task.first_edit));
-            plan.draws.resize(std::size_t(task.first_draw));
+    const auto add = [&](SamplingTask task) {
+        task.first_result = n_results;
+        task.n_edits      = int(sampling.edits.size()) - task.first_edit;
+        if (task.n_top > limits.top || n_results + task.n_results() > limits.results ||
+            int(sampling.tasks.size()) == limits.tasks || int(sampling.edits.size()) > limits.edits ||
+            int(sampling.uniforms.size()) > limits.uniforms) {
+            sampling.edits.resize(std::size_t(task.first_edit));
+            sampling.uniforms.resize(std::size_t(task.first_uniform));
             return;
         }
-        n_answers += task.n_answers();
-        plan.tasks.push_back(task);
+        n_results += task.n_results();
+        sampling.tasks.push_back(task);
         tasks_[std::size_t(task.row)] = task;
     };
     const auto task_of = [&](int row) {
-        return RowTask{.row = row, .first_edit = int(plan.edits.size()), .first_draw = int(plan.draws.size())};
+        return SamplingTask{
+            .row = row, .first_edit = int(sampling.edits.size()), .first_uniform = int(sampling.uniforms.size())};
     };
     for (const Scheduled& item : items) {
         const SequenceGroup&  group    = *item.group;
@@ -163,29 +165,29 @@ void Decoder::ask(std::span<const Scheduled> items, const SamplingLimits& limits
         const Sequence&       sequence = *item.sequence;
         if (!group.prompt_done && r.prompt_logprobs >= 0)
             for (int i = 0; i < item.n_logit_rows && item.first + i + 1 < group.n_prompt(); i++) {
-                RowTask task  = task_of(item.first_logit_row + i);
-                task.chosen   = sequence.tokens[std::size_t(item.first) + std::size_t(i) + 1];
-                task.n_top    = r.prompt_logprobs;
-                task.logprobs = true;
+                SamplingTask task = task_of(item.first_logit_row + i);
+                task.chosen       = sequence.tokens[std::size_t(item.first) + std::size_t(i) + 1];
+                task.n_top        = r.prompt_logprobs;
+                task.logprobs     = true;
                 add(task);
             }
         if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits)) continue;
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty()) continue;
-        RowTask task  = task_of(item.first_logit_row + item.n_logit_rows - 1);
-        task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
-        task.logprobs = p.logprobs >= 0 || withheld(r);
+        SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
+        task.n_top        = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
+        task.logprobs     = p.logprobs >= 0 || withheld(r);
         if (r.beam_width == 0) {
             const bool first = group.n_generated(sequence) == 0;
-            task.n_draws     = first ? r.width() : 1;
+            task.n_uniforms  = first ? r.width() : 1;
             task.temperature = p.temperature;
             task.top_k       = p.top_k;
             task.top_p       = p.top_p;
             task.min_p       = p.min_p;
             task.only_edited = !p.allowed_tokens.empty();
-            sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), never, plan.edits);
-            for (int i = 0; i < task.n_draws; i++)
-                plan.draws.push_back(
+            sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), never, sampling.edits);
+            for (int i = 0; i < task.n_uniforms; i++)
+                sampling.uniforms.push_back(
                     random_at(p.seed + std::uint64_t(first ? i : sequence.index), sequence.tokens.size()));
         }
         add(task);
@@ -210,8 +212,8 @@ Output Decoder::event_of(const SequenceGroup& group, int index) {
     return event;
 }
 
-void Decoder::deliver(std::span<const Scheduled> items, const StepLogits& logits, std::vector<Output>& out) {
-    step_                         = &logits;
+void Decoder::deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out) {
+    step_                         = &results;
     logits_                       = {};
     const std::size_t first_event = out.size();
     for (std::size_t i = 0, n = 0; i < items.size(); i += n) {
@@ -309,7 +311,7 @@ void Decoder::begin(const Scheduled& item, std::vector<Output>& out) {
 
 // Nothing is to be generated: what was asked for about the prompt is all.
 void Decoder::give_prompt(SequenceGroup& group, std::vector<Output>& out) {
-    const std::vector<int> open = open_answers(group);
+    const std::vector<int> open = open_results(group);
     for (int i : open) {
         Output& event = out.emplace_back(event_of(group, i));
         event.finish  = FinishReason::length;
@@ -369,12 +371,12 @@ Decoder::Choice Decoder::choose(SequenceGroup& group, const Scheduled& item, int
     if (!step_->best.empty() && takes_best(r) && never.empty()) {
         choice.token = step_->best[std::size_t(item.first_logit_row) + std::size_t(last)];
     } else if (const auto told = answer(item, last); !told.empty()) {
-        const int n_draws = tasks_[std::size_t(item.first_logit_row) + std::size_t(last)].n_draws;
-        choice.token      = told[std::size_t(draw)].token;
-        choice.logprob    = double(told[std::size_t(draw)].logprob);
+        const int n_uniforms = tasks_[std::size_t(item.first_logit_row) + std::size_t(last)].n_uniforms;
+        choice.token         = told[std::size_t(draw)].token;
+        choice.logprob       = double(told[std::size_t(draw)].logprob);
         if (r.sampling.logprobs >= 0)
             choice.logprobs =
-                logprobs_of(told[std::size_t(draw)], told.subspan(std::size_t(n_draws)), r.sampling.logprobs);
+                logprobs_of(told[std::size_t(draw)], told.subspan(std::size_t(n_uniforms)), r.sampling.logprobs);
     } else {
         const std::span<const float> logits = row(item, last);
         const Sequence&              s      = *item.sequence;
@@ -527,7 +529,7 @@ void Decoder::give_best(SequenceGroup& group, std::vector<Output>& out) {
                      sb = score_of(r, b->logprob, group.n_generated(*b));
         return sa != sb ? sa > sb : a->index < b->index;
     });
-    const std::vector<int> open = open_answers(group);
+    const std::vector<int> open = open_results(group);
     for (int i : open) {
         Output& event = out.emplace_back(event_of(group, i));
         event.finish  = FinishReason::length; // there may be fewer beams than answers wanted
@@ -547,7 +549,7 @@ void Decoder::give_best(SequenceGroup& group, std::vector<Output>& out) {
 void Decoder::cancel_answer(RequestId id, int index, std::vector<Output>& out) {
     SequenceGroup* group = scheduler_.find(id);
     if (!group) return;
-    const std::vector<int> open = open_answers(*group);
+    const std::vector<int> open = open_results(*group);
     if (std::ranges::find(open, index) == open.end()) return; // ended before: nobody goes along with it
     if (open.size() == 1) return finish(id, FinishReason::cancelled, "", out);
     Output& event = out.emplace_back(event_of(*group, index));
@@ -573,7 +575,7 @@ void Decoder::finish(RequestId id, FinishReason reason, const std::string& messa
         return;
     }
     std::erase_if(partial_, [&](const Output& o) { return o.id == id; });
-    const std::vector<int> open = open_answers(*group);
+    const std::vector<int> open = open_results(*group);
     for (int i : open) {
         Output& event = out.emplace_back(event_of(*group, i));
         event.finish  = reason;

@@ -335,7 +335,7 @@ void Engine::Impl::take_inbox(std::vector<Output>& out) {
 // The cost of a block that is swapped, from moving a few while the pools are empty.
 void Engine::Impl::measure_moves() {
     constexpr int n = 8;
-    StepPlan      trial;
+    BlockMoves    trial;
     for (BlockId i = 0; i < std::min({n, options.kv_blocks, options.swap_blocks}); i++)
         trial.swap_out.push_back({i, i});
     trial.swap_in = trial.swap_out;
@@ -391,14 +391,15 @@ void Engine::Impl::look() {
 }
 
 void Engine::Impl::move_blocks() {
-    if (!plan.moves_blocks()) return;
+    if (plan.moves.empty()) return;
     Stopwatch watch;
-    executor->move_blocks(plan);
+    executor->move_blocks(plan.moves);
     const double seconds = watch.seconds();
     stats.move_seconds += seconds;
-    stats.swapped_out += plan.swap_out.size();
-    stats.swapped_in += plan.swap_in.size();
-    if (const std::size_t n = plan.swap_out.size() + plan.swap_in.size(); n >= 4 && plan.copies.empty())
+    stats.swapped_out += plan.moves.swap_out.size();
+    stats.swapped_in += plan.moves.swap_in.size();
+    if (const std::size_t n = plan.moves.swap_out.size() + plan.moves.swap_in.size();
+        n >= 4 && plan.moves.copies.empty())
         follow(stats.costs.seconds_per_block, seconds / double(n));
 }
 
@@ -416,20 +417,20 @@ void Engine::Impl::begin() {
         if (item.group->first_run == std::chrono::steady_clock::time_point{})
             item.group->first_run = std::chrono::steady_clock::now();
     executor->launch(plan);
-    decoder.ask(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
+    decoder.plan_sampling(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
     executor->sample(plan);
 }
 
 // Prepares what may follow the step that runs, waits for it and delivers what it brought. False: none runs.
 bool Engine::Impl::finish(std::vector<Output>& out) {
     if (running.empty()) return false;
-    prepared                                = pipelined && !decoding && scheduler.prepare(next_plan);
-    const StepLogits                 logits = executor->results();
-    const std::span<const Scheduled> ran    = std::exchange(running, {});
+    prepared                                 = pipelined && !decoding && scheduler.prepare(next_plan);
+    const StepResults                results = executor->results();
+    const std::span<const Scheduled> ran     = std::exchange(running, {});
     count(ran, since.seconds());
     scheduler.commit();
-    if (decoding) decoding(scheduler, ran, logits.rows ? logits.rows() : std::span<const float>(), out);
-    else decoder.deliver(ran, logits, out);
+    if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
+    else decoder.deliver(ran, results, out);
     return true;
 }
 

@@ -15,6 +15,7 @@ import quire.core.tensor;
 import quire.engine.options;
 import quire.model_file.config;
 import quire.model_file.weights;
+import quire.paging.block;
 import quire.schedule.step_plan;
 
 export namespace quire {
@@ -30,8 +31,8 @@ class Executor {
 public:
     virtual ~Executor() = default;
 
-    // Runs the plan's swaps and copies of blocks: swap out, swap in, copies. Returns when they are done.
-    virtual void move_blocks(const StepPlan& plan) = 0;
+    // Runs the plan's block moves. Returns when they are done.
+    virtual void move_blocks(const BlockMoves& moves) = 0;
     // Starts the model on the plan's tokens, after its block moves.
     virtual void launch(const StepPlan& plan) = 0;
     // What sample() supports in one step; zeros: the host reads the logits.
@@ -40,7 +41,7 @@ public:
     // they come while the model runs.
     virtual void sample(const StepPlan& plan) = 0;
     // Waits for the step. Valid until the next one.
-    virtual StepLogits results() = 0;
+    virtual StepResults results() = 0;
 
     virtual ExecutorMemory memory() const   = 0;
     virtual std::string    describe() const = 0; // one line: device, instruction set, threads
@@ -74,7 +75,7 @@ public:
         if (running_) (void)backend_->results(); // it writes to memory that goes now
     }
 
-    void move_blocks(const StepPlan& plan) override { cache_.move_blocks(*backend_, plan); }
+    void move_blocks(const BlockMoves& moves) override { cache_.move_blocks(*backend_, moves); }
     void launch(const StepPlan& plan) override {
         n_logit_rows_ = plan.logit_rows.size();
         running_      = true;
@@ -82,9 +83,9 @@ public:
     }
     SamplingLimits sampling_limits() const override { return backend_->sampling_limits(); }
     void           sample(const StepPlan& plan) override {
-        if (n_logit_rows_ > 0 && !plan.tasks.empty()) backend_->sample(plan);
+        if (n_logit_rows_ > 0 && !plan.sampling.tasks.empty()) backend_->sample(plan);
     }
-    StepLogits results() override;
+    StepResults results() override;
 
     ExecutorMemory memory() const override {
         return {weight_bytes_, backend_->memory_taken() - weight_bytes_ - cache_.bytes(), cache_.bytes()};
@@ -102,11 +103,11 @@ private:
     bool                     running_ = false;
 };
 
-StepLogits LocalExecutor::results() {
-    const StepResults results = backend_->results();
-    running_                  = false;
+StepResults LocalExecutor::results() {
+    const StepResults device = backend_->results();
+    running_                 = false;
     if (n_logit_rows_ == 0) return {};
-    return {results.best.first(std::min(n_logit_rows_, results.best.size())), results.answers,
+    return {device.best.first(std::min(n_logit_rows_, device.best.size())), device.sampled,
             [this] { return backend_->to_host(value(model_.program().logits)); },
             [this](int row) {
                 check(row >= 0 && std::size_t(row) < n_logit_rows_, "a hidden state of a row that did not run");

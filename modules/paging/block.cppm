@@ -1,4 +1,4 @@
-// quire.paging.block: the id of a physical KV block, and copies of whole blocks. Plain values. Owns nothing.
+// quire.paging.block: physical KV blocks by number, and the copies of whole blocks that a step needs. Plain values, owns nothing.
 export module quire.paging.block;
 
 import quire.core.std;
@@ -7,9 +7,29 @@ export namespace quire {
 
 using BlockId = std::int32_t;
 
-// Whole-block copies inside the device pool (copy-on-write) or between the pools (swap).
+// A copy of a whole block, K and V of every layer.
 struct BlockCopy {
     BlockId from = 0, to = 0;
 };
+
+// The copies that must run before a step, in this order: `swap_out` (device → swap pool), `swap_in` (swap pool → device), then
+// `copies` inside the device pool (copy-on-write). Each list runs in order: a block can be the target of a copy after it
+// was the source of an earlier one.
+struct BlockMoves {
+    std::vector<BlockCopy> swap_out, swap_in, copies;
+
+    bool empty() const { return swap_out.empty() && swap_in.empty() && copies.empty(); }
+    void clear();
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void BlockMoves::clear() {
+    for (auto* list : {&swap_out, &swap_in, &copies}) list->clear();
+}
 
 } // namespace quire

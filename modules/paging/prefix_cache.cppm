@@ -1,45 +1,21 @@
-// quire.paging.prefix_cache: maps the name of a full block (a hash of its tokens and of all tokens before them) to the block, and finds the
-// blocks that continue it. **Owns** hash tables of fixed size. Knows neither tokens nor reference counts: the caller
-// that finds a block compares the tokens.
-module;
-
-#define XXH_INLINE_ALL // header only: nothing to link
-#include <xxhash.h>
-
+// quire.paging.prefix_cache: finds the blocks that hold the beginning of a prompt. **Owns** the index from hashes to blocks, of
+// fixed size; the entries themselves stand with the blocks in their pool. A hit is compared token by token.
+//
+// A block gets its hash as soon as its tokens are known, so that a request with the same beginning can share it at once:
+//
+//      none ──insert()──► reserved ──begin_write()──► in flight ──commit()──► cached
+//        └───────────────── insert(), for generated tokens ──────────────────────┘
+//
+// The first sharer that runs writes a reserved block; the others wait for it. If that sharer goes away, another one writes.
 export module quire.paging.prefix_cache;
 
 import quire.core.base;
-import quire.paging.block;
 import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_hash;
+import quire.paging.block_pool;
 
 export namespace quire {
-
-using BlockHash = std::uint64_t;
-
-// Blocks are shared inside a namespace only. The one of zeros is shared by all who do not ask for their own.
-struct CacheNamespace {
-    std::uint64_t low = 0, high = 0;
-    bool          operator==(const CacheNamespace&) const = default;
-};
-
-// The namespace of a salt: 128 bits of it and of a secret of this process, so that nobody can aim at another's.
-// The empty salt is the shared namespace.
-CacheNamespace cache_namespace(std::string_view salt);
-
-// What the first block of a namespace follows.
-std::optional<BlockHash> chain_root(const CacheNamespace& space);
-
-// xxHash64, seed 0, of [the parent's hash, 8 bytes little-endian; nothing for the first block] and the token ids as
-// int32 little-endian. Equal tokens after different prefixes get different names: their KV differs.
-BlockHash chain_hash(std::optional<BlockHash> parent, std::span<const Token> block);
-using ChainHash = decltype(&chain_hash);
-
-// What a block follows. A hash is where to look; which entry it is says the serial, which is never given to another one. So
-// an entry that names its parent's serial names all tokens before it, whatever hashes collide.
-struct Prefix {
-    std::optional<BlockHash> hash;       // chained up to its last block; at the beginning of a namespace chain_root()
-    std::uint64_t            serial = 0; // of its entry; 0: the beginning of a namespace
-};
 
 // hash → block, open addressing with linear probing at a load of at most one half: no allocation after construction.
 class BlockIndex {
@@ -64,28 +40,56 @@ private:
     int                size_ = 0, capacity_ = 0;
 };
 
+// What the cache has for a prompt.
+struct CacheHit {
+    int     n_blocks = 0, n_free = 0; // whole blocks; those of them that are on the free list
+    BlockId partial          = -1;    // a block to copy for the first tokens of the next
+    int     n_partial_tokens = 0;
+};
+
 class PrefixCache {
 public:
-    explicit PrefixCache(int n_blocks);
+    // `pool` outlives the cache.
+    PrefixCache(BlockPool& pool, ChainHash hash);
 
-    // -- names: the chained hash of a full block → the one block that is found by it
-    BlockId find(BlockHash name) const { return names_.find(name); }
-    bool    add_name(BlockHash name, BlockId block) { return names_.insert(name, block); }
-    void    remove_name(BlockHash name) { names_.erase(name); }
-    int     n_names() const { return names_.size(); }
+    // How much of a prompt is there: whole blocks without a gap, then the longest part of a block that continues them. The last
+    // token is always left to compute.
+    CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens) const;
+    BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const { return hash_(parent.hash, tokens); }
+    BlockId   find(BlockHash hash) const { return index_.find(hash); } // or -1; the caller compares with holds()
+    // Whether a block holds these tokens, and all of the prefix before them.
+    bool   holds(BlockId block, const Prefix& parent, const CacheNamespace& space, std::span<const Token> tokens) const;
+    Prefix prefix_of(BlockId block) const { return {pool_.entry(block).hash, pool_.entry(block).serial}; }
+    // The block that a prefix ends with, or -1.
+    BlockId block_of(const Prefix& prefix) const;
+    bool    is_known(const Prefix& prefix) const { return prefix.serial == 0 || block_of(prefix) >= 0; }
 
-    // -- continuations: the blocks that follow a prefix, the latest first; for prompts that share a part of one
-    void    add_child(const Prefix& parent, BlockId block);
-    void    remove_child(const Prefix& parent, BlockId block);
-    BlockId first_child(const Prefix& parent) const; // or -1
-    BlockId next_sibling(BlockId block) const { return siblings_[std::size_t(block)].next; }
+    // Gives a block without an entry one, and a serial if it had none before a swap. A full block's hash must not be in the index.
+    void insert(BlockId block, CacheEntry entry, std::span<const Token> tokens);
+    void begin_write(BlockId block); // reserved → in flight; otherwise nothing
+    void commit();                   // all in flight → cached
+    // Removes a block's entry, and those of all blocks that continue it, which nobody could find any more.
+    void evict(BlockId block);
+
+    void check_invariants() const;
 
 private:
     struct Siblings {
         BlockId prev = -1, next = -1;
     };
-    BlockIndex            names_, children_; // children_: a prefix → its first continuation
-    std::vector<Siblings> siblings_;         // [n_blocks]
+    void    set_cached(BlockId block);
+    void    remove(BlockId block);
+    void    add_child(const Prefix& parent, BlockId block);
+    void    remove_child(const Prefix& parent, BlockId block);
+    BlockId first_child(const Prefix& parent) const; // or -1
+
+    BlockPool&            pool_;
+    ChainHash             hash_;
+    std::uint64_t         last_serial_ = 0;
+    BlockIndex            index_;
+    BlockIndex            children_; // a prefix → the cached block that continues it, the latest
+    std::vector<Siblings> siblings_; // [n_blocks] the other continuations, from the latest to the first
+    std::vector<BlockId>  in_flight_;
 };
 
 } // namespace quire
@@ -93,30 +97,6 @@ private:
 module :private;
 
 namespace quire {
-
-CacheNamespace cache_namespace(std::string_view salt) {
-    if (salt.empty()) return {};
-    static const std::uint64_t secret = [] {
-        std::random_device random;
-        return (std::uint64_t(random()) << 32) | random();
-    }();
-    const XXH128_hash_t hash = XXH3_128bits_withSeed(salt.data(), salt.size(), secret);
-    return {hash.low64, hash.high64 | 1}; // never the shared one
-}
-
-std::optional<BlockHash> chain_root(const CacheNamespace& space) {
-    if (space == CacheNamespace{}) return std::nullopt;
-    return space.low ^ (space.high * 0x9e3779b97f4a7c15ull);
-}
-
-BlockHash chain_hash(std::optional<BlockHash> parent, std::span<const Token> block) {
-    static_assert(std::endian::native == std::endian::little, "the hash is defined on little-endian bytes");
-    XXH64_state_t state;
-    XXH64_reset(&state, 0);
-    if (parent) XXH64_update(&state, &*parent, sizeof *parent);
-    XXH64_update(&state, block.data(), block.size_bytes());
-    return XXH64_digest(&state);
-}
 
 BlockIndex::BlockIndex(int capacity)
     : entries_(std::bit_ceil(std::size_t(std::max(capacity, 1)) * 2)), capacity_(capacity) {}
@@ -164,9 +144,114 @@ void BlockIndex::erase(BlockHash hash) {
     size_--;
 }
 
-PrefixCache::PrefixCache(int n_blocks) : names_(n_blocks), children_(n_blocks), siblings_(std::size_t(n_blocks)) {}
+// -- finding
 
-// Its serial; the beginnings of namespaces stand apart from them, and two of these may meet in one list.
+PrefixCache::PrefixCache(BlockPool& pool, ChainHash hash)
+    : pool_(pool), hash_(hash), index_(pool.size()), children_(pool.size()), siblings_(std::size_t(pool.size())) {
+    in_flight_.reserve(std::size_t(pool.size()));
+}
+
+bool PrefixCache::holds(BlockId id, const Prefix& parent, const CacheNamespace& space,
+                        std::span<const Token> tokens) const {
+    const CacheEntry& entry = pool_.entry(id);
+    return entry.parent.serial == parent.serial && entry.space == space && entry.n_tokens >= int(tokens.size()) &&
+           std::ranges::equal(pool_.tokens(id).first(tokens.size()), tokens);
+}
+
+BlockId PrefixCache::block_of(const Prefix& prefix) const {
+    const BlockId id = prefix.hash ? index_.find(*prefix.hash) : -1;
+    return id >= 0 && pool_.entry(id).serial == prefix.serial ? id : -1;
+}
+
+CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> tokens) const {
+    constexpr int most_siblings = 64; // so that a prefix with many continuations costs no more than this
+    CacheHit      hit;
+    const auto    size = std::size_t(pool_.block_size());
+    Prefix        parent{chain_root(space)};
+    std::size_t   done = 0;
+    for (; done + size <= tokens.size(); done += size) {
+        std::span<const Token> want = tokens.subspan(done, size);
+        const BlockId          id   = index_.find(hash_of(parent, want));
+        if (id < 0 || !holds(id, parent, space, want)) break;
+        // A cached block up to the very end would leave nothing to compute: a part of it will do.
+        if (done + size == tokens.size() && pool_.state(id) == HashState::cached) break;
+        hit.n_blocks++;
+        hit.n_free += pool_.is_free(id);
+        parent = prefix_of(id);
+    }
+    const std::span<const Token> rest = tokens.subspan(done);
+    const std::size_t            most = rest.empty() ? 0 : std::min(rest.size() - 1, size);
+    int                          seen = 0;
+    for (BlockId id = first_child(parent); id >= 0 && most > 0 && seen < most_siblings;
+         id         = siblings_[std::size_t(id)].next, seen++) {
+        const CacheEntry& entry = pool_.entry(id);
+        if (entry.space != space) continue; // two namespaces that begin alike
+        const std::span<const Token> have = pool_.tokens(id).first(std::min(most, std::size_t(entry.n_tokens)));
+        const int n = int(std::mismatch(have.begin(), have.end(), rest.begin()).first - have.begin());
+        if (n > hit.n_partial_tokens) {
+            hit.partial          = id;
+            hit.n_partial_tokens = n;
+        }
+    }
+    return hit;
+}
+
+// -- entries
+
+void PrefixCache::insert(BlockId id, CacheEntry entry, std::span<const Token> tokens) {
+    check(pool_.state(id) == HashState::none, "a block got a second hash");
+    if (entry.n_tokens == pool_.block_size()) index_.insert(entry.hash, id);
+    if (entry.serial == 0) entry.serial = ++last_serial_;
+    const bool cached = entry.state == HashState::cached;
+    if (cached) entry.state = HashState::in_flight;
+    pool_.set_entry(id, entry, tokens);
+    if (cached) set_cached(id);
+    else if (entry.state == HashState::in_flight) in_flight_.push_back(id);
+}
+
+void PrefixCache::begin_write(BlockId id) {
+    if (pool_.state(id) != HashState::reserved) return;
+    pool_.set_state(id, HashState::in_flight);
+    in_flight_.push_back(id);
+}
+
+void PrefixCache::commit() {
+    for (BlockId id : in_flight_)
+        if (pool_.state(id) == HashState::in_flight) set_cached(id);
+    in_flight_.clear();
+}
+
+void PrefixCache::set_cached(BlockId id) {
+    const Prefix parent = pool_.entry(id).parent;
+    if (!is_known(parent)) return evict(id); // evicted meanwhile: nobody would come this way
+    pool_.set_state(id, HashState::cached);
+    add_child(parent, id);
+}
+
+void PrefixCache::remove(BlockId id) {
+    const CacheEntry& entry = pool_.entry(id);
+    if (entry.state == HashState::cached) remove_child(entry.parent, id);
+    if (entry.n_tokens == pool_.block_size()) index_.erase(entry.hash);
+    pool_.clear_entry(id);
+}
+
+// Down to the end of each chain, and back.
+void PrefixCache::evict(BlockId id) {
+    for (BlockId here = id;;) {
+        if (const BlockId child = first_child(prefix_of(here)); child >= 0) {
+            here = child;
+            continue;
+        }
+        if (here == id) return remove(id);
+        const BlockId parent = block_of(pool_.entry(here).parent);
+        remove(here);
+        here = parent;
+    }
+}
+
+// -- the blocks that continue a prefix, the latest first; for prompts that share a part of one
+
+// Its serial; the beginnings of namespaces stand apart from them, and two of these can have one list.
 std::uint64_t child_key(const Prefix& parent) {
     return parent.serial > 0 ? parent.serial : parent.hash.value_or(0) | std::uint64_t(1) << 63;
 }
@@ -192,5 +277,22 @@ void PrefixCache::remove_child(const Prefix& parent, BlockId block) {
 }
 
 BlockId PrefixCache::first_child(const Prefix& parent) const { return children_.find(child_key(parent)); }
+
+void PrefixCache::check_invariants() const {
+    int                               n_hashes = 0;
+    std::unordered_set<std::uint64_t> serials;
+    for (BlockId id = 0; id < pool_.size(); id++) {
+        const CacheEntry& entry = pool_.entry(id);
+        if (entry.state == HashState::none) continue;
+        check(entry.state == HashState::cached || pool_.ref_count(id) > 0, "a block that nobody will write has a hash");
+        check(entry.state != HashState::cached || is_known(entry.parent), "a cached block outlived the one before it");
+        check(serials.insert(entry.serial).second, "two entries have one serial");
+        if (entry.n_tokens != pool_.block_size()) continue;
+        n_hashes++;
+        check(index_.find(entry.hash) == id, "a hash does not lead to its block");
+        check(hash_of(entry.parent, pool_.tokens(id)) == entry.hash, "a hash is not that of its tokens");
+    }
+    check(n_hashes == index_.size(), "the prefix cache holds a block that does not know of it");
+}
 
 } // namespace quire

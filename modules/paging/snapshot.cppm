@@ -13,8 +13,8 @@ struct BlockView {
     int           ref_count = 0;     // block tables and pins that map it; 0: free
     int           filled    = 0;     // slots with K and V that can still be read, 0 .. block_size
     bool          pinned    = false; // belongs to a pinned prefix: never evicted
-    bool          findable  = false; // is in the prefix cache; with ref_count 0: cached and free
-    std::uint64_t hash      = 0;     // when findable
+    bool          cached    = false; // in the prefix cache; it can be free at the same time
+    std::uint64_t hash      = 0;     // when cached
 
     bool operator==(const BlockView&) const = default;
 };
@@ -81,7 +81,7 @@ MemoryTotals totals(const Snapshot& snapshot) {
     int          entries = 0, filled = 0;
     for (const BlockView& block : snapshot.blocks) {
         if (block.ref_count == 0) {
-            (block.findable ? t.cached : t.free)++;
+            (block.cached ? t.cached : t.free)++;
             continue;
         }
         t.used++;

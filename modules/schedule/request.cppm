@@ -1,4 +1,4 @@
-// quire.schedule.request: the plain values of a request and its outputs: SamplingParams, Request, Output. Owns nothing.
+// quire.schedule.request: what a caller asks for (Request, SamplingParams) and gets (Output). Plain values, owns nothing.
 export module quire.schedule.request;
 
 import quire.core.base;

@@ -4,7 +4,7 @@ export module quire.schedule.scheduler;
 
 import quire.core.base;
 import quire.paging.block_manager;
-import quire.paging.prefix_cache;
+import quire.paging.block_hash;
 import quire.paging.block;
 import quire.schedule.request;
 import quire.schedule.step_plan;
@@ -448,8 +448,9 @@ void Scheduler::displace() {
         width += running_[first]->request.width();
         blocks += blocks_.distinct_blocks(tables_of(*running_[first]));
     }
-    const int need = head.status == GroupStatus::swapped ? blocks_.swap_in_room(tables_of(head))
-                                                         : blocks_.room_for(head.space, head.sequences[0]->tokens);
+    const int need = head.status == GroupStatus::swapped
+                         ? blocks_.blocks_to_swap_in(tables_of(head))
+                         : blocks_.blocks_to_allocate(head.space, head.sequences[0]->tokens);
     if (width < head.request.width() || blocks < need) return;
     while (running_.size() > first && !fits(head)) {
         running_.back()->n_displaced++;
@@ -466,9 +467,9 @@ int Scheduler::spare_beside_others(const SequenceGroup& group) const {
 bool Scheduler::fits(SequenceGroup& group) {
     if (n_sequences_ + group.request.width() > options_.max_sequences) return false;
     int need = running_.empty() ? 0 : spare_beside_others(group);
-    if (group.status == GroupStatus::swapped) need += blocks_.swap_in_room(tables_of(group));
+    if (group.status == GroupStatus::swapped) need += blocks_.blocks_to_swap_in(tables_of(group));
     else
-        for (const auto& s : group.sequences) need += blocks_.room_for(group.space, s->tokens);
+        for (const auto& s : group.sequences) need += blocks_.blocks_to_allocate(group.space, s->tokens);
     return need <= blocks_.n_free();
 }
 
@@ -477,7 +478,7 @@ bool Scheduler::fits(SequenceGroup& group) {
 // Gives a waiting or preempted request its blocks, all or none.
 bool Scheduler::admit(SequenceGroup& group, int spare) {
     if (group.status == GroupStatus::swapped) {
-        const int room = blocks_.swap_in_room(tables_of(group));
+        const int room = blocks_.blocks_to_swap_in(tables_of(group));
         if (!blocks_.swap_in(tables_of(group), spare)) return false;
         stats_.swaps_in++;
         stats_.swapped_blocks += std::uint64_t(room);
@@ -488,7 +489,8 @@ bool Scheduler::admit(SequenceGroup& group, int spare) {
     const bool read_cache = !group.request.wants_all_rows() || group.prompt_done;
     // Each further sequence takes at least a block of its own: do not begin what cannot succeed.
     const int others = int(group.sequences.size()) - 1;
-    if (others > 0 && blocks_.room_for(group.space, group.sequences[0]->tokens) + others + spare > blocks_.n_free())
+    if (others > 0 &&
+        blocks_.blocks_to_allocate(group.space, group.sequences[0]->tokens) + others + spare > blocks_.n_free())
         return false;
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
@@ -548,7 +550,7 @@ bool Scheduler::reserve(SequenceGroup& group) {
         const int n = int(s->tokens.size());
         if (!blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - 1, 1});
     }
-    return blocks_.reserve(writes_);
+    return blocks_.allocate_slots(writes_);
 }
 
 // Lets each sequence run what it can: first all tokens but the last, then, if that is all that is left to everyone, the
@@ -625,12 +627,12 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     }
 
     plan_items(plan, scheduled_);
-    blocks_.take_moves(plan);
-    stats_.copied_blocks += plan.copies.size();
+    blocks_.take_moves(plan.moves);
+    stats_.copied_blocks += plan.moves.copies.size();
     if (logging_) {
-        for (auto [from, to] : plan.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
-        for (auto [from, to] : plan.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
-        for (auto [from, to] : plan.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
+        for (auto [from, to] : plan.moves.copies) events_.push_back({MemoryEventKind::copy, 0, 0, from, to});
+        for (auto [from, to] : plan.moves.swap_out) events_.push_back({MemoryEventKind::swap_out, 0, 0, from, to});
+        for (auto [from, to] : plan.moves.swap_in) events_.push_back({MemoryEventKind::swap_in, 0, 0, from, to});
     }
     return scheduled_;
 }
@@ -660,7 +662,7 @@ bool Scheduler::prepare(StepPlan& plan) {
         }
     }
     // Every sequence is in this step; room for all in the next, without copying anything.
-    if (n_running != scheduled_.size() || !blocks_.reserve(writes_) || blocks_.n_copies() > 0) {
+    if (n_running != scheduled_.size() || !blocks_.allocate_slots(writes_) || blocks_.n_copies() > 0) {
         next_.clear();
         return false;
     }

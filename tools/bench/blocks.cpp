@@ -2,8 +2,9 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_hash;
 import quire.paging.block_manager;
-import quire.paging.prefix_cache;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
@@ -108,30 +109,30 @@ int blocks(int repetitions, bool json) {
     std::vector<Token> tokens(n * size);
     std::mt19937       random(2);
     for (Token& t : tokens) t = int(random() % 32000);
-    StepPlan plan;
+    BlockMoves moves;
     lines.push_back(rate("take and give back a block", repetitions, n, [&] {
         const TableId t = m.open_table();
-        for (int i = 0; i < n; i++) m.reserve(t, i * size, size);
+        for (int i = 0; i < n; i++) m.allocate_slots(t, i * size, size);
         m.close_table(t);
     }));
     lines.push_back(rate("append a token", repetitions, n * size, [&] {
         const TableId t = m.open_table();
-        for (int i = 0; i < n * size; i++) m.reserve(t, i, 1);
+        for (int i = 0; i < n * size; i++) m.allocate_slots(t, i, 1);
         m.close_table(t);
     }));
     lines.push_back(rate("fork a table of 64 blocks and drop it", repetitions, 10'000, [&] {
         const TableId t = m.open_table();
-        m.reserve(t, 0, 64 * size);
+        m.allocate_slots(t, 0, 64 * size);
         for (int i = 0; i < 10'000; i++) m.close_table(m.fork_table(t));
         m.close_table(t);
     }));
     const TableId cached = m.open_table();
     m.allocate(cached, tokens);
     m.will_write({cached, 0, n * size});
-    m.take_moves(plan);
+    m.take_moves(moves);
     m.commit();
     lines.push_back(rate("find a block by its hash, tokens compared", repetitions, n,
-                         [&] { m.room_for({}, std::span(tokens).first(tokens.size() - 1)); }));
+                         [&] { m.blocks_to_allocate({}, std::span(tokens).first(tokens.size() - 1)); }));
     lines.push_back(rate("hash a block of 16 tokens", repetitions, n, [&] {
         std::optional<BlockHash> parent;
         for (int i = 0; i < n; i++)

@@ -60,7 +60,7 @@ namespace {
 Json to_json(const BlockView& b) {
     Json block{{"refs", b.ref_count}, {"filled", b.filled}};
     if (b.pinned) block["pinned"] = true;
-    if (b.findable) block["hash"] = hex(b.hash);
+    if (b.cached) block["hash"] = hex(b.hash);
     return block;
 }
 
@@ -223,7 +223,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         const std::string hash = b.text("hash");
         if (!hash.empty()) {
             const auto [end, error] = std::from_chars(hash.data(), hash.data() + hash.size(), v.hash, 16);
-            v.findable              = true;
+            v.cached                = true;
             if (error != std::errc{} || end != hash.data() + hash.size())
                 b.complain("has a hash that is not hexadecimal");
         }
@@ -414,7 +414,7 @@ std::string to_text(const Snapshot& s, bool color) {
             out += cat(id, "[", filled, filled < s.block_size ? cat("/", s.block_size) : "", "]");
             if (b.ref_count > 1) out += cat("×", b.ref_count);
             if (b.pinned) out += "◆";
-            if (b.findable) out += paint.dim("#" + hex(b.hash).substr(0, 4));
+            if (b.cached) out += paint.dim("#" + hex(b.hash).substr(0, 4));
             if (first_owner[std::size_t(id)] == 0) first_owner[std::size_t(id)] = q.request;
         }
         if (q.blocks.size() > shown) out += cat(" … and ", q.blocks.size() - shown, " more");
@@ -435,12 +435,12 @@ std::string to_text(const Snapshot& s, bool color) {
             std::size_t best = at;
             for (std::size_t i = at; i < std::min(n, at + each); i++)
                 if (s.blocks[i].ref_count > s.blocks[best].ref_count ||
-                    (s.blocks[best].ref_count == 0 && s.blocks[i].findable))
+                    (s.blocks[best].ref_count == 0 && s.blocks[i].cached))
                     best = i;
             const BlockView&  b = s.blocks[best];
             const std::string c = b.ref_count > 9   ? "*"
                                   : b.ref_count > 0 ? std::to_string(b.ref_count)
-                                  : b.findable      ? "#"
+                                  : b.cached        ? "#"
                                                     : "·";
             row += b.ref_count > 0 ? paint.request(first_owner[best], c) : paint.dim(c);
         }

@@ -48,8 +48,8 @@ static int rounded_rows(int n) {
 }
 
 // Of the buffer that sampling sends up: random numbers, then tasks, then edits.
-static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_draws, std::size_t n_edits) {
-    return n_tasks * sizeof(cuda::SampleTask) + n_draws * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
+static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_uniforms, std::size_t n_edits) {
+    return n_tasks * sizeof(cuda::SampleTask) + n_uniforms * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
 }
 
 // Steps that are kept captured, and what one takes of the device for each layer, about (measured on an H100).
@@ -393,8 +393,8 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     const int rows   = int(std::max(L, T));
     sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size)};
     const std::size_t request =
-        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.draws), std::size_t(sampling_limits_.edits));
-    const std::size_t reply = std::size_t(sampling_limits_.answers) * sizeof(TokenLogprob);
+        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits));
+    const std::size_t reply = std::size_t(sampling_limits_.results) * sizeof(TokenLogprob);
     host_sampling_          = static_cast<std::byte*>(cuda::allocate_host(request));
     sampling_               = static_cast<std::byte*>(take(request));
     host_answers_           = static_cast<TokenLogprob*>(cuda::allocate_host(reply));
@@ -600,26 +600,29 @@ std::string CudaBackend::explain() const {
 // -- sampling
 
 void CudaBackend::sample(const StepPlan& plan) {
-    const Tensor logits = values_->at(program_->logits, shape_);
-    check(int(plan.tasks.size()) <= sampling_limits_.tasks && int(plan.edits.size()) <= sampling_limits_.edits &&
-              int(plan.draws.size()) <= sampling_limits_.draws,
+    const SamplingPlan& sampling = plan.sampling;
+    const Tensor        logits   = values_->at(program_->logits, shape_);
+    check(int(sampling.tasks.size()) <= sampling_limits_.tasks &&
+              int(sampling.edits.size()) <= sampling_limits_.edits &&
+              int(sampling.uniforms.size()) <= sampling_limits_.uniforms,
           "more to sample than announced");
-    const std::size_t at_tasks = plan.draws.size() * sizeof(double),
-                      at_edits = sampling_bytes(plan.tasks.size(), plan.draws.size(), 0);
-    std::memcpy(host_sampling_, plan.draws.data(), at_tasks);
+    const std::size_t at_tasks = sampling.uniforms.size() * sizeof(double),
+                      at_edits = sampling_bytes(sampling.tasks.size(), sampling.uniforms.size(), 0);
+    std::memcpy(host_sampling_, sampling.uniforms.data(), at_tasks);
     auto* tasks = reinterpret_cast<cuda::SampleTask*>(host_sampling_ + at_tasks);
     n_answers_  = 0;
-    for (const RowTask& t : plan.tasks) {
-        *tasks++ = {t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_draw,  t.chosen >= 0 ? 1 : t.n_draws,
-                    t.n_top, 2 * t.first_answer, t.logprobs,   t.top_k,   t.temperature, t.top_p,
-                    t.min_p, t.only_edited};
-        n_answers_ = std::max(n_answers_, std::size_t(t.first_answer + t.n_answers()));
+    for (const SamplingTask& t : sampling.tasks) {
+        *tasks++ = {
+            t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_uniform, t.chosen >= 0 ? 1 : t.n_uniforms,
+            t.n_top, 2 * t.first_result, t.logprobs,   t.top_k,   t.temperature,   t.top_p,
+            t.min_p, t.only_edited};
+        n_answers_ = std::max(n_answers_, std::size_t(t.first_result + t.n_results()));
     }
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
-    for (const LogitEdit& e : plan.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
-    cuda::copy_to_device(sampling_, host_sampling_, at_edits + plan.edits.size() * sizeof(cuda::LogitEdit), *gpu_);
+    for (const LogitEdit& e : sampling.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
+    cuda::copy_to_device(sampling_, host_sampling_, at_edits + sampling.edits.size() * sizeof(cuda::LogitEdit), *gpu_);
     cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
-                 int(plan.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
+                 int(sampling.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
                  reinterpret_cast<const double*>(sampling_), reinterpret_cast<std::int32_t*>(answers_), *gpu_);
 }
 
@@ -628,7 +631,7 @@ StepResults CudaBackend::results() {
     if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), *gpu_);
     cuda::synchronize(*gpu_);
     check_device("a step");
-    return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}};
+    return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}, {}, {}};
 }
 
 // -- the operations
