@@ -184,382 +184,10 @@ struct Pieces {
     std::array<Piece, 3> small{};
 };
 
-// One token's head.
-struct Query {
-    const float* q;
-    std::int64_t position;
-};
+#include "vector_math.h"
 
-std::size_t attention_scratch(int n_queries, int head_dim) {
-    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum, and a Query
-    const auto d = std::size_t(head_dim + 15) / 16 * 16;
-    return (2 * attention_chunk + 16) * d + 8 * attention_chunk +
-           std::size_t(n_queries) * (d + 2 + sizeof(Query) / sizeof(float));
-}
-
-// The 16 lanes added pairwise, always in this order.
-INLINE float sum_lanes(const float* lane) {
-    float s8[8], s4[4];
-    for (int i = 0; i < 8; i++) s8[i] = lane[i] + lane[i + 8];
-    for (int i = 0; i < 4; i++) s4[i] = s8[i] + s8[i + 4];
-    return (s4[0] + s4[2]) + (s4[1] + s4[3]);
-}
-
-// (What the compiler makes of its own reduction looks after NaN lane by lane.)
-INLINE float largest_lane(const f32x16& lanes) {
-#define TURNED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
-    f32x16 v = lanes, other;
-    other    = TURNED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    v        = v > other ? v : other;
-    other    = TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    v        = v > other ? v : other;
-    other    = TURNED(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    v        = v > other ? v : other;
-    return v[0] > v[1] ? v[0] : v[1];
-#undef TURNED
-}
-
-template <bool Fma>
-INLINE float multiply_add(float a, float b, float c) {
-    if constexpr (Fma) return __builtin_fmaf(a, b, c);
-    else return float(double(a) * double(b) + double(c));
-}
-
-// out[i] = exp(in[i]) for 16 values; relative error below 2e-7. in may be out.
-// exp(x) = 2^n · exp(r), n = round(x / ln 2), r in [-0.347, 0.347]: Taylor to the 7th power. NaN stays NaN.
-template <bool Fma>
-INLINE void exp16(const float* in, float* out) {
-    f32x16 x;
-    LOAD16(x, in);
-    const i32x16 a_number = x == x;
-    const f32x16 low = f32x16{} - 87.0f, high = f32x16{} + 88.0f;
-    x        = __builtin_elementwise_min(__builtin_elementwise_max(x, low), high);
-    f32x16 n = __builtin_elementwise_roundeven(x * 1.44269504f);
-    f32x16 r = x - n * 0.693359375f; // ln 2 in two parts: the first is exact times n
-    r        = r - n * -2.12194440e-4f;
-    f32x16 p = f32x16{} + 1.0f / 5040;
-    for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
-        f32x16 term = f32x16{} + c;
-        EITHER_FMA(p, p, r, term);
-    }
-    i32x16 power = (__builtin_convertvector(n, i32x16) + 127) << 23;
-    f32x16 scale;
-    __builtin_memcpy(&scale, &power, sizeof scale);
-    p *= scale;
-    p = (f32x16)((i32x16)p | ~a_number); // all bits set: a NaN
-    STORE16(out, p);
-}
-
-// d[j], lane r: the j-th 4 bytes at p + r · stride
-INLINE void turn(const std::byte* p, std::size_t stride, i32x16* d) {
-    i32x16 v[4];
-    for (std::size_t i = 0; i < 4; i++) { // 128-bit lane l holds row 4l + i
-        i32x4 a, b, c, e;
-        LOAD16(a, p + i * stride);
-        LOAD16(b, p + (i + 4) * stride);
-        LOAD16(c, p + (i + 8) * stride);
-        LOAD16(e, p + (i + 12) * stride);
-        const i32x8 low  = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7),
-                    high = __builtin_shufflevector(c, e, 0, 1, 2, 3, 4, 5, 6, 7);
-        v[i]             = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    }
-#define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
-#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
-#define LOW2(x, y) __builtin_shufflevector(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-#define HIGH2(x, y) __builtin_shufflevector(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-    const i32x16 ab_low = LOW(v[0], v[1]), ce_low = LOW(v[2], v[3]), ab_high = HIGH(v[0], v[1]),
-                 ce_high = HIGH(v[2], v[3]);
-    d[0]                 = LOW2(ab_low, ce_low);
-    d[1]                 = HIGH2(ab_low, ce_low);
-    d[2]                 = LOW2(ab_high, ce_high);
-    d[3]                 = HIGH2(ab_high, ce_high);
-#undef LOW
-#undef HIGH
-#undef LOW2
-#undef HIGH2
-}
-
-// out[0 .. cols) = one row of any type as floats
-template <bool Wide>
-INLINE void widen_row(DType type, const std::byte* row, float* out, std::int64_t cols) {
-    std::int64_t k = 0;
-    if (Wide && type == DType::F16) { // there is an instruction for this
-        for (; k + 16 <= cols; k += 16) {
-            f16x16 h;
-            LOAD16(h, row + 2 * k);
-            f32x16 f = __builtin_convertvector(h, f32x16);
-            STORE16(out + k, f);
-        }
-        row += 2 * k;
-    }
-    dequantize_inline(type, row, out + k, cols - k);
-}
-
-// -- attention: online softmax (running maximum, sum and weighted V; rescaled when the maximum grows), over chunks of 64
-// positions. Places beyond a query's own positions weigh exactly nothing, so that they may be computed beside the others;
-// but where there is a NaN or an infinity, which nothing can weigh to nothing, each query looks at its own places alone.
-
-// One chunk as floats: K by dimension, so that a vector holds 16 positions, and V by position.
-struct Chunk {
-    float* k;    // [head_dim × 64]
-    float* v;    // [64 × padded]
-    float* rows; // [16 × padded], on the way to k
-    int    padded;
-};
-
-template <bool Fma>
-INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
-                       const Chunk& c) {
-    const int         D        = task.head_dim;
-    const auto        width    = std::size_t(c.padded);
-    const std::size_t row_size = row_bytes(task.kv_type, D);
-    const auto        place    = [&](int p) __attribute__((always_inline)) {
-        return std::size_t(table[p / task.block_size]) * task.block_stride +
-               std::size_t(p % task.block_size) * row_size;
-    };
-    for (int p = from; p < to; p++)
-        widen_row<Fma>(task.kv_type, task.v + place(p), c.v + std::size_t(p - chunk) * width, D);
-    for (int first = from / 16 * 16; first < to; first += 16) {
-        for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
-            widen_row<Fma>(task.kv_type, task.k + place(p), c.rows + std::size_t(p - first) * width, D);
-        for (int d = 0; d < c.padded; d += 4) {
-            i32x16 turned[4];
-            turn(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), turned);
-            for (int i = 0; i < 4; i++) STORE16(c.k + (d + i) * attention_chunk + (first - chunk), turned[i]);
-        }
-    }
-}
-
-// Whether V of places a .. b-1 is finite.
-INLINE bool finite_values(const Chunk& c, int a, int b) {
-    i32x16 special{};
-    for (int i = a * c.padded; i < b * c.padded; i += 16) {
-        i32x16 v;
-        LOAD16(v, c.v + i);
-        special |= (v & 0x7f800000) == 0x7f800000;
-    }
-    return __builtin_reduce_or(special) == 0;
-}
-
-// out[i][16 · V] = out[i][16 · V] · grow[i] (0 without grow) + Σ over steps first .. last-1 of a[i][step] · b[step][16 · V], for Q rows:
-// scores of 16 · V positions (steps are dimensions), and sums of 16 · V dimensions (steps are positions).
-template <bool Fma, int Q, int V>
-INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_width, int first, int last,
-                          const float* grow, float* const* out) {
-    f32x16 sum[Q][V];
-    for (int i = 0; i < Q; i++)
-        for (int j = 0; j < V; j++) sum[i][j] = f32x16{};
-    for (int step = first; step < last; step++) {
-        f32x16 v[V];
-        for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
-        for (int i = 0; i < Q; i++) {
-            const f32x16 w = ALL(a[i][step]);
-            for (int j = 0; j < V; j++) EITHER_FMA(sum[i][j], w, v[j], sum[i][j]);
-        }
-    }
-    for (int i = 0; i < Q; i++)
-        for (int j = 0; j < V; j++) {
-            f32x16 old{};
-            if (grow) LOAD16(old, out[i] + 16 * j);
-            if (grow) sum[i][j] += old * grow[i];
-            STORE16(out[i] + 16 * j, sum[i][j]);
-        }
-}
-
-// One query's scores of a chunk, of which it sees places a .. b-1, become weights. Returns what its earlier sums shrink by.
-template <bool Fma>
-INLINE float soften(float* score, int a, int b, float scale, float* top, float* sum) {
-    i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best, total{};
-    for (int j = 0; j < attention_chunk; j += 16) {
-        f32x16       s;
-        const i32x16 seen = (lane + j >= a) & (lane + j < b);
-        LOAD16(s, score + j);
-        s    = (f32x16)(((i32x16)(s * scale) & seen) | ((i32x16)hidden & ~seen));
-        best = __builtin_elementwise_max(best, s);
-        STORE16(score + j, s);
-    }
-    const float highest = std::max(*top, largest_lane(best));
-    for (int j = 0; j < attention_chunk; j += 16) {
-        f32x16       s;
-        const i32x16 seen = (lane + j >= a) & (lane + j < b);
-        LOAD16(s, score + j);
-        s -= highest;
-        STORE16(score + j, s);
-        exp16<Fma>(score + j, score + j);
-        LOAD16(s, score + j);
-        s = (f32x16)((i32x16)s & seen);
-        total += s;
-        STORE16(score + j, s);
-    }
-    float lanes[16];
-    STORE16(lanes, total);
-    const float shrink = *top == highest ? 1.0f : std::exp(*top - highest);
-    *top               = highest;
-    *sum               = *sum * shrink + sum_lanes(lanes);
-    return shrink;
-}
-
-// Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
-template <bool Fma, int Q, int V>
-INLINE void chunk_queries(const AttentionTask& task, const Query* query, const Chunk& c, int chunk, int from, int to,
-                          int first, float* acc, float* top, float* sum, float* scores) {
-    const float* q[Q];
-    float *      row[Q], *out[Q], grow[Q], ones[Q];
-    int          low = attention_chunk, high = 0; // what any of them sees
-    for (int i = 0; i < Q; i++) {
-        q[i]    = query[first + i].q;
-        row[i]  = scores + i * attention_chunk;
-        ones[i] = 1;
-    }
-    for (int j = 0; j < attention_chunk; j += 16 * V) {
-        for (int i = 0; i < Q; i++) out[i] = row[i] + j;
-        for (int d = 0; d < task.head_dim; d += 32) // sums of sums: shorter chains round less
-            weighted_sums<Fma, Q, V>(q, c.k + j, attention_chunk, d, std::min(d + 32, task.head_dim),
-                                     d > 0 ? ones : nullptr, out);
-    }
-    for (int i = 0; i < Q; i++) {
-        const int position = int(query[first + i].position);
-        const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
-        const int b        = std::min(to, position + 1) - chunk;
-        grow[i]            = 1;
-        if (a < b) {
-            grow[i] = soften<Fma>(row[i], a, b, task.scale, top + first + i, sum + first + i);
-            low = std::min(low, a), high = std::max(high, b);
-        } else {
-            std::fill(row[i], row[i] + attention_chunk, 0.0f);
-        }
-    }
-    int d = 0;
-    for (; d + 16 * V <= c.padded; d += 16 * V) {
-        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
-        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded, low, high, grow, out);
-    }
-    for (; d < c.padded; d += 16) {
-        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
-        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded, low, high, grow, out);
-    }
-}
-
-template <bool Fma, int Q, int V>
-INLINE void attention_body(const AttentionTask& task) {
-    const int D = task.head_dim, padded = (D + 15) / 16 * 16;
-    int       n_queries = 0;
-    for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * task.n_heads;
-    float* at   = task.scratch;
-    auto   take = [&](int n) __attribute__((always_inline)) {
-        float* begin = at;
-        at += n;
-        return begin;
-    };
-    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
-    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded);
-    auto*       query = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
-    float *     top = take(n_queries), *sum = take(n_queries);
-    std::fill(acc, acc + n_queries * padded, 0.0f);
-    std::fill(top, top + n_queries, -std::numeric_limits<float>::infinity());
-    std::fill(sum, sum + n_queries, 0.0f);
-    for (int p = 0; p < attention_chunk && D < padded; p++) // the padding of V's rows stays zero
-        std::fill(c.v + p * padded + D, c.v + (p + 1) * padded, 0.0f);
-    int next = 0;
-    for (const AttentionPart& part : task.parts)
-        for (int t = 0; t < part.n_tokens; t++)
-            for (int h = 0; h < task.n_heads; h++)
-                query[next++] = {part.q + t * task.row_stride + h * D, part.first_position + t};
-
-    const auto pass = [&](int chunk, int from, int to, int first, int last, bool apart) __attribute__((always_inline)) {
-        int i = first;
-        for (; !apart && i + Q <= last; i += Q)
-            chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
-        for (; i < last; i++) chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
-    };
-    // What all share first, then each part alone: every query sees its chunks in the same order as without the others.
-    const int n_shared_chunks = task.shared / attention_chunk;
-    int       first           = 0;
-    for (int p = -1; p < int(task.parts.size()); p++) {
-        const AttentionPart& part  = task.parts[std::size_t(std::max(p, 0))];
-        const int            end   = p < 0 ? task.shared : part.first_position + part.n_tokens; // of what is visible
-        const int            begin = task.window > 0 ? std::max(part.first_position - task.window + 1, 0) : 0;
-        const int            last  = p < 0 ? n_queries : first + part.n_tokens * task.n_heads;
-        for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
-            const int chunk = i * attention_chunk, from = std::max(chunk, begin),
-                      to = std::min(chunk + attention_chunk, end);
-            load_chunk<Fma>(task, part.table, chunk, from, to, c);
-            const bool all_see = p < 0 || part.n_tokens == 1 || (task.window == 0 && to <= part.first_position + 1);
-            pass(chunk, from, to, first, last, !all_see && !finite_values(c, from - chunk, to - chunk));
-        }
-        if (p >= 0) first = last;
-    }
-    next = 0;
-    for (const AttentionPart& part : task.parts)
-        for (int t = 0; t < part.n_tokens; t++)
-            for (int h = 0; h < task.n_heads; h++, next++) {
-                float* out = part.out + t * task.row_stride + h * D;
-                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / sum[next];
-            }
-}
-
-// -- the small ones
-
-template <bool Fma>
-INLINE void norm_body(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) {
-    if (residual) {
-        for (std::int64_t i = 0; i < n; i++) residual[i] += x[i];
-        x = residual;
-    }
-    f32x16       sum{};
-    std::int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        f32x16 v;
-        LOAD16(v, x + i);
-        EITHER_FMA(sum, v, v, sum);
-    }
-    float lane[16];
-    STORE16(lane, sum);
-    float total = sum_lanes(lane);
-    for (; i < n; i++) total = multiply_add<Fma>(x[i], x[i], total);
-    const float scale = 1 / std::sqrt(total / float(n) + eps);
-    for (i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
-}
-
-template <bool Fma>
-INLINE void silu_mul_body(float* gate, const float* up, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; i += 16) {
-        const auto bytes = std::size_t(std::min<std::int64_t>(16, n - i)) * sizeof(float);
-        f32x16     g{}, u{}, e;
-        if (bytes == sizeof g) { // of a size the compiler knows
-            LOAD16(g, gate + i);
-            LOAD16(u, up + i);
-        } else {
-            __builtin_memcpy(&g, gate + i, bytes);
-            __builtin_memcpy(&u, up + i, bytes);
-        }
-        float negative[16];
-        e = -g;
-        STORE16(negative, e);
-        exp16<Fma>(negative, negative);
-        LOAD16(e, negative);
-        g = g / (1 + e) * u;
-        if (bytes == sizeof g) STORE16(gate + i, g);
-        else __builtin_memcpy(gate + i, &g, bytes);
-    }
-}
-
-INLINE void add_body(float* x, const float* y, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; i++) x[i] += y[i];
-}
-
-template <bool Wide>
-INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
-    std::int64_t i = 0;
-    for (; Wide && i + 16 <= n; i += 16) {
-        f32x16 f;
-        LOAD16(f, x + i);
-        f16x16 h = __builtin_convertvector(f, f16x16);
-        STORE16(out + i, h);
-    }
-    for (; i < n; i++) out[i] = f32_to_f16(x[i]);
-}
+#include "attention.h"
+#include "elementwise.h"
 
 // -- sets of functions per target; the includes see different DOTs. Products of integers come in more ways than all else.
 
@@ -637,7 +265,7 @@ INLINE void store_f16_body(const float* x, std::uint16_t* out, std::int64_t n) {
     } while (0)
 namespace plain {
 using Lanes = f32x16;
-#include "matmul_tiles.h"
+#include "gemm.h"
 } // namespace plain
 FLOATS(plain, false)
 INTEGERS(plain, plain)
@@ -678,7 +306,7 @@ INLINE bool any_negative(const i32x16& v) {
 }
 namespace avx2 {
 using Lanes = f32x8;
-#include "matmul_tiles.h"
+#include "gemm.h"
 } // namespace avx2
 FLOATS(avx2, true)
 INTEGERS(avx2, avx2)
@@ -715,7 +343,7 @@ BOTH_HALVES(byte_dot_vnni, __builtin_ia32_vpdpbusd256)
 #define SPLIT_BYTES 1
 namespace avxvnni {
 using Lanes = f32x8;
-#include "matmul_tiles.h"
+#include "gemm.h"
 } // namespace avxvnni
 INTEGERS(avxvnni, avx2)
 #pragma clang attribute pop
@@ -741,7 +369,7 @@ TABLE(avxvnni, avx2, "avx2, vnni")
 #define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 namespace avx512 {
 using Lanes = f32x16;
-#include "matmul_tiles.h"
+#include "gemm.h"
 } // namespace avx512
 FLOATS(avx512, true)
 INTEGERS(avx512, avx512)
@@ -757,7 +385,7 @@ TABLE(avx512, avx512, "avx512")
 #define SPLIT_BYTES 1
 namespace avx512vnni {
 using Lanes = f32x16;
-#include "matmul_tiles.h"
+#include "gemm.h"
 } // namespace avx512vnni
 INTEGERS(avx512vnni, avx512)
 TABLE(avx512vnni, avx512, "avx512, vnni")
@@ -765,7 +393,7 @@ TABLE(avx512vnni, avx512, "avx512, vnni")
 #define PAIRED_PLACES 1
 namespace avx512pairs {
 using Lanes = f32x16;
-#include "matmul_tiles.h"
+#include "gemm.h"
 } // namespace avx512pairs
 INTEGERS(avx512pairs, avx512)
 #pragma clang attribute pop
