@@ -1,4 +1,8 @@
-// Attention of quire.compute.cpu.kernels.
+// Attention over the paged KV cache: online softmax (running row max and row sum; sums are rescaled when the row max grows) over
+// chunks of 64 positions, with register tiles of queries × positions and queries × dimensions.
+//
+// Positions that a query does not see get the weight zero, so that queries can be computed together; but if V has a NaN or an
+// infinity, whose product with zero is a NaN, each query is computed alone, over the positions that it sees.
 
 // One token's head.
 struct Query {
@@ -7,17 +11,13 @@ struct Query {
 };
 
 std::size_t attention_scratch(int n_queries, int head_dim) {
-    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its maximum and sum, and a Query
+    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its row max and row sum, and a Query
     const auto d = std::size_t(head_dim + 15) / 16 * 16;
     return (2 * attention_chunk + 16) * d + 8 * attention_chunk +
            std::size_t(n_queries) * (d + 2 + sizeof(Query) / sizeof(float));
 }
 
-// -- attention: online softmax (running maximum, sum and weighted V; rescaled when the maximum grows), over chunks of 64
-// positions. Places beyond a query's own positions weigh exactly nothing, so that they may be computed beside the others;
-// but where there is a NaN or an infinity, which nothing can weigh to nothing, each query looks at its own places alone.
-
-// One chunk as floats: K by dimension, so that a vector holds 16 positions, and V by position.
+// One chunk as floats: K transposed (by dimension), so that a vector holds 16 positions, and V by position.
 struct Chunk {
     float* k;    // [head_dim × 64]
     float* v;    // [64 × padded]
@@ -28,27 +28,27 @@ struct Chunk {
 template <bool Fma>
 INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
                        const Chunk& c) {
-    const int         D        = task.head_dim;
-    const auto        width    = std::size_t(c.padded);
-    const std::size_t row_size = row_bytes(task.kv_type, D);
-    const auto        place    = [&](int p) __attribute__((always_inline)) {
+    const int         D         = task.head_dim;
+    const auto        width     = std::size_t(c.padded);
+    const std::size_t row_size  = row_bytes(task.kv_type, D);
+    const auto        offset_of = [&](int p) __attribute__((always_inline)) {
         return std::size_t(table[p / task.block_size]) * task.block_stride +
                std::size_t(p % task.block_size) * row_size;
     };
     for (int p = from; p < to; p++)
-        widen_row<Fma>(task.kv_type, task.v + place(p), c.v + std::size_t(p - chunk) * width, D);
+        widen_row<Fma>(task.kv_type, task.v + offset_of(p), c.v + std::size_t(p - chunk) * width, D);
     for (int first = from / 16 * 16; first < to; first += 16) {
         for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
-            widen_row<Fma>(task.kv_type, task.k + place(p), c.rows + std::size_t(p - first) * width, D);
+            widen_row<Fma>(task.kv_type, task.k + offset_of(p), c.rows + std::size_t(p - first) * width, D);
         for (int d = 0; d < c.padded; d += 4) {
-            i32x16 turned[4];
-            turn(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), turned);
-            for (int i = 0; i < 4; i++) STORE16(c.k + (d + i) * attention_chunk + (first - chunk), turned[i]);
+            i32x16 transposed[4];
+            transpose(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), transposed);
+            for (int i = 0; i < 4; i++) STORE16(c.k + (d + i) * attention_chunk + (first - chunk), transposed[i]);
         }
     }
 }
 
-// Whether V of places a .. b-1 is finite.
+// Whether V of positions a .. b-1 of the chunk is finite.
 INLINE bool finite_values(const Chunk& c, int a, int b) {
     i32x16 special{};
     for (int i = a * c.padded; i < b * c.padded; i += 16) {
@@ -59,11 +59,12 @@ INLINE bool finite_values(const Chunk& c, int a, int b) {
     return __builtin_reduce_or(special) == 0;
 }
 
-// out[i][16 · V] = out[i][16 · V] · grow[i] (0 without grow) + Σ over steps first .. last-1 of a[i][step] · b[step][16 · V], for Q rows:
-// scores of 16 · V positions (steps are dimensions), and sums of 16 · V dimensions (steps are positions).
+// Microkernel for q · Kᵀ and weights · V, a register tile of Q rows × 16 · V columns:
+// out[i][16 · V] = out[i][16 · V] · rescale[i] (0 without rescale) + Σ over steps first .. last-1 of a[i][step] · b[step][16 · V].
+// For scores the columns are positions and the steps dimensions; for the output the columns are dimensions and the steps positions.
 template <bool Fma, int Q, int V>
 INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_width, int first, int last,
-                          const float* grow, float* const* out) {
+                          const float* rescale, float* const* out) {
     f32x16 sum[Q][V];
     for (int i = 0; i < Q; i++)
         for (int j = 0; j < V; j++) sum[i][j] = f32x16{};
@@ -72,21 +73,22 @@ INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_
         for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
         for (int i = 0; i < Q; i++) {
             const f32x16 w = ALL(a[i][step]);
-            for (int j = 0; j < V; j++) EITHER_FMA(sum[i][j], w, v[j], sum[i][j]);
+            for (int j = 0; j < V; j++) VECTOR_FMA(sum[i][j], w, v[j], sum[i][j]);
         }
     }
     for (int i = 0; i < Q; i++)
         for (int j = 0; j < V; j++) {
             f32x16 old{};
-            if (grow) LOAD16(old, out[i] + 16 * j);
-            if (grow) sum[i][j] += old * grow[i];
+            if (rescale) LOAD16(old, out[i] + 16 * j);
+            if (rescale) sum[i][j] += old * rescale[i];
             STORE16(out[i] + 16 * j, sum[i][j]);
         }
 }
 
-// One query's scores of a chunk, of which it sees places a .. b-1, become weights. Returns what its earlier sums shrink by.
+// Converts one query's scores of a chunk, of which it sees positions a .. b-1, into weights exp(score - row max), and updates row max
+// and row sum. Returns the factor by which the earlier sums are rescaled.
 template <bool Fma>
-INLINE float soften(float* score, int a, int b, float scale, float* top, float* sum) {
+INLINE float online_softmax(float* score, int a, int b, float scale, float* row_max, float* row_sum) {
     i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best, total{};
     for (int j = 0; j < attention_chunk; j += 16) {
@@ -97,7 +99,7 @@ INLINE float soften(float* score, int a, int b, float scale, float* top, float* 
         best = __builtin_elementwise_max(best, s);
         STORE16(score + j, s);
     }
-    const float highest = std::max(*top, largest_lane(best));
+    const float highest = std::max(*row_max, largest_lane(best));
     for (int j = 0; j < attention_chunk; j += 16) {
         f32x16       s;
         const i32x16 seen = (lane + j >= a) & (lane + j < b);
@@ -112,18 +114,18 @@ INLINE float soften(float* score, int a, int b, float scale, float* top, float* 
     }
     float lanes[16];
     STORE16(lanes, total);
-    const float shrink = *top == highest ? 1.0f : std::exp(*top - highest);
-    *top               = highest;
-    *sum               = *sum * shrink + sum_lanes(lanes);
-    return shrink;
+    const float rescale = *row_max == highest ? 1.0f : std::exp(*row_max - highest);
+    *row_max            = highest;
+    *row_sum            = *row_sum * rescale + sum_lanes(lanes);
+    return rescale;
 }
 
 // Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
 template <bool Fma, int Q, int V>
 INLINE void chunk_queries(const AttentionTask& task, const Query* query, const Chunk& c, int chunk, int from, int to,
-                          int first, float* acc, float* top, float* sum, float* scores) {
+                          int first, float* acc, float* row_max, float* row_sum, float* scores) {
     const float* q[Q];
-    float *      row[Q], *out[Q], grow[Q], ones[Q];
+    float *      row[Q], *out[Q], rescale[Q], ones[Q];
     int          low = attention_chunk, high = 0; // what any of them sees
     for (int i = 0; i < Q; i++) {
         q[i]    = query[first + i].q;
@@ -140,9 +142,9 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
         const int position = int(query[first + i].position);
         const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
         const int b        = std::min(to, position + 1) - chunk;
-        grow[i]            = 1;
+        rescale[i]         = 1;
         if (a < b) {
-            grow[i] = soften<Fma>(row[i], a, b, task.scale, top + first + i, sum + first + i);
+            rescale[i] = online_softmax<Fma>(row[i], a, b, task.scale, row_max + first + i, row_sum + first + i);
             low = std::min(low, a), high = std::max(high, b);
         } else {
             std::fill(row[i], row[i] + attention_chunk, 0.0f);
@@ -151,11 +153,11 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
     int d = 0;
     for (; d + 16 * V <= c.padded; d += 16 * V) {
         for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
-        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded, low, high, grow, out);
+        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded, low, high, rescale, out);
     }
     for (; d < c.padded; d += 16) {
         for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
-        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded, low, high, grow, out);
+        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded, low, high, rescale, out);
     }
 }
 
@@ -172,11 +174,11 @@ INLINE void attention_body(const AttentionTask& task) {
     };
     const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
     float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded);
-    auto*       query = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
-    float *     top = take(n_queries), *sum = take(n_queries);
+    auto*       query   = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
+    float *     row_max = take(n_queries), *row_sum = take(n_queries);
     std::fill(acc, acc + n_queries * padded, 0.0f);
-    std::fill(top, top + n_queries, -std::numeric_limits<float>::infinity());
-    std::fill(sum, sum + n_queries, 0.0f);
+    std::fill(row_max, row_max + n_queries, -std::numeric_limits<float>::infinity());
+    std::fill(row_sum, row_sum + n_queries, 0.0f);
     for (int p = 0; p < attention_chunk && D < padded; p++) // the padding of V's rows stays zero
         std::fill(c.v + p * padded + D, c.v + (p + 1) * padded, 0.0f);
     int next = 0;
@@ -188,10 +190,11 @@ INLINE void attention_body(const AttentionTask& task) {
     const auto pass = [&](int chunk, int from, int to, int first, int last, bool apart) __attribute__((always_inline)) {
         int i = first;
         for (; !apart && i + Q <= last; i += Q)
-            chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
-        for (; i < last; i++) chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, top, sum, scores);
+            chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, row_max, row_sum, scores);
+        for (; i < last; i++)
+            chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, row_max, row_sum, scores);
     };
-    // What all share first, then each part alone: every query sees its chunks in the same order as without the others.
+    // The chunks that all share first, then those of each part: a query meets its chunks in the same order as if it were alone.
     const int n_shared_chunks = task.shared / attention_chunk;
     int       first           = 0;
     for (int p = -1; p < int(task.parts.size()); p++) {
@@ -213,6 +216,6 @@ INLINE void attention_body(const AttentionTask& task) {
         for (int t = 0; t < part.n_tokens; t++)
             for (int h = 0; h < task.n_heads; h++, next++) {
                 float* out = part.out + t * task.row_stride + h * D;
-                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / sum[next];
+                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / row_sum[next];
             }
 }

@@ -1,6 +1,4 @@
-// Norm and element-wise kernels.
-
-// -- the small ones
+// RMSNorm with residual, SwiGLU, addition, float → fp16.
 
 template <bool Fma>
 INLINE void norm_body(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) {
@@ -13,7 +11,7 @@ INLINE void norm_body(const float* x, float* residual, const float* weight, floa
     for (; i + 16 <= n; i += 16) {
         f32x16 v;
         LOAD16(v, x + i);
-        EITHER_FMA(sum, v, v, sum);
+        VECTOR_FMA(sum, v, v, sum);
     }
     float lane[16];
     STORE16(lane, sum);

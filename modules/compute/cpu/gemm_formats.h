@@ -1,14 +1,14 @@
-// Formats of quantised weights.
+// Formats: how each quantised type is unpacked to int16 tiles and scales, from repacked weights or from a row in the file's order.
 
-#define LOW_HALF(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
-#define HIGH_HALF(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
+#define LOW_16(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
+#define HIGH_16(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
 
-// -- unpacking: w[2j] and w[2j + 1] become places 4j, 4j + 2 and 4j + 1, 4j + 3 of a tile, which is how bytes fall apart
-// into int16. Vectors of nibbles are shifted as int16, 32 lanes: 16 rows × 2.
+// -- unpacking: w[2j] holds columns 4j and 4j + 2 of a tile, w[2j + 1] columns 4j + 1 and 4j + 3, because that is how four bytes
+// split into even and odd bytes. Nibbles are shifted as int16, 32 lanes: 16 rows × 2.
 
 using Tile = i16x32*;
 
-// q: 16 bytes of each row, a nibble for each of 32 places
+// q: 16 bytes of each row, a nibble for each of 32 columns
 INLINE void nibbles(const i32x16* q, Tile w) {
     for (int j = 0; j < 4; j++) {
         const auto v = (u16x32)q[j];
@@ -20,7 +20,7 @@ INLINE void nibbles(const i32x16* q, Tile w) {
 }
 
 // q: 32 bytes of each row; of each byte the nibble at `shift`
-INLINE void half_bytes(const i32x16* q, int shift, Tile w) {
+INLINE void nibbles_at(const i32x16* q, int shift, Tile w) {
     for (int j = 0; j < 8; j++) {
         const auto v = (u16x32)q[j];
         w[2 * j]     = (i16x32)(v >> shift & 15);
@@ -28,7 +28,7 @@ INLINE void half_bytes(const i32x16* q, int shift, Tile w) {
     }
 }
 
-// The fifth bits of Q5_0 and Q5_1: bit k of h is place k's
+// The fifth bits of Q5_0 and Q5_1: bit k of h belongs to column k
 INLINE void fifth_bits(const i32x16& h, Tile w) {
     for (int j = 0; j < 8; j++) {
         const auto t = (u32x16)h >> (4 * j);
@@ -37,37 +37,37 @@ INLINE void fifth_bits(const i32x16& h, Tile w) {
     }
 }
 
-// Each format: `items` and `bytes` of a block, and its pieces; header() for the block at p, then tile() for each of its tiles,
-// in order. The value of a place is scale · w, or scale · w - second. With two_scales, one for each half of a tile, they are whole
-// numbers and part of w; the sum over a half fits 32 bits, that of both nearly always (add_halves).
+// Each format: `items` and `bytes` of a block, and its pieces; header() for the repacked block at p, then tile() for each of its
+// tiles, in order. A weight is scale · w, or scale · w - second. With two_scales there is an integer scale for each half of a tile,
+// which is multiplied into w; the sum over a half fits 32 bits, that over both nearly always does (add_halves).
 //
-// Those read as they stand in the file also have, for 16 tiles of one row at p: row_sums(), of their products with x as
-// split_x() has it, or of their halves with two_scales; row_values(), what these become and their scales.
-// Bytes without a sign stand for weights with one (w + 128, w + 32), which makes the sums too large by what zeros() gives.
+// Formats that the GEMV reads in the file's order also have, for 16 tiles of one row at p: row_sums(), the dot products of the
+// tiles (of their halves with two_scales) with x in the order of split_activations(); row_values(), these as floats, and their
+// scales. Weights may be unsigned there (w + 128, w + 32); zeros() makes tiles of zeros, whose row_sums() are subtracted again.
 
-// n vectors of 4 bytes of each row, which stood at byte `offset` of the block.
+// n vectors of 4 bytes of each row, from byte `offset` of the block.
 INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
     __builtin_memcpy(q, p + 16 * offset, std::size_t(n) * sizeof(i32x16));
 }
-INLINE void load_halves(const std::byte* p, int offset, f32x16& out) {
+INLINE void load_fp16(const std::byte* p, int offset, f32x16& out) {
     u16x16 h;
     LOAD16(h, p + 16 * offset);
-    FROM_HALVES(out, h);
+    FROM_FP16(out, h);
 }
-INLINE void halves_apart(const std::byte* p, std::size_t stride, u16x16& h) {
+INLINE void gather_fp16(const std::byte* p, std::size_t stride, u16x16& h) {
     for (std::size_t r = 0; r < 16; r++) {
         std::uint16_t one;
         __builtin_memcpy(&one, p + r * stride, 2);
         h[r] = one;
     }
 }
-// 32 bytes from each of two places
+// 32 bytes from each of two addresses
 INLINE void load_two(const std::byte* a, const std::byte* b, u8x64& out) {
     __builtin_memcpy(&out, a, 32);
     __builtin_memcpy(reinterpret_cast<std::byte*>(&out) + 32, b, 32);
 }
 
-// Four lanes of v[i] each → lane i of these four.
+// Reduces each group of four lanes of v[i] to lane i of that group.
 #define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
 #define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
 INLINE void sums_of_fours(const i32x16* v, i32x16& dot) {
@@ -81,7 +81,7 @@ INLINE void largest_of_fours(const i32x16* v, i32x16& out) {
 }
 #undef LOW
 #undef HIGH
-// Lanes 0-7 of v[i], i < 8, → lane 2i, the others → lane 2i + 1: the sums, or the largest.
+// Reduces lanes 0-7 of v[i], i < 8, to lane 2i and the others to lane 2i + 1: sums, or maxima.
 #define FIRST(x, y) __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
 #define SECOND(x, y) __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
 #define SORTED(v) __builtin_shufflevector(v, v, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15)
@@ -101,25 +101,25 @@ INLINE void largest_of_tiles(const i32x16* v, i32x16& out) {
 #undef SECOND
 #undef SORTED
 
-// 16 rows × 32 places
+// 16 rows × 32 columns
 struct UnpackedTile {
     i16x32 w[16];
     f32x16 scale, second;
 };
 
-// value = the sum of both halves, rounded once, even where it does not fit 32 bits (the scales of a tile as large as they can be,
-// and all its places, too).
+// value = the sum of both halves, rounded once, even where it does not fit 32 bits (when the scales and all elements of a tile
+// are about as large as they can be).
 INLINE void add_halves(const i32x16* half, f32x16& value) {
     const i32x16 a = half[0], b = half[1], sum = a + b, wrong = (a ^ sum) & (b ^ sum);
     value = __builtin_convertvector(sum, f32x16);
     if (ANY_NEGATIVE(wrong))
-        [[unlikely]] { // half the sum, odd if anything was lost: so far down it does not matter what
+        [[unlikely]] { // half the sum; its lowest bit is set if a bit was lost, so that it is rounded correctly
         const i32x16 by_2 = ((a >> 1) + (b >> 1) + (a & b & 1)) | ((a ^ b) & 1);
         value             = wrong < 0 ? 2 * __builtin_convertvector(by_2, f32x16) : value;
     }
 }
 
-struct OfQ8_0 {
+struct FormatQ8_0 {
     static constexpr int    items = 32, bytes = 34;
     static constexpr bool   has_min = false, two_scales = false;
     static constexpr Pieces pieces = {2, 2, {{{0, 2}}}};
@@ -132,7 +132,7 @@ struct OfQ8_0 {
             to.w[2 * i]     = (i16x32)q[i] << 8 >> 8;
             to.w[2 * i + 1] = (i16x32)q[i] >> 8;
         }
-        load_halves(p, 0, to.scale);
+        load_fp16(p, 0, to.scale);
     }
 
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
@@ -140,7 +140,7 @@ struct OfQ8_0 {
         for (int i = 0; i < 8; i++, p += 2 * bytes, x += 128) two_tiles(p + 2, x, v[i]);
         sums_of_tiles(v, *dot);
     }
-    // Tile 2i to lanes 0-7, the next one to the others.
+    // Tile 2i goes to lanes 0-7, tile 2i + 1 to the others.
     INLINE void two_tiles(const std::byte* p, const std::byte* x, i32x16& v) {
         v = i32x16{};
 #if SPLIT_BYTES
@@ -155,10 +155,10 @@ struct OfQ8_0 {
         i32x16 sum[2] = {};
         for (int t = 0; t < 2; t++) {
             i8x32  w;
-            i16x32 places;
+            i16x32 v_x;
             LOAD16(w, p + t * bytes);
-            LOAD16(places, x + 64 * t);
-            DOT(sum[t], __builtin_convertvector(w, i16x32), places);
+            LOAD16(v_x, x + 64 * t);
+            DOT(sum[t], __builtin_convertvector(w, i16x32), v_x);
         }
         v = __builtin_shufflevector(sum[0], sum[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
             __builtin_shufflevector(sum[0], sum[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
@@ -175,16 +175,16 @@ struct OfQ8_0 {
                                         4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 #undef FOUR
         } else {
-            halves_apart(p, bytes, h);
+            gather_fp16(p, bytes, h);
         }
-        FROM_HALVES(scale, h);
+        FROM_FP16(scale, h);
         value = __builtin_convertvector(*dot, f32x16);
     }
     // 16 tiles whose weights are zero
     INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
 };
 
-struct OfQ4_0 {
+struct FormatQ4_0 {
     static constexpr int    items = 32, bytes = 18;
     static constexpr bool   has_min = false, two_scales = false;
     static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
@@ -200,11 +200,11 @@ struct OfQ4_0 {
             to.w[2 * i + 8] = v << 8 >> 12;
             to.w[2 * i + 9] = v >> 12;
         }
-        load_halves(p, 0, to.scale);
+        load_fp16(p, 0, to.scale);
     }
 };
 
-struct OfQ4_1 {
+struct FormatQ4_1 {
     static constexpr int    items = 32, bytes = 20;
     static constexpr bool   has_min = true, two_scales = false;
     static constexpr Pieces pieces = {4, 1, {{{0, 2}, {2, 2}}}};
@@ -214,13 +214,13 @@ struct OfQ4_1 {
         i32x16 q[4];
         load(p, 4, 4, q);
         nibbles(q, to.w);
-        load_halves(p, 0, to.scale);
-        load_halves(p, 2, to.second);
+        load_fp16(p, 0, to.scale);
+        load_fp16(p, 2, to.second);
         to.second = -to.second;
     }
 };
 
-struct OfQ5_0 {
+struct FormatQ5_0 {
     static constexpr int    items = 32, bytes = 22;
     static constexpr bool   has_min = false, two_scales = false;
     static constexpr Pieces pieces = {6, 1, {{{0, 2}, {2, 4}}}};
@@ -233,11 +233,11 @@ struct OfQ5_0 {
         nibbles(q, to.w);
         fifth_bits(fifth, to.w);
         for (int i = 0; i < 16; i++) to.w[i] -= 16;
-        load_halves(p, 0, to.scale);
+        load_fp16(p, 0, to.scale);
     }
 };
 
-struct OfQ5_1 {
+struct FormatQ5_1 {
     static constexpr int    items = 32, bytes = 24;
     static constexpr bool   has_min = true, two_scales = false;
     static constexpr Pieces pieces = {8, 1, {{{0, 2}, {2, 2}, {4, 4}}}};
@@ -249,8 +249,8 @@ struct OfQ5_1 {
         load(p, 8, 4, q);
         nibbles(q, to.w);
         fifth_bits(fifth, to.w);
-        load_halves(p, 0, to.scale);
-        load_halves(p, 2, to.second);
+        load_fp16(p, 0, to.scale);
+        load_fp16(p, 2, to.second);
         to.second = -to.second;
     }
 };
@@ -263,8 +263,8 @@ struct ScalesK {
     INLINE void read(const std::byte* p) {
         i32x16 both;
         load(p, 0, 1, &both);
-        FROM_HALVES(d, LOW_HALF(both));
-        FROM_HALVES(dmin, HIGH_HALF(both));
+        FROM_FP16(d, LOW_16(both));
+        FROM_FP16(dmin, HIGH_16(both));
         load(p, 4, 3, s);
     }
     INLINE void at(int j, f32x16& scale, f32x16& min) const {
@@ -283,7 +283,7 @@ struct ScalesK {
     }
 };
 
-struct OfQ4_K {
+struct FormatQ4_K {
     static constexpr int    items = 256, bytes = 144;
     static constexpr bool   has_min = true, two_scales = false;
     static constexpr Pieces pieces = {0, 9};
@@ -293,14 +293,13 @@ struct OfQ4_K {
     INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
         i32x16 q[8];
         load(p, 16 + j / 2 * 32, 8, q); // two tiles share their bytes
-        half_bytes(q, j % 2 * 4, to.w);
+        nibbles_at(q, j % 2 * 4, to.w);
         scales.at(j, to.scale, to.second);
     }
 
-    // The sums of tiles j and j + 1 and one token. The nibbles stay where they are in their 16 bits, so that they count 256 and 16
-    // times, but for the last, which would be a sign: a sum of 16 places still fits. A loop that stays one, as in dot_tiles().
-    // What comes later is asked for into the second-level cache where a vector is a line, else into the first: the other way round
-    // both lose 5 %.
+    // GEMV: the dot products of tiles j and j + 1 with one token. Nibbles are not shifted down, so that they count 256 or 16 times;
+    // a sum of 16 columns still fits. Only the topmost is shifted, as it would be a sign. The loop is not unrolled, as in
+    // dot_tiles(). Prefetching goes to the L2 where a vector is a cache line, else to the L1: the other way round each loses 5 %.
     static constexpr int early = sizeof(Lanes) == sizeof(f32x16) ? 2 : 3;
     INLINE void          two_sums(const std::byte* p, int j, const std::int16_t* x, i32x16* dot) {
         i32x16 a{}, b{}, c{}, d{};
@@ -321,7 +320,7 @@ struct OfQ4_K {
     INLINE void tile_scales(int j, UnpackedTile& to) { scales.at(j, to.scale, to.second); }
 };
 
-struct OfQ5_K {
+struct FormatQ5_K {
     static constexpr int    items = 256, bytes = 176;
     static constexpr bool   has_min = true, two_scales = false;
     static constexpr Pieces pieces = {0, 11};
@@ -332,7 +331,7 @@ struct OfQ5_K {
         i32x16 q[8], high[8];
         load(p, 48 + j / 2 * 32, 8, q);
         load(p, 16, 8, high);
-        half_bytes(q, j % 2 * 4, to.w);
+        nibbles_at(q, j % 2 * 4, to.w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> j;
             to.w[2 * i] |= (i16x32)(h << 4 & 16);
@@ -342,21 +341,21 @@ struct OfQ5_K {
     }
 };
 
-// A scale for each 16 places, a byte, times that of the block. w · byte fits 14 bits.
-struct OfQ6_K {
+// For each 16 columns a scale of one byte, times that of the block. w · byte fits 14 bits.
+struct FormatQ6_K {
     static constexpr int    items = 256, bytes = 210;
     static constexpr bool   has_min = false, two_scales = true;
     static constexpr Pieces pieces{0, 13, {{{208, 2}}}};
     f32x16                  d;
 
-    INLINE void header(const std::byte* p) { load_halves(p, 208, d); }
+    INLINE void header(const std::byte* p) { load_fp16(p, 208, d); }
     INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
         const int half = j / 4, quarter = j % 4;
         i32x16    low[8], high[8], scales;
         load(p, half * 64 + quarter % 2 * 32, 8, low);
         load(p, 128 + half * 32, 8, high);
         load(p, 192 + j / 2 * 4, 1, &scales); // two of the four are this tile's
-        half_bytes(low, quarter / 2 * 4, to.w);
+        nibbles_at(low, quarter / 2 * 4, to.w);
         for (int i = 0; i < 8; i++) {
             const auto h = (u16x32)high[i] >> (2 * quarter);
             to.w[2 * i] |= (i16x32)(h << 4 & 0x30);
@@ -372,13 +371,13 @@ struct OfQ6_K {
 
     static constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                                                 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
-    // Of two blocks, each four times 64 places: half h of these i in lane 4h + i. The second 32 bytes have their high bits two
-    // further up.
+    // Of two blocks, each four times 64 columns: the h-th 16 of the i-th 64 columns in lane 4h + i. The second 32 columns have their
+    // high bits two bits further up.
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
         for (int block = 0; block < 2; block++, p += bytes, dot++) {
             i32x16 v[4];
             for (int i = 0; i < 4; i++, x += 128) {
-                u8x64 q, h, first, second; // of x: low and high bytes, or even and odd places
+                u8x64 q, h, first, second; // of x: low and high bytes, or even and odd columns
                 LOAD16(q, p + i / 2 * 64);
                 load_two(p + 128 + i / 2 * 32, p + 128 + i / 2 * 32, h);
                 LOAD16(first, x);
@@ -411,7 +410,7 @@ struct OfQ6_K {
             v[block] = dot[block] * __builtin_convertvector(s, i32x16);
             h[block] = u16x16{} + d;
         }
-        FROM_HALVES(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
+        FROM_FP16(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
         const i32x16 half[2] = {
             __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
             __builtin_shufflevector(v[0], v[1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)};

@@ -1,8 +1,10 @@
-// Integer GEMM.
+// Integer GEMM: quantised weights × int16-quantised activations. A group of 16 weight rows is unpacked tile by tile along K, and each
+// tile is multiplied with all tokens of the pass (the microkernel: 16 rows × DOT_TOKENS tokens × 32 columns). Sums over a tile are
+// exact integers; the floats made of them are added with ascending k, so that no result depends on the number of tokens.
 
-// -- products of integers
+// -- microkernels
 
-// sum[lane] = w · x over a tile, or over its first and its second half
+// One token: sum[lane] = w · x over a tile, or over its first and its second half.
 template <bool Halves>
 INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
     i32x16 a{}, b{}, c{}, d{};
@@ -17,8 +19,8 @@ INLINE void dot_tile(const i16x32* w, const std::int16_t* x, i32x16* sum) {
     else sum[0] += c + d;
 }
 
-// The same of N neighbouring tokens, which take the tile from memory, in a loop that stays one: unrolled, it is reordered until
-// the sums no longer fit the registers.
+// N neighbouring tokens, with the tile in memory. The loop is not unrolled: the compiler would reorder it until the sums no longer
+// fit the registers.
 template <bool Halves, int N>
 INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) {
     constexpr int parts = Halves ? 2 : 1, length = 16 / parts;
@@ -31,8 +33,7 @@ INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) 
     }
 }
 
-// A tile's sum, times the scale of x and what there is of a scale, onto the total. The sums of integers are exact; the floats
-// made of them are added tile by tile, so that nothing depends on the number of tokens.
+// Adds a tile's integer sum to the total: times the scales of w and x, and for formats with a minimum minus that times the sum of x.
 template <class Format>
 INLINE void add_value(const f32x16& value, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
     f32x16 sum = FMA(value, w.scale * x_scale, total);
@@ -48,7 +49,7 @@ INLINE void add_token(const i32x16* dot, const UnpackedTile& w, float x_scale, f
     add_value<Format>(value, w, x_scale, x_sum, total);
 }
 
-// A tile of x, from some token on. Moved by additions alone: a row's tiles follow each other too quickly for more.
+// A tile of x, from some token on. Pointers are advanced by additions: a multiplication between two tiles would not be hidden.
 struct Tokens {
     const std::int16_t* integers;
     const float *       scales, *sums;
@@ -60,17 +61,17 @@ struct Tokens {
     }
 };
 
-// Whether the sum over a tile fits 32 bits whatever x is.
+// Whether the sum over a tile fits 32 bits for any x.
 template <class Format>
 INLINE bool sum_fits(const UnpackedTile& w) {
     if constexpr (!Format::two_scales) return true;
-    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max() / largest_integer(true);
+    constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max() / max_activation(true);
     i32x16                 sum{};
     for (const i16x32& v : w.w) DOT(sum, __builtin_elementwise_abs(v), i16x32{} + 1);
     return !ANY_NEGATIVE(most - sum);
 }
 
-// One tile's part of n tokens' sums, of N tokens together, of whole tiles or of halves.
+// Adds one tile's part to the sums of n tokens, N tokens at a time, by whole tiles or by halves.
 template <class Format, bool Halves, int N>
 INLINE void add_tokens(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
     if constexpr (N > 1)
@@ -86,7 +87,7 @@ INLINE void add_tokens(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* 
     }
 }
 
-// To know that a tile is one sum costs as much as one or two tokens, and saves a tenth of each.
+// With two scales: sum_fits() costs as much as one or two tokens, and one sum in place of two saves a tenth of each token.
 template <class Format, int N>
 INLINE_PARTS void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x16* total) {
     if constexpr (Format::two_scales) {
@@ -97,15 +98,15 @@ INLINE_PARTS void add_tile(const UnpackedTile& w, Tokens x, std::int64_t n, f32x
     }
 }
 
-// The same of two groups of 16 rows with half the products (S. Winograd, A New Algorithm for Inner Product, 1968):
+// Winograd's inner product, with half the products (S. Winograd, A New Algorithm for Inner Product, 1968), for two groups of 16 rows:
 //   w0 · x0 + w1 · x1 = (w1 + x0) · (w0 + x1) - w0 · w1 - x0 · x1
-// What is taken off belongs to the row or to the token, and is worked out once for all that it meets. Whole numbers: the sums
-// are the same, though they overflow on the way (largest_integer() leaves room for w + x). Both groups share what is loaded of x.
-constexpr int paired_tokens = 4;
+// The last two terms depend only on the row or only on the token, and are computed once. Integer sums are the same even though they
+// may overflow on the way; max_activation() leaves room for w + x. Both groups share the loads of x.
+constexpr int winograd_tokens = 4;
 
 template <class Format>
-INLINE void add_pairs(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
-    constexpr int T          = paired_tokens;
+INLINE void add_winograd(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[max_tokens_per_pass]) {
+    constexpr int T          = winograd_tokens;
     i32x16        weights[2] = {}; // Σ w0 · w1
     for (int r = 0; r < 2; r++)
         for (int i = 0; i < 16; i += 2) DOT(weights[r], w[r].w[i], w[r].w[i + 1]);
@@ -127,30 +128,33 @@ INLINE void add_pairs(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*
 }
 
 template <class Format>
-INLINE_PARTS void add_two(const UnpackedTile* w, Tokens x, std::int64_t n, f32x16 (*total)[tokens_at_once]) {
+INLINE_PARTS void add_two_groups(const UnpackedTile* w, Tokens x, std::int64_t n,
+                                 f32x16 (*total)[max_tokens_per_pass]) {
     std::int64_t paired = 0;
     if (sum_fits<Format>(w[0]) && sum_fits<Format>(w[1])) {
-        paired = n / paired_tokens * paired_tokens;
-        add_pairs<Format>(w, x, paired, total);
+        paired = n / winograd_tokens * winograd_tokens;
+        add_winograd<Format>(w, x, paired, total);
     }
     x.move(paired);
     for (int r = 0; r < 2; r++) add_tile<Format, 1>(w[r], x, n - paired, total[r] + paired);
 }
 
-// A group of 16 rows, `here` of which are there, interleaved or (`turned` false) as in the file.
+// -- K loop
+
+// A group of 16 rows, of which `here` exist, repacked or in the file's order.
 struct RowGroup {
     const std::byte* p;
     std::size_t      stride; // of a row in the file
     std::int64_t     here;
 };
 
-// One token and 16 interleaved rows whose tiles are multiplied two at a time. What comes later is asked for early, as below.
+// GEMV over 16 repacked rows, two tiles at a time, with software prefetching as in k_loop().
 template <class Format>
-INLINE void one_token_by_two(const std::byte* p, const RoundedRows& x, f32x16& total) {
+INLINE void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& total) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes;
     f32x16        sum{};
     Format        format;
-    for (std::int64_t tile = 0; tile < x.cols / 32; tile += tiles, p += bytes) {
+    for (std::int64_t tile = 0; tile < x.k / 32; tile += tiles, p += bytes) {
         format.header(p);
 #pragma clang loop unroll(full)
         for (int j = 0; j < tiles; j += 2) {
@@ -167,29 +171,29 @@ INLINE void one_token_by_two(const std::byte* p, const RoundedRows& x, f32x16& t
     total = sum;
 }
 
-// R groups of 16 rows times tokens first .. first + n - 1; total [R][n]. What comes later is asked for early: the processor's
-// own prefetching reaches half of this machine's bandwidth.
-template <class Format, bool Turned, int N, int R>
-INLINE_PARTS void integer_rows(const RowGroup* group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                               f32x16 (*total)[tokens_at_once]) {
+// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. Software prefetching 8 KB ahead: with the processor's own
+// prefetching alone only half of the memory's bandwidth is reached.
+template <class Format, bool Repacked, int N, int R>
+INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
+                         f32x16 (*total)[max_tokens_per_pass]) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
-    constexpr int at_once = Turned ? 1 : 8 / tiles;                       // blocks turned together: 256 places
+    constexpr int at_once = Repacked ? 1 : 8 / tiles; // blocks repacked together, a panel of 256 columns
     for (int r = 0; r < R; r++)
         for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
-    const std::int64_t all = x.n;
+    const std::int64_t all = x.m;
     Tokens             at{x.integers, x.scales, x.sums, x.products};
     at.move(first);
     const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
-        if constexpr (R == 2) add_two<Format>(w, at, n, total);
+        if constexpr (R == 2) add_two_groups<Format>(w, at, n, total);
         else add_tile<Format, N>(w[0], at, n, total[0]);
         at.move(all);
     };
     Format                format[R];
-    alignas(64) std::byte panel[R][Turned ? 1 : at_once * bytes];
-    const std::int64_t    blocks = x.cols / Format::items;
-    if constexpr (Turned) {
+    alignas(64) std::byte panel[R][Repacked ? 1 : at_once * bytes];
+    const std::int64_t    blocks = x.k / Format::items;
+    if constexpr (Repacked) {
         for (std::int64_t block = 0; block < blocks; block++) {
-            const std::int64_t later = block * bytes + 8192, rest = blocks * bytes; // then comes the other group
+            const std::int64_t later = block * bytes + 8192, rest = blocks * bytes; // then the other group follows
             const std::int64_t ahead = later < rest ? 8192 : 8192 + (R - 1) * rest;
             for (int r = 0; r < R; r++) format[r].header(group[r].p + block * bytes);
 #pragma clang loop unroll(full)
@@ -209,7 +213,7 @@ INLINE_PARTS void integer_rows(const RowGroup* group, const RoundedRows& x, std:
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
         const std::int64_t here = std::min<std::int64_t>(at_once, blocks - begin);
         for (int r = 0; r < R; r++)
-            interleave_blocks<Format>(group[r].p, group[r].stride, group[r].here, begin, here, panel[r]);
+            repack_blocks<Format>(group[r].p, group[r].stride, group[r].here, begin, here, panel[r]);
         for (std::int64_t block = begin; block < begin + here; block++) {
             const std::int64_t done = (block - begin) * bytes;
             for (int r = 0; r < R; r++) format[r].header(panel[r] + done);
@@ -236,8 +240,8 @@ INLINE_PARTS void integer_rows(const RowGroup* group, const RoundedRows& x, std:
     }
 }
 
-INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
-                       const f32x16* total) {
+INLINE void integer_epilogue(const GemmTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
+                             const f32x16* total) {
     const std::int64_t rows = task.weight->rows, here = std::min<std::int64_t>(16, rows - row);
     f32x16             bias{};
     if (task.bias) std::memcpy(&bias, task.bias + row, std::size_t(here) * sizeof(float));
@@ -249,19 +253,18 @@ INLINE void store_sums(const MatmulTask& task, std::int64_t row, std::int64_t fi
     }
 }
 
-// -- products of integers with one token and rows as they stand in the file, one row after the other, so that they come from
-// memory in one stream: to turn them would take longer than to multiply. What the lanes hold is exact in any order; a row's
-// tiles are brought together 16 at a time, and multiplied by their scales at the end, 16 rows at a time.
+// -- GEMV over rows in the file's order, one row after the other, so that memory is read as one stream: for one token, repacking would
+// take longer than multiplying. Integer sums are exact in any order: the sums of 16 tiles of a row are collected in the lanes of one
+// vector; the scales are applied at the end of 16 rows, in the same order as in the K loop.
 
-// x in tiles of 32 places, two after another: with SPLIT_BYTES as 64 low bytes without and 64 high bytes with a sign, else as int16,
-// for weights that are bytes of their own in their order, for others the even ones of both tiles first; zeros up to a whole number of
-// 16 tiles.
+// x in pairs of tiles of 32 columns: with SPLIT_BYTES as 64 low bytes (unsigned) and 64 high bytes (signed), else as int16: in column
+// order for weights of one byte, for other weights the even columns of both tiles first. Zeros up to a multiple of 16 tiles.
 template <class Format>
-INLINE void split_x(const RoundedRows& x, std::int64_t groups, std::byte* out) {
+INLINE void split_activations(const QuantisedRows& x, std::int64_t groups, std::byte* out) {
     for (std::int64_t k = 0; k < groups * 512; k += 64, out += 128) {
         i16x32 v[2] = {};
         for (int t = 0; t < 2; t++)
-            if (k + 32 * t < x.cols) LOAD16(v[t], x.integers + k + 32 * t);
+            if (k + 32 * t < x.k) LOAD16(v[t], x.integers + k + 32 * t);
         if constexpr (!SPLIT_BYTES && Format::two_scales) {
 #define PAIRS(x, from)                                                                                                 \
     __builtin_shufflevector(x[0], x[1], from, from + 2, from + 4, from + 6, from + 8, from + 10, from + 12, from + 14, \
@@ -290,26 +293,26 @@ INLINE void split_x(const RoundedRows& x, std::int64_t groups, std::byte* out) {
     }
 }
 
-// Floats of scratch memory: x; for each 16 tiles what the sums are too large by (two vectors); for each of 16 rows their
-// tiles' values and scales.
-INLINE std::size_t one_token_scratch(std::int64_t cols) {
+// Floats of scratch memory: x; for each 16 tiles the sums of zero weights (two vectors); for each of 16 rows the values and scales of
+// its tiles.
+INLINE std::size_t gemv_scratch(std::int64_t cols) {
     return std::size_t((cols + 511) / 512) * (256 + 2 * 16 + 2 * 16 * 16 + 16);
 }
 
 template <class Format>
-INLINE_PARTS void one_token(const MatmulTask& task) {
+INLINE_PARTS void gemv_rows(const GemmTask& task) {
     constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
     constexpr int          sums   = Format::two_scales ? 2 : 1;
     const TensorView&      w      = *task.weight;
-    const RoundedRows&     x      = *task.rounded;
+    const QuantisedRows&   x      = *task.quantised;
     const std::size_t      stride = row_bytes(w.type, w.cols);
-    const std::int64_t     groups = (x.cols + 511) / 512, whole = x.cols / 512, tiles = x.cols / 32;
+    const std::int64_t     groups = (x.k + 511) / 512, whole = x.k / 512, tiles = x.k / 32;
     auto*                  split = reinterpret_cast<std::byte*>(task.scratch);
     auto*                  over  = reinterpret_cast<i32x16*>(split + groups * 1024);
     auto *                 value = reinterpret_cast<f32x16*>(over + groups * 2), *scale = value + groups * 16;
     f32x16*                x_scale = scale + groups * 16;
     Format                 format;
-    split_x<Format>(x, groups, split);
+    split_activations<Format>(x, groups, split);
     for (std::int64_t g = 0; g < groups; g++) {
         std::byte zeros[bytes];
         format.zeros(zeros);
@@ -343,56 +346,56 @@ INLINE_PARTS void one_token(const MatmulTask& task) {
         const auto add_four = [&](std::int64_t t, std::int64_t here) __attribute__((always_inline)) {
             const std::size_t at = std::size_t(t) * sizeof(float), apart = std::size_t(groups) * sizeof(f32x16);
             i32x16            v[4], s[4];
-            turn(reinterpret_cast<const std::byte*>(value) + at, apart, v);
-            turn(reinterpret_cast<const std::byte*>(scale) + at, apart, s);
+            transpose(reinterpret_cast<const std::byte*>(value) + at, apart, v);
+            transpose(reinterpret_cast<const std::byte*>(scale) + at, apart, s);
             for (std::int64_t i = 0; i < here; i++) total = FMA((f32x16)v[i], (f32x16)s[i], total);
         };
-        for (std::int64_t t = 0; t < tiles / 4 * 4; t += 4) add_four(t, 4); // a number known
+        for (std::int64_t t = 0; t < tiles / 4 * 4; t += 4) add_four(t, 4); // a constant
         if (tiles % 4 > 0) add_four(tiles / 4 * 4, tiles % 4);
-        store_sums(task, row, 0, 1, &total);
+        integer_epilogue(task, row, 0, 1, &total);
     }
 }
 
 template <int N, int R>
-INLINE void rows_times(DType type, const RowGroup* group, const RoundedRows& x, std::int64_t first, std::int64_t n,
-                       f32x16 (*total)[tokens_at_once]) {
+INLINE void k_loop_of(DType type, const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
+                      f32x16 (*total)[max_tokens_per_pass]) {
     switch (type) {
-#define ROWS_OF(T) \
-    case DType::T: return integer_rows<Of##T, interleaved_at_load(DType::T), N, R>(group, x, first, n, total);
-        EACH_INTEGER_FORMAT(ROWS_OF)
-#undef ROWS_OF
+#define K_LOOP(T) \
+    case DType::T: return k_loop<Format##T, repacked_at_load(DType::T), N, R>(group, x, first, n, total);
+        EACH_INTEGER_FORMAT(K_LOOP)
+#undef K_LOOP
         default: return;
     }
 }
 
-// Tokens pass over 16 or 32 rows in numbers whose x stays in the second-level cache while the rows of the task change.
-INLINE void integer_matmul(const MatmulTask& task) {
-    const TensorView&  w      = *task.weight;
-    const RoundedRows& x      = *task.rounded;
-    const std::size_t  stride = row_bytes(w.type, w.cols);
-    if (x.n == 1 && !interleaved_at_load(w.type) && one_token_scratch(x.cols) <= matmul_scratch) {
-        if (w.type == DType::Q8_0) return one_token<OfQ8_0>(task);
-        return one_token<OfQ6_K>(task);
+// Passes of so many tokens that their x stays in the L2 while the rows of the task change.
+INLINE void integer_gemm(const GemmTask& task) {
+    const TensorView&    w      = *task.weight;
+    const QuantisedRows& x      = *task.quantised;
+    const std::size_t    stride = row_bytes(w.type, w.cols);
+    if (x.m == 1 && !repacked_at_load(w.type) && gemv_scratch(x.k) <= gemm_scratch) {
+        if (w.type == DType::Q8_0) return gemv_rows<FormatQ8_0>(task);
+        return gemv_rows<FormatQ6_K>(task);
     }
-    // Fewer tokens do not pay for the unpacking, which no longer finds units idle.
-    const std::int64_t paired_from = w.type == DType::Q6_K ? 64 : 24;
-    const std::int64_t most = tokens_at_once / (PAIRED_PLACES ? 1 : 2), goes = (x.n + most - 1) / most;
-    const std::int64_t at_once = (x.n + goes - 1) / goes;
-    for (std::int64_t first = 0; first < x.n; first += at_once) {
-        const std::int64_t n = std::min(at_once, x.n - first);
+    // With fewer tokens Winograd loses: unpacking, otherwise hidden behind products, now uses the same units.
+    const std::int64_t winograd_from = w.type == DType::Q6_K ? 64 : 24;
+    const std::int64_t most = max_tokens_per_pass / (WINOGRAD ? 1 : 2), passes = (x.m + most - 1) / most;
+    const std::int64_t at_once = (x.m + passes - 1) / passes;
+    for (std::int64_t first = 0; first < x.m; first += at_once) {
+        const std::int64_t n = std::min(at_once, x.m - first);
         for (std::int64_t row = task.first, groups; row < task.last; row += 16 * groups) {
             const auto group = [&](std::int64_t at) {
                 return RowGroup{static_cast<const std::byte*>(w.data) + std::size_t(at) * stride, stride,
                                 std::min<std::int64_t>(16, w.rows - at)};
             };
             const RowGroup two[2] = {group(row), group(row + 16)};
-            f32x16         total[2][tokens_at_once];
-            groups = PAIRED_PLACES && n >= paired_from && row + 16 < task.last ? 2 : 1;
-            if (PAIRED_PLACES && groups == 2) rows_times<1, 2>(w.type, two, x, first, n, total);
-            else if (x.n == 1 && w.type == DType::Q4_K) one_token_by_two<OfQ4_K>(two[0].p, x, total[0][0]);
-            else if (n > 1) rows_times<DOT_TOKENS, 1>(w.type, two, x, first, n, total);
-            else rows_times<1, 1>(w.type, two, x, first, 1, total); // multiplied as it is unpacked
-            for (std::int64_t r = 0; r < groups; r++) store_sums(task, row + 16 * r, first, n, total[r]);
+            f32x16         total[2][max_tokens_per_pass];
+            groups = WINOGRAD && n >= winograd_from && row + 16 < task.last ? 2 : 1;
+            if (WINOGRAD && groups == 2) k_loop_of<1, 2>(w.type, two, x, first, n, total);
+            else if (x.m == 1 && w.type == DType::Q4_K) gemv_repacked<FormatQ4_K>(two[0].p, x, total[0][0]);
+            else if (n > 1) k_loop_of<DOT_TOKENS, 1>(w.type, two, x, first, n, total);
+            else k_loop_of<1, 1>(w.type, two, x, first, 1, total); // the tile stays in registers
+            for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);
         }
     }
 }

@@ -1,12 +1,16 @@
-// quire.compute.cpu.kernels: the inner loops of the CPU backend, one source compiled for each instruction set.
+// quire.compute.cpu.kernels: GEMM, GEMV, attention, norm and element-wise kernels of the CPU backend, one source compiled for
+// each instruction set.
 //
-// Each loop is an always-inline function over vectors of 16 floats. At the end of the file it is inlined into functions with
-// a target attribute (none, AVX2, AVX-512), and the compiler translates the vectors to what that target has. So the plain
-// path is the reference for the wide ones, and the program starts on any x86-64.
+// The kernels are always-inline functions over vectors of 16 floats, in the headers beside this file: gemm.h (integer and float
+// GEMM), attention.h, elementwise.h. At the end of this file they are inlined into functions with a target attribute (none,
+// AVX2, AVX-512), and the compiler translates the vectors to what that target has. So the plain path is the reference for the
+// wide ones, and the program starts on any x86-64.
 //
-// Determinism: the order in which an output element is computed depends only on its own row. Products are added in
-// the order given in matmul_tiles.h, with ascending k; attention processes positions in chunks of 64, counted from the start of
-// the sequence. Tiles over rows and tokens only decide which elements are computed together.
+// Determinism: the order in which an output element is summed depends only on its own row. GEMM adds with ascending k, in the
+// order given in gemm.h; attention processes positions in chunks of 64, counted from the start of the sequence. Register tiles
+// over rows and tokens only decide which elements are computed together.
+//
+// A GEMM is out [M × N] = x [M × K] · weightᵀ + bias: M tokens, N rows of the weight, K columns.
 export module quire.compute.cpu.kernels;
 
 import quire.core.base;
@@ -16,8 +20,9 @@ import quire.core.tensor;
 
 export namespace quire {
 
-// Types whose products are sums of integers, of 16 rows interleaved (matmul_tiles.h).
-constexpr bool integer_products(DType type) {
+// Types that the integer GEMM multiplies: quantised weights × int16-quantised activations (gemm_integer.h). The other types go
+// through the float GEMM.
+constexpr bool uses_integer_gemm(DType type) {
     switch (type) {
         case DType::Q4_0:
         case DType::Q4_1:
@@ -31,46 +36,46 @@ constexpr bool integer_products(DType type) {
     }
 }
 
-// Those that the products want interleaved beforehand. The others' blocks take longer to come from memory than to turn, and
-// are read as they stand in the file.
-constexpr bool interleaved_at_load(DType type) {
-    return integer_products(type) && type != DType::Q8_0 && type != DType::Q6_K;
+// Those whose weights are repacked at load: 16 rows interleaved. The others are read in the file's order, and repacked at each
+// use where several tokens share the cost: their blocks take longer to come from memory than to repack.
+constexpr bool repacked_at_load(DType type) {
+    return uses_integer_gemm(type) && type != DType::Q8_0 && type != DType::Q6_K;
 }
 
-// Those whose whole numbers have 14 bits, with a scale in them, instead of at most 8.
-constexpr bool large_integers(DType type) { return type == DType::Q6_K; }
+// Those that unpack to integers of 14 bits, which include the sub-block's scale, instead of at most 8 bits.
+constexpr bool wide_integers(DType type) { return type == DType::Q6_K; }
 
-// The largest whole number that x is rounded to: a weight's beside it still fits 16 bits. NaN and infinity come back through
-// the scale.
-constexpr std::int32_t largest_integer(bool large_weights) { return large_weights ? 32767 - 4096 : 32767 - 128; }
+// The largest int16 that activations are quantised to: the sum of a weight and an activation must fit 16 bits (add_winograd).
+// NaN and infinity are passed on by the scale.
+constexpr std::int32_t max_activation(bool wide_weights) { return wide_weights ? 32767 - 4096 : 32767 - 128; }
 
-// The input of such a product: n rows rounded to 16 bits, with a scale for each 32 places: 256 times finer than the 8 bits
-// that are usual, so that the products are those of floats for all that matters.
-struct RoundedRows {
-    std::int64_t  n = 0, cols = 0;
-    std::int16_t* integers  = nullptr; // [cols / 32][n][32], each 4 places in the order 0 2 1 3
-    float*        scales    = nullptr; // [cols / 32][n]
-    float*        sums      = nullptr; // likewise, of the integers, times the scale
-    std::int32_t* products  = nullptr; // likewise, - Σ of the products of neighbours, for kernels that use them
-    bool          for_large = false;   // any of the weights has large_integers()
+// int16-quantised activations: m tokens × k columns with a scale for each 32 columns; 256 times finer than the usual 8 bits,
+// because log-probabilities have to match those of float activations.
+struct QuantisedRows {
+    std::int64_t  m = 0, k = 0;
+    std::int16_t* integers = nullptr; // [k / 32][m][32], each 4 columns in the order 0 2 1 3
+    float*        scales   = nullptr; // [k / 32][m]
+    float*        sums     = nullptr; // likewise: scale · Σ integers, for formats with a minimum
+    std::int32_t* products = nullptr; // likewise: - Σ x[2i] · x[2i + 1], for Winograd's inner product
+    bool          for_wide = false;   // any of the weights has wide_integers()
 };
 
-// Rows first .. last-1 of out = x · weightᵀ + bias. x [n × cols], out [n × weight.rows], bias [weight.rows] or null.
-struct MatmulTask {
-    const TensorView*  weight  = nullptr; // interleaved, if interleaved_at_load()
-    const float*       bias    = nullptr;
-    const float*       x       = nullptr;
-    const RoundedRows* rounded = nullptr; // x, for products of integers
-    const float*       packed  = nullptr; // x as pack_rows orders it, for products of floats
-    float*             out     = nullptr;
-    std::int64_t       n       = 0;
-    std::int64_t       first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
-    float*             scratch = nullptr;   // matmul_scratch floats
+// Weight rows first .. last-1 of out = x · weightᵀ + bias. x [m × weight.cols], out [m × weight.rows], bias [weight.rows] or null.
+struct GemmTask {
+    const TensorView*    weight    = nullptr; // repacked, if repacked_at_load()
+    const float*         bias      = nullptr;
+    const float*         x         = nullptr;
+    const QuantisedRows* quantised = nullptr; // x, for the integer GEMM
+    const float*         packed    = nullptr; // x as pack_panels orders it, for the float GEMM
+    float*               out       = nullptr;
+    std::int64_t         m         = 0;
+    std::int64_t         first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
+    float*               scratch = nullptr;   // gemm_scratch floats
 };
-inline constexpr std::int64_t tokens_at_once = 256; // at most, of products of integers
-// Of products of floats: places and rows whose weights, and tokens whose sums stay in the caches.
-inline constexpr std::int64_t widest_panel = 1024, float_block = 48, float_tokens = 64;
-inline constexpr std::size_t  matmul_scratch = std::size_t(float_block * (float_tokens * 16 + widest_panel));
+inline constexpr std::int64_t max_tokens_per_pass = 256; // of the integer GEMM
+// Blocking of the float GEMM for the caches: columns and rows of a panel of weights, and tokens whose sums are kept.
+inline constexpr std::int64_t max_k_block = 1024, row_block = 48, token_block = 64;
+inline constexpr std::size_t  gemm_scratch = std::size_t(row_block * (token_block * 16 + max_k_block));
 
 // Neighbouring tokens of one sequence, over the paged cache.
 struct AttentionPart {
@@ -100,16 +105,16 @@ std::size_t          attention_scratch(int n_queries, int head_dim);
 
 struct CpuKernels {
     const char* name;
-    // Groups of 16 rows first .. last-1 of a weight of integer products; out takes whole groups, 16 · row_bytes each.
-    void (*interleave)(const TensorView& weight, std::byte* out, std::int64_t first, std::int64_t last);
-    // Tokens first .. last-1 of x [n × cols].
-    void (*round_rows)(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last);
-    // x [n × cols] in the order in which products of floats read it, to out [n · cols]: tiles of tokens first .. last-1 of
-    // the float_tiles(n).
-    std::int64_t (*float_tiles)(std::int64_t n);
-    void (*pack_rows)(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
-                      std::int64_t last);
-    void (*matmul)(const MatmulTask&);
+    // Repacks groups of 16 weight rows, first .. last-1, for the integer GEMM; out takes whole groups, 16 · row_bytes each.
+    void (*repack)(const TensorView& weight, std::byte* out, std::int64_t first, std::int64_t last);
+    // Quantises tokens first .. last-1 of x [m × k] to int16.
+    void (*quantise_rows)(const float* x, const QuantisedRows& to, std::int64_t first, std::int64_t last);
+    // Panel packing: x [n × cols] in the order in which the float GEMM reads it, to out [n · cols]; tiles of tokens
+    // first .. last-1 of the token_tiles(n).
+    std::int64_t (*token_tiles)(std::int64_t n);
+    void (*pack_panels)(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
+                        std::int64_t last);
+    void (*gemm)(const GemmTask&);
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
     void (*norm)(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n);
@@ -152,8 +157,8 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
 #define LOAD16(v, p) __builtin_memcpy(&(v), (p), sizeof(v))
 #define STORE16(p, v) __builtin_memcpy((p), &(v), sizeof(v))
 #define INLINE [[gnu::always_inline]] inline
-// The large parts of a product, in one function: but for the checks of a sanitizer, with which such functions take a quarter of
-// an hour to compile. (A call costs 6 to 17 %.)
+// The large parts of a GEMM: inlined, as a call costs 6 to 17 %, except under a sanitizer, whose checks would make such
+// functions take a quarter of an hour to compile.
 #if __has_feature(address_sanitizer)
 #define INLINE_PARTS [[gnu::noinline]]
 #else
@@ -162,20 +167,20 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
 // A float in every lane. (f32x16{} + x costs an addition, as -0 would become 0.)
 #define ALL(x) ((f32x16)(i32x16{} + std::bit_cast<std::int32_t>(x)))
 
-// a · b + c of vectors, rounded once. Without an instruction for it in double, which gives the same bits but where the
-// result is rounded twice in a row to the other side: the plain path is the reference of the others.
+// a · b + c of vectors, rounded once. Targets without FMA compute it in double, which gives the same bits except where rounding twice
+// makes a difference. So the plain path can be the reference for the others.
 #define AS_DOUBLE(v) __builtin_convertvector(v, f64x16)
 #define PLAIN_FMA(a, b, c) __builtin_convertvector(AS_DOUBLE(a) * AS_DOUBLE(b) + AS_DOUBLE(c), f32x16)
-#define EITHER_FMA(out, a, b, c)                                       \
+#define VECTOR_FMA(out, a, b, c)                                       \
     do {                                                               \
         if constexpr (Fma) (out) = __builtin_elementwise_fma(a, b, c); \
         else (out) = PLAIN_FMA(a, b, c);                               \
     } while (0)
 
-// Of products of floats: more tokens than these are many.
+// Up to this many tokens the float GEMM uses the register tile FEW, beyond it MANY.
 constexpr std::int64_t few_tokens = 32;
 
-// What a block of such a type is made of: pieces of 16 bytes from byte `at` on, and smaller ones.
+// What a block of a quantised type consists of, for repacking: pieces of 16 bytes from byte `at` on, and smaller ones.
 struct Piece {
     std::size_t offset, bytes;
 };
@@ -189,15 +194,16 @@ struct Pieces {
 #include "attention.h"
 #include "elementwise.h"
 
-// -- sets of functions per target; the includes see different DOTs. Products of integers come in more ways than all else.
+// -- the kernels of each target: gemm.h is included once for each, with the macros that it lists. The integer GEMM has more
+// variants than the rest, so two sets of kernels can share their float kernels.
 
-#define FLOATS(NAME, FMA_)                                                                                          \
-    void float_matmul_##NAME(const MatmulTask& task) { NAME::float_matmul(task); }                                  \
-    void pack_rows_##NAME(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,        \
-                          std::int64_t last) {                                                                      \
-        NAME::pack_rows_body(x, n, cols, out, first, last);                                                         \
+#define FLOAT_KERNELS(NAME, FMA_)                                                                                   \
+    void float_gemm_##NAME(const GemmTask& task) { NAME::float_gemm(task); }                                        \
+    void pack_panels_##NAME(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,      \
+                            std::int64_t last) {                                                                    \
+        NAME::pack_panels_body(x, n, cols, out, first, last);                                                       \
     }                                                                                                               \
-    std::int64_t float_tiles_##NAME(std::int64_t n) { return NAME::float_tiles_body(n); }                           \
+    std::int64_t token_tiles_##NAME(std::int64_t n) { return NAME::token_tiles_body(n); }                           \
     void         attention_##NAME(const AttentionTask& task) { attention_body<FMA_, ATTENTION_TILE>(task); }        \
     void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
         norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
@@ -206,30 +212,30 @@ struct Pieces {
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
-#define INTEGERS(NAME, FLOATS_OF)                                                                          \
-    void matmul_##NAME(const MatmulTask& task) {                                                           \
-        if (integer_products(task.weight->type)) NAME::integer_matmul(task);                               \
-        else float_matmul_##FLOATS_OF(task);                                                               \
-    }                                                                                                      \
-    void interleave_##NAME(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {   \
-        NAME::interleave_body(w, out, first, last);                                                        \
-    }                                                                                                      \
-    void round_rows_##NAME(const float* x, const RoundedRows& to, std::int64_t first, std::int64_t last) { \
-        NAME::round_rows_body(x, to, first, last);                                                         \
+#define INTEGER_KERNELS(NAME, FLOAT_SET)                                                                        \
+    void gemm_##NAME(const GemmTask& task) {                                                                    \
+        if (uses_integer_gemm(task.weight->type)) NAME::integer_gemm(task);                                     \
+        else float_gemm_##FLOAT_SET(task);                                                                      \
+    }                                                                                                           \
+    void repack_##NAME(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {            \
+        NAME::repack_body(w, out, first, last);                                                                 \
+    }                                                                                                           \
+    void quantise_rows_##NAME(const float* x, const QuantisedRows& to, std::int64_t first, std::int64_t last) { \
+        NAME::quantise_rows_body(x, to, first, last);                                                           \
     }
 
-#define TABLE(NAME, FLOATS_OF, SPOKEN)                       \
-    const CpuKernels NAME##_kernels{SPOKEN,                  \
-                                    interleave_##NAME,       \
-                                    round_rows_##NAME,       \
-                                    float_tiles_##FLOATS_OF, \
-                                    pack_rows_##FLOATS_OF,   \
-                                    matmul_##NAME,           \
-                                    attention_##FLOATS_OF,   \
-                                    norm_##FLOATS_OF,        \
-                                    silu_mul_##FLOATS_OF,    \
-                                    add_##FLOATS_OF,         \
-                                    store_f16_##FLOATS_OF};
+#define KERNEL_TABLE(NAME, FLOAT_SET, LABEL)                 \
+    const CpuKernels NAME##_kernels{LABEL,                   \
+                                    repack_##NAME,           \
+                                    quantise_rows_##NAME,    \
+                                    token_tiles_##FLOAT_SET, \
+                                    pack_panels_##FLOAT_SET, \
+                                    gemm_##NAME,             \
+                                    attention_##FLOAT_SET,   \
+                                    norm_##FLOAT_SET,        \
+                                    silu_mul_##FLOAT_SET,    \
+                                    add_##FLOAT_SET,         \
+                                    store_f16_##FLOAT_SET};
 
 // Two int16 in every 32 bits of a vector.
 #define PAIR(x) ((i16x32)(i32x16{} + std::bit_cast<std::int32_t>(std::array{(x)[0], (x)[1]})))
@@ -241,7 +247,7 @@ struct Pieces {
 
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
 #define SPLIT_BYTES 0
-#define PAIRED_PLACES 0
+#define WINOGRAD 0
 #define ANY_NEGATIVE(v) (__builtin_reduce_or(v) < 0)
 
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
@@ -250,13 +256,13 @@ struct Pieces {
 #define FEW 2, 1, 512
 #define MANY 2, 1, 512
 #define ATTENTION_TILE 1, 2
-#define FROM_HALVES(out, h)                                                                                   \
-    do {                                                                                                      \
-        const u16x16 halves_ = (h);                                                                           \
-        for (int r_ = 0; r_ < 16; r_++) {                                                                     \
-            const std::uint8_t bytes_[2] = {std::uint8_t(halves_[r_] & 255), std::uint8_t(halves_[r_] >> 8)}; \
-            (out)[r_]                    = half_at(bytes_);                                                   \
-        }                                                                                                     \
+#define FROM_FP16(out, h)                                                                                 \
+    do {                                                                                                  \
+        const u16x16 fp16_ = (h);                                                                         \
+        for (int r_ = 0; r_ < 16; r_++) {                                                                 \
+            const std::uint8_t bytes_[2] = {std::uint8_t(fp16_[r_] & 255), std::uint8_t(fp16_[r_] >> 8)}; \
+            (out)[r_]                    = half_at(bytes_);                                               \
+        }                                                                                                 \
     } while (0)
 #define DOT(sum, w, x)                                                                                          \
     do {                                                                                                        \
@@ -267,16 +273,16 @@ namespace plain {
 using Lanes = f32x16;
 #include "gemm.h"
 } // namespace plain
-FLOATS(plain, false)
-INTEGERS(plain, plain)
-TABLE(plain, plain, "plain")
+FLOAT_KERNELS(plain, false)
+INTEGER_KERNELS(plain, plain)
+KERNEL_TABLE(plain, plain, "plain")
 #undef FMA
 #undef FUSED
 #undef DOT_TOKENS
 #undef FEW
 #undef MANY
 #undef ATTENTION_TILE
-#undef FROM_HALVES
+#undef FROM_FP16
 #undef DOT
 
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
@@ -285,10 +291,10 @@ TABLE(plain, plain, "plain")
 #define FEW 3, 4, 512
 #define MANY 3, 4, 1024
 #define ATTENTION_TILE 2, 2
-#define FROM_HALVES(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
+#define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#define DOT(sum, w, x) dot_by_halves(sum, w, x)
-INLINE void dot_by_halves(i32x16& sum, const i16x32& w, const i16x32& x) {
+#define DOT(sum, w, x) dot_avx2(sum, w, x)
+INLINE void dot_avx2(i32x16& sum, const i16x32& w, const i16x32& x) {
     typedef short i16x16_ __attribute__((vector_size(32)));
     i16x16_       a[2], b[2];
     i32x8         s[2];
@@ -308,15 +314,15 @@ namespace avx2 {
 using Lanes = f32x8;
 #include "gemm.h"
 } // namespace avx2
-FLOATS(avx2, true)
-INTEGERS(avx2, avx2)
+FLOAT_KERNELS(avx2, true)
+INTEGER_KERNELS(avx2, avx2)
 #pragma clang attribute pop
-TABLE(avx2, avx2, "avx2")
+KERNEL_TABLE(avx2, avx2, "avx2")
 #undef DOT
 
-// As AVX-512's, in halves: processors of laptops.
+// AVX-VNNI: the instructions of AVX-512 VNNI on registers of 256 bits (processors of laptops).
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
-#define BOTH_HALVES(name, instruction)                                                                   \
+#define TWO_REGISTERS(name, instruction)                                                                 \
     INLINE void name(i32x16& sum, const void* w, const void* x) {                                        \
         i32x8 a[2], b[2], s[2];                                                                          \
         __builtin_memcpy(a, w, 64);                                                                      \
@@ -325,9 +331,9 @@ TABLE(avx2, avx2, "avx2")
         for (int i = 0; i < 2; i++) s[i] = instruction(s[i], a[i], b[i]);                                \
         sum = __builtin_shufflevector(s[0], s[1], 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); \
     }
-BOTH_HALVES(dot_vnni, __builtin_ia32_vpdpwssd256)
-BOTH_HALVES(byte_dot_vnni, __builtin_ia32_vpdpbusd256)
-#undef BOTH_HALVES
+TWO_REGISTERS(dot_vnni, __builtin_ia32_vpdpwssd256)
+TWO_REGISTERS(byte_dot_vnni, __builtin_ia32_vpdpbusd256)
+#undef TWO_REGISTERS
 #define DOT(sum, w, x)                   \
     do {                                 \
         const i16x32 w_ = (w), x_ = (x); \
@@ -345,9 +351,9 @@ namespace avxvnni {
 using Lanes = f32x8;
 #include "gemm.h"
 } // namespace avxvnni
-INTEGERS(avxvnni, avx2)
+INTEGER_KERNELS(avxvnni, avx2)
 #pragma clang attribute pop
-TABLE(avxvnni, avx2, "avx2, vnni")
+KERNEL_TABLE(avxvnni, avx2, "avx2, vnni")
 #undef DOT
 #undef BYTE_DOT
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
@@ -371,10 +377,10 @@ namespace avx512 {
 using Lanes = f32x16;
 #include "gemm.h"
 } // namespace avx512
-FLOATS(avx512, true)
-INTEGERS(avx512, avx512)
+FLOAT_KERNELS(avx512, true)
+INTEGER_KERNELS(avx512, avx512)
 #pragma clang attribute pop
-TABLE(avx512, avx512, "avx512")
+KERNEL_TABLE(avx512, avx512, "avx512")
 #undef DOT
 
 #pragma clang attribute push(__attribute__((target(AVX512 ",avx512vnni"))), apply_to = function)
@@ -387,17 +393,17 @@ namespace avx512vnni {
 using Lanes = f32x16;
 #include "gemm.h"
 } // namespace avx512vnni
-INTEGERS(avx512vnni, avx512)
-TABLE(avx512vnni, avx512, "avx512, vnni")
-#undef PAIRED_PLACES
-#define PAIRED_PLACES 1
+INTEGER_KERNELS(avx512vnni, avx512)
+KERNEL_TABLE(avx512vnni, avx512, "avx512, vnni")
+#undef WINOGRAD
+#define WINOGRAD 1
 namespace avx512pairs {
 using Lanes = f32x16;
 #include "gemm.h"
 } // namespace avx512pairs
-INTEGERS(avx512pairs, avx512)
+INTEGER_KERNELS(avx512pairs, avx512)
 #pragma clang attribute pop
-TABLE(avx512pairs, avx512, "avx512, vnni")
+KERNEL_TABLE(avx512pairs, avx512, "avx512, vnni")
 
 const CpuKernels* cpu_kernels(std::string_view name) {
     // cpuid and xgetbv: the processor has it, and the operating system saves its registers.

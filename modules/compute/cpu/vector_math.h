@@ -1,4 +1,4 @@
-// Helpers for vectors of 16 floats.
+// Vectors of 16 lanes: reductions in a fixed order, exp, a 16 × 4 transpose of 32-bit words, conversion of a row to floats.
 
 // The 16 lanes added pairwise, always in this order.
 INLINE float sum_lanes(const float* lane) {
@@ -8,18 +8,18 @@ INLINE float sum_lanes(const float* lane) {
     return (s4[0] + s4[2]) + (s4[1] + s4[3]);
 }
 
-// (What the compiler makes of its own reduction looks after NaN lane by lane.)
+// (The compiler's own reduction handles NaN lane by lane.)
 INLINE float largest_lane(const f32x16& lanes) {
-#define TURNED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
+#define ROTATED(v, ...) __builtin_shufflevector(v, v, __VA_ARGS__)
     f32x16 v = lanes, other;
-    other    = TURNED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    other    = ROTATED(v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
     v        = v > other ? v : other;
-    other    = TURNED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    other    = ROTATED(v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
     v        = v > other ? v : other;
-    other    = TURNED(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    other    = ROTATED(v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     v        = v > other ? v : other;
     return v[0] > v[1] ? v[0] : v[1];
-#undef TURNED
+#undef ROTATED
 }
 
 template <bool Fma>
@@ -43,7 +43,7 @@ INLINE void exp16(const float* in, float* out) {
     f32x16 p = f32x16{} + 1.0f / 5040;
     for (float c : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) {
         f32x16 term = f32x16{} + c;
-        EITHER_FMA(p, p, r, term);
+        VECTOR_FMA(p, p, r, term);
     }
     i32x16 power = (__builtin_convertvector(n, i32x16) + 127) << 23;
     f32x16 scale;
@@ -53,8 +53,8 @@ INLINE void exp16(const float* in, float* out) {
     STORE16(out, p);
 }
 
-// d[j], lane r: the j-th 4 bytes at p + r · stride
-INLINE void turn(const std::byte* p, std::size_t stride, i32x16* d) {
+// Transposes 16 rows of 16 bytes: d[j], lane r = the j-th 4 bytes at p + r · stride.
+INLINE void transpose(const std::byte* p, std::size_t stride, i32x16* d) {
     i32x16 v[4];
     for (std::size_t i = 0; i < 4; i++) { // 128-bit lane l holds row 4l + i
         i32x4 a, b, c, e;
