@@ -131,10 +131,10 @@ private:
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
     std::size_t                     taken_ = 0;
-    std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
-    std::vector<float> quantised_;            // the activations of the current GEMM: int16-quantised
-    std::vector<float> packed_;               // and as packed panels
-    std::vector<std::vector<float>> vectors_; // copies of the weights that are vectors
+    std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
+    std::vector<float>              quantised_; // the activations of the current GEMM: int16-quantised
+    std::vector<float>              packed_;    // and as packed panels
+    std::vector<std::vector<float>> vectors_;   // copies of the weights that are vectors
     // Weights by their place in the file, where the backend reads a copy in another order.
     std::unordered_map<const void*, const std::byte*> repacked_;
     LargePages                                        copies_;  // which lie here

@@ -1,5 +1,5 @@
-// Float GEMM: F32, F16 and BF16 weights, and quantised types that the integer GEMM does not know, widened to floats. A microkernel over
-// register tiles of rows × tokens, blocked over K and over rows for the caches, with packed panels of x.
+// Float GEMM: F32, F16 and BF16 weights, and quantised types that the integer GEMM does not know, converted to floats. A microkernel
+// with a register tile of rows × tokens, blocked over K and over rows for the caches, with packed panels of x.
 
 // Order of summation: 16 lanes with ascending k, then the lanes pairwise, then the columns beyond the last multiple of 16.
 
@@ -67,8 +67,8 @@ INLINE void float_gemv(const GemmTask& task) {
     }
 }
 
-// The register tile, rows × tokens, with as many sums as the registers hold (row_block is a multiple of the rows), and the columns of a
-// K block, whose tile of x stays in the L1.
+// The register tile, rows × tokens, with as many sums as the registers hold (row_block is a multiple of the rows), and the columns
+// of a K block, whose tile of x stays in the L1.
 struct RegisterTile {
     std::int64_t rows, tokens, k_block;
 };
@@ -79,8 +79,8 @@ INLINE std::int64_t tiles_of(std::int64_t n, const RegisterTile& tile) { return 
 INLINE std::int64_t token_tiles_body(std::int64_t n) { return tiles_of(n, n > few_tokens ? many : few); }
 INLINE std::int64_t tile_begin(std::int64_t tile, std::int64_t n) { return tile * n / token_tiles_body(n); }
 
-// Panel packing: tiles first .. last-1 of x [n × cols] in the order in which the microkernel reads them: by K block, then by tile, then
-// by 16 columns, of all tokens of the tile. Columns beyond the last multiple of 16 are left out.
+// Panel packing: tiles first .. last-1 of x [n × cols] in the order in which the microkernel reads them: by K block, then by tile,
+// then by 16 columns, of all tokens of the tile. Columns beyond the last multiple of 16 are left out.
 INLINE void pack_panels_body(const float* x, std::int64_t n, std::int64_t cols, float* out, std::int64_t first,
                              std::int64_t last) {
     const std::int64_t whole = cols / 16 * 16, width = n > few_tokens ? many.k_block : few.k_block;

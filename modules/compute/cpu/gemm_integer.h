@@ -1,6 +1,6 @@
-// Integer GEMM: quantised weights × int16-quantised activations. A group of 16 weight rows is unpacked tile by tile along K, and each
-// tile is multiplied with all tokens of the pass (the microkernel: 16 rows × DOT_TOKENS tokens × 32 columns). Sums over a tile are
-// exact integers; the floats made of them are added with ascending k, so that no result depends on the number of tokens.
+// Integer GEMM: quantised weights × int16-quantised activations. A group of 16 weight rows is unpacked tile by tile along K, and
+// each tile is multiplied with all tokens of the pass (the microkernel: 16 rows × DOT_TOKENS tokens × 32 columns). Sums over a tile
+// are exact integers; the floats made of them are added with ascending k, so that no result depends on the number of tokens.
 
 // -- microkernels
 
@@ -33,7 +33,7 @@ INLINE void dot_tiles(const i16x32* w, const std::int16_t* x, i32x16 (*sum)[2]) 
     }
 }
 
-// Adds a tile's integer sum to the total: times the scales of w and x, and for formats with a minimum minus that times the sum of x.
+// Adds a tile's integer sum to the total: value · w.scale · x_scale, for formats with a minimum - w.second · x_sum.
 template <class Format>
 INLINE void add_value(const f32x16& value, const UnpackedTile& w, float x_scale, float x_sum, f32x16& total) {
     f32x16 sum = FMA(value, w.scale * x_scale, total);
@@ -226,7 +226,7 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
                     format[r].tile(panel[r] + done, j, w[r]);
                     for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
                         __builtin_prefetch(later + i, 0, 2);
-                    // and two rows of the next panel, from the second-level cache to the first
+                    // and two rows of the next panel, from the L2 to the L1
                     const std::byte* next = group[r].p + std::size_t(2 * ((block - begin) * tiles + j)) * stride +
                                             (begin + at_once) * Format::bytes;
                     for (int i = 0; i < at_once * Format::bytes + 63; i += 64) {
@@ -253,9 +253,9 @@ INLINE void integer_epilogue(const GemmTask& task, std::int64_t row, std::int64_
     }
 }
 
-// -- GEMV over rows in the file's order, one row after the other, so that memory is read as one stream: for one token, repacking would
-// take longer than multiplying. Integer sums are exact in any order: the sums of 16 tiles of a row are collected in the lanes of one
-// vector; the scales are applied at the end of 16 rows, in the same order as in the K loop.
+// -- GEMV over rows in the file's order, one row after the other, so that memory is read as one stream: for one token, repacking
+// would take longer than multiplying. Integer sums are exact in any order: the sums of 16 tiles of a row are collected in the lanes
+// of one vector; the scales are applied at the end of 16 rows, in the same order as in the K loop.
 
 // x in pairs of tiles of 32 columns: with SPLIT_BYTES as 64 low bytes (unsigned) and 64 high bytes (signed), else as int16: in column
 // order for weights of one byte, for other weights the even columns of both tiles first. Zeros up to a multiple of 16 tiles.
@@ -293,8 +293,8 @@ INLINE void split_activations(const QuantisedRows& x, std::int64_t groups, std::
     }
 }
 
-// Floats of scratch memory: x; for each 16 tiles the sums of zero weights (two vectors); for each of 16 rows the values and scales of
-// its tiles.
+// Floats of scratch memory: x; for each 16 tiles the sums of zero weights (two vectors); for each of 16 rows the values and scales
+// of its tiles.
 INLINE std::size_t gemv_scratch(std::int64_t cols) {
     return std::size_t((cols + 511) / 512) * (256 + 2 * 16 + 2 * 16 * 16 + 16);
 }
