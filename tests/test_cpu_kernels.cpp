@@ -42,23 +42,24 @@ void product(const CpuKernels* k, TensorView w, const float* bias, const float* 
              std::int64_t first = 0, std::int64_t last = 0) {
     const auto                size   = std::size_t(n * w.cols);
     const std::int64_t        groups = (w.rows + 15) / 16;
-    std::vector<std::byte>    turned(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
-    std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
+    std::vector<std::byte>    repacked(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
+    std::vector<float>        scales(size), sums(size), scratch(gemm_scratch + 16);
     std::vector<std::int16_t> values(size);
     std::vector<std::int32_t> products(size);
-    RoundedRows rounded{n, w.cols, values.data(), scales.data(), sums.data(), products.data(), large_integers(w.type)};
-    if (integer_products(w.type)) k->round_rows(x, rounded, 0, n);
-    if (interleaved_at_load(w.type)) {
-        k->interleave(w, turned.data(), 0, groups);
-        w.data = turned.data();
+    QuantisedRows             quantised{n,           w.cols,          values.data(),        scales.data(),
+                            sums.data(), products.data(), wide_integers(w.type)};
+    if (uses_integer_gemm(w.type)) k->quantise_rows(x, quantised, 0, n);
+    if (repacked_at_load(w.type)) {
+        k->repack(w, repacked.data(), 0, groups);
+        w.data = repacked.data();
     }
     std::vector<float> packed(size);
-    const std::int64_t tiles = k->float_tiles(n);
-    k->pack_rows(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
-    k->pack_rows(x, n, w.cols, packed.data(), tiles / 2, tiles);
+    const std::int64_t tiles = k->token_tiles(n);
+    k->pack_panels(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
+    k->pack_panels(x, n, w.cols, packed.data(), tiles / 2, tiles);
     const auto beyond = reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
-    k->matmul({&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows,
-               scratch.data() + (64 - beyond) % 64 / sizeof(float)});
+    k->gemm({&w, bias, x, &quantised, packed.data(), out, n, first, last > 0 ? last : w.rows,
+             scratch.data() + (64 - beyond) % 64 / sizeof(float)});
 }
 
 } // namespace
@@ -137,7 +138,7 @@ TEST_CASE("matmul of every type equals the product with its dequantised rows") {
                     CAPTURE(k->name, info.name, cols, n);
                     std::vector<float> out(want.size(), 1e9f);
                     product(k, {info.type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
-                    CHECK(error(out, want) < (integer_products(info.type) ? 2e-4 : 1e-5));
+                    CHECK(error(out, want) < (uses_integer_gemm(info.type) ? 2e-4 : 1e-5));
                 }
             }
 }
