@@ -4,7 +4,9 @@
 import quire.core.base;
 import quire.text.chat_template;
 import quire.core.json;
-import quire.serve.openai;
+import quire.serve.api_error;
+import quire.serve.openai_request;
+import quire.serve.openai_response;
 import quire.schedule.request;
 import quire.core.std;
 

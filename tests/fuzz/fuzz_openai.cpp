@@ -4,9 +4,12 @@
 #include <cstdint>
 
 import quire.core.base;
-import quire.serve.http;
+import quire.serve.api_error;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
 import quire.core.json;
-import quire.serve.openai;
+import quire.serve.openai_request;
+import quire.serve.openai_response;
 import quire.schedule.request;
 import quire.core.std;
 
