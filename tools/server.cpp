@@ -270,7 +270,7 @@ int run(Arguments& a) {
     if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
 
     a.http.refusal = [](int status, const std::string& message) {
-        return error_body(ApiFault{status, message, "", ""});
+        return error_body(ApiError{status, message, "", ""});
     };
     if (!a.no_log)
         a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {

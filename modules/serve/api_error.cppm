@@ -8,21 +8,21 @@ import quire.core.std;
 export namespace quire {
 
 // Why a request is refused: {"error": {message, type, param, code}}.
-struct ApiFault {
+struct ApiError {
     int         status = 400;
     std::string message;
-    std::string param; // the field at fault; "": null
+    std::string param; // the field that is wrong; "": null
     std::string code;  // "": null
 };
 
 template <class T>
-using Parsed = std::expected<T, ApiFault>;
+using Parsed = std::expected<T, ApiError>;
 
-std::string error_body(const ApiFault& fault);
+std::string error_body(const ApiError& error);
 
 // That a prompt does not fit, in the words by which clients of OpenAI know it. `param`: what the prompt came in. `at_least`:
 // its tokens were not counted.
-ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
                           const std::string& param, bool at_least = false);
 
 } // namespace quire
@@ -49,7 +49,7 @@ Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text
 
 } // namespace
 
-ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
                           const std::string& param, bool at_least) {
     return {400,
             cat("This model's maximum context length is ", context, " tokens. However, you requested ",
@@ -60,12 +60,12 @@ ApiFault context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
             param, "context_length_exceeded"};
 }
 
-std::string error_body(const ApiFault& fault) {
+std::string error_body(const ApiError& error) {
     return json_dump(Json{{"error",
-                           {{"message", fault.message},
-                            {"type", error_type(fault.status)},
-                            {"param", or_null(fault.param)},
-                            {"code", or_null(fault.code)}}}});
+                           {{"message", error.message},
+                            {"type", error_type(error.status)},
+                            {"param", or_null(error.param)},
+                            {"code", or_null(error.code)}}}});
 }
 
 } // namespace quire

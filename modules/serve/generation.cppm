@@ -1,5 +1,5 @@
-// quire.serve.generation: one request for text while it is being answered: the engine's output → a response or a stream of events.
-// **Owns** the request's handle; cancels what is left of it at the end.
+// quire.serve.generation: one completion or chat request while it is answered: output deltas → a response, or a stream of events.
+// **Owns** the request's handle and the text of its answers. On one thread.
 export module quire.serve.generation;
 
 import quire.core.base;
@@ -17,27 +17,37 @@ import quire.text.tokenizer;
 
 export namespace quire {
 
-std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
+// One event of a stream of server-sent events.
+std::string event(std::string_view data);
 
 class Generation {
 public:
-    Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::vector<Token>> prompts,
-               std::vector<std::string> prompt_texts);
+    // `echoes`: the text of each prompt, where the response repeats it.
+    Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes);
 
-    // The requests for the engine. The answers of prompt p are n p .. n p + n - 1.
-    std::vector<Request> requests() const;
-    void                 begin(std::unique_ptr<Ticket> ticket) { ticket_ = std::move(ticket); }
-    Ticket&              ticket() { return *ticket_; }
+    // The requests for the engine; the prompts move into them. The answers of prompt p are n p .. n p + n - 1.
+    std::vector<Request> requests(std::vector<std::vector<Token>> prompts);
+    void                 begin(std::unique_ptr<RequestHandle> handle) { handle_ = std::move(handle); }
     void                 abort() { aborted_ = true; }
 
-    // Waits for the first news, at most so long. A fault: the engine would not have it.
-    std::optional<ApiFault> first_news(double seconds);
-    // To the end; a fault if the engine gave up, or the caller did (499).
-    std::optional<ApiFault> whole(std::string& body);
-    void                    stream(const HttpWrite& write, double ping_seconds);
-    void                    count(HttpFields& notes);
+    // Waits for the first output, at most so long. An error: the engine refused the request.
+    std::optional<ApiError> wait_for_first(double seconds);
+    // Waits for the end and renders the response. An error: the engine gave up, or the client did (499).
+    std::optional<ApiError> respond(std::string& body);
+    // Writes each piece of output as an event as soon as it comes.
+    void stream(const HttpWrite& write, double ping_seconds);
+    // Adds the request to the metrics, and what the log says of it to `notes`. Once, at the end.
+    void record(HttpFields& notes);
 
 private:
+    struct PromptState {
+        int                           n_tokens = 0, cached = 0, preempted = 0;
+        Token                         first = -1;
+        std::vector<Token>            tokens; // only where the response returns them
+        std::string                   echo;
+        std::vector<PositionLogprobs> logprobs; // come with the first answer
+        TimePoint                     first_run{};
+    };
     struct Answer {
         AnswerText               text;
         bool                     begun = false, finished = false;
@@ -46,30 +56,30 @@ private:
         std::string              reason;
     };
 
-    Choice                       take(News& news);
-    void                         take_prompt(const News& news, Choice& choice);
-    void                         end_early(Answer& answer, Choice& choice, const std::string& stop_string);
+    Answer&                      answer_of(const OutputDelta& delta);
+    Choice                       add(OutputDelta& delta);
+    void                         add_prompt(const OutputDelta& delta, Choice& choice);
     SpelledLogprob               spell(const TokenLogprob& logprob) const;
     std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
-    std::vector<SpelledPosition> spell_prompt(std::size_t prompt) const;
-    std::optional<ApiFault>      fault_of(const News& news);
+    std::vector<SpelledPosition> spell_prompt(const PromptState& prompt) const;
+    std::optional<ApiError>      error_of(const OutputDelta& delta);
+    bool                         finished() const;
 
-    Service&                                   service_;
-    GenerationRequest                          parsed_;
-    ResponseHead                               head_;
-    std::vector<std::vector<Token>>            prompts_;
-    std::vector<std::string>                   prompt_texts_; // to be echoed
-    TextOptions                                text_;
-    std::vector<Answer>                        answers_;
-    std::vector<int>                           cached_, preempted_; // of each prompt
-    std::vector<std::vector<PositionLogprobs>> rated_; // its log-probabilities, which come with the first answer
-    std::vector<TimePoint>                     first_run_;
-    Usage                                      usage_;
-    std::vector<News>                          early_; // came before a stream began
+    Service&                       service_;
+    GenerationRequest              parsed_;
+    ResponseHead                   head_;
+    std::vector<PromptState>       prompts_;
+    TextOptions                    text_;
+    std::vector<Answer>            answers_;
+    Usage                          usage_;
+    std::vector<OutputDelta>       first_; // what wait_for_first() got
+    bool                           more_ = true, aborted_ = false, failed_ = false;
+    std::unique_ptr<RequestHandle> handle_;
+};
 
 } // namespace quire
 
-module : private;
+module :private;
 
 namespace quire {
 
@@ -79,60 +89,60 @@ double seconds_between(TimePoint a, TimePoint b) { return std::chrono::duration<
 
 } // namespace
 
-bool                    more_ = true, aborted_ = false, failed_ = false;
-std::unique_ptr<Ticket> ticket_;
-}; // namespace quire
+std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
 
-Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head,
-                       std::vector<std::vector<Token>> prompts, std::vector<std::string> prompt_texts)
-    : service_(service), parsed_(std::move(parsed)), head_(std::move(head)), prompts_(std::move(prompts)),
-      prompt_texts_(std::move(prompt_texts)) {
+Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes)
+    : service_(service), parsed_(std::move(parsed)), head_(std::move(head)) {
     text_.stop         = parsed_.stop;
     text_.include_stop = parsed_.include_stop;
     text_.skip_special = parsed_.skip_special_tokens;
     text_.min_tokens   = parsed_.request.min_tokens;
+    for (std::string& echo : echoes) prompts_.emplace_back().echo = std::move(echo);
     for (std::size_t i = 0; i < prompts_.size() * std::size_t(parsed_.request.n); i++)
         answers_.push_back({AnswerText(service.tokenizer(), text_), false, false, 0, {}, {}, {}});
-    cached_.resize(prompts_.size());
-    preempted_.resize(prompts_.size());
-    rated_.resize(prompts_.size());
-    first_run_.resize(prompts_.size());
-    for (const auto& prompt : prompts_) usage_.prompt_tokens += int(prompt.size());
 }
 
-std::vector<Request> Generation::requests() const {
+std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompts) {
     std::vector<Request> requests;
-    const int            context = service_.engine_options().context;
-    for (const std::vector<Token>& prompt : prompts_) {
-        Request r      = parsed_.request;
-        r.prompt       = prompt;
-        const int room = context - int(std::min<std::size_t>(prompt.size(), std::size_t(context) - 1)); // at least 1
-        r.max_tokens   = std::min(parsed_.max_tokens.value_or(context), room);
-        r.min_tokens   = std::min(r.min_tokens, r.max_tokens);
-        requests.push_back(std::move(r));
+    for (std::size_t p = 0; p < prompts.size(); p++) {
+        PromptState& state = prompts_[p];
+        state.n_tokens     = int(prompts[p].size());
+        state.first        = prompts[p][0];
+        if (head_.token_ids) state.tokens = prompts[p];
+        usage_.prompt_tokens += state.n_tokens;
+        Request& r = requests.emplace_back(parsed_.request);
+        r.prompt   = std::move(prompts[p]);
+        limit_tokens(parsed_, service_.engine_options().context, r);
     }
     return requests;
 }
 
-std::optional<ApiFault> Generation::fault_of(const News& news) {
-    if (news.finish == FinishReason::refused) {
+Generation::Answer& Generation::answer_of(const OutputDelta& delta) {
+    return answers_[std::size_t(delta.prompt) * std::size_t(parsed_.request.n) + std::size_t(delta.index)];
+}
+
+bool Generation::finished() const {
+    return std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; });
+}
+
+std::optional<ApiError> Generation::error_of(const OutputDelta& delta) {
+    if (delta.finish == FinishReason::refused) {
         failed_ = true;
-        return ApiFault{503, news.message, "", "no_room"};
+        return ApiError{503, delta.message, "", "no_room"};
     }
-    if (news.finish == FinishReason::failed) {
+    if (delta.finish == FinishReason::failed) {
         failed_ = true;
-        return ApiFault{500, news.message, "", "model_failed"};
+        return ApiError{500, delta.message, "", "model_failed"};
     }
-    const Answer& a = answers_[std::size_t(news.prompt) * std::size_t(parsed_.request.n) + std::size_t(news.index)];
-    if (news.finish == FinishReason::cancelled && !a.finished)
-        return ApiFault{503, "the server is shutting down", "", "shutting_down"};
+    if (delta.finish == FinishReason::cancelled && !answer_of(delta).finished)
+        return ApiError{503, "the server is shutting down", "", "shutting_down"};
     return std::nullopt;
 }
 
-std::optional<ApiFault> Generation::first_news(double seconds) {
-    more_ = ticket_->wait(seconds, early_);
-    for (const News& n : early_)
-        if (auto fault = fault_of(n)) return fault;
+std::optional<ApiError> Generation::wait_for_first(double seconds) {
+    more_ = handle_->wait(seconds, first_);
+    for (const OutputDelta& delta : first_)
+        if (auto error = error_of(delta)) return error;
     return std::nullopt;
 }
 
@@ -152,14 +162,13 @@ std::vector<SpelledPosition> Generation::spell(std::span<const PositionLogprobs>
     return out;
 }
 
-// The first token of a prompt has nothing before it that could tell its probability.
-std::vector<SpelledPosition> Generation::spell_prompt(std::size_t prompt) const {
+// The first token of a prompt has no probability: nothing stands before it.
+std::vector<SpelledPosition> Generation::spell_prompt(const PromptState& prompt) const {
     std::vector<SpelledPosition> out(1);
-    const std::vector<Token>&    ids = prompts_[prompt];
-    out[0].token                     = spell(TokenLogprob{ids[0], 0});
-    const auto  shown                = [&](Token t) { return count_characters(service_.tokenizer().bytes(t, false)); };
-    std::size_t offset               = shown(ids[0]);
-    for (const PositionLogprobs& p : rated_[prompt]) {
+    out[0].token       = spell(TokenLogprob{prompt.first, 0});
+    const auto  shown  = [&](Token t) { return count_characters(service_.tokenizer().bytes(t, false)); };
+    std::size_t offset = shown(prompt.first);
+    for (const PositionLogprobs& p : prompt.logprobs) {
         SpelledPosition& s = out.emplace_back();
         s.chosen           = spell(p.chosen);
         for (const TokenLogprob& t : p.top) s.top.push_back(spell(t));
@@ -170,39 +179,39 @@ std::vector<SpelledPosition> Generation::spell_prompt(std::size_t prompt) const 
 }
 
 // What an answer begins with: the prompt itself, if it is to be echoed.
-void Generation::take_prompt(const News& news, Choice& choice) {
-    const auto p      = std::size_t(news.prompt);
-    Answer&    answer = answers_[p * std::size_t(parsed_.request.n) + std::size_t(news.index)];
-    answer.begun      = true;
-    if (head_.token_ids) choice.prompt_token_ids = prompts_[p];
-    if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(p);
+void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
+    const PromptState& prompt = prompts_[std::size_t(delta.prompt)];
+    Answer&            answer = answer_of(delta);
+    answer.begun              = true;
+    if (head_.token_ids) choice.prompt_token_ids = prompt.tokens;
+    if (head_.prompt_logprobs) choice.prompt_logprobs = spell_prompt(prompt);
     if (!parsed_.echo) return;
-    choice.text   = prompt_texts_[p];
+    choice.text   = prompt.echo;
     answer.offset = count_characters(choice.text);
     if (!parsed_.logprobs) return;
-    choice.logprobs = spell_prompt(p);
-    // As many best ones as were asked for, of the prompt as of the answer.
+    choice.logprobs = spell_prompt(prompt);
+    // The prompt gets as many alternatives per token as the answer.
     for (SpelledPosition& s : choice.logprobs)
         s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
 }
 
-// What is new of one answer.
-Choice Generation::take(News& news) {
-    const auto p = std::size_t(news.prompt), n = std::size_t(parsed_.request.n);
-    Answer&    answer = answers_[p * n + std::size_t(news.index)];
-    Choice     choice;
-    choice.index = int(p * n) + news.index;
+// Adds the output to its answer. Returns what the client has not got yet of it.
+Choice Generation::add(OutputDelta& delta) {
+    PromptState& prompt = prompts_[std::size_t(delta.prompt)];
+    Answer&      answer = answer_of(delta);
+    Choice       choice;
+    choice.index = delta.prompt * parsed_.request.n + delta.index;
     if (answer.finished) return choice;
-    usage_.cached_tokens += news.cached_tokens - cached_[p];
-    cached_[p]    = news.cached_tokens;
-    preempted_[p] = news.n_preempted;
-    first_run_[p] = news.first_run;
-    if (!news.prompt_logprobs.empty()) rated_[p] = std::move(news.prompt_logprobs);
-    if (!answer.begun) take_prompt(news, choice);
+    usage_.cached_tokens += delta.cached_tokens - prompt.cached;
+    prompt.cached    = delta.cached_tokens;
+    prompt.preempted = delta.n_preempted;
+    prompt.first_run = delta.first_run;
+    if (!delta.prompt_logprobs.empty()) prompt.logprobs = std::move(delta.prompt_logprobs);
+    if (!answer.begun) add_prompt(delta, choice);
     std::size_t used = 0;
-    while (used < news.tokens.size() && !answer.text.over()) {
-        const Token token = news.tokens[used];
-        const bool  last  = used + 1 == news.tokens.size() && news.finish == FinishReason::stop;
+    while (used < delta.tokens.size() && !answer.text.over()) {
+        const Token token = delta.tokens[used];
+        const bool  last  = used + 1 == delta.tokens.size() && delta.finish == FinishReason::stop;
         const bool  is_stop =
             last && std::ranges::find(parsed_.request.stop_tokens, token) != parsed_.request.stop_tokens.end();
         if (is_stop) choice.stop_token = token;
@@ -211,54 +220,54 @@ Choice Generation::take(News& news) {
     }
     usage_.completion_tokens += int(used);
     if (used > 0) {
-        if (!answer.first) answer.first = news.times[0];
+        if (!answer.first) answer.first = delta.times[0];
         for (std::size_t i = 0; i < used; i++) {
-            if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, news.times[i]));
-            answer.last = news.times[i];
+            if (answer.last) service_.metrics.between_tokens.observe(seconds_between(*answer.last, delta.times[i]));
+            answer.last = delta.times[i];
         }
     }
     if (parsed_.logprobs) {
-        auto fresh = spell(std::span(news.logprobs).first(std::min(used, news.logprobs.size())), answer);
+        auto fresh = spell(std::span(delta.logprobs).first(std::min(used, delta.logprobs.size())), answer);
         std::move(fresh.begin(), fresh.end(), std::back_inserter(choice.logprobs));
     }
-    if (head_.token_ids) choice.token_ids.assign(news.tokens.begin(), news.tokens.begin() + std::ptrdiff_t(used));
+    if (head_.token_ids) choice.token_ids.assign(delta.tokens.begin(), delta.tokens.begin() + std::ptrdiff_t(used));
     const bool at_stop_string = !answer.text.stop_string().empty();
-    if (at_stop_string || news.finish != FinishReason::none) {
+    if (at_stop_string || delta.finish != FinishReason::none) {
         answer.text.finish();
         answer.finished    = true;
         choice.stop_string = answer.text.stop_string();
         if (at_stop_string) choice.stop_token = -1;
-        choice.finish_reason = at_stop_string || news.finish == FinishReason::stop ? "stop" : "length";
+        choice.finish_reason = at_stop_string || delta.finish == FinishReason::stop ? "stop" : "length";
         answer.reason        = choice.finish_reason;
-        if (at_stop_string && news.finish == FinishReason::none) ticket_->cancel(news.prompt, news.index);
+        if (at_stop_string && delta.finish == FinishReason::none) handle_->cancel(delta.prompt, delta.index);
     }
     choice.text += answer.text.take();
     return choice;
 }
 
-std::optional<ApiFault> Generation::whole(std::string& body) {
-    std::vector<Choice> choices(answers_.size());
-    std::vector<News>   news = std::move(early_);
-    const auto          add = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+std::optional<ApiError> Generation::respond(std::string& body) {
+    std::vector<Choice>      choices(answers_.size());
+    std::vector<OutputDelta> deltas = std::move(first_);
+    const auto append = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
     while (true) {
-        for (News& n : news) {
-            if (auto fault = fault_of(n)) return aborted_ = true, fault;
-            Choice  part = take(n);
+        for (OutputDelta& delta : deltas) {
+            if (auto error = error_of(delta)) return aborted_ = true, error;
+            Choice  part = add(delta);
             Choice& c    = choices[std::size_t(part.index)];
             c.index      = part.index;
             c.text += part.text;
-            add(c.logprobs, part.logprobs);
-            add(c.token_ids, part.token_ids);
-            add(c.prompt_token_ids, part.prompt_token_ids);
-            add(c.prompt_logprobs, part.prompt_logprobs);
+            append(c.logprobs, part.logprobs);
+            append(c.token_ids, part.token_ids);
+            append(c.prompt_token_ids, part.prompt_token_ids);
+            append(c.prompt_logprobs, part.prompt_logprobs);
             if (part.finish_reason.empty()) continue;
             c.finish_reason = part.finish_reason;
             c.stop_string   = part.stop_string;
             c.stop_token    = part.stop_token;
         }
-        if (std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; })) break;
-        if (!more_) return aborted_ = true, ApiFault{499, "the client has gone", "", ""};
-        more_ = ticket_->wait(1, news);
+        if (finished()) break;
+        if (!more_) return aborted_ = true, ApiError{499, "the client has gone", "", ""};
+        more_ = handle_->wait(1, deltas);
     }
     for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
     body = render_response(head_, choices, usage_);
@@ -266,48 +275,46 @@ std::optional<ApiFault> Generation::whole(std::string& body) {
 }
 
 void Generation::stream(const HttpWrite& write, double ping_seconds) {
-    std::vector<News> news = std::move(early_);
-    bool              open = true;
+    std::vector<OutputDelta> deltas = std::move(first_);
+    bool                     open   = true;
     while (open) {
         std::string out;
-        for (News& n : news) {
-            if (auto fault = fault_of(n)) {
+        for (OutputDelta& delta : deltas) {
+            if (auto error = error_of(delta)) {
                 aborted_ = true;
-                out += event(error_body(*fault));
+                out += event(error_body(*error));
                 write(out + event("[DONE]"));
                 return;
             }
-            const Answer& answer =
-                answers_[std::size_t(n.prompt) * std::size_t(parsed_.request.n) + std::size_t(n.index)];
-            const bool first = !answer.begun;
+            const Answer& answer = answer_of(delta);
+            const bool    first  = !answer.begun;
             if (answer.finished) continue;
-            const Choice c = take(n);
+            const Choice c = add(delta);
             if (first && head_.chat) out += event(render_first_chunk(head_, c, usage_));
             if (!c.text.empty() || !c.logprobs.empty() || !c.token_ids.empty() || !c.finish_reason.empty())
                 out += event(render_chunk(head_, c, usage_));
         }
-        const bool over = std::ranges::all_of(answers_, [](const Answer& a) { return a.finished; });
+        const bool over = finished();
         if (over && head_.include_usage) out += event(render_usage_chunk(head_, usage_));
         if (over) out += event("[DONE]");
         if (!out.empty()) open = write(out);
         if (over) return;
         if (!more_) break;
-        more_ = ticket_->wait(ping_seconds, news);
-        if (more_ && news.empty()) open = write(":\n\n");
+        more_ = handle_->wait(ping_seconds, deltas);
+        if (more_ && deltas.empty()) open = write(":\n\n"); // a comment: the connection lives
     }
     aborted_ = true;
 }
 
-// What the request came to, for the metrics and the log.
-void Generation::count(HttpFields& notes) {
+void Generation::record(HttpFields& notes) {
     ServiceMetrics& m     = service_.metrics;
     int             most  = 0;
     double          first = 0, rate_tokens = 0, rate_seconds = 0;
     std::string     reason = failed_ ? "error" : aborted_ ? "abort" : "";
-    const TimePoint start  = ticket_->submitted();
+    const TimePoint start  = handle_->submitted();
     for (std::size_t i = 0; i < answers_.size(); i++) {
-        const Answer&     a = answers_[i];
-        const std::size_t p = i / std::size_t(parsed_.request.n);
+        const Answer&      a      = answers_[i];
+        const PromptState& prompt = prompts_[i / std::size_t(parsed_.request.n)];
         (a.reason == "stop" ? m.stopped : a.reason == "length" ? m.cut : failed_ ? m.failed : m.aborted)++;
         if (reason.empty()) reason = a.reason;
         most = std::max(most, a.text.n_tokens());
@@ -316,19 +323,21 @@ void Generation::count(HttpFields& notes) {
         if (i == 0) first = seconds_between(start, *a.first);
         m.first_token.observe(seconds_between(start, *a.first));
         m.whole.observe(seconds_between(start, *a.last));
-        m.queued.observe(std::max(seconds_between(start, first_run_[p]), 0.0));
-        m.prefill.observe(std::max(seconds_between(first_run_[p], *a.first), 0.0));
+        m.queued.observe(std::max(seconds_between(start, prompt.first_run), 0.0));
+        m.prefill.observe(std::max(seconds_between(prompt.first_run, *a.first), 0.0));
         m.decode.observe(seconds_between(*a.first, *a.last));
-        m.inference.observe(std::max(seconds_between(first_run_[p], *a.last), 0.0));
+        m.inference.observe(std::max(seconds_between(prompt.first_run, *a.last), 0.0));
         if (a.text.n_tokens() > 1) {
             m.per_token.observe(seconds_between(*a.first, *a.last) / (a.text.n_tokens() - 1));
             rate_tokens += a.text.n_tokens() - 1;
             rate_seconds = std::max(rate_seconds, seconds_between(*a.first, *a.last));
         }
     }
-    for (std::size_t p = 0; p < prompts_.size(); p++) {
-        m.prompt_tokens.observe(double(prompts_[p].size()));
-        m.computed_prompt_tokens.observe(double(int(prompts_[p].size()) - cached_[p]));
+    int preempted = 0;
+    for (const PromptState& prompt : prompts_) {
+        m.prompt_tokens.observe(prompt.n_tokens);
+        m.computed_prompt_tokens.observe(prompt.n_tokens - prompt.cached);
+        preempted += prompt.preempted;
     }
     m.max_generation_tokens.observe(most);
     m.n.observe(parsed_.request.n);
@@ -347,7 +356,7 @@ void Generation::count(HttpFields& notes) {
     notes.emplace_back("ttft", number(first));
     notes.emplace_back("rate", number(rate_seconds > 0 ? rate_tokens / rate_seconds : 0));
     notes.emplace_back("finish", reason);
-    if (const int n = std::accumulate(preempted_.begin(), preempted_.end(), 0)) notes.emplace_back("preempted", cat(n));
+    if (preempted > 0) notes.emplace_back("preempted", cat(preempted));
 }
 
 } // namespace quire

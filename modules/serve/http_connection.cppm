@@ -32,10 +32,10 @@ double seconds_since(Clock::time_point t) { return std::chrono::duration<double>
 
 enum class Phase : std::uint8_t {
     head,      // waits for, or has the beginning of, a head
-    body,      // its length is known
-    chunks,    // it comes in chunks
-    answering, // a worker's
-    draining,  // refused: what still comes is thrown away for a moment, so that the refusal is not
+    body,      // of known length
+    chunks,    // a chunked body
+    answering, // a worker has it
+    draining,  // refused: what is still received is discarded for a moment, so that the client can read the response
 };
 
 struct Connection : HttpPeer {
@@ -47,18 +47,18 @@ struct Connection : HttpPeer {
     Clock::time_point since   = Clock::now(); // idle, or of the first byte of the request
     bool              begun   = false;        // a request has
     std::size_t       blank   = 0;            // empty lines before it
-    std::size_t       drained = 0;            // bytes thrown away
-    std::string       in;                     // received and not yet taken apart
+    std::size_t       drained = 0;            // bytes discarded
+    std::string       in;                     // received and not yet parsed
     std::size_t       searched = 0;           // bytes of it without the end of a head
     HttpHead          head;
     ChunkDecoder      chunks;
     std::string       body;
-    std::size_t counted = 0; // bytes in the sum of all connections: of in and body, then what the answer's maker says
+    std::size_t       counted = 0; // bytes of this one in `sum`: of `in` and `body`, then what the handler holds
 
-    std::atomic<std::size_t>* sum   = nullptr; // of all connections
+    std::atomic<std::size_t>* sum   = nullptr; // bytes that all connections hold
     std::size_t               limit = 0;       // of it
 
-    std::shared_ptr<Connection> next; // in one of the lists between the threads
+    std::shared_ptr<Connection> next; // in a ConnectionList
     bool                        go_on = false;
 
     std::atomic<bool>     hung_up = false;
@@ -90,6 +90,8 @@ struct Connection : HttpPeer {
         if (fd >= 0) close(fd);
     }
 
+    void close_tls() const { SSL_shutdown(ssl); }
+
     enum class Io { done, again, again_out, end };
     // At most n bytes, without waiting.
     std::pair<Io, std::size_t> receive(char* to, std::size_t n) {
@@ -119,7 +121,7 @@ struct Connection : HttpPeer {
 
 using ConnectionPtr = std::shared_ptr<Connection>;
 
-// First in, first out, without memory of its own: to hand a connection over cannot fail.
+// First in, first out. Linked through the connections: pushing one cannot fail.
 class ConnectionList {
 public:
     bool empty() const { return !first_; }

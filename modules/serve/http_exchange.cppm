@@ -22,15 +22,16 @@ struct HttpRequest {
 class HttpPeer {
 public:
     virtual ~HttpPeer()       = default;
-    virtual bool gone() const = 0; // it has hung up, or takes nothing more
-    // `notice` runs once when the peer is gone, on another thread, at once if it is; an empty one takes it back, and is
-    // not running any more when this returns.
+    virtual bool gone() const = 0; // it has hung up, or reads no more
+    // `notice` runs once when the peer is gone, on another thread; at once if it is gone already. An empty one removes it; when
+    // that returns, it is not running.
     virtual void when_gone(std::function<void()> notice) = 0;
-    // What the request takes until it is answered, in place of its body's bytes. False: all requests together hold too much.
+    // The memory that the request takes until it is answered; replaces the size of its body. False: all requests together
+    // hold too much.
     virtual bool hold(std::size_t bytes) = 0;
 };
 
-// Writes one piece of a streamed response; false when nobody reads any more.
+// Writes one piece of a streamed response; false when the client has gone.
 using HttpWrite = std::function<bool(std::string_view)>;
 
 struct HttpResponse {
@@ -47,7 +48,7 @@ struct HttpExchange {
     HttpResponse response;
     HttpPeer*    peer = nullptr;
     HttpFields   notes; // of the handlers, for the log
-    // Whatever a handler needs until it returns; it may let go of it before.
+    // What a handler keeps until it returns; it may release it earlier.
     std::shared_ptr<void> held;
 };
 

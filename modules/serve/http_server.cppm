@@ -1,45 +1,34 @@
-// quire.serve.http: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. cpp-httplib does the routing and writes
-// responses. Connections wait for their requests here, without a thread each; requests are parsed here, within limits,
-// before other code sees them. **Owns** the sockets, the thread that waits for them, and the worker threads.
-// (No `import quire.core.std` here: httplib.h includes the standard library's headers.)
+// quire.serve.http_server: HTTP/1.1 over TCP, TLS and Unix sockets, for handlers that may block. One thread receives and parses the
+// requests of all connections (epoll); a complete request goes to a worker thread, which runs its handler and writes the
+// response. **Owns** the sockets, the epoll thread and the worker threads.
+// (No `import quire.core.std` here: the system's headers include the standard library's headers.)
 module;
 
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <httplib.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/err.h>
 #include <openssl/ssl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <expected>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -52,7 +41,9 @@ export module quire.serve.http_server;
 import quire.core.base;
 import quire.serve.http_connection;
 import quire.serve.http_exchange;
+import quire.serve.http_listener;
 import quire.serve.http_parser;
+import quire.serve.http_router;
 import quire.serve.reserve;
 
 export namespace quire {
@@ -79,12 +70,12 @@ public:
     Result<void> listen_unix(const std::string& path);
 
     void start(); // its threads; SIGPIPE is ignored from now on
-    // Hangs up on everybody and returns when all handlers have.
+    // Closes all connections and returns when all handlers have returned.
     void stop();
 
     int n_connections() const;
     int n_threads() const;
-    int n_answering() const; // requests that came in whole and whose responses have not gone out
+    int n_answering() const; // complete requests whose responses are not written yet
 
 private:
     HttpServer() = default;
@@ -116,7 +107,7 @@ std::string_view reason_of(int status) {
     }
 }
 
-// 16 hexadecimal digits that nobody can foretell.
+// 16 random hexadecimal digits.
 std::string random_id() {
     std::array<unsigned char, 8> bytes{};
     if (getrandom(bytes.data(), bytes.size(), 0) != ssize_t(bytes.size())) bytes.fill(0);
@@ -130,129 +121,31 @@ std::string random_id() {
 
 } // namespace
 
-// -- connections
-
-namespace {
-
-// What cpp-httplib reads: a head that was written here; and where its response goes.
-class Pipe : public httplib::Stream {
-public:
-    // Counts in `written` what went out.
-    Pipe(Connection& connection, std::string head, double write_seconds, std::size_t& written)
-        : connection_(connection), head_(std::move(head)), write_seconds_(write_seconds), written_(written) {}
-
-    bool    is_readable() const override { return at_ < head_.size(); }
-    bool    is_writable() const override { return !broken_; }
-    ssize_t read(char* to, std::size_t n) override {
-        n = std::min(n, head_.size() - at_);
-        std::memcpy(to, head_.data() + at_, n);
-        at_ += n;
-        return ssize_t(n);
-    }
-    ssize_t write(const char* from, std::size_t n) override {
-        for (std::size_t sent = 0; sent < n;) {
-            if (broken_) return -1;
-            const auto [io, some] = connection_.transmit(from + sent, n - sent);
-            sent += some;
-            written_ += some;
-            if (io == Connection::Io::done) continue;
-            if (io == Connection::Io::end || !wait(io == Connection::Io::again ? POLLIN : POLLOUT)) {
-                broken_ = true;
-                connection_.hang_up();
-                return -1;
-            }
-        }
-        return ssize_t(n);
-    }
-    void get_remote_ip_and_port(std::string& ip, int& port) const override {
-        ip   = connection_.remote;
-        port = 0;
-    }
-    void     get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
-    socket_t socket() const override { return connection_.fd; }
-
-    bool broken() const { return broken_; }
-
-private:
-    bool wait(short events) const {
-        pollfd                  p{connection_.fd, events, 0};
-        const Clock::time_point start = Clock::now();
-        while (true) {
-            const double left = write_seconds_ - seconds_since(start);
-            const int    n    = left > 0 ? poll(&p, 1, int(left * 1000) + 1) : 0;
-            if (n >= 0 || errno != EINTR) return n > 0;
-        }
-    }
-
-    Connection&  connection_;
-    std::string  head_;
-    double       write_seconds_;
-    std::size_t  at_     = 0;
-    bool         broken_ = false;
-    std::size_t& written_;
-};
-
-// cpp-httplib's server without its sockets: of a request it sees the method, the target and whether to keep the
-// connection, no more.
-class Router : public httplib::Server {
-public:
-    Router() {
-        svr_sock_ = 0; // or it takes itself for stopped
-    }
-    using httplib::Server::process_request;
-};
-
-// Debian 12's cpp-httplib takes four arguments, later ones the addresses as well.
-template <class R>
-bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
-    const std::function<void(httplib::Request&)> nothing = [](httplib::Request&) {};
-    if constexpr (requires { router.process_request(stream, close, closed, nothing); })
-        return router.process_request(stream, close, closed, nothing);
-    else return router.process_request(stream, std::string(), 0, std::string(), 0, close, closed, nothing);
-}
-
-// The exchange that the worker at hand is busy with: httplib's handlers are called by its process_request().
-thread_local HttpExchange* current_exchange = nullptr;
-
-constexpr const char* no_room = "there is no memory for this request now";
-
-std::string regex_of(const std::string& path) {
-    std::string out;
-    for (char c : path) {
-        if (std::string_view("\\^$.|?*+()[]{}").find(c) != std::string_view::npos) out += '\\';
-        out += c;
-    }
-    return out;
-}
-
-} // namespace
-
 // -- the server
 
 struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
-    HttpOptions                                     options;
-    Router                                          router;
-    SSL_CTX*                                        tls = nullptr;
-    std::map<std::string, std::vector<std::string>> methods; // of each path
+    HttpOptions                 options;
+    std::unique_ptr<HttpRouter> router;
+    SSL_CTX*                    tls = nullptr;
 
-    // The waiting thread's.
+    // Of the epoll thread.
     int                                              epoll = -1, wake = -1;
     std::vector<int>                                 listeners;
     std::vector<std::string>                         unix_paths;
     std::unordered_map<std::uint64_t, ConnectionPtr> connections;
     std::uint64_t                                    next_key = first_key;
-    std::optional<Clock::time_point>                 deaf_since; // no descriptors were left
+    std::optional<Clock::time_point>                 paused_since; // the listeners: no descriptors were left
     Clock::time_point                                swept = Clock::now();
-    std::thread                                      waiter;
+    std::thread                                      epoll_thread;
     std::atomic<int>                                 n_connections = 0, n_answering = 0;
     std::atomic<std::size_t>                         buffered = 0; // bytes that requests hold
-    std::string                                      no_memory;    // a whole response, ready
+    std::string                                      no_memory;    // a complete response, made in advance
 
     // Shared.
     std::mutex              mutex;
     std::condition_variable ready_cv;
-    ConnectionList          ready;    // whole requests
-    ConnectionList          returned; // by workers; whether they go on
+    ConnectionList          ready;    // with a complete request
+    ConnectionList          returned; // by workers
     int                     n_workers = 0, n_idle = 0;
     std::atomic<bool>       stopping = false;
 
@@ -268,7 +161,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     void add_listener(int fd);
     void run();
     void accept_all(int listener);
-    void listen_later();
+    void pause_listeners();
     bool evict();
     void watch(Connection& c, std::uint32_t events);
     void receive(const ConnectionPtr& c);
@@ -276,9 +169,9 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     void look_for_head(const ConnectionPtr& c);
     void say_continue(Connection& c);
     void out_of_memory(const ConnectionPtr& c);
-    void hand_over(const ConnectionPtr& c);
-    void take_back(const ConnectionPtr& c, bool go_on);
-    void refuse(const ConnectionPtr& c, const HttpFault& why);
+    void dispatch(const ConnectionPtr& c);
+    void resume(const ConnectionPtr& c, bool go_on);
+    void refuse(const ConnectionPtr& c, const HttpError& why);
     void drain(const ConnectionPtr& c);
     void drop(const ConnectionPtr& c);
     void sweep();
@@ -313,7 +206,7 @@ void HttpServer::Impl::watch(Connection& c, std::uint32_t events) {
 void HttpServer::Impl::run() {
     const MayFail                may_fail(true);
     std::array<epoll_event, 256> events{};
-    // What one connection has no memory for is that connection's trouble.
+    // If there is no memory for one connection, only that connection fails.
     const auto serve = [&](const ConnectionPtr& c, const auto& act) {
         try {
             act();
@@ -334,7 +227,7 @@ void HttpServer::Impl::run() {
                 try {
                     accept_all(listeners[key]);
                 } catch (const std::bad_alloc&) {
-                    listen_later();
+                    pause_listeners();
                 }
                 continue;
             }
@@ -351,13 +244,13 @@ void HttpServer::Impl::run() {
         }
         while (!back.empty()) {
             const ConnectionPtr c = back.pop();
-            serve(c, [&] { take_back(c, c->go_on); });
+            serve(c, [&] { resume(c, c->go_on); });
         }
         if (seconds_since(swept) <= 0.1) continue;
         refill_reserve();
         try {
             sweep();
-        } catch (const std::bad_alloc&) { // the next one
+        } catch (const std::bad_alloc&) { // the next sweep
         }
     }
 }
@@ -371,7 +264,7 @@ void HttpServer::Impl::accept_all(int listener) {
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
                 if (evict()) continue;
-                listen_later();
+                pause_listeners();
             }
             return;
         }
@@ -405,13 +298,13 @@ void HttpServer::Impl::accept_all(int listener) {
     }
 }
 
-// Where nobody can be taken in the listeners would report for ever.
-void HttpServer::Impl::listen_later() {
-    deaf_since = Clock::now();
+// Without descriptors a listener would report the same waiting client for ever: pauses all for a moment.
+void HttpServer::Impl::pause_listeners() {
+    paused_since = Clock::now();
     for (std::size_t l = 0; l < listeners.size(); l++) epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
 }
 
-// Makes room: the connection that waits longest without having begun a request goes.
+// Closes the connection that has been idle longest. False: none is idle.
 bool HttpServer::Impl::evict() {
     ConnectionPtr oldest;
     for (const auto& [key, c] : connections)
@@ -428,8 +321,8 @@ void HttpServer::Impl::drop(const ConnectionPtr& c) {
 }
 
 void HttpServer::Impl::receive(const ConnectionPtr& c) {
-    std::array<char, 65536> buffer; // NOLINT: filled by whoever sends
-    for (int i = 0; i < 4; i++) {   // then it is others' turn
+    std::array<char, 65536> buffer; // NOLINT: filled by receive()
+    for (int i = 0; i < 4; i++) {   // then other connections are served
         const auto [io, n] = c->receive(buffer.data(), buffer.size());
         if (io == Connection::Io::end) {
             // It closes, or only its sending side, which is the same here; what came in whole before is still answered.
@@ -460,28 +353,28 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
     if (c->phase == Phase::body || c->phase == Phase::chunks || c->phase == Phase::head) advance(c);
 }
 
-// As far as the bytes that are there allow.
+// Parses as much as has been received.
 void HttpServer::Impl::advance(const ConnectionPtr& c) {
     if (c->phase == Phase::head) look_for_head(c);
     if (c->phase == Phase::body && c->in.size() >= c->head.length) {
         c->body = c->in.substr(c->head.length); // of the next request
         c->in.resize(c->head.length);
         c->body.swap(c->in);
-        return hand_over(c);
+        return dispatch(c);
     }
     if (c->phase == Phase::chunks) {
         std::size_t at   = 0;
         const auto  done = c->chunks.feed(c->in, at, c->body, options.limits);
         c->in.erase(0, at);
         if (!done) return refuse(c, done.error());
-        if (*done) return hand_over(c);
+        if (*done) return dispatch(c);
     }
     if (c->phase == Phase::draining || c->phase == Phase::answering) return;
     if (!c->hold(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
 }
 
 void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
-    constexpr std::size_t most_blank = 16; // some send one after a body
+    constexpr std::size_t most_blank = 16; // some clients send one after a body
     std::string&          in         = c->in;
     if (c->searched == 0) {
         std::size_t at = 0;
@@ -491,12 +384,12 @@ void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
         if (c->blank > most_blank)
             return refuse(c, {400, cat("more than ", most_blank, " empty lines before a request")});
     }
-    if (in == "\r") return; // of one more
+    if (in == "\r") return; // the first half of another
     if (!c->begun && !in.empty()) {
         c->begun = true;
         c->since = Clock::now();
     }
-    // A line may end in no other way, or two readers disagree about where it ends.
+    // Only CR LF ends a line: a proxy in between could see another request if a lone LF did, too.
     for (std::size_t i = c->searched; i < in.size(); i++)
         if (in[i] == '\0' || (in[i] == '\n' && (i == 0 || in[i - 1] != '\r')))
             return refuse(c, {400, "a line of the head does not end in CR LF"});
@@ -526,7 +419,7 @@ void HttpServer::Impl::say_continue(Connection& c) {
     (void)c.transmit(text.data(), text.size());
 }
 
-// What still comes is thrown away.
+// Closes the sending side and discards what is still received, so that the client can read the response.
 void HttpServer::Impl::drain(const ConnectionPtr& c) {
     shutdown(c->fd, SHUT_WR);
     c->phase = Phase::draining;
@@ -537,14 +430,14 @@ void HttpServer::Impl::drain(const ConnectionPtr& c) {
     watch(*c, EPOLLIN | EPOLLRDHUP);
 }
 
-// As refuse(), without memory.
+// Like refuse(), without allocating.
 void HttpServer::Impl::out_of_memory(const ConnectionPtr& c) {
-    if (c->phase == Phase::answering || c->phase == Phase::draining) return; // not this one's
+    if (c->phase == Phase::answering || c->phase == Phase::draining) return; // not because of this request
     (void)c->transmit(no_memory.data(), no_memory.size());
     drain(c);
 }
 
-void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
+void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpError& why) {
     const std::string id   = random_id();
     const std::string body = refusal(why.status, why.message);
     const std::string text =
@@ -563,7 +456,7 @@ void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpFault& why) {
     options.log(exchange, 0, text.size());
 }
 
-void HttpServer::Impl::hand_over(const ConnectionPtr& c) {
+void HttpServer::Impl::dispatch(const ConnectionPtr& c) {
     if (!c->hold(c->in.capacity() + c->body.capacity())) return refuse(c, {503, "too many large requests at once"});
     c->phase = Phase::answering;
     n_answering++;
@@ -575,8 +468,8 @@ void HttpServer::Impl::hand_over(const ConnectionPtr& c) {
     else add_worker();
 }
 
-// A worker is through with it.
-void HttpServer::Impl::take_back(const ConnectionPtr& c, bool go_on) {
+// A worker has written the response.
+void HttpServer::Impl::resume(const ConnectionPtr& c, bool go_on) {
     if (!go_on || c->gone()) return drop(c);
     c->phase    = Phase::head;
     c->since    = Clock::now();
@@ -606,10 +499,10 @@ void HttpServer::Impl::sweep() {
     }
     {
         std::scoped_lock lock(mutex);
-        if (!ready.empty() && n_idle == 0) add_worker(); // there was no memory for one
+        if (!ready.empty() && n_idle == 0) add_worker(); // its start failed when the request came
     }
-    if (deaf_since && seconds_since(*deaf_since) > 0.5) {
-        deaf_since.reset();
+    if (paused_since && seconds_since(*paused_since) > 0.5) {
+        paused_since.reset();
         for (std::size_t i = 0; i < listeners.size(); i++) {
             epoll_event event{};
             event.events   = EPOLLIN;
@@ -621,9 +514,9 @@ void HttpServer::Impl::sweep() {
 
 // -- workers
 
-// Under the lock. Small stacks: nothing here recurses.
+// Under the lock. Small stacks: the handlers do not recurse.
 void HttpServer::Impl::add_worker() {
-    if (n_workers >= options.limits.threads) return; // whoever is ready first takes it
+    if (n_workers >= options.limits.threads) return; // the next idle worker takes the request
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, std::size_t(1) << 20);
@@ -636,7 +529,7 @@ void HttpServer::Impl::add_worker() {
     };
     std::unique_ptr<std::shared_ptr<Impl>> self(new (std::nothrow) std::shared_ptr<Impl>(shared_from_this()));
     if (self && pthread_create(&thread, &attributes, body, self.get()) == 0) {
-        (void)self.release(); // NOLINT: the thread's now
+        (void)self.release(); // NOLINT: the thread owns it now
         n_workers++;
     }
     pthread_attr_destroy(&attributes);
@@ -667,17 +560,16 @@ void HttpServer::Impl::answer(const ConnectionPtr& c) {
         HttpExchange exchange;
         try {
             c->go_on = respond(*c, exchange, written);
-        } catch (const std::exception&) { // no memory, and nothing left for a response of its own
+        } catch (const std::exception&) { // no memory, not even for a response
             c->go_on                 = false;
             exchange.response        = {};
             exchange.response.status = 503;
             if (written == 0) (void)c->transmit(no_memory.data(), no_memory.size());
         }
-        current_exchange = nullptr;
         c->when_gone({});
         try {
             if (options.log) options.log(exchange, seconds_since(start), written);
-        } catch (const std::exception&) { // a line less
+        } catch (const std::exception&) { // then without a line in the log
         }
     }
     {
@@ -688,7 +580,7 @@ void HttpServer::Impl::answer(const ConnectionPtr& c) {
     notify();
 }
 
-// Whether the connection goes on.
+// Returns whether the connection goes on.
 bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_t& written) {
     HttpRequest& r = exchange.request;
     exchange.peer  = &c;
@@ -701,28 +593,19 @@ bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_
 
     const std::string_view id = r.header("x-request-id");
     r.id                      = is_plain_word(id) ? std::string(id) : random_id();
-    const bool keep           = c.head.keep_alive && !stopping;
-    Pipe       pipe(c,
-                    cat(r.method, ' ', c.head.target, " HTTP/1.", c.head.minor, "\r\nHost: quire\r\nContent-Length: 0\r\n",
-                  keep ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n"),
-                    options.limits.write_seconds, written);
-    current_exchange  = &exchange;
-    bool       closed = false;
-    const bool ok     = process(router, pipe, !keep, closed);
-    // A stream without chunks, as HTTP/1.0 has it, ends with the connection.
-    const bool go_on = ok && keep && !closed && !pipe.broken() && !(exchange.response.stream && c.head.minor == 0);
-    if (c.ssl && !go_on && !pipe.broken()) SSL_shutdown(c.ssl);
-    return go_on;
+    return router->respond(c, exchange, c.head.keep_alive && !stopping, written);
 }
 
-// -- from outside
+// -- the interface
 
 Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
     std::unique_ptr<HttpServer> server(new HttpServer());
-    server->impl_           = std::make_shared<Impl>();
-    Impl& s                 = *server->impl_;
-    s.options               = std::move(options);
-    const std::string sorry = s.refusal(503, no_room);
+    server->impl_ = std::make_shared<Impl>();
+    Impl& s       = *server->impl_;
+    s.options     = std::move(options);
+    s.router      = std::make_unique<HttpRouter>(
+        s.options.limits, [&s](int status, const std::string& message) { return s.refusal(status, message); });
+    const std::string sorry = s.refusal(503, no_memory_message);
     s.no_memory =
         cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
             sorry.size(), "\r\nConnection: close\r\n\r\n", sorry);
@@ -736,180 +619,46 @@ Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
 
     if (const std::string &cert = s.options.tls_cert, &key = s.options.tls_key; !cert.empty() || !key.empty()) {
         if (cert.empty() || key.empty()) return fail("TLS takes both a certificate and a key");
-        s.tls = SSL_CTX_new(TLS_server_method());
-        if (!s.tls) return fail_with(ErrorKind::system, "no TLS in this OpenSSL");
-        SSL_CTX_set_min_proto_version(s.tls, TLS1_2_VERSION);
-        SSL_CTX_set_options(s.tls, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
-        SSL_CTX_set_mode(
-            s.tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_RELEASE_BUFFERS);
-        if (SSL_CTX_use_certificate_chain_file(s.tls, cert.c_str()) != 1)
-            return fail("cannot use ", quote(cert), " as a TLS certificate (PEM)");
-        if (SSL_CTX_use_PrivateKey_file(s.tls, key.c_str(), SSL_FILETYPE_PEM) != 1 ||
-            SSL_CTX_check_private_key(s.tls) != 1)
-            return fail("cannot use ", quote(key), " as the key (PEM) of ", quote(cert));
+        Result<SSL_CTX*> context = tls_context(cert, key);
+        if (!context) return std::unexpected(context.error());
+        s.tls = *context;
     }
 
-    s.router.set_keep_alive_timeout(time_t(s.options.limits.idle_seconds)); // what a response says of it
-    s.router.set_keep_alive_max_count(1'000'000);
-    s.router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr fault) { // NOLINT
-        std::rethrow_exception(std::move(fault)); // to answer()
-    });
-    // What no handler answered: a path or a method that is not there.
-    s.router.set_error_handler([&s](const httplib::Request&, httplib::Response& res) {
-        if (!res.body.empty()) return;
-        HttpExchange& exchange = *current_exchange;
-        const auto    known    = s.methods.find(exchange.request.path);
-        if (res.status == 404 || res.status == 400) {
-            if (known == s.methods.end()) res.status = 404;
-            else {
-                res.status = 405;
-                std::string allow;
-                for (const std::string& method : known->second) allow += (allow.empty() ? "" : ", ") + method;
-                res.set_header("Allow", allow);
-            }
-        }
-        exchange.response.status = res.status;
-        res.set_header("X-Request-Id", exchange.request.id);
-        res.set_content(s.refusal(res.status, res.status == 404 ? cat("there is no ", quote(exchange.request.path))
-                                              : res.status == 405
-                                                  ? cat(quote(exchange.request.method), " is not a method of this path")
-                                                  : std::string("the request could not be served")),
-                        "application/json");
-    });
     return server;
 }
 
 void HttpServer::route(const std::string& method, const std::string& path, HttpHandler handler) {
-    Impl& s = *impl_;
-    s.methods[path].push_back(method);
-    httplib::Server::Handler serve = [&s, handler = std::move(handler)](const httplib::Request& req,
-                                                                        httplib::Response&      res) {
-        HttpExchange& e = *current_exchange;
-        for (const auto& [key, value] : req.params) e.request.query.emplace_back(key, value);
-        try {
-            handler(e);
-        } catch (const std::bad_alloc&) {
-            e.request.body    = {};
-            e.response        = {};
-            e.response.status = 503;
-            e.response.body   = s.refusal(503, no_room);
-            e.response.headers.emplace_back("Retry-After", "1");
-        } catch (const std::exception& fault) {
-            e.response        = {};
-            e.response.status = 500;
-            e.response.body   = s.refusal(500, "an internal error");
-            e.notes.emplace_back("exception", fault.what());
-        }
-        e.held.reset();
-        HttpResponse& out = e.response;
-        if (e.peer && !out.stream) e.peer->hold(out.body.size());
-        res.status = out.status;
-        for (const auto& [key, value] : out.headers) res.set_header(key, value);
-        res.set_header("X-Request-Id", e.request.id);
-        if (!out.stream) {
-            res.set_content(std::string(), out.type);
-            res.body = std::move(out.body); // not copied
-            return;
-        }
-        const auto feed = [&e](std::size_t, httplib::DataSink& sink) {
-            bool open = true;
-            try {
-                e.response.stream([&](std::string_view piece) {
-                    if (!piece.empty()) open = open && sink.write(piece.data(), piece.size()) && sink.is_writable();
-                    return open;
-                });
-            } catch (const std::exception& fault) {
-                e.notes.emplace_back("exception", fault.what());
-                return false; // an unfinished stream: the connection is closed
-            }
-            if (open) sink.done();
-            return open;
-        };
-        if (req.version == "HTTP/1.0") res.set_content_provider(out.type, feed);
-        else res.set_chunked_content_provider(out.type, feed);
-    };
-    const std::string pattern = regex_of(path);
-    if (method == "GET") s.router.Get(pattern, serve);
-    else if (method == "POST") s.router.Post(pattern, serve);
-    else if (method == "DELETE") s.router.Delete(pattern, serve);
-    else if (method == "OPTIONS") s.router.Options(pattern, serve);
-    else check(false, "a method that nobody routes");
+    impl_->router->route(method, path, std::move(handler));
 }
 
 Result<int> HttpServer::listen(const std::string& host, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags    = AI_PASSIVE;
-    if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
-        return fail_with(ErrorKind::system, "no address ", quote(host), ": ", gai_strerror(why));
-    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-    std::string                                              last = "no such address";
-    for (const addrinfo* at = found; at; at = at->ai_next) {
-        const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
-        if (fd < 0) continue;
-        const int on = 1;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 4096) == 0) {
-            sockaddr_storage bound{};
-            socklen_t        size = sizeof bound;
-            getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
-            impl_->add_listener(fd);
-            return int(ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                                         : reinterpret_cast<sockaddr_in*>(&bound)->sin_port));
-        }
-        last = std::strerror(errno);
-        close(fd);
-    }
-    return fail_with(ErrorKind::system, "cannot listen on ", quote(host), " port ", port, ": ", last);
+    const Result<Listener> listener = listen_tcp(host, port);
+    if (!listener) return std::unexpected(listener.error());
+    impl_->add_listener(listener->fd);
+    return listener->port;
 }
 
 Result<void> HttpServer::listen_unix(const std::string& path) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.empty() || path.size() >= sizeof address.sun_path)
-        return fail("a socket's path has 1 to ", sizeof address.sun_path - 1, " bytes, not ", path.size());
-    std::memcpy(address.sun_path, path.data(), path.size());
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0) return fail_with(ErrorKind::system, "no Unix sockets: ", std::strerror(errno));
-    // One that a server left behind, and that nobody listens to, is in the way.
-    struct stat left{};
-    if (lstat(path.c_str(), &left) == 0 && S_ISSOCK(left.st_mode) &&
-        connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 && errno == ECONNREFUSED)
-        unlink(path.c_str());
-    close(fd);
-    const int fresh = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fresh < 0 || bind(fresh, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 ||
-        ::listen(fresh, 4096) < 0) {
-        const std::string why = std::strerror(errno);
-        if (fresh >= 0) close(fresh);
-        return fail_with(ErrorKind::system, "cannot listen on ", quote(path), ": ", why);
-    }
-    impl_->add_listener(fresh);
+    const Result<Listener> listener = quire::listen_unix(path);
+    if (!listener) return std::unexpected(listener.error());
+    impl_->add_listener(listener->fd);
     impl_->unix_paths.push_back(path);
     return {};
 }
 
 void HttpServer::start() {
     std::signal(SIGPIPE, SIG_IGN); // OpenSSL writes without MSG_NOSIGNAL
-    // The library makes its tables at the first request: a request to nobody, while there is one thread.
-    Connection   nobody;
-    HttpExchange exchange;
-    std::size_t  written = 0;
-    Pipe         pipe(nobody, "GET / HTTP/1.1\r\n\r\n", 0, written);
-    bool         closed = false;
-    current_exchange    = &exchange;
-    process(impl_->router, pipe, true, closed);
-    current_exchange = nullptr;
-    impl_->waiter    = std::thread([this] { impl_->run(); });
+    impl_->router->warm_up();
+    impl_->epoll_thread = std::thread([this] { impl_->run(); });
 }
 
 void HttpServer::stop() {
     Impl& s = *impl_;
     if (s.stopping.exchange(true)) return;
     s.notify();
-    if (s.waiter.joinable()) s.waiter.join();
+    if (s.epoll_thread.joinable()) s.epoll_thread.join();
     for (const auto& [key, c] : s.connections) {
-        shutdown(c->fd, SHUT_RDWR); // whoever writes to it gives up
+        shutdown(c->fd, SHUT_RDWR); // a worker that writes to it gives up
         c->hang_up();
     }
     std::unique_lock lock(s.mutex);

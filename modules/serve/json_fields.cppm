@@ -17,10 +17,10 @@ std::string_view type_name(const Json& value) {
     return value.is_array() ? "an array" : "an object";
 }
 
-// The members of a request's object, each looked at once. The first fault is kept; after one nothing matters any more.
-class Fields {
+// The members of a request's object. The first error is kept; whoever reads checks for it once, at the end.
+class JsonFields {
 public:
-    explicit Fields(const Json& object) : object_(object) {}
+    explicit JsonFields(const Json& object) : object_(object) {}
 
     // Null counts as absent.
     const Json* find(const std::string& name) {
@@ -31,10 +31,10 @@ public:
     bool has(const std::string& name) { return find(name) != nullptr; }
 
     void fail(const std::string& param, const std::string& message) {
-        if (!fault_) fault_ = ApiFault{400, message, param, ""};
+        if (!error_) error_ = ApiError{400, message, param, ""};
     }
-    void fail(ApiFault fault) {
-        if (!fault_) fault_ = std::move(fault);
+    void fail(ApiError error) {
+        if (!error_) error_ = std::move(error);
     }
 
     bool boolean(const std::string& name, bool otherwise) {
@@ -136,13 +136,13 @@ public:
             if (!seen_.contains(at.key()) && names.size() < 16) names.push_back(at.key().substr(0, 64));
         return names;
     }
-    bool                      fault() const { return fault_.has_value(); }
-    std::unexpected<ApiFault> refusal() const { return std::unexpected(fault_.value_or(ApiFault{})); }
+    bool                      failed() const { return error_.has_value(); }
+    std::unexpected<ApiError> error() const { return std::unexpected(error_.value_or(ApiError{})); }
 
 private:
     const Json&             object_;
     std::set<std::string>   seen_;
-    std::optional<ApiFault> fault_;
+    std::optional<ApiError> error_;
 };
 
 } // namespace quire

@@ -18,17 +18,17 @@ struct ApiLimits {
     int                      vocab_size = 0;
     int                      context    = 0;
     int                      n = 128, best_of = 128; // answers; beams
-    int                      max_tokens = 0;         // that a request may ask for; 0: any number, cut at the context
-    int        default_tokens           = -1;   // where a request says nothing; -1: OpenAI's 16, for chats the context
-    int        stops                    = 64;   // strings; as many bad words
-    int        stop_bytes               = 512;  // of each
-    int        prompts                  = 1024; // of one request
-    int        messages                 = 4096;
-    int        logprobs                 = 20;
-    int        logit_bias               = 1024;       // entries
-    double     temperature = 1, top_p = 1, min_p = 0; // where a request says nothing
-    int        top_k = 0;
-    JsonLimits json;
+    int                      max_tokens     = 0;     // that a request may ask for; 0: any number, cut at the context
+    int                      default_tokens = -1;   // where a request sets none; -1: OpenAI's 16, for chats the context
+    int                      stops          = 64;   // strings; as many bad words
+    int                      stop_bytes     = 512;  // of each
+    int                      prompts        = 1024; // of one request
+    int                      messages       = 4096;
+    int                      logprobs       = 20;
+    int                      logit_bias     = 1024;                 // entries
+    double                   temperature = 1, top_p = 1, min_p = 0; // where a request sets none
+    int                      top_k = 0;
+    JsonLimits               json;
 };
 
 // Text and token ids in a row; the ids stand for themselves.
@@ -48,7 +48,7 @@ struct GenerationRequest {
     std::vector<Prompt>                        prompts; // of completions
     Conversation                               conversation;
     bool                                       add_special_tokens = true;
-    Request                                    request;    // all but the prompt; max_tokens 0: see below
+    Request                                    request;    // all but the prompt and max_tokens
     std::optional<int>                         max_tokens; // 0: nothing is generated; absent: up to the context
     bool                                       has_seed = false;
     std::vector<std::string>                   stop, bad_words;
@@ -65,6 +65,9 @@ struct GenerationRequest {
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
+// Sets max_tokens and min_tokens of an engine request with one of the prompts: what `from` asks for, at most what the context has
+// room for.
+void limit_tokens(const GenerationRequest& from, int context, Request& request);
 
 struct EmbeddingRequest {
     std::vector<Prompt>      inputs;
@@ -98,8 +101,8 @@ namespace quire {
 
 namespace {
 
-std::unexpected<ApiFault> refuse(std::string param, std::string message, int status = 400, std::string code = "") {
-    return std::unexpected(ApiFault{status, std::move(message), std::move(param), std::move(code)});
+std::unexpected<ApiError> refuse(std::string param, std::string message, int status = 400, std::string code = "") {
+    return std::unexpected(ApiError{status, std::move(message), std::move(param), std::move(code)});
 }
 
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
@@ -109,17 +112,17 @@ Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits
     return std::move(*json);
 }
 
-void parse_model(Fields& f, const ApiLimits& limits) {
+void parse_model(JsonFields& f, const ApiLimits& limits) {
     const Json* v = f.find("model");
     if (!v) return;
     if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
     const auto& name = v->get_ref<const std::string&>();
     if (name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
-    f.fail(ApiFault{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
+    f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
                     "model", "model_not_found"});
 }
 
-void parse_bias(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     const Json* v = f.find("logit_bias");
     if (!v) return;
     if (!v->is_object() && !v->is_array())
@@ -142,12 +145,12 @@ void parse_bias(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
                 return f.fail("logit_bias", cat("logit_bias has the key ", quote(text), ", which is no token id"));
             else return void(out.text_bias.emplace_back(text, value));
         } else {
-            id = Fields::integer_of(key);
+            id = JsonFields::integer_of(key);
         }
         if (!id || *id < 0 || *id >= limits.vocab_size)
-            return f.fail("logit_bias",
-                          cat("logit_bias names ", key.is_string() ? quote(key.get<std::string>()) : Fields::shown(key),
-                              ", which is no token id in 0..", limits.vocab_size - 1));
+            return f.fail("logit_bias", cat("logit_bias names ",
+                                            key.is_string() ? quote(key.get<std::string>()) : JsonFields::shown(key),
+                                            ", which is no token id in 0..", limits.vocab_size - 1));
         out.request.sampling.logit_bias.emplace_back(Token(*id), value);
     };
     if (v->is_object()) {
@@ -159,7 +162,7 @@ void parse_bias(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
         else return f.fail("logit_bias", "a list of logit_bias has pairs of a token and a bias");
 }
 
-void parse_sampling(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     SamplingParams& s    = out.request.sampling;
     s.temperature        = float(f.number("temperature", 0, 100, limits.temperature));
     s.top_p              = float(f.number("top_p", 0, 1, limits.top_p, true));
@@ -185,7 +188,7 @@ void parse_sampling(Fields& f, GenerationRequest& out, const ApiLimits& limits) 
     parse_bias(f, out, limits);
 }
 
-void parse_beams(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     Request&   r       = out.request;
     const bool beams   = f.boolean("use_beam_search", false);
     const int  width   = f.integer("beam_width", 0, limits.best_of, 0);
@@ -223,37 +226,30 @@ void parse_beams(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
     if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
     if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
-    if (out.has_seed) (void)0; // nothing is drawn: any seed gives the same
 }
 
-void parse_stream(Fields& f, GenerationRequest& out) {
+void parse_stream(JsonFields& f, GenerationRequest& out) {
     out.stream          = f.boolean("stream", false);
     const Json* options = f.find("stream_options");
     if (!options) return;
     if (!options->is_object()) return f.fail("stream_options", "stream_options has to be an object");
-    Fields o(*options);
+    JsonFields o(*options);
     out.include_usage    = o.boolean("include_usage", false);
     out.continuous_usage = o.boolean("continuous_usage_stats", false);
     if (!out.stream && (out.include_usage || out.continuous_usage))
         return f.fail("stream_options", "stream_options needs stream");
     if (o.boolean("include_obfuscation", false)) o.fail("include_obfuscation", "include_obfuscation is not supported");
-    if (o.fault()) f.fail("stream_options", o.refusal().error().message);
+    if (o.failed()) f.fail("stream_options", o.error().error().message);
     for (const std::string& name : o.unknown()) out.unknown.push_back("stream_options." + name);
 }
 
-// What both endpoints have in common.
-void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
+// Answers' lengths: under three names, with a default and a limit of the server. limit_tokens() applies the result.
+void parse_max_tokens(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     constexpr int huge = std::numeric_limits<int>::max();
     Request&      r    = out.request;
-    parse_model(f, limits);
-    r.n       = f.integer("n", 1, limits.n, 1);
-    r.best_of = f.integer("best_of", 1, limits.best_of, r.n);
-    if (r.best_of < r.n)
-        f.fail("best_of", cat("best_of is ", r.best_of, ", less than the ", r.n, " answers that n wants"));
-
-    const char* name = f.has("max_completion_tokens") ? "max_completion_tokens"
-                       : f.has("max_tokens")          ? "max_tokens"
-                                                      : "n_predict";
+    const char*   name = f.has("max_completion_tokens") ? "max_completion_tokens"
+                         : f.has("max_tokens")          ? "max_tokens"
+                                                        : "n_predict";
     for (const char* other : {"max_completion_tokens", "max_tokens", "n_predict"})
         if (const auto n = f.integer(other, -1, huge); n && other == std::string_view(name) && *n >= 0)
             out.max_tokens = int(*n);
@@ -269,6 +265,19 @@ void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     if (out.max_tokens && r.min_tokens > *out.max_tokens)
         f.fail("min_tokens", cat("min_tokens is ", r.min_tokens, ", more than the ", *out.max_tokens, " of ",
                                  f.has(name) ? name : "max_tokens"));
+}
+
+// What completions and chats have in common.
+void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    constexpr int huge = std::numeric_limits<int>::max();
+    Request&      r    = out.request;
+    parse_model(f, limits);
+    r.n       = f.integer("n", 1, limits.n, 1);
+    r.best_of = f.integer("best_of", 1, limits.best_of, r.n);
+    if (r.best_of < r.n)
+        f.fail("best_of", cat("best_of is ", r.best_of, ", less than the ", r.n, " answers that n wants"));
+
+    parse_max_tokens(f, out, limits);
     r.ignore_end  = f.boolean("ignore_eos", false);
     r.stop_tokens = f.tokens("stop_token_ids", limits.vocab_size);
     if (r.stop_tokens.size() > std::size_t(limits.stops) * 16)
@@ -295,16 +304,16 @@ void parse_common(Fields& f, GenerationRequest& out, const ApiLimits& limits) {
     refuse_unsupported(f);
 }
 
-// Text and ids in one list, as llama.cpp has them.
-bool parse_mixed(Fields& f, const std::string& param, const Json& list, const ApiLimits& limits, Prompt& out) {
+// Text and ids in one list, as in llama.cpp.
+bool parse_mixed(JsonFields& f, const std::string& param, const Json& list, const ApiLimits& limits, Prompt& out) {
     for (const Json& item : list) {
         if (item.is_string()) {
             out.emplace_back(item.get<std::string>());
             continue;
         }
-        const std::optional<Token> id = Fields::token_of(item, limits.vocab_size);
+        const std::optional<Token> id = JsonFields::token_of(item, limits.vocab_size);
         if (!id) {
-            f.fail(param, cat(param, ": ", Fields::shown(item), " is neither a text nor a token id in 0..",
+            f.fail(param, cat(param, ": ", JsonFields::shown(item), " is neither a text nor a token id in 0..",
                               limits.vocab_size - 1));
             return false;
         }
@@ -315,7 +324,7 @@ bool parse_mixed(Fields& f, const std::string& param, const Json& list, const Ap
     return true;
 }
 
-std::vector<Prompt> parse_prompts(Fields& f, const std::string& param, const ApiLimits& limits) {
+std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits) {
     std::vector<Prompt> prompts;
     const Json*         v = f.find(param);
     if (!v) {
@@ -355,7 +364,7 @@ std::vector<Prompt> parse_prompts(Fields& f, const std::string& param, const Api
 }
 
 // The text of a message: a string, or parts of type text.
-std::optional<std::string> parse_content(Fields& f, const Json& message, const std::string& where) {
+std::optional<std::string> parse_content(JsonFields& f, const Json& message, const std::string& where) {
     const auto at = message.find("content");
     if (at == message.end() || at->is_null()) {
         f.fail("messages", cat(where, " has no content"));
@@ -379,7 +388,7 @@ std::optional<std::string> parse_content(Fields& f, const Json& message, const s
     return text;
 }
 
-Conversation parse_conversation(Fields& f, const ApiLimits& limits) {
+Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     Conversation out;
     const Json*  v = f.find("messages");
     if (!v || !v->is_array() || v->empty()) {
@@ -411,7 +420,7 @@ Conversation parse_conversation(Fields& f, const ApiLimits& limits) {
         if (!text) return out;
         out.messages.push_back({std::move(role), std::move(*text)});
     }
-    // An answer that has begun: asked for, or said by nothing but its place (as llama.cpp has it).
+    // The last message may be the beginning of the answer: as requested, or because it is by the assistant (as in llama.cpp).
     const bool last_is_answer = out.messages.back().role == "assistant";
     const bool add            = f.boolean("add_generation_prompt", true);
     out.continue_final        = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
@@ -426,14 +435,14 @@ Conversation parse_conversation(Fields& f, const ApiLimits& limits) {
 }
 
 // llama.cpp's name for log-probabilities; 0 is none.
-int parse_n_probs(Fields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
+int parse_n_probs(JsonFields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
 
 } // namespace
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields            f(*json);
+    JsonFields        f(*json);
     GenerationRequest out;
     parse_common(f, out, limits);
     out.prompts            = parse_prompts(f, "prompt", limits);
@@ -448,14 +457,14 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
         f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
     if (f.has("messages")) f.fail("messages", "messages belongs to /v1/chat/completions");
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
-    if (f.fault()) return f.refusal();
+    if (f.failed()) return f.error();
     return out;
 }
 
 Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields            f(*json);
+    JsonFields        f(*json);
     GenerationRequest out;
     out.chat         = true;
     out.conversation = parse_conversation(f, limits);
@@ -470,14 +479,20 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
     if (top > 0 && !out.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs");
     if (out.logprobs) out.request.sampling.logprobs = top;
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
-    if (f.fault()) return f.refusal();
+    if (f.failed()) return f.error();
     return out;
+}
+
+void limit_tokens(const GenerationRequest& from, int context, Request& request) {
+    const int prompt   = int(std::min<std::size_t>(request.prompt.size(), std::size_t(context) - 1));
+    request.max_tokens = std::min(from.max_tokens.value_or(context), context - prompt); // room for at least 1
+    request.min_tokens = std::min(request.min_tokens, request.max_tokens);
 }
 
 Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields           f(*json);
+    JsonFields       f(*json);
     EmbeddingRequest out;
     parse_model(f, limits);
     out.inputs             = parse_prompts(f, f.has("input") || !f.has("content") ? "input" : "content", limits);
@@ -490,14 +505,14 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
     if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
     (void)f.find("user");
     out.unknown = f.unknown();
-    if (f.fault()) return f.refusal();
+    if (f.failed()) return f.error();
     return out;
 }
 
 Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields      f(*json);
+    JsonFields  f(*json);
     TextRequest out;
     parse_model(f, limits);
     const int given = int(f.has("prompt")) + int(f.has("content")) + int(f.has("messages"));
@@ -515,38 +530,39 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     for (const char* name : {"chat_template", "tools"})
         if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
             f.fail(name, cat(name, " is not supported"));
-    if (f.fault()) return f.refusal();
+    if (f.failed()) return f.error();
     return out;
 }
 
 Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields f(*json);
+    JsonFields f(*json);
     parse_model(f, limits);
     const Json* v = f.find("tokens");
     if (!v || !v->is_array()) f.fail("tokens", "tokens has to be a list of token ids");
     std::vector<Token> ids;
     if (v && v->is_array())
         for (const Json& item : *v) {
-            const std::optional<Token> id = Fields::token_of(item, limits.vocab_size);
+            const std::optional<Token> id = JsonFields::token_of(item, limits.vocab_size);
             if (!id) {
-                f.fail("tokens", cat("tokens: ", Fields::shown(item), " is no token id in 0..", limits.vocab_size - 1));
+                f.fail("tokens",
+                       cat("tokens: ", JsonFields::shown(item), " is no token id in 0..", limits.vocab_size - 1));
                 break;
             }
             ids.push_back(*id);
         }
-    if (f.fault()) return f.refusal();
+    if (f.failed()) return f.error();
     return ids;
 }
 
 Parsed<std::string> parse_id_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
     if (!json) return std::unexpected(json.error());
-    Fields      f(*json);
+    JsonFields  f(*json);
     std::string id = f.text("id", 128);
     if (id.empty()) f.fail("id", "id is missing");
-    if (f.fault()) return f.refusal();
+    if (f.failed()) return f.error();
     return id;
 }
 

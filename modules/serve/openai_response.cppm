@@ -26,7 +26,8 @@ struct SpelledPosition {
     std::size_t                   offset = 0; // of its text in the whole text, in characters
 };
 
-// One answer, or what is new of it.
+// One answer, or a piece of it, for the client: an OutputDelta as text. It adds stop strings, the offsets of tokens in the text,
+// and log-probabilities with their tokens spelled out.
 struct Choice {
     int                          index = 0;
     std::string                  text;
@@ -163,7 +164,7 @@ Json prompt_logprobs(std::span<const SpelledPosition> positions) {
                           Json{{"logprob", finite(t.logprob)}, {"rank", std::move(r)}, {"decoded_token", t.bytes}});
         };
         for (const SpelledLogprob& t : p.top) add(t, ++rank);
-        add(*p.chosen, nullptr); // its rank is not known when it is not among the best
+        add(*p.chosen, nullptr); // its rank is unknown if it is not among the best
         list.push_back(std::move(item));
     }
     return list;

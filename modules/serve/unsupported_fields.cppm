@@ -8,7 +8,8 @@ import quire.core.std;
 
 export namespace quire {
 
-void refuse_unsupported(Fields& f);
+// Sets an error for a field whose value asks for what quire does not do.
+void refuse_unsupported(JsonFields& f);
 
 } // namespace quire
 
@@ -18,7 +19,7 @@ namespace quire {
 
 namespace {
 
-// Known fields that quire does not implement: what they may be all the same, since it changes nothing.
+// Fields that quire does not implement, and the values that are accepted because they ask for nothing.
 struct Unsupported {
     const char* name;
     const char* harmless; // a JSON list
@@ -97,7 +98,7 @@ constexpr Unsupported unsupported[] = {
     {"input_extra", "[[]]"},
 };
 
-// Fields that change nothing here whatever they are: names of users, settings of samplers that are off, labels.
+// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels.
 constexpr const char* idle[] = {"user",
                                 "metadata",
                                 "safety_identifier",
@@ -125,7 +126,7 @@ std::string accepted(const Json& harmless) {
 
 } // namespace
 
-void refuse_unsupported(Fields& f) {
+void refuse_unsupported(JsonFields& f) {
     for (const Unsupported& u : unsupported) {
         const Json* v = f.find(u.name);
         if (!v) continue;

@@ -10,7 +10,7 @@ export namespace quire {
 struct TextOptions {
     std::vector<std::string> stop;
     bool                     include_stop = false, skip_special = true;
-    int                      min_tokens = 0; // before so many no stop string counts
+    int                      min_tokens = 0; // within so many tokens stop strings are ignored
 };
 
 // Turns the tokens of one answer into text. Text that may become a stop string, and incomplete characters, are held back.
@@ -18,12 +18,12 @@ class AnswerText {
 public:
     AnswerText(const Tokenizer& tokenizer, const TextOptions& options);
 
-    // One token more. `ends`: it is the end or stop token by which the engine ended the answer. True: a stop string is
-    // there, the answer is over.
+    // Appends a token. `ends`: it is the end or stop token by which the engine ended the answer. True: the text has a stop string,
+    // the answer is over.
     bool push(Token token, bool ends);
     // No more will come.
     void finish();
-    // What can be said for certain since the last call.
+    // The text since the last call that no later token can change.
     std::string take();
 
     const std::string& stop_string() const { return stop_string_; } // that ended it; "" if none did
@@ -55,7 +55,7 @@ AnswerText::AnswerText(const Tokenizer& tokenizer, const TextOptions& options)
 bool AnswerText::push(Token token, bool ends) {
     if (over_) return false;
     n_tokens_++;
-    // An end or stop token is no part of the text, unless it is asked for.
+    // An end or stop token is not part of the text, unless the request asks for it.
     if (!ends || options_->include_stop) append(detokenizer_.push(token));
     return over_;
 }
