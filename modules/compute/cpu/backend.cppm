@@ -55,7 +55,7 @@ public:
         return buffer;
     }
     std::size_t memory_available() const override { return available_memory(); }
-    // A quarter of the machine's memory, or a third of what is left: the swap pool has as much.
+    // A quarter of the machine's memory, or a third of what is free: the swap pool takes as much.
     std::size_t memory_for_cache() const override {
         const auto machine = std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE));
         return std::min(machine / 4, available_memory() / 3);
@@ -135,9 +135,9 @@ private:
     std::vector<float>              quantised_; // the activations of the current GEMM: int16-quantised
     std::vector<float>              packed_;    // and as packed panels
     std::vector<std::vector<float>> vectors_;   // copies of the weights that are vectors
-    // Weights by their place in the file, where the backend reads a copy in another order.
+    // Repacked copies of weights, by their address in the file.
     std::unordered_map<const void*, const std::byte*> repacked_;
-    LargePages                                        copies_;  // which lie here
+    LargePages                                        copies_;  // their memory
     std::unordered_map<const void*, MappedPages>      lookups_; // tables that embed() alone reads
     const Program*                                    program_ = nullptr;
     const Activations*                                values_  = nullptr;

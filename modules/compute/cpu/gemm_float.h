@@ -178,14 +178,14 @@ INLINE void float_epilogue(const GemmTask& task, const f32x16* sums, std::int64_
     for (std::int64_t t = first; t < last; t++, sums += row_block)
         for (std::int64_t i = 0; i < rows; i += 16) {
             const std::int64_t here = std::min<std::int64_t>(16, rows - i);
-            float              total[16], left[16];
+            float              total[16], last_columns[16];
             sum_lanes_of_16(sums + i, total);
             for (std::int64_t r = 0; rest > 0 && r < here; r++) {
                 const std::size_t at =
                     std::size_t((row + i + r) * w.cols + whole); // only float types have such columns
                 dequantize_inline(w.type, static_cast<const std::byte*>(w.data) + row_bytes(w.type, std::int64_t(at)),
-                                  left, rest);
-                total[r] = add_rest(total[r], left, task.x + t * w.cols + whole, rest);
+                                  last_columns, rest);
+                total[r] = add_rest(total[r], last_columns, task.x + t * w.cols + whole, rest);
             }
             for (std::int64_t r = 0; task.bias && r < here; r++) total[r] += task.bias[row + i + r];
             float* out = task.out + t * w.rows + row + i;

@@ -261,7 +261,7 @@ struct Pieces {
         const u16x16 fp16_ = (h);                                                                         \
         for (int r_ = 0; r_ < 16; r_++) {                                                                 \
             const std::uint8_t bytes_[2] = {std::uint8_t(fp16_[r_] & 255), std::uint8_t(fp16_[r_] >> 8)}; \
-            (out)[r_]                    = half_at(bytes_);                                               \
+            (out)[r_]                    = fp16_at(bytes_);                                               \
         }                                                                                                 \
     } while (0)
 #define DOT(sum, w, x)                                                                                          \
