@@ -38,7 +38,7 @@ struct Context {
     bool                       sm90             = false; // the device runs what is compiled for sm_90a
     bool                       cooperative      = false; // the device knows cooperative launches
     cudaStream_t               stream           = nullptr;
-    cudaError_t                error            = cudaSuccess; // the first one since it was asked for
+    cudaError_t                error            = cudaSuccess; // the first one since last_error()
     std::size_t                bytes            = 0;           // of device memory that is held below
     std::vector<UploadLane>    lanes;
     std::map<const void*, int> prepared; // kernels, with their CTAs per SM

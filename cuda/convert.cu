@@ -1,5 +1,6 @@
-// Converts GGUF's blocks to layouts that a warp can read in 16-byte words: int8 with a scale (and a minimum) for each group, with
-// exactly the numbers of the file, or halves. Block layouts: the GGUF format document; drawn in modules/quants.cppm.
+// Repacks GGUF's blocks into layouts that a warp can read in 16-byte words: int8 with a scale (and a minimum) for each group,
+// with exactly the numbers of the file, or fp16. Block layouts: the GGUF format document; drawn in
+// modules/model_file/quants.cppm.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -10,12 +11,12 @@ namespace quire::cuda {
 
 namespace {
 
-// ggml_type's numbers, as quire.tensor's DType has them.
+// ggml_type's numbers, as quire.core.tensor's DType has them.
 enum : std::uint32_t { F32 = 0, F16 = 1, Q4_0 = 2, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, BF16 = 30 };
 
 using Byte = unsigned char;
 
-__device__ float half_at(const Byte* p) { return __half2float(__ushort_as_half(std::uint16_t(p[0] | p[1] << 8))); }
+__device__ float fp16_at(const Byte* p) { return __half2float(__ushort_as_half(std::uint16_t(p[0] | p[1] << 8))); }
 
 // One group of weights: its q's, scale and minimum.
 template <std::uint32_t Type>
@@ -23,16 +24,16 @@ __device__ void read_group(const Byte* blocks, std::int64_t g, int* q, float& sc
     min = 0;
     if constexpr (Type == Q8_0) {
         const Byte* b = blocks + g * 34;
-        scale         = half_at(b);
+        scale         = fp16_at(b);
         for (int i = 0; i < 32; i++) q[i] = static_cast<signed char>(b[2 + i]);
     } else if constexpr (Type == Q4_0) {
         const Byte* b = blocks + g * 18;
-        scale         = half_at(b);
+        scale         = fp16_at(b);
         for (int i = 0; i < 16; i++) q[i] = (b[2 + i] & 15) - 8, q[i + 16] = (b[2 + i] >> 4) - 8;
     } else if constexpr (Type == Q5_0) {
         const Byte*         b    = blocks + g * 22;
         const std::uint32_t high = b[2] | b[3] << 8 | b[4] << 16 | std::uint32_t(b[5]) << 24;
-        scale                    = half_at(b);
+        scale                    = fp16_at(b);
         for (int i = 0; i < 16; i++) {
             q[i]      = ((b[6 + i] & 15) | ((high >> i & 1) << 4)) - 16;
             q[i + 16] = ((b[6 + i] >> 4) | ((high >> (i + 16) & 1) << 4)) - 16;
@@ -42,8 +43,8 @@ __device__ void read_group(const Byte* blocks, std::int64_t g, int* q, float& sc
         const int   j = int(g % 8);
         int         s, m;
         q4_k_scale(b + 4, j, s, m);
-        scale = half_at(b) * float(s);
-        min   = half_at(b + 2) * float(m);
+        scale = fp16_at(b) * float(s);
+        min   = fp16_at(b + 2) * float(m);
         for (int i = 0; i < 32; i++) {
             const Byte low = b[48 + j / 2 * 32 + i];
             q[i]           = (j % 2 ? low >> 4 : low & 15) | (b[16 + i] >> j & 1) << 4;
@@ -52,7 +53,7 @@ __device__ void read_group(const Byte* blocks, std::int64_t g, int* q, float& sc
         const Byte* b = blocks + g / 16 * 210;
         const int j = int(g % 16), part = j / 8, quarter = j % 8 / 2, from = j % 2 * 16; // 128 weights in four quarters
         const Byte *low = b + part * 64 + quarter % 2 * 32 + from, *high = b + 128 + part * 32 + from;
-        scale = half_at(b + 208) * float(static_cast<signed char>(b[192 + j]));
+        scale = fp16_at(b + 208) * float(static_cast<signed char>(b[192 + j]));
         for (int i = 0; i < 16; i++)
             q[i] = ((quarter < 2 ? low[i] & 15 : low[i] >> 4) | (high[i] >> (2 * quarter) & 3) << 4) - 32;
     }
@@ -100,7 +101,7 @@ __global__ void dequantize_kernel(Weight w, __half* out, std::int64_t n) {
         const int   in = int(i % 256), chunk = in / 64, j = in / 32;
         int         s, m;
         q4_k_scale(block + 4, j, s, m);
-        const float d = half_at(block) * float(s), min = half_at(block + 2) * float(m);
+        const float d = fp16_at(block) * float(s), min = fp16_at(block + 2) * float(m);
         for (int k = 0; k < 8; k++) {
             const Byte byte = block[16 + chunk * 32 + in % 32 + k];
             v[k]            = __float2half(d * float(j % 2 ? byte >> 4 : byte & 15) - min);
@@ -126,7 +127,7 @@ bool convertible(std::uint32_t type) {
 
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins) {
     group        = type == Q6_K ? 16 : 32;
-    float_scales = type == Q6_K || type == Q5_K; // a product of two: no half holds it exactly
+    float_scales = type == Q6_K || type == Q5_K; // two scales multiplied: fp16 does not hold that exactly
     has_mins     = type == Q5_K;
 }
 

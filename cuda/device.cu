@@ -14,11 +14,12 @@ namespace quire::cuda {
 
 namespace {
 
-// What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older one.
+// What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older
+// one.
 struct Compiled {
     int arch, sm90;
 };
-__global__ void tell_compiled([[maybe_unused]] Compiled* out) {
+__global__ void report_compiled([[maybe_unused]] Compiled* out) {
 #ifdef __CUDA_ARCH__
     out->arch = __CUDA_ARCH__;
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -27,16 +28,16 @@ __global__ void tell_compiled([[maybe_unused]] Compiled* out) {
 #endif
 }
 
-// The contexts of this process: blocks that wait for one another need to know of others on their device.
-struct Neighbours {
+// The contexts of this process: a kernel with a grid barrier needs to know whether there are others on its device.
+struct Contexts {
     std::mutex            mutex;
     std::vector<Context*> all;
 
-    static Neighbours& of_process() {
-        static Neighbours one;
+    static Contexts& of_process() {
+        static Contexts one;
         return one;
     }
-    // Other processes take turns with this one, unless a service has them run at once.
+    // Other processes are time-sliced with this one, unless MPS runs them at once.
     static bool may_be_alone(int device) {
         int shared = 0;
         return cudaDeviceGetAttribute(&shared, cudaDevAttrMpsEnabled, device) == cudaSuccess && shared == 0;
@@ -59,10 +60,10 @@ struct Neighbours {
         std::erase(all, &gpu);
         const auto beside = [&](const Context* other) { return other->device == gpu.device; };
         if (std::count_if(all.begin(), all.end(), beside) != 1) return;
-        Context& left = **std::find_if(all.begin(), all.end(), beside);
-        begin_launches(left);
-        left.alone = may_be_alone(gpu.device);
-        end_launches(left);
+        Context& last_one = **std::find_if(all.begin(), all.end(), beside);
+        begin_launches(last_one);
+        last_one.alone = may_be_alone(gpu.device);
+        end_launches(last_one);
     }
 };
 
@@ -105,7 +106,7 @@ Context* create_context(int index, const char*& why) {
     gpu->cooperative = cooperative != 0;
     Compiled compiled{};
     if (auto* there = static_cast<Compiled*>(allocate(*gpu, sizeof compiled))) {
-        run_in_order(tell_compiled, dim3(1), 1, 0, *gpu, there);
+        run_in_order(report_compiled, dim3(1), 1, 0, *gpu, there);
         copy_to_host(&compiled, there, sizeof compiled, *gpu);
         synchronize(*gpu);
         release(there);
@@ -118,7 +119,7 @@ Context* create_context(int index, const char*& why) {
     why                   = last_error(*gpu); // no code for this device, say
     if (why == nullptr && (!gpu->tile_partial || !gpu->tile_arrivals || !gpu->next_tile)) why = "its memory is full";
     if (why == nullptr) {
-        Neighbours::of_process().add(*gpu);
+        Contexts::of_process().add(*gpu);
         return gpu;
     }
     destroy_context(gpu);
@@ -128,7 +129,7 @@ Context* create_context(int index, const char*& why) {
 void destroy_context(Context* gpu) {
     use(*gpu);
     synchronize(*gpu);
-    Neighbours::of_process().remove(*gpu);
+    Contexts::of_process().remove(*gpu);
     end_uploads(*gpu);
     close_cublaslt(gpu->cublaslt);
     for (void* memory : {static_cast<void*>(gpu->tile_partial), static_cast<void*>(gpu->tile_arrivals),
@@ -247,15 +248,15 @@ void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
             return errors[which] == cudaSuccess;
         };
         ok(cudaSetDevice(gpu.device));
-        std::size_t turn = 0;
+        std::size_t round = 0;
         for (std::size_t at = which * UploadLane::bytes; at < bytes && errors[which] == cudaSuccess;
-             at += n * UploadLane::bytes, turn++) {
+             at += n * UploadLane::bytes, round++) {
             const std::size_t piece = std::min(UploadLane::bytes, bytes - at);
-            if (!ok(cudaEventSynchronize(lane.done[turn % 2]))) break; // its last copy out of this buffer
-            std::memcpy(lane.buffer[turn % 2], static_cast<const char*>(from_host) + at, piece);
-            ok(cudaMemcpyAsync(static_cast<char*>(to) + at, lane.buffer[turn % 2], piece, cudaMemcpyHostToDevice,
+            if (!ok(cudaEventSynchronize(lane.done[round % 2]))) break; // its last copy out of this buffer
+            std::memcpy(lane.buffer[round % 2], static_cast<const char*>(from_host) + at, piece);
+            ok(cudaMemcpyAsync(static_cast<char*>(to) + at, lane.buffer[round % 2], piece, cudaMemcpyHostToDevice,
                                              lane.stream));
-            ok(cudaEventRecord(lane.done[turn % 2], lane.stream));
+            ok(cudaEventRecord(lane.done[round % 2], lane.stream));
         }
         ok(cudaStreamSynchronize(lane.stream));
     };

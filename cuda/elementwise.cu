@@ -1,4 +1,5 @@
-// Embedding, norms, activations, RoPE and KV store, block copies: all limited by memory bandwidth.
+// Elementwise operations, each limited by memory bandwidth: embedding, norms, activations, RoPE and KV store, copies of KV
+// blocks, argmax.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -16,9 +17,9 @@ namespace quire::cuda {
 
 namespace {
 
-int blocks_for(std::int64_t n, int threads) { return int((n + threads - 1) / threads); }
+int ctas_for(std::int64_t n, int threads) { return int((n + threads - 1) / threads); }
 
-// -- embedding: one block for each token
+// -- embedding: a CTA for each token
 
 __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions, Plan plan, float* out) {
     wait_for_inputs();
@@ -31,23 +32,24 @@ __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions
     }
 }
 
-// -- norms: one block for each row
+// -- norms: a CTA for each row
 
-// Two neighbours a thread at a time, `Most` times, all in registers and asked for at once; cols is even.
-template <bool Float, bool Layer, int Most>
+// RMS norm or LayerNorm (Layer). Two neighbours at a time, PerThread times a thread: all loads in flight at once, all values in
+// registers; cols is even.
+template <bool Float, bool Layer, int PerThread>
 __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* weight, const float* bias, float eps,
                                                     float* residual, __half* out, int cols) {
     __shared__ float   sums[32];
-    auto*              sums_so_far = reinterpret_cast<float2*>(residual);
-    const std::int64_t at          = std::int64_t(blockIdx.x) * cols / 2;
-    const int          n           = cols / 2;
-    float2             v[Most], w[Most];
+    auto*              residual2 = reinterpret_cast<float2*>(residual);
+    const std::int64_t at        = std::int64_t(blockIdx.x) * cols / 2;
+    const int          n         = cols / 2;
+    float2             v[PerThread], w[PerThread];
 #pragma unroll
-    for (int i = 0; i < Most; i++) // the weights depend on nobody
+    for (int i = 0; i < PerThread; i++) // the weights do not depend on the previous kernel
         if (const int c = int(threadIdx.x + i * blockDim.x); c < n) w[i] = reinterpret_cast<const float2*>(weight)[c];
     wait_for_inputs();
 #pragma unroll
-    for (int i = 0; i < Most; i++) {
+    for (int i = 0; i < PerThread; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
         v[i]        = {0, 0};
         if (c < n)
@@ -56,18 +58,18 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
     }
     if (residual) {
 #pragma unroll
-        for (int i = 0; i < Most; i++)
+        for (int i = 0; i < PerThread; i++)
             if (const int c = int(threadIdx.x + i * blockDim.x); c < n) {
-                const float2 r = sums_so_far[at + c];
+                const float2 r = residual2[at + c];
                 v[i].x += r.x, v[i].y += r.y;
             }
 #pragma unroll
-        for (int i = 0; i < Most; i++)
-            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) sums_so_far[at + c] = v[i];
+        for (int i = 0; i < PerThread; i++)
+            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) residual2[at + c] = v[i];
     }
     float sum = 0, squares = 0, mean = 0;
 #pragma unroll
-    for (int i = 0; i < Most; i++) {
+    for (int i = 0; i < PerThread; i++) {
         sum += v[i].x + v[i].y;
         squares += v[i].x * v[i].x + v[i].y * v[i].y;
     }
@@ -75,13 +77,13 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
         mean    = cta_sum(sum, sums) / cols;
         squares = 0;
 #pragma unroll
-        for (int i = 0; i < Most; i++)
+        for (int i = 0; i < PerThread; i++)
             if (int(threadIdx.x + i * blockDim.x) < n)
                 squares += (v[i].x - mean) * (v[i].x - mean) + (v[i].y - mean) * (v[i].y - mean);
     }
     const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
 #pragma unroll
-    for (int i = 0; i < Most; i++) {
+    for (int i = 0; i < PerThread; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
         if (c >= n) continue;
         const float2 b = Layer ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
@@ -92,12 +94,12 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
 
 // Of any number of columns: the row is read twice.
 template <bool Float, bool Layer>
-__global__ void plain_norm_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
-                                  __half* out, int cols) {
+__global__ void norm_any_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
+                                __half* out, int cols) {
     wait_for_inputs();
     __shared__ float   sums[32];
     const std::int64_t at    = std::int64_t(blockIdx.x) * cols;
-    const auto         value = [&](int c) { // of the sum, once that is written
+    const auto         value = [&](int c) { // of the new residual, once that is written
         return residual ? residual[at + c]
                        : Float  ? static_cast<const float*>(x)[at + c]
                                 : __half2float(static_cast<const __half*>(x)[at + c]);
@@ -120,7 +122,7 @@ __global__ void plain_norm_kernel(const void* x, const float* weight, const floa
 
 // -- activations
 
-// N times eight neighbours a thread, all asked for at once.
+// N times eight neighbours a thread, all loads in flight at once.
 template <int N>
 __global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     wait_for_inputs();
@@ -144,8 +146,8 @@ __global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
                 make_uint4(silu(g[k].x, u[k].x), silu(g[k].y, u[k].y), silu(g[k].z, u[k].z), silu(g[k].w, u[k].w));
 }
 
-// One a thread.
-__global__ void plain_silu_mul_kernel(__half* gate, const __half* up, std::int64_t n) {
+// Any n: one value a thread.
+__global__ void silu_mul_any_kernel(__half* gate, const __half* up, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -172,7 +174,7 @@ __global__ void add_bias_kernel(__half* x, const float* bias, std::int64_t n, in
     if (i < n) x[i] = __float2half(__half2float(x[i]) + bias[i % cols]);
 }
 
-// Word: what is copied at a time; a row has `words`.
+// Word: the type of a load; a row has `words` of them.
 template <class Word>
 __global__ void select_rows_kernel(const Word* x, const std::int32_t* rows, Word* out, int words) {
     wait_for_inputs();
@@ -180,12 +182,12 @@ __global__ void select_rows_kernel(const Word* x, const std::int32_t* rows, Word
     for (int c = threadIdx.x; c < words; c += blockDim.x) out[to + c] = x[from + c];
 }
 
-// -- rotation and store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane for each pair, whose
-// angle is worked out once for all of them. Everything is asked for before anything is written, as a load could not pass a store.
+// -- RoPE and KV store: a warp takes some neighbouring heads of one token, of q, then k, then v; a lane computes the angle of a
+// pair once for all heads. All loads are issued before the first store, as a load could not pass a store.
 
-constexpr int rope_warps = 4; // of a block
+constexpr int rope_warps = 4; // of a CTA
 
-// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: what is copied at a time.
+// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: the type of a copy of v.
 template <int W, int H, class Word>
 __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a, Plan plan) {
     wait_for_inputs();
@@ -193,10 +195,10 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     const int          D = a.head_dim, slot = plan.slots[t], lane = int(threadIdx.x % 32);
     const int          first  = (int(blockIdx.y) * rope_warps + int(threadIdx.x / 32)) * H;
     const int          stored = a.n_heads + a.n_kv_heads, all = stored + a.n_kv_heads; // where v begins, and ends
-    // Entries that only fill up a graph have no slot: theirs are not stored.
+    // Tokens that only fill up a graph have no slot, and are not stored.
     const int rotated = slot < 0 ? a.n_heads : stored;
-    // Head h of the block that holds this slot begins there.
-    const auto place = [&](void* cache, int h) {
+    // Where K or V of head h goes.
+    const auto cache_row = [&](void* cache, int h) {
         return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.n_kv_heads, a.block_size) * D;
     };
     const auto source = [&](int head) {
@@ -206,12 +208,12 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     };
     const auto target = [&](int head) {
         return head < a.n_heads ? source(head)
-               : head < stored  ? place(a.cache_k, head - a.n_heads)
-                                : place(a.cache_v, head - stored);
+               : head < stored  ? cache_row(a.cache_k, head - a.n_heads)
+                                : cache_row(a.cache_v, head - stored);
     };
     const float position = float(plan.positions[t]);
     for (int pair = lane * W; pair < a.n_pairs && first < rotated; pair += 32 * W) {
-        // The words hold x x' | y y' of two pairs where they are half a head apart, x y | x' y' where they are neighbours.
+        // Loads hold x x' | y y' of two NeoX pairs, x y | x' y' of two interleaved ones.
         const int one = a.neox ? pair : 2 * pair, other = a.neox ? pair + a.n_pairs : 2 * pair + W;
         __half    v[H][2 * W];
 #pragma unroll
@@ -258,22 +260,22 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     for (int head = max(first, a.n_heads); head < min(first + H, stored); head++) // what is not rotated
         for (int d = 2 * a.n_pairs + lane; d < D; d += 32) target(head)[d] = source(head)[d];
     if (const int begin = max(first, stored); begin < min(first + H, all)) { // v
-        constexpr int of_word = int(sizeof(Word) / sizeof(__half)), at_once = H > 1 ? 4 : 1;
+        constexpr int of_word = int(sizeof(Word) / sizeof(__half)), n_loads = H > 1 ? 4 : 1;
         const int     words = D / of_word, n = (min(first + H, all) - begin) * words;
         const auto*   from = reinterpret_cast<const Word*>(source(begin));
-        for (int w = lane; w < n; w += 32 * at_once) {
-            Word copied[at_once];
+        for (int w = lane; w < n; w += 32 * n_loads) {
+            Word copied[n_loads];
 #pragma unroll
-            for (int i = 0; i < at_once; i++) copied[i] = from[min(w + 32 * i, n - 1)];
+            for (int i = 0; i < n_loads; i++) copied[i] = from[min(w + 32 * i, n - 1)];
 #pragma unroll
-            for (int i = 0; i < at_once; i++)
+            for (int i = 0; i < n_loads; i++)
                 if (const int at = w + 32 * i; at < n)
                     reinterpret_cast<Word*>(target(begin + at / words))[at % words] = copied[i];
         }
     }
 }
 
-// -- block copies: every pair in every array, a Word a thread
+// -- copies of KV blocks: every pair in every array, a Word a thread
 
 template <class Word>
 __global__ void copy_blocks_kernel(BlockPools pools, const std::int32_t* pairs) {
@@ -284,7 +286,7 @@ __global__ void copy_blocks_kernel(BlockPools pools, const std::int32_t* pairs) 
         *reinterpret_cast<Word*>(to + i) = *reinterpret_cast<const Word*>(from + i);
 }
 
-// -- argmax: one block for each row
+// -- argmax: a CTA for each row
 
 __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64_t cols) {
     wait_for_inputs();
@@ -327,7 +329,7 @@ void embed(const Weight& weight, const Weight* positions, const Plan& plan, floa
 
 void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
           std::int64_t rows, std::int64_t cols, Context& gpu) {
-    // A row in the registers of its threads, four pairs each, or sixteen: up to 32768 columns. Others take the plain kernel.
+    // A row in the registers of a CTA, four pairs a thread, or sixteen: up to 32768 columns. Others take the kernel for any.
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
@@ -335,41 +337,41 @@ void norm(const void* x, bool x_is_float, const float* weight, const float* bias
                        reinterpret_cast<__half*>(out), int(cols));
     };
     if (cols % 2 != 0 || cols > 32768) {
-        if (x_is_float) bias ? run(plain_norm_kernel<true, true>) : run(plain_norm_kernel<true, false>);
-        else bias ? run(plain_norm_kernel<false, true>) : run(plain_norm_kernel<false, false>);
+        if (x_is_float) bias ? run(norm_any_kernel<true, true>) : run(norm_any_kernel<true, false>);
+        else bias ? run(norm_any_kernel<false, true>) : run(norm_any_kernel<false, false>);
         return;
     }
-    const auto choose = [&]<int Most>(std::integral_constant<int, Most>) {
-        if (x_is_float) bias ? run(norm_kernel<true, true, Most>) : run(norm_kernel<true, false, Most>);
-        else bias ? run(norm_kernel<false, true, Most>) : run(norm_kernel<false, false, Most>);
+    const auto choose = [&]<int PerThread>(std::integral_constant<int, PerThread>) {
+        if (x_is_float) bias ? run(norm_kernel<true, true, PerThread>) : run(norm_kernel<true, false, PerThread>);
+        else bias ? run(norm_kernel<false, true, PerThread>) : run(norm_kernel<false, false, PerThread>);
     };
     if (pairs <= 4 * threads) choose(std::integral_constant<int, 4>{});
     else choose(std::integral_constant<int, 16>{});
 }
 
 void silu_mul(Half* gate, const Half* up, std::int64_t n, Context& gpu) {
-    const auto run = [&](auto kernel, int at_once) {
-        run_kernel(kernel, dim3(unsigned(blocks_for(n / 8, 256 * at_once))), unsigned(256), 0, gpu,
+    const auto run = [&](auto kernel, int n_loads) {
+        run_kernel(kernel, dim3(unsigned(ctas_for(n / 8, 256 * n_loads))), unsigned(256), 0, gpu,
                    reinterpret_cast<uint4*>(gate), reinterpret_cast<const uint4*>(up), n / 8);
     };
     if (n % 8 != 0)
-        run_kernel(plain_silu_mul_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, gpu,
+        run_kernel(silu_mul_any_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu,
                    reinterpret_cast<__half*>(gate), reinterpret_cast<const __half*>(up), n);
     else if (n < 1 << 22) run(silu_mul_kernel<1>, 1);
     else run(silu_mul_kernel<4>, 4);
 }
 
 void gelu(Half* x, std::int64_t n, Context& gpu) {
-    run_kernel(gelu_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, gpu, reinterpret_cast<__half*>(x), n);
+    run_kernel(gelu_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, reinterpret_cast<__half*>(x), n);
 }
 
 void add(float* x, const Half* y, std::int64_t n, Context& gpu) {
-    run_kernel(add_kernel, dim3(unsigned(blocks_for(n, 256))), unsigned(256), 0, gpu, x,
+    run_kernel(add_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, x,
                reinterpret_cast<const __half*>(y), n);
 }
 
 void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Context& gpu) {
-    run_kernel(add_bias_kernel, dim3(unsigned(blocks_for(rows * cols, 256))), unsigned(256), 0, gpu,
+    run_kernel(add_bias_kernel, dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu,
                reinterpret_cast<__half*>(x), bias, rows * cols, int(cols));
 }
 
@@ -384,7 +386,7 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Context& gpu) {
-    // Few tokens: as many warps as there are heads; many: fewer angles, and more asked for at once.
+    // Few tokens: a warp per head; many: fewer angles, and more loads in flight.
     const int  heads = args.n_heads + 2 * args.n_kv_heads;
     const auto run   = [&](auto kernel, int of_warp) {
         const int of_block = rope_warps * of_warp;

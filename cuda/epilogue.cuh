@@ -8,8 +8,8 @@
 
 namespace quire::cuda {
 
-// store: as they are, with bias; swiglu: of gate and up; add_norm: added to the residual, whose RMS norm is stored; rope_store: q, k
-// and v rotated, K and V into the cache.
+// store: as they are, with bias; swiglu: of gate and up; add_norm: added to the residual, whose RMS norm is stored; rope_store:
+// q, k and v rotated, K and V into the cache.
 enum class Epilogue : int { store, swiglu, add_norm, rope_store };
 
 __device__ inline float swiglu(float gate, float up) { return __fdividef(gate, 1 + __expf(-gate)) * up; }

@@ -313,8 +313,8 @@ struct Operation {
 
 // -- gemm/prefill_sm90.cu: GEMM with the many tokens of a prompt
 
-// How many of these operations, from the first one on, one launch runs, once the weights are fp16: 0: none, 1: the GEMM or gated
-// GEMM, 2: the GEMM of q, k and v with RoPE and KV store as its epilogue.
+// How many of these operations, from the first one on, one launch runs, once the weights are fp16: 0: none, 1: the GEMM or
+// gated GEMM, 2: the GEMM of q, k and v with RoPE and KV store as its epilogue.
 int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu);
 // Runs that many of them; match_prefill_gemm() has said that it can. The bits of a token's results do not depend on M.
 int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu);

@@ -1,8 +1,8 @@
 // The paged KV cache of a layer: where the K and V of a position are. All kernels take addresses from here.
 //
 // K and V are arrays [block][kv_head][offset][head_dim] of fp16, so what a KV head has in a block is contiguous. A row is the
-// head_dim values of one position of one KV head. A slot is the place of a token in the cache: block * block_size + offset; -1 for
-// the tokens that only fill up a step to the size of its graph.
+// head_dim values of one position of one KV head. A slot is the place of a token in the cache: block * block_size + offset; -1
+// for the tokens that only fill up a step to the size of its graph.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +35,17 @@ __device__ inline std::int64_t kv_row_of_slot(int slot, int kv_head, int n_kv_he
 // Rows from one KV head of a block to the next.
 __device__ inline int kv_head_stride(int block_size) { return block_size; }
 
-// Which block of its sequence a position is in. A shift where the block size turns out to be a power of two: a division is slow.
+// Which block of its sequence a position is in. A shift where the block size turns out to be a power of two: a division is
+// slow.
 struct BlockOf {
-    int  block_size;
-    int  shift = 31 - __clz(block_size);
-    bool power = (block_size & (block_size - 1)) == 0;
+    int  block_size, shift;
+    bool power;
 
+    __device__ explicit BlockOf(int size) {
+        block_size = size;
+        shift      = 31 - __clz(size);
+        power      = (size & (size - 1)) == 0;
+    }
     __device__ int operator()(int position) const { return power ? position >> shift : position / block_size; }
 };
 

@@ -1,5 +1,5 @@
-// A multistage shared-memory pipeline: a producer warp fills the stages by TMA, ahead of the consumer warps that read them. Each
-// stage has two mbarriers: full, when its bytes have arrived, and empty, when all consumers have read it.
+// A multistage shared-memory pipeline: a producer warp fills the stages by TMA, ahead of the consumer warps that read them.
+// Each stage has two mbarriers: full, when its bytes have arrived, and empty, when all consumers have read it.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@
 
 namespace quire::cuda {
 
-// Sine and cosine of position · frequency. The angle is first reduced to one period, by 2π in two parts: then the fast functions are
-// good to 2^-21.
+// Sine and cosine of position · frequency. The angle is first reduced to one period, by 2π in two parts: then the fast
+// functions are good to 2^-21.
 __device__ inline void rope_angle(float position, float frequency, float& sine, float& cosine) {
     const float angle = position * frequency, periods = rintf(angle * 0.15915494309f);
     const float rest = fmaf(-periods, -1.7484556e-7f, fmaf(-periods, 6.2831855f, angle));

@@ -1,10 +1,11 @@
 // Sampling: one CTA per task reads one row of logits, [vocab] float32, and writes a few words: the tokens drawn,
-// log-probabilities, the best tokens (for log-probabilities and beams). All sums are sums of integers (a
-// probability is counted in units of 2^-40 of the best token's), so a result does not depend on any order or on other rows.
+// log-probabilities, the best tokens (for log-probabilities and beams). All sums are sums of integers (a probability is counted
+// in units of 2^-40 of the best token's), so a result does not depend on any order or on other rows.
 //
 // Tokens are ranked by one 64-bit key: the logit, converted to a comparable integer, above the complement of the id; of equal
-// logits the lower id comes first. What top-k, top-p and min-p keep is then "all keys from this one on", and a draw is the key at
-// which the probabilities, added from the best one on, exceed a random share of their sum. Both are found three bits at a time.
+// logits the lower id comes first. What top-k, top-p and min-p keep is then "all keys from this one on", and a draw is the key
+// at which the probabilities, added from the best one on, exceed a random share of their sum. Both are found three bits at a
+// time.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -20,9 +21,9 @@ namespace {
 using Rank = unsigned long long;
 using Mass = unsigned long long;
 
-constexpr int threads = 512;
-constexpr int digits  = 7;    // pivots of a pass: three bits
-constexpr int most_in = 4096; // tokens near the best one that are kept in shared memory
+constexpr int threads  = 512;
+constexpr int digits   = 7;    // pivots of a pass: three bits
+constexpr int max_near = 4096; // tokens near the best one that are kept in shared memory
 
 // NaN, which edits may make of infinities, counts as minus infinity, and both zeros are one.
 __device__ std::uint32_t ordered(float x) {
@@ -39,7 +40,7 @@ __device__ std::int32_t id_of(Rank rank) { return std::int32_t(~std::uint32_t(ra
 struct Shared {
     Mass          sums[threads / 32][digits];
     Mass          totals[digits];
-    Rank          near[most_in];
+    Rank          near[max_near];
     std::int32_t  n_near;
     Rank          top[max_top];
     std::int32_t  n_top;
@@ -124,13 +125,13 @@ __device__ Rank reach(const Tokens& tokens, Rank lowest, Mass target, Measure me
         known |= Rank(digit) << shift;
         // All but the id is settled, and mostly one token is left.
         if (shift == 33 || shift == 30) {
-            Rank       last[1] = {};
-            Mass       left[1] = {};
-            const Rank end     = known + (Rank(1) << shift);
+            Rank       last[1]   = {};
+            Mass       n_left[1] = {};
+            const Rank end       = known + (Rank(1) << shift);
             for (int i = threadIdx.x; i < tokens.n; i += threads)
-                if (const Rank rank = tokens[i]; rank >= known && rank < end) left[0]++, last[0] = max(last[0], rank);
-            block_sums(left, s);
-            if (left[0] == 1) return block_max(last[0], s);
+                if (const Rank rank = tokens[i]; rank >= known && rank < end) n_left[0]++, last[0] = max(last[0], rank);
+            block_sums(n_left, s);
+            if (n_left[0] == 1) return block_max(last[0], s);
         }
     }
     return known;
@@ -150,7 +151,7 @@ __device__ bool gather_near(const Tokens& all, const Softmax& softmax, Shared& s
     float within = -1;
 #pragma unroll
     for (int k = digits - 1; k >= 0; k--)
-        if (counts[k] <= most_in) within = distances[k];
+        if (counts[k] <= max_near) within = distances[k];
     if (threadIdx.x == 0) s.n_near = 0;
     __syncthreads();
     if (within < 0) return false;
@@ -179,7 +180,7 @@ __device__ Rank best_of_usable(const Tokens& tokens, Shared& s) {
 }
 
 __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int vocab, const SampleTask* tasks,
-                                                         LogitEdit* edits, const double* draws, std::int32_t* out) {
+                                                         LogitEdit* edits, const double* uniforms, std::int32_t* out) {
     wait_for_inputs();
     __shared__ Shared s;
     const SampleTask  task = tasks[blockIdx.x];
@@ -217,12 +218,12 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
             }
         }
     }
-    const auto tell = [&](int i, std::int32_t token, float raw) {
+    const auto answer = [&](int i, std::int32_t token, float raw) {
         to[2 * i]     = token;
         to[2 * i + 1] = __float_as_int(raw - log_total);
     };
     if (task.chosen >= 0) {
-        if (threadIdx.x == 0) tell(0, task.chosen, row[task.chosen]);
+        if (threadIdx.x == 0) answer(0, task.chosen, row[task.chosen]);
         return;
     }
     if (task.n_draws == 0) return;
@@ -252,7 +253,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
         for (int k = threadIdx.x; k < task.n_edits; k += threads)
             if (own[k].token == token) s.word = __float_as_uint(own[k].raw);
         __syncthreads();
-        if (threadIdx.x == 0) tell(i, token, __uint_as_float(s.word));
+        if (threadIdx.x == 0) answer(i, token, __uint_as_float(s.word));
         __syncthreads();
     };
     if (logit_of(best) == -INFINITY) { // no token can come
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
     }
     const Mass total = sum_from(from, first, mass, s);
     for (int i = 0; i < task.n_draws; i++) {
-        const Mass target = min(Mass(draws[task.first_draw + i] * double(total)) + 1, total);
+        const Mass target = min(Mass(uniforms[task.first_draw + i] * double(total)) + 1, total);
         if (truncates) {
             finished(i, reach(from, first, target, mass, s));
             continue;
@@ -329,10 +330,10 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
 } // namespace
 
 void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_tasks, LogitEdit* edits,
-            const double* draws, std::int32_t* out, Context& gpu) {
+            const double* uniforms, std::int32_t* out, Context& gpu) {
     if (n_tasks > 0)
         run_kernel(sample_kernel, dim3(unsigned(n_tasks)), unsigned(threads), 0, gpu, logits, int(vocab), tasks, edits,
-                   draws, out);
+                   uniforms, out);
 }
 
 } // namespace quire::cuda

@@ -11,8 +11,8 @@
 
 namespace quire::cuda {
 
-// Programmatic dependent launch (Hopper and later): a kernel begins while the one before it ends, and calls this before it reads
-// what that one wrote, or writes anything.
+// Programmatic dependent launch (Hopper and later): a kernel begins while the one before it ends, and calls this before it
+// reads what that one wrote, or writes anything.
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     cudaTriggerProgrammaticLaunchCompletion();

@@ -1,6 +1,7 @@
-// Decode attention over a paged KV cache, split-KV: one query per sequence. A CTA takes one split of the positions of one KV head for
-// all query heads of its group, so that K and V are read once; the last CTA of a sequence to arrive reduces its splits. Limited by memory
-// bandwidth. Scores and sums are float32, the softmax is online. head_dim: see attention_decode(); any block size.
+// Decode attention over a paged KV cache, split-KV: one query per sequence. A CTA takes one split of the positions of one KV
+// head for all query heads of its group, so that K and V are read once; the last CTA of a sequence to arrive reduces its
+// splits. Limited by memory bandwidth. Scores and sums are float32, the softmax is online. head_dim: see attention_decode();
+// any block size.
 //   decode_kernel:     CUDA cores; any group size
 //   decode_mma_kernel: tensor cores (mma.m16n8k16)
 //   decode_tma_kernel: the same on Hopper, K and V through a TMA pipeline in shared memory
@@ -72,7 +73,8 @@ __global__ void __launch_bounds__(decode_warps * 32)
     }
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
-    // Which positions a warp takes depends on their place in the split, not on where the window begins: the same sums in any batch.
+    // Which positions a warp takes depends on their place in the split, not on where the window begins: the same sums in any
+    // batch.
     for (int start = first; start < end; start += parts * ahead) {
         const int base = start + warp * groups + group;
         uint4     k[ahead], v[ahead];
@@ -205,15 +207,15 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
                         &row_maxes[0][0], &row_sums[0][0], &values_of[0][0][0], G * D, partial, arrivals);
 }
 
-// The same on Hopper: each warp has a multistage pipeline of its own in shared memory, filled by TMA bulk copies, in tiles of 16
-// positions, one copy per block of the cache. Splits may have any length.
+// The same on Hopper: each warp has a multistage pipeline of its own in shared memory, filled by TMA bulk copies, in tiles of
+// 16 positions, one copy per block of the cache. Splits may have any length.
 
 #if __CUDA_ARCH__ >= 900
 
 // A CTA's item and heads: first all long items, for the first `long_slots` groups of heads, then the short ones for the others.
-__device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int block, int n_slots) {
-    const int rest = block - items.n * long_slots;
-    return rest < 0 ? CtaWork{block % items.n, block / items.n, n_slots}
+__device__ CtaWork work_of(const SplitKvItems& items, int long_slots, int cta, int n_slots) {
+    const int rest = cta - items.n * long_slots;
+    return rest < 0 ? CtaWork{cta % items.n, cta / items.n, n_slots}
                     : CtaWork{items.n + rest % items.n_short, long_slots + rest / items.n_short, n_slots};
 }
 
@@ -331,8 +333,8 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
         if (gpu.sm90) {
             constexpr int bytes = decode_warps * KvTiles<D>::warp_bytes;
             prepare_kernel(gpu, decode_tma_kernel<D>, decode_warps * 32, bytes);
-            // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there are more than
-            // two waves.
+            // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there
+            // are more than two waves.
             const int ctas = gpu.n_sms * KvTiles<D>::ctas_per_sm;
             const int short_slots =
                 n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);

@@ -1,5 +1,5 @@
-// Split-KV decode attention, shared parts: the attention of up to eight query heads of a KV head on tensor cores with online softmax
-// (row max, row sum, rescale), and the reduction of the splits of a sequence.
+// Split-KV decode attention, shared parts: the attention of up to eight query heads of a KV head on tensor cores with online
+// softmax (row max, row sum, rescale), and the reduction of the splits of a sequence.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -20,7 +20,8 @@ struct CtaWork {
 };
 
 // The reduction of split-KV: first the parts of a CTA, in a fixed order; then, by the last CTA of a sequence to arrive, its
-// splits, from `partial`. row_maxes, row_sums: [parts][G], values: [parts][G][D], parts `stride` floats apart, in shared memory.
+// splits, from `partial`. row_maxes, row_sums: [parts][G], values: [parts][G][D], parts `stride` floats apart, in shared
+// memory.
 template <int D, int G, class Team = WholeCta>
 __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const CtaWork& work, int head0, int n_heads,
                               int n_parts, const float* row_maxes, const float* row_sums, const float* values,
@@ -94,9 +95,10 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
 }
 
 // Decode attention on tensor cores (mma.m16n8k16), up to 8 query heads of a KV head together: scores are K·Qᵀ (16 positions × 8
-// heads), the output is Vᵀ·Pᵀ (dimensions × 8 heads). In which order an mma takes rows and columns does not matter as long as both
-// operands agree, so lane (i, j) = (lane / 4, lane % 4) has those that it can load in 16-byte words. K: words j, j + 4, .. of positions i and i + 8. V: dimensions i·D/8 ..
-// of positions 2j, 2j + 1, 2j + 8, 2j + 9. A lane accumulates heads 2j and 2j + 1.
+// heads), the output is Vᵀ·Pᵀ (dimensions × 8 heads). In which order an mma takes rows and columns does not matter as long as
+// both operands agree, so lane (i, j) = (lane / 4, lane % 4) has those that it can load in 16-byte words. K: words j, j + 4, ..
+// of positions i and i + 8. V: dimensions i·D/8 .. of positions 2j, 2j + 1, 2j + 8, 2j + 9. A lane accumulates heads 2j and 2j
+// + 1.
 constexpr int max_heads = 8;
 
 template <int D>

@@ -1,5 +1,5 @@
 // Prefill attention over a paged KV cache. Scores and sums are float32, the softmax is online (row max, row sum, rescale).
-//   prefill_kernel:  tiles of consecutive queries on tensor cores (mma.m16n8k16), K and V double-buffered in shared memory by cp.async
+//   prefill_kernel:  tiles of consecutive queries on tensor cores (mma.m16n8k16), K and V double-buffered by cp.async
 //   fallback_kernel: any head_dim; a warp per query and head
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -56,8 +56,8 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
 
 // -- prefill
 
-// A CTA takes Warps × 16 queries of one head; K and V come in tiles of N positions. Rows in shared memory are padded by 16 bytes, so
-// that ldmatrix has no bank conflicts.
+// A CTA takes Warps × 16 queries of one head; K and V come in tiles of N positions. Rows in shared memory are padded by 16
+// bytes, so that ldmatrix has no bank conflicts.
 template <int D, int Warps, int N>
 __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();

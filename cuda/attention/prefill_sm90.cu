@@ -1,11 +1,12 @@
-// Prefill attention for Hopper (head_dim 64 and 128): a persistent, warp-specialised kernel with wgmma and TMA, like FlashAttention-3.
-// A CTA per SM processes tiles of 128 consecutive queries of one head. Two consumer warpgroups take 64 queries each (Q, K and V from
-// shared memory, the probabilities from registers), in ping-pong: while one computes its softmax, the tensor cores work for the other.
-// The four warps of the third warpgroup are producers: one loads K by TMA and one V, in tiles of 128 positions, one loads Q, one is the
-// dynamic tile scheduler: it takes the next query tile, longest contexts first. They run ahead across the end of a query tile.
+// Prefill attention for Hopper (head_dim 64 and 128): a persistent, warp-specialised kernel with wgmma and TMA, like
+// FlashAttention-3. A CTA per SM processes tiles of 128 consecutive queries of one head. Two consumer warpgroups take 64
+// queries each (Q, K and V from shared memory, the probabilities from registers), in ping-pong: while one computes its softmax,
+// the tensor cores work for the other. The four warps of the third warpgroup are producers: one loads K by TMA and one V, in
+// tiles of 128 positions, one loads Q, one is the dynamic tile scheduler: it takes the next query tile, longest contexts first.
+// They run ahead across the end of a query tile.
 //
-// Shared memory holds rows of 64 fp16 in the 128-byte swizzle (ptx/wgmma.cuh). Tiles are [eight rows][64 dimensions][row], so that one TMA
-// copy (see encode_cache()) loads the part of a tile that is contiguous in the cache.
+// Shared memory holds rows of 64 fp16 in the 128-byte swizzle (ptx/wgmma.cuh). Tiles are [eight rows][64 dimensions][row], so
+// that one TMA copy (see encode_cache()) loads the part of a tile that is contiguous in the cache.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(384, 1)
         if (warp == 3) { // the tile scheduler
             if (lane != 0) return;
             const int n_items = n_tiles * a.n_heads;
-            // Some heads at a time, so that their K and V stay in L2; of those the longest contexts, which are listed last, first.
+            // Some heads at a time, so that their K and V stay in L2; of those the longest contexts, which are listed last,
+            // first.
             const auto item = [&](int i) {
                 if (i >= n_items) return QueryTile{-1, 0, 0, 0, 0};
                 const int         round = i / (heads * n_tiles), left = min(heads, a.n_heads - round * heads);
@@ -175,7 +177,7 @@ __global__ void __launch_bounds__(384, 1)
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;
-                    const int      n    = min(N, last - from + tma_rows) / tma_rows; // chunks
+                    const int      n    = min(N, last - from + tma_rows) / tma_rows; // TMA copies
                     const int      row =
                         by_tma && lane < n ? row_of(from + lane * tma_rows) : 0; // the table is read before the wait
                     pipeline.producer_acquire(at);
@@ -201,7 +203,8 @@ __global__ void __launch_bounds__(384, 1)
         const bool  leader = threadIdx.x % 128 == 0;
         const float log2e = 1.4426950408889634f, scale = Capped ? log2e : a.scale * log2e;
         const float cap_scale = Capped ? 2 * log2e * a.scale / a.softcap : 0;
-        // Descriptors of the first 16 columns of the group's Q and of the first stage's K, and of the first 16 positions of its V.
+        // Descriptors of the first 16 columns of the group's Q and of the first stage's K, and of the first 16 positions of its
+        // V.
         const unsigned      kv_at = shared_address(kv_tiles);
         const std::uint64_t q0    = matrix_descriptor(shared_address(q_tile) + unsigned(group) * 64 * row_bytes, 16,
                                                       8 * row_bytes),
@@ -307,7 +310,8 @@ __global__ void __launch_bounds__(384, 1)
                 wgmma_pin(s);
                 free_tile(barriers.k_empty, done + t);
                 softmax(columns, t);
-                // This wait stands here because its loop is a branch, above which the compiler cannot move the uses of the values.
+                // This wait stands here because its loop is a branch, above which the compiler cannot move the uses of the
+                // values.
                 wait_for(barriers.v_full, done + t);
                 wgmma_wait<0>();
                 wgmma_pin(out);
@@ -388,8 +392,8 @@ __global__ void __launch_bounds__(384, 1)
 #endif
 }
 
-// A layer's cache, [rows × D] fp16, as [rows / 8][D / 64][8][64], contiguous from the right. The number of rows is left open: block tables
-// only name blocks that exist.
+// A layer's cache, [rows × D] fp16, as [rows / 8][D / 64][8][64], contiguous from the right. The number of rows is left open:
+// block tables only name blocks that exist.
 bool encode_cache(CUtensorMap& map, const Half* cache, int D, int tma_rows) {
     return encode_tensor_map<4>(map, cache, {64, 8, D / 64, std::int64_t(1) << 31}, {D, 64, 8 * D},
                                 {64, 8, D / 64, std::max(tma_rows, min_tma_rows) / 8});

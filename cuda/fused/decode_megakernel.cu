@@ -1,21 +1,21 @@
-// A step with one token as a single persistent kernel: it executes a recorded list (tape) of operations, GEMVs and attention, and a
-// CTA waits for the values that others write for it, half by half. Meanwhile the weights of the next GEMVs are already being
-// loaded into a ring buffer in shared memory, which knows nothing of operations but which rows come next. So the memory is busy even
-// if the GEMVs are short, and there is no launch cost per operation.
+// The decode megakernel: a step of one token as one persistent kernel. Every CTA (one per SM) interprets a program of
+// instructions, GEMVs and attention; between instructions CTAs exchange vectors through memory, and wait for single values
+// instead of a full grid barrier (megakernel_exchange.cuh). Meanwhile a producer warp streams the weights of the coming GEMVs
+// into a multistage pipeline in shared memory, across instructions. So memory stays busy even if the GEMVs are short, and no
+// operation costs a launch.
 //
-// The warps of a CTA: one, the producer, reads the tape and fills the ring; all others prepare x, multiply, compute attention and add
-// up. One of these, the herald, also signals the progress of this CTA to the others and waits for theirs. A stage of the ring
-// consists of some whole rows, and all warps work on it at once: each lane multiplies the same columns of every stage and keeps their x
-// in registers. So x is read from shared memory once and not once per row, and a GEMV ends soon after its last row has arrived.
-// Every CTA keeps the residual, and adds up and normalises it itself, which is faster than to receive it. Some rows of gate and up
-// are not assigned: faster CTAs take more of them.
+// Warp specialisation: warp 15 is the producer; the other 15 warps prepare x, multiply, attend and reduce. One of them, the
+// sync warp, signals the progress of this CTA and waits for the others'. A stage of the pipeline has some whole rows, and all
+// warps work on it at once: a lane multiplies the same columns in every stage and keeps its part of x in registers. So x is
+// read from shared memory once and not once per row, and a GEMV ends soon after its last row has arrived. Every CTA has a copy
+// of the residual, and adds and normalises it itself, which is faster than to receive it. The last rows of gate and up are
+// scheduled dynamically: faster CTAs take more of them.
 //
-// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; hidden up to 8192, columns of other GEMVs
-// up to 30720. All CTAs are on the GPU at once (one per SM, a cooperative launch).
+// Limits: Hopper; RMS norms, gated feed-forward or GEMVs alone; head_dim 64 or 128; hidden size up to 8192, K of other GEMVs up
+// to 30720. All CTAs have to run at once: a cooperative launch.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "../context.cuh"
@@ -31,89 +31,89 @@ namespace {
 
 template <int D>
 __global__ void __launch_bounds__(threads, 1)
-    tape_kernel(const Op* tape, const __grid_constant__ Shape shape, const __grid_constant__ Plan plan,
-                const SplitKvItem* items, int n_items, float* partial, std::int32_t* arrivals, unsigned* counter,
-                unsigned start, bool odd) {
+    decode_megakernel(const Instruction* instructions, const __grid_constant__ Program program,
+                      const __grid_constant__ Plan plan, const SplitKvItem* items, int n_items, float* partial,
+                      std::int32_t* arrivals, unsigned* counter, unsigned start, bool odd) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ std::uint64_t full[most_stages], empty[most_stages], known[slots], done[slots];
-    __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Op)];
+    __shared__ std::uint64_t full[max_stages], empty[max_stages], known[slots], done[slots];
+    __shared__ __align__(16) unsigned char slot_memory[slots * sizeof(Instruction)];
     __shared__ float                       squares[32];
-    __shared__ __align__(16) unsigned char step_memory[sizeof(Known<D>)];
-    auto&                                  step     = *reinterpret_cast<Known<D>*>(step_memory);
+    __shared__ __align__(16) unsigned char step_memory[sizeof(StepState<D>)];
+    auto&                                  step     = *reinterpret_cast<StepState<D>*>(step_memory);
     float*                                 residual = reinterpret_cast<float*>(memory);
-    unsigned char*                         xs       = memory + shape.hidden * 4;
+    unsigned char*                         xs       = memory + program.hidden * 4;
     float*                                 sums     = reinterpret_cast<float*>(xs);
-    const Slots                            ops{reinterpret_cast<Op*>(slot_memory), known, done};
-    Ring                                   ring{xs + shape.x_room, shape.ring_bytes, full, empty};
+    const InstructionSlots                 ops{reinterpret_cast<Instruction*>(slot_memory), known, done};
+    WeightPipeline                         pipeline{xs + program.x_room, program.pipeline_bytes, full, empty};
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < most_stages; s++) mbarrier_init(&full[s], 1), mbarrier_init(&empty[s], warps * 32);
+        for (int s = 0; s < max_stages; s++) mbarrier_init(&full[s], 1), mbarrier_init(&empty[s], warps * 32);
         for (int s = 0; s < slots; s++) mbarrier_init(&known[s], 32), mbarrier_init(&done[s], warps * 32);
         mbarrier_init_fence();
     }
-    step.learn(shape, plan, items, n_items);
+    step.init(program, plan, items, n_items);
     __syncthreads();
     if (threadIdx.x / 32 == producer) {
-        produce(tape, shape.n_ops, ops, ring, odd ? shape.exchanged : 0, odd ? 0 : shape.exchanged, odd,
-                [&](const Op& op) {
-                    if (op.attends) ask_for_cache<D>(op, shape.attend, plan, step);
-                    if (op.norm) ask(op.norm, shape.hidden * 4);
-                });
+        produce_weights(instructions, program.n_ops, ops, pipeline, odd ? program.exchange_size : 0,
+                        odd ? 0 : program.exchange_size, odd, [&](const Instruction& op) {
+                            if (op.is_attention) prefetch_cache_l2<D>(op, program.attend, plan, step);
+                            if (op.norm) prefetch_l2(op.norm, program.hidden * 4);
+                        });
         return;
     }
-    for (int c = int(threadIdx.x); c < shape.hidden; c += Team::size())
-        residual[c] = weight_at(shape.embedding, plan.tokens[0], c);
+    for (int c = int(threadIdx.x); c < program.hidden; c += Team::size())
+        residual[c] = weight_at(program.embedding, plan.tokens[0], c);
     Team::sync();
 
-    const bool tells = threadIdx.x == herald * 32;
-    for (int at = 0; at < shape.n_ops; at++) {
-        const Op& op = ops.wait(at);
+    const bool signals = threadIdx.x == sync_warp * 32;
+    for (int at = 0; at < program.n_ops; at++) {
+        const Instruction& op = ops.wait(at);
         if (const int g = int(blockIdx.x + threadIdx.x * gridDim.x); g < op.n_cleared)
             op.cleared[g] = make_uint4(~0u, ~0u, ~0u, ~0u);
-        if (op.n_claimable > 0 && blockIdx.x == 0 && threadIdx.x == 0) *op.next_claims = 0;
-        const auto wait = [&] { // until what the operation before wrote is there or about to be
-            if (op.waits && tells) {
-                // Most blocks are enough: what is missing is seen to be, and asked for again.
+        if (op.n_dynamic > 0 && blockIdx.x == 0 && threadIdx.x == 0) *op.next_chunk_of_next_step = 0;
+        const auto wait = [&] { // until the previous instruction's results are there, or about to be
+            if (op.waits_for_previous && signals) {
+                // Most CTAs are enough: readers see which values are missing, and poll for them.
                 const unsigned wanted = start + unsigned(at) * gridDim.x - gridDim.x / 8;
                 unsigned       count;
                 do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
                 while (int(count - wanted) < 0);
             }
             Team::sync();
-            if (at > 0) mbarrier_arrive(done + (at - 1) % slots); // nobody is at it now
+            if (at > 0) mbarrier_arrive(done + (at - 1) % slots); // all have finished that instruction
         };
-        if (op.attends) {
-            attend<D>(op, shape, plan, items, n_items, partial, arrivals, xs, step, wait);
+        if (op.is_attention) {
+            attend<D>(op, program, plan, items, n_items, partial, arrivals, xs, step, wait);
             Team::sync();
         } else {
-            if (op.kind == kind_f16) make_x<kind_f16>(op, shape.hidden, residual, xs, squares, wait);
-            else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, shape.hidden, residual, xs, squares, wait);
-            else make_x<kind_i8>(op, shape.hidden, residual, xs, squares, wait);
-            multiply_rows(op, ring, xs, sums);
-            const float scale = first_result() < finishing ? scale_of(op, squares, shape.hidden) : 1;
+            if (op.kind == kind_f16) make_x<kind_f16>(op, program.hidden, residual, xs, squares, wait);
+            else if (op.kind == kind_q4_k) make_x<kind_q4_k>(op, program.hidden, residual, xs, squares, wait);
+            else make_x<kind_i8>(op, program.hidden, residual, xs, squares, wait);
+            gemv(op, pipeline, xs, sums);
+            const float scale = epilogue_thread() < epilogue_threads ? scale_of(op, squares, program.hidden) : 1;
             Team::sync();
-            finish_products(op, sums, scale);
+            gemv_epilogue(op, sums, scale);
         }
-        if (tells) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+        if (signals) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
 #endif
 }
 
-struct Tape {
-    Shape     shape;
-    int       head_dim = 0;
-    int       shared   = 0; // bytes
-    Op*       ops      = nullptr;
-    unsigned* counter  = nullptr; // .. and what is claimed, behind it
-    unsigned  done     = 0;       // what the counter is at
-    Half*     exchange = nullptr; // what blocks tell one another
-    bool      odd      = false;   // the next step
+struct Megakernel {
+    Program      program;
+    Instruction* ops      = nullptr;
+    unsigned*    counter  = nullptr; // the CTAs' progress; behind it the counters of the dynamic scheduler
+    unsigned     done     = 0;       // the progress after the last step
+    Half*        exchange = nullptr;
+    bool         odd      = false; // the next step: even and odd steps have buffers of their own
 };
 
-using Kernel = void (*)(const Op*, Shape, Plan, const SplitKvItem*, int, float*, std::int32_t*, unsigned*, unsigned,
-                        bool);
-Kernel kernel_of(const Tape& tape) { return tape.head_dim == 64 ? tape_kernel<64> : tape_kernel<128>; }
+using Kernel = void (*)(const Instruction*, Program, Plan, const SplitKvItem*, int, float*, std::int32_t*, unsigned*,
+                        unsigned, bool);
+Kernel kernel_of(const Program& program) {
+    return program.attend.head_dim == 64 ? decode_megakernel<64> : decode_megakernel<128>;
+}
 
 } // namespace
 
@@ -123,84 +123,47 @@ namespace quire::cuda {
 
 using namespace megakernel;
 
-void destroy_decode_megakernel(void* tape) {
-    if (tape == nullptr) return;
-    auto* t = static_cast<Tape*>(tape);
-    release(t->ops);
-    release(t->counter);
-    release(t->exchange);
-    delete t;
+void destroy_decode_megakernel(void* megakernel) {
+    if (megakernel == nullptr) return;
+    auto* m = static_cast<Megakernel*>(megakernel);
+    release(m->ops);
+    release(m->counter);
+    release(m->exchange);
+    delete m;
 }
 
-void* make_decode_megakernel(const Operation* told, int n, Context& gpu) {
-    Shape           shape;
-    std::vector<Op> ops;
-    if (!gpu.sm90 || !gpu.cooperative || !understand(told, n, shape, ops)) return nullptr;
-    auto* tape     = new Tape;
-    tape->head_dim = shape.attend.head_dim;
-    // Shared memory: the residual, x in its widest form (or the sums, or what attention needs), the ring.
-    const int group  = std::min(max_heads, shape.attend.n_heads / shape.attend.n_kv_heads);
-    const int values = group * tape->head_dim * 4,
-              beside = 2 * warps * max_heads * 4 + (max_heads + 2) * tape->head_dim * 2;
-    int  room = beside + 4 * values, largest = 0; // .. stage
-    bool fits = true;
-    for (Op& op : ops) {
-        if (op.attends) continue;
-        for (const auto bytes : {data_bytes, scale_bytes, min_bytes}) {
-            if (bytes(op.kind, 256) == 0) break;
-            op.row_bytes += op.part_bytes[op.n_parts++] = bytes(op.kind, op.cols);
-        }
-        if (!share(op)) {
-            fits = false;
-            break;
-        }
-        const int blocks = gpu.n_sms, chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / blocks;
-        int       batches = ((op.n_pairs / blocks + 1) * 2 + op.rows * op.batch - 1) / (op.rows * op.batch);
-        if (op.gated && each >= most_claims / 2) {
-            op.own         = std::max(each * 3 / 4, (chunks + blocks - 1) / blocks - most_claims / 2);
-            op.n_claimable = chunks - op.own * blocks;
-            batches += most_claims;
-        }
-        largest = std::max(largest, op.rows * op.row_bytes);
-        room    = std::max({room, x_bytes(op.kind, op.cols), batches * op.batch * op.rows * op.most_sums * 4});
-    }
-    shape.x_room     = (room + 127) / 128 * 128;
-    shape.attending  = std::min(warps, (shape.x_room - beside) / values);
-    shape.n_ops      = int(ops.size());
-    shape.ring_bytes = (most_shared - shape.hidden * 4 - shape.x_room) / 128 * 128;
-    tape->shared     = shape.hidden * 4 + shape.x_room + shape.ring_bytes;
-    fits             = fits && shape.ring_bytes >= 3 * largest;
-    fits             = fits && exchange(ops, nullptr, shape.exchanged);
-    if (fits) {
-        const std::vector<Half> cleared(std::size_t(shape.exchanged) * 2, cleared_half);
-        tape->exchange = static_cast<Half*>(allocate(gpu, cleared.size() * sizeof(Half)));
-        fits           = tape->exchange != nullptr;
-        if (fits) upload(tape->exchange, cleared.data(), cleared.size() * sizeof(Half), gpu);
-        if (fits) exchange(ops, tape->exchange, shape.exchanged);
-    }
-    tape->shape   = shape;
-    tape->ops     = static_cast<Op*>(fits ? allocate(gpu, ops.size() * sizeof(Op)) : nullptr);
-    tape->counter = static_cast<unsigned*>(fits ? allocate(gpu, (1 + 2 * ops.size()) * sizeof(unsigned)) : nullptr);
-    for (std::size_t op = 0; tape->counter && op < ops.size(); op++) ops[op].claims = tape->counter + 1 + 2 * op;
-    // As much as any tape: what a kernel may have is the device's, and two engines' tapes share the kernel.
-    if (!tape->ops || !tape->counter || prepare_kernel(gpu, kernel_of(*tape), threads, most_shared) < 1) {
-        destroy_decode_megakernel(tape);
+void* make_decode_megakernel(const Operation* operations, int n, Context& gpu) {
+    Program                  program;
+    std::vector<Instruction> ops;
+    if (!gpu.sm90 || !gpu.cooperative || !compile(operations, n, gpu.n_sms, program, ops)) return nullptr;
+    const std::vector<Half> empty(std::size_t(program.exchange_size) * 2, empty_fp16);
+    auto*                   m = new Megakernel;
+    m->program                = program;
+    m->exchange               = static_cast<Half*>(allocate(gpu, empty.size() * sizeof(Half)));
+    m->ops                    = static_cast<Instruction*>(allocate(gpu, ops.size() * sizeof(Instruction)));
+    m->counter                = static_cast<unsigned*>(allocate(gpu, (1 + 2 * ops.size()) * sizeof(unsigned)));
+    // As much shared memory as any program needs: the limit is the kernel's, which two engines share.
+    if (!m->exchange || !m->ops || !m->counter || prepare_kernel(gpu, kernel_of(program), threads, max_shared) < 1) {
+        destroy_decode_megakernel(m);
         return nullptr;
     }
-    upload(tape->ops, ops.data(), ops.size() * sizeof(Op), gpu);
-    return tape;
+    place_exchange(ops, m->exchange, m->program.exchange_size);
+    for (std::size_t op = 0; op < ops.size(); op++) ops[op].next_chunk = m->counter + 1 + 2 * op;
+    upload(m->exchange, empty.data(), empty.size() * sizeof(Half), gpu);
+    upload(m->ops, ops.data(), ops.size() * sizeof(Instruction), gpu);
+    return m;
 }
 
-bool run_decode_megakernel(void* tape, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
-    auto& t = *static_cast<Tape*>(tape);
-    if (launch_kernel(Launch::cooperative, kernel_of(t), dim3(unsigned(gpu.n_sms)), unsigned(threads),
-                      std::size_t(t.shared), gpu, static_cast<const Op*>(t.ops), t.shape, plan, plan.items.list,
-                      plan.items.n, partial, arrivals, t.counter, t.done, t.odd) != cudaSuccess) {
-        cudaGetLastError(); // it has been dealt with
+bool run_decode_megakernel(void* megakernel, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
+    auto& m = *static_cast<Megakernel*>(megakernel);
+    if (launch_kernel(Launch::cooperative, kernel_of(m.program), dim3(unsigned(gpu.n_sms)), unsigned(threads),
+                      std::size_t(m.program.shared), gpu, static_cast<const Instruction*>(m.ops), m.program, plan,
+                      plan.items.list, plan.items.n, partial, arrivals, m.counter, m.done, m.odd) != cudaSuccess) {
+        cudaGetLastError(); // the caller runs the step in another way
         return false;
     }
-    t.done += unsigned(t.shape.n_ops) * unsigned(gpu.n_sms);
-    t.odd = !t.odd;
+    m.done += unsigned(m.program.n_ops) * unsigned(gpu.n_sms);
+    m.odd = !m.odd;
     return true;
 }
 

@@ -1,4 +1,5 @@
-// The decode megakernel's GEMV.
+// The GEMV of the decode megakernel: all consumer warps multiply the rows of a stage with x in their registers, integer weights
+// with int16-quantised x by dp2a; then the epilogue adds up the warps' partial sums: bias, or SwiGLU.
 #pragma once
 
 #include "../epilogue.cuh"
@@ -13,7 +14,7 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// sum and Σ of 16 products: 16 weights' bytes by two words of x.
+// sum += dot product of 16 weights (bytes) with two words of x.
 template <bool Signed>
 __device__ int dot(const uint4& w, const uint4& x0, const uint4& x1, int sum) {
     const std::uint32_t weights[4] = {w.x, w.y, w.z, w.w}, x[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
@@ -30,16 +31,16 @@ __device__ int dot(const uint4& w, const uint4& x0, const uint4& x1, int sum) {
     return sum;
 }
 
-// A lane's task: what it keeps of x, and the products with its weights in a stage.
+// A lane's task: its part of x, kept in registers, and the dot product with its weights in a stage.
 template <Kind K>
 struct Task {
     uint4 x[4];
     float scale;
-    int   total, words, scales, mins; // .. where its weights are in a stage
-    bool  swapped;                    // which of its two words is first: so that lanes meet no bank twice
+    int   total, words, scales, mins; // .. offsets of its weights in a stage
+    bool  swapped;                    // its second word is read first: no bank conflicts
 
-    __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
-        const Numbers from(xs, K, op.cols);
+    __device__ void take(const Instruction& op, unsigned char* xs, int row, int task) {
+        const QuantisedX from(xs, K, op.cols);
         swapped = (task & 4) != 0;
 #pragma unroll
         for (int k = 0; k < 4; k++) x[k] = from.words[(k ^ (swapped ? 2 : 0)) * from.tasks + task];
@@ -78,8 +79,8 @@ struct Task<kind_q4_k> {
     int           shift, min_shift; // of the 6-bit scales and minima in the superblock's head
     std::uint32_t lower, upper;     // .. and which bits are theirs
 
-    __device__ void take(const Op& op, unsigned char* xs, int row, int task) {
-        const Numbers from(xs, kind_q4_k, op.cols);
+    __device__ void take(const Instruction& op, unsigned char* xs, int row, int task) {
+        const QuantisedX from(xs, kind_q4_k, op.cols);
 #pragma unroll
         for (int k = 0; k < 8; k++) x[k] = from.words[k * from.tasks + task];
         scale           = from.scale[task];
@@ -99,7 +100,7 @@ struct Task<kind_q4_k> {
                   odd = dot<false>(masked(w1, 0xf0f0f0f0), x[6], x[7],
                                    dot<false>(masked(w0, 0xf0f0f0f0), x[4], x[5], 0)) >>
                         4;
-        // A word's two bytes here: of the even and the odd sub-block. The last four of each have 4 bits in one word, 2 in another.
+        // Two bytes of a word: of the even and the odd sub-block. The last four of each have 4 bits in one word, 2 in another.
         const bool          late = upper != 0;
         const std::uint32_t sc   = ((late ? head.w : head.y) >> shift & lower) | (head.y >> (shift + 2) & upper),
                             mi   = ((late ? head.w : head.z) >> min_shift & lower) | (head.z >> (shift + 2) & upper);
@@ -109,8 +110,8 @@ struct Task<kind_q4_k> {
     }
 };
 
-// Four sums of a warp at once: the first lane of each segment, which is of neighbouring lanes in whole fours, gets them. UploadLane l has
-// sum l % 4; `end`: the lane after its segment.
+// Reduces four sums at once within segments of a warp's lanes, whose lengths are multiples of four: of the first four lanes of
+// a segment, lane l gets sum l % 4. `end`: the lane after the segment.
 __device__ float four_sums(const float (&v)[4], int end) {
     const int   lane = int(threadIdx.x % 32);
     const bool  odd = lane & 1, later = lane & 2;
@@ -125,57 +126,56 @@ __device__ float four_sums(const float (&v)[4], int end) {
     return sum;
 }
 
-// use(beginning) for the next n_stages, as they come; each is free again after that.
+// use(n, memory) for up to N of the next n_stages, each as soon as it is full; released after that.
 template <int N, class Use>
-__device__ void use_stages(Ring& ring, int n_bytes, int n_stages, const Use& use) {
+__device__ void use_stages(WeightPipeline& pipeline, int n_bytes, int n_stages, const Use& use) {
 #pragma unroll
     for (int n = 0; n < N; n++) {
         if (n >= n_stages) break;
-        const int at = ring.begin(n_bytes);
-        ring.wait();
-        use(n, ring.memory + at);
-        ring.release();
-        ring.pass(n_bytes);
+        const int at = pipeline.begin(n_bytes);
+        pipeline.wait();
+        use(n, pipeline.memory + at);
+        pipeline.release();
+        pipeline.advance(n_bytes);
     }
 }
 
-// How many stages come after the block's own: two of a chunk that it has claimed.
-__device__ int claimed_stages(const Op& op, Ring& ring, int nth) {
-    if (op.n_claimable == 0) return 0;
-    ring.wait();
-    if (op.claimed[nth] >= 0) return 2;
-    ring.release();
-    ring.pass(0);
+// How many stages come next by the dynamic scheduler: two of a chunk that the producer has taken, or 0.
+__device__ int dynamic_stages(const Instruction& op, WeightPipeline& pipeline, int nth) {
+    if (op.n_dynamic == 0) return 0;
+    pipeline.wait();
+    if (op.taken[nth] >= 0) return 2;
+    pipeline.release();
+    pipeline.advance(0);
     return 0;
 }
 
-// The products of a block's rows with x, for weights that are whole numbers. A warp's sums of a row go to `sums`, op.most_sums to
-// a row. P: passes.
+// GEMV with integer weights (int8, Q4_K). The warps' partial sums go to `sums`, op.max_sums of each row. P: passes.
 template <Kind K, int P>
-__device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, float* sums) {
-    constexpr int at_once = 4 / P; // stages
+__device__ void gemv_quantised(const Instruction& op, WeightPipeline& pipeline, unsigned char* xs, float* sums) {
+    constexpr int batch = 4 / P; // stages
     const int     rows = op.rows, tasks = op.tasks, n_bytes = rows * op.row_bytes, lane = int(threadIdx.x % 32),
-              most_sums = op.most_sums;
-    const auto row_of   = [&](int seen) { return int(unsigned(seen) * op.tasks_inverse >> 22); };
+              max_sums = op.max_sums;
+    const auto row_of  = [&](int thread) { return int(unsigned(thread) * op.tasks_inverse >> 22); };
     Task<K>    x[P];
 #pragma unroll
     for (int p = 0; p < P; p++) {
-        const int  seen = int(threadIdx.x) + p * Team::size(), row = row_of(seen);
+        const int  thread = int(threadIdx.x) + p * Team::size(), row = row_of(thread);
         const bool used = row < rows;
-        x[p].take(op, xs, used ? row : 0, used ? seen - row * tasks : 0);
+        x[p].take(op, xs, used ? row : 0, used ? thread - row * tasks : 0);
     }
-    Team::sync(); // x is not needed any more, and sums come to its place
-    // Of the sums that this lane gets to see. A row has as many as any row: where a warp less has some, zero.
-    const int seen = int(threadIdx.x) + lane % P * Team::size(), row = row_of(seen), first = row * tasks,
-              end = min(first + tasks - (seen - lane), 32), stage = lane % 4 / P, nth = seen / 32 - first / 32;
-    const bool writes = row < rows && (lane < 4 || seen - first < 4),
-               pads   = nth == most_sums - 2 && first + tasks - (seen - lane) <= 32;
-    float* to         = sums + (stage * rows + row) * most_sums + nth;
+    Team::sync(); // x is in registers now; the sums overwrite it
+    // Where this lane's sums go. Rows that fewer warps contribute to are padded with a zero.
+    const int thread = int(threadIdx.x) + lane % P * Team::size(), row = row_of(thread), first = row * tasks,
+              end = min(first + tasks - (thread - lane), 32), stage = lane % 4 / P, nth = thread / 32 - first / 32;
+    const bool writes = row < rows && (lane < 4 || thread - first < 4),
+               pads   = nth == max_sums - 2 && first + tasks - (thread - lane) <= 32;
+    float* to         = sums + (stage * rows + row) * max_sums + nth;
 #pragma unroll 1
-    for (int n_stages = op.stages, chunk = 0;; n_stages -= at_once) {
-        if (n_stages <= 0 && (n_stages = claimed_stages(op, ring, chunk++)) == 0) break;
+    for (int n_stages = op.stages, chunk = 0;; n_stages -= batch) {
+        if (n_stages <= 0 && (n_stages = dynamic_stages(op, pipeline, chunk++)) == 0) break;
         float v[4] = {};
-        use_stages<at_once>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
+        use_stages<batch>(pipeline, n_bytes, n_stages, [&](int n, const unsigned char* from) {
 #pragma unroll
             for (int p = 0; p < P; p++) v[n * P + p] = x[p].times(from);
         });
@@ -184,15 +184,15 @@ __device__ void multiply_numbers(const Op& op, Ring& ring, unsigned char* xs, fl
             *to = sum;
             if (pads) to[1] = 0;
         }
-        to += at_once * rows * most_sums;
+        to += batch * rows * max_sums;
     }
 }
 
-// The same for halves: P units of 32 words of eight, one after another, to a warp, of one row or two.
+// GEMV with fp16 weights: a warp has P consecutive units of 32 words of eight columns, of one row or two.
 template <int P>
-__device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* xs, float* sums) {
+__device__ void gemv_fp16(const Instruction& op, WeightPipeline& pipeline, const unsigned char* xs, float* sums) {
     const int rows = op.rows, units = op.tasks, n_bytes = rows * op.row_bytes, words = op.cols / 8,
-              lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), most_sums = op.most_sums;
+              lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32), max_sums = op.max_sums;
     const int row    = int(unsigned(warp * P) * op.tasks_inverse >> 22),
               second = (row + 1) * units - warp * P; // the first of the next row
     uint4 x[P];
@@ -204,16 +204,16 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
         x[p]            = used ? word_at(xs + word * 16) : make_uint4(0, 0, 0, 0);
         at[p]           = used ? of * op.row_bytes + word * 16 : 0;
     }
-    Team::sync(); // x is not needed any more, and sums come to its place
+    Team::sync(); // x is in registers now; the sums overwrite it
     const int  stage = lane % 4 / 2, mine = row + lane % 2, nth = warp - mine * units / P;
     const bool writes = lane < 4 && mine < rows && (lane % 2 == 0 || second < P),
-               pads   = nth == most_sums - 2 && (mine + 1) * units <= (warp + 1) * P;
-    float* to         = sums + (stage * rows + mine) * most_sums + nth;
+               pads   = nth == max_sums - 2 && (mine + 1) * units <= (warp + 1) * P;
+    float* to         = sums + (stage * rows + mine) * max_sums + nth;
 #pragma unroll 1
     for (int n_stages = op.stages, chunk = 0;; n_stages -= 2) {
-        if (n_stages <= 0 && (n_stages = claimed_stages(op, ring, chunk++)) == 0) break;
+        if (n_stages <= 0 && (n_stages = dynamic_stages(op, pipeline, chunk++)) == 0) break;
         float v[4] = {};
-        use_stages<2>(ring, n_bytes, n_stages, [&](int n, const unsigned char* from) {
+        use_stages<2>(pipeline, n_bytes, n_stages, [&](int n, const unsigned char* from) {
 #pragma unroll
             for (int p = 0; p < P; p++) {
                 const uint4  w = word_at(from + at[p]);
@@ -221,7 +221,7 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
                              e = as_float2(x[p].x), f = as_float2(x[p].y), g = as_float2(x[p].z), h = as_float2(x[p].w);
                 float sum =
                     a.x * e.x + a.y * e.y + b.x * f.x + b.y * f.y + c.x * g.x + c.y * g.y + d.x * h.x + d.y * h.y;
-                // Beyond the rows of x there are zeros, but here there may be anything.
+                // x is zero beyond the last column, but here may be the next row.
                 if (p < second) v[2 * n] += sum;
                 else v[2 * n + 1] += sum;
             }
@@ -231,72 +231,73 @@ __device__ void multiply_halves(const Op& op, Ring& ring, const unsigned char* x
             *to = sum;
             if (pads) to[1] = 0;
         }
-        to += 2 * rows * most_sums;
+        to += 2 * rows * max_sums;
     }
 }
 
-__device__ void multiply_rows(const Op& op, Ring& ring, unsigned char* xs, float* sums) {
-    const auto numbers = [&](auto kind) {
-        if (op.passes == 1) multiply_numbers<decltype(kind)::value, 1>(op, ring, xs, sums);
-        else multiply_numbers<decltype(kind)::value, 2>(op, ring, xs, sums);
+__device__ void gemv(const Instruction& op, WeightPipeline& pipeline, unsigned char* xs, float* sums) {
+    const auto quantised = [&](auto kind) {
+        if (op.passes == 1) gemv_quantised<decltype(kind)::value, 1>(op, pipeline, xs, sums);
+        else gemv_quantised<decltype(kind)::value, 2>(op, pipeline, xs, sums);
     };
     switch (op.kind) {
         case kind_f16:
-            if (op.span == 3) multiply_halves<3>(op, ring, xs, sums);
-            else if (op.span == 4) multiply_halves<4>(op, ring, xs, sums);
-            else if (op.span == 8) multiply_halves<8>(op, ring, xs, sums);
-            else multiply_halves<1>(op, ring, xs, sums);
+            if (op.span == 3) gemv_fp16<3>(op, pipeline, xs, sums);
+            else if (op.span == 4) gemv_fp16<4>(op, pipeline, xs, sums);
+            else if (op.span == 8) gemv_fp16<8>(op, pipeline, xs, sums);
+            else gemv_fp16<1>(op, pipeline, xs, sums);
             break;
-        case kind_i8: numbers(std::integral_constant<Kind, kind_i8>{}); break;
-        case kind_i8_float: numbers(std::integral_constant<Kind, kind_i8_float>{}); break;
-        case kind_i8_float_min: numbers(std::integral_constant<Kind, kind_i8_float_min>{}); break;
-        case kind_q4_k: multiply_numbers<kind_q4_k, 1>(op, ring, xs, sums); break;
+        case kind_i8: quantised(std::integral_constant<Kind, kind_i8>{}); break;
+        case kind_i8_float: quantised(std::integral_constant<Kind, kind_i8_float>{}); break;
+        case kind_i8_float_min: quantised(std::integral_constant<Kind, kind_i8_float_min>{}); break;
+        case kind_q4_k: gemv_quantised<kind_q4_k, 1>(op, pipeline, xs, sums); break;
     }
 }
 
-// The last four warps write the results: they tell which of these a thread has first, and how many threads there are.
-constexpr int    finishing = 4 * 32;
-__device__ int   first_result() { return Team::size() - 1 - int(threadIdx.x); }
-__device__ float scale_of(const Op& op, const float* squares, int hidden) { // the norm's, where x was made without
+// The epilogue is computed by the last four warps, from the last thread backwards.
+constexpr int    epilogue_threads = 4 * 32;
+__device__ int   epilogue_thread() { return Team::size() - 1 - int(threadIdx.x); }
+__device__ float scale_of(const Instruction& op, const float* squares,
+                          int hidden) { // of the norm, where x was quantised before it was known
     if (!op.norm || op.kind == kind_f16) return 1;
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < warps; w++) sum += squares[w];
     return rsqrtf(__fdividef(sum, float(hidden)) + op.eps);
 }
-// The block's results from the sums of its warps; few are the herald's alone.
-__device__ void finish_products(const Op& op, const float* sums, float scale) {
-    const int n = (op.gated ? op.pairs : 2 * op.pairs) + op.n_claimed * op.rows, nth = first_result();
-    if (nth >= finishing || (n <= 32 && nth >= 32)) return;
+// The epilogue: the CTA's results from the partial sums; few results are the sync warp's alone.
+__device__ void gemv_epilogue(const Instruction& op, const float* sums, float scale) {
+    const int n = (op.gated ? op.pairs : 2 * op.pairs) + op.n_taken * op.rows, nth = epilogue_thread();
+    if (nth >= epilogue_threads || (n <= 32 && nth >= 32)) return;
     const int  own_batches = op.batch == 4 ? (op.stages + 3) / 4 : (op.stages + 1) / 2;
     const auto row_sum     = [&](int row) {
-        const float* from = sums + row * op.most_sums;
+        const float* from = sums + row * op.max_sums;
         float        v    = 0;
-        for (int s = 0; s < op.most_sums; s++) v += from[s];
+        for (int s = 0; s < op.max_sums; s++) v += from[s];
         return v * scale;
     };
-    for (int r = nth; r < n; r += finishing) {
+    for (int r = nth; r < n; r += epilogue_threads) {
         if (op.gated) {
             int pair = op.first_pair + r, gate = r, up = r + op.pairs;
-            if (const int more = r - op.pairs; more >= 0) { // of the chunks that were claimed, each a batch of its own
+            if (const int more = r - op.pairs; more >= 0) { // of the dynamic chunks, each in a batch of its own
                 const int chunk = int(unsigned(more) * op.rows_inverse >> 20), batches = own_batches + chunk;
-                pair = op.claimed[chunk] + more - chunk * op.rows;
+                pair = op.taken[chunk] + more - chunk * op.rows;
                 gate = batches * op.batch * op.rows + more - chunk * op.rows;
                 up   = gate + op.rows;
                 if (pair >= op.n_pairs) continue;
             }
             const float v = row_sum(gate);
-            put_half(op.all.projection[0].out, pair, swiglu(v, row_sum(up)));
+            store_relaxed_fp16(op.all.projection[0].out, pair, swiglu(v, row_sum(up)));
             continue;
         }
-        float             v       = row_sum(r);
-        int               row     = op.first_pair * 2 + r;
-        const int         which   = op.all.which(row);
-        const Projection& product = op.all.projection[which];
+        float             v     = row_sum(r);
+        int               row   = op.first_pair * 2 + r;
+        const int         which = op.all.which(row);
+        const Projection& to    = op.all.projection[which];
         row -= op.all.first_row[which];
-        if (product.bias) v += product.bias[row];
-        if (product.out_is_float) static_cast<float*>(product.out)[row] = v;
-        else put_half(product.out, row, v);
+        if (to.bias) v += to.bias[row];
+        if (to.out_is_float) static_cast<float*>(to.out)[row] = v;
+        else store_relaxed_fp16(to.out, row, v);
     }
 }
 

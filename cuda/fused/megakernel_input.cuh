@@ -1,4 +1,5 @@
-// The decode megakernel's x.
+// The input x of the decode megakernel's GEMVs, in shared memory: an earlier result, or the RMS norm of the residual; as fp16,
+// or quantised to int16 for weights of int8 and Q4_K.
 #pragma once
 
 #include "../gemm/gemv_tma.cuh"
@@ -12,25 +13,25 @@ namespace quire::cuda::megakernel {
 
 namespace {
 
-// -- x of the products, in shared memory: halves, or whole numbers of 16 bits, whose groups have a scale each. Word k of all
-// tasks, eight numbers, lies before word k + 1 of any, so that neighbouring lanes read neighbouring words.
+// int16-quantised x, a scale for the columns of each task (of a lane). Word k (eight values) of all tasks comes before word k +
+// 1 of any, so that neighbouring lanes read neighbouring words.
 
-struct Numbers {
+struct QuantisedX {
     uint4* words;
     float* scale; // [tasks]
     int*   total; // [cols / 32]: Σ of 32 neighbours
     int    tasks;
 
-    __device__ Numbers(unsigned char* memory, Kind kind, int cols) : tasks(cols / task_cols(kind)) {
+    __device__ QuantisedX(unsigned char* memory, Kind kind, int cols) : tasks(cols / task_cols(kind)) {
         words = reinterpret_cast<uint4*>(memory);
         scale = reinterpret_cast<float*>(memory + 2 * cols);
         total = reinterpret_cast<int*>(scale + tasks);
     }
 };
 
-// Values 8·g .. 8·g + 7, by whole warps with neighbouring g.
+// Stores values 8·g .. 8·g + 7 of x; by whole warps with neighbouring g.
 template <Kind K>
-__device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
+__device__ void store_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
     if constexpr (K == kind_f16) {
         std::uint32_t h[4];
 #pragma unroll
@@ -40,15 +41,15 @@ __device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
         }
         reinterpret_cast<uint4*>(xs)[g] = make_uint4(h[0], h[1], h[2], h[3]);
     } else {
-        constexpr int lanes = task_cols(K) / 8; // that share a scale
-        const Numbers to(xs, K, cols);
-        float         most = 0;
+        constexpr int    lanes = task_cols(K) / 8; // that share a scale
+        const QuantisedX to(xs, K, cols);
+        float            most = 0;
 #pragma unroll
         for (int k = 0; k < 8; k++) most = max_or_nan(most, fabsf(f[k]));
 #pragma unroll
         for (int step = 1; step < lanes; step *= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
         const float inverse = most > 0 ? __fdividef(32767.0f, most) : 0.0f;
-        // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
+        // Rounds by adding a number so large that the fraction is lost: the integer is in the low 16 bits.
         constexpr float large = 12582912.0f; // 1.5 * 2^23
         std::uint32_t   n[8], bits = 0;
 #pragma unroll
@@ -68,28 +69,28 @@ __device__ void put_x(int g, const float (&f)[8], unsigned char* xs, int cols) {
     }
 }
 
-// -- what the products multiply
+// -- where x comes from
 
-// As it is.
+// The result of an earlier instruction.
 template <Kind K, class Wait>
-__device__ void take_x(const Op& op, unsigned char* xs, const Wait& wait) {
+__device__ void load_x(const Instruction& op, unsigned char* xs, const Wait& wait) {
     wait();
     const auto* x = reinterpret_cast<const uint4*>(op.x);
-    each_word<Team>([&](int g) { return shared_word(x + g); }, op.cols / 8,
-                    [&](int g, const uint4& read) {
-                        const uint4  v = complete(read, x + g);
-                        const float2 a = as_float2(v.x), b = as_float2(v.y), c = as_float2(v.z), d = as_float2(v.w);
-                        const float  f[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
-                        put_x<K>(g, f, xs, op.cols);
-                    });
+    for_each_word<Team>([&](int g) { return load_relaxed(x + g); }, op.cols / 8,
+                        [&](int g, const uint4& read) {
+                            const uint4  v = poll(read, x + g);
+                            const float2 a = as_float2(v.x), b = as_float2(v.y), c = as_float2(v.z), d = as_float2(v.w);
+                            const float  f[8] = {a.x, a.y, b.x, b.y, c.x, c.y, d.x, d.y};
+                            store_x<K>(g, f, xs, op.cols);
+                        });
 }
 
-// The norm of the residual: each block adds what is new, and norms for itself. Whole numbers are made before the sum of squares is
-// known: it goes to `squares`, by warps, and the results are scaled.
+// The RMS norm of the residual, after the latest result was added: every CTA does this for itself. Quantised x is made before
+// the sum of squares is known: the sums of the warps go to `squares`, and the GEMV's results are scaled instead.
 template <Kind K, class Wait>
-__device__ void norm_residual(const Op& op, int hidden, float4* residual, unsigned char* xs, float* squares,
-                              const Wait& wait) {
-    constexpr int most = (most_hidden / 8 + Team::size() - 1) / Team::size(); // words of eight that a thread has
+__device__ void norm_of_residual(const Instruction& op, int hidden, float4* residual, unsigned char* xs, float* squares,
+                                 const Wait& wait) {
+    constexpr int most = (max_hidden / 8 + Team::size() - 1) / Team::size(); // words of eight that a thread has
     float4        f[most][2], by[most][2];
 #pragma unroll
     for (int n = 0; n < most; n++)
@@ -106,12 +107,12 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
 #pragma unroll
         for (int n = 0; n < most; n++) {
             const int g = int(threadIdx.x) + n * Team::size();
-            more[n]     = g < hidden / 8 ? shared_word(reinterpret_cast<const uint4*>(op.add) + g) : uint4{};
+            more[n]     = g < hidden / 8 ? load_relaxed(reinterpret_cast<const uint4*>(op.add) + g) : uint4{};
         }
 #pragma unroll
         for (int n = 0; n < most; n++) {
             if (const int g = int(threadIdx.x) + n * Team::size(); g < hidden / 8)
-                more[n] = complete(more[n], reinterpret_cast<const uint4*>(op.add) + g);
+                more[n] = poll(more[n], reinterpret_cast<const uint4*>(op.add) + g);
             const float2 a = as_float2(more[n].x), b = as_float2(more[n].y), c = as_float2(more[n].z),
                          d = as_float2(more[n].w);
             f[n][0].x += a.x, f[n][0].y += a.y, f[n][0].z += b.x, f[n][0].w += b.y;
@@ -121,7 +122,7 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
     const auto put = [&](int g, const float4& a, const float4& b, const float4& p, const float4& q, float scale) {
         const float v[8] = {a.x * p.x * scale, a.y * p.y * scale, a.z * p.z * scale, a.w * p.w * scale,
                             b.x * q.x * scale, b.y * q.y * scale, b.z * q.z * scale, b.w * q.w * scale};
-        put_x<K>(g, v, xs, op.cols);
+        store_x<K>(g, v, xs, op.cols);
     };
     float sum = 0;
 #pragma unroll
@@ -149,9 +150,10 @@ __device__ void norm_residual(const Op& op, int hidden, float4* residual, unsign
 }
 
 template <Kind K, class Wait>
-__device__ void make_x(const Op& op, int hidden, float* residual, unsigned char* xs, float* squares, const Wait& wait) {
-    if (op.norm) norm_residual<K>(op, hidden, reinterpret_cast<float4*>(residual), xs, squares, wait);
-    else take_x<K>(op, xs, wait);
+__device__ void make_x(const Instruction& op, int hidden, float* residual, unsigned char* xs, float* squares,
+                       const Wait& wait) {
+    if (op.norm) norm_of_residual<K>(op, hidden, reinterpret_cast<float4*>(residual), xs, squares, wait);
+    else load_x<K>(op, xs, wait);
     Team::sync();
 }
 

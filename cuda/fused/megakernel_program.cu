@@ -1,4 +1,5 @@
-// The host's side of the decode megakernel's program.
+// Compiles the operations of a model into the decode megakernel's program, on the host: lowers them to instructions, divides
+// the rows of each among warps, stages and CTAs, and lays out shared memory and the exchange buffer.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -13,9 +14,11 @@
 
 namespace quire::cuda::megakernel {
 
-// How the warps share an operation's rows: those numbers of rows and passes for which most lanes have something to do, in stages
-// that are not too large. False: its rows are too long.
-bool share(Op& op) {
+namespace {
+
+// How the warps divide a stage: the numbers of rows and passes that keep most lanes busy, in stages that are not too large.
+// False: the rows are too long.
+bool plan_stages(Instruction& op) {
     const int  tasks    = op.cols / task_cols(op.kind);
     double     best     = 0;
     const auto consider = [&](int passes, int span, int tasks_of_row, int room) {
@@ -37,70 +40,42 @@ bool share(Op& op) {
     if (best > 0) op.tasks_inverse = ((1u << 22) + unsigned(op.tasks) - 1) / unsigned(op.tasks);
     for (int r = 0; r < op.rows; r++) {
         const int first = r * op.tasks, last = first + op.tasks - 1;
-        op.most_sums = std::max(op.most_sums, last / op.span - first / op.span + 1);
+        op.max_sums = std::max(op.max_sums, last / op.span - first / op.span + 1);
     }
     return best > 0;
 }
 
-// Gives all halves that blocks tell one another places of their own in `memory`, or null to count them only. False: an operation
-// reads what none writes.
-bool exchange(std::vector<Op>& ops, Half* memory, std::int64_t& n) {
-    std::map<const void*, std::int64_t> places; // of what was told to be there
-    n                = 0;
-    const auto write = [&](Half* out, std::int64_t halves) {
-        const std::int64_t at = places[out] = n;
-        n += (halves + 7) / 8 * 8;
-        return memory ? memory + at : out;
-    };
-    bool       known = true;
-    const auto read  = [&](const Half*& p) {
-        const auto found = places.find(p);
-        if (p && found == places.end()) known = false;
-        else if (p && memory) p = memory + found->second;
-    };
-    for (Op& op : ops) {
-        read(op.add), read(op.x), read(op.q), read(op.k), read(op.v);
-        const std::int64_t first = n;
-        if (op.attends) op.attended = write(op.attended, op.n_attended);
-        for (int k = 0; k < (op.gated ? 1 : op.all.n); k++)
-            if (Projection& to = op.all.projection[k]; !to.out_is_float)
-                to.out = write(static_cast<Half*>(to.out), to.weight.rows);
-        if (memory) op.cleared = reinterpret_cast<uint4*>(memory + first);
-        op.n_cleared = int((n - first) / 8);
-    }
-    return known;
-}
-
-// Reads what was told into operations of the tape. False: something else than a model that it knows.
-bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops) {
-    const void*      residual = nullptr; // the name by which it goes, and after select
+// Operations → instructions: norms, residual additions and RoPE become part of the GEMV or attention that reads them. False:
+// not a model that it knows.
+bool lower(const Operation* operations, int n, Program& program, std::vector<Instruction>& ops) {
+    const void*      residual = nullptr; // its address in the operations; and after select_rows
     const void*      selected = nullptr;
-    const Operation *norm = nullptr, *rope = nullptr; // the latest
+    const Operation *norm = nullptr, *rope = nullptr; // the latest ones
     const Half*      pending = nullptr;               // to be added at the next norm
-    bool             fresh   = false;                 // that norm has not been used yet
-    const auto       halves  = [](const void* p) { return static_cast<const Half*>(p); };
+    bool             fresh   = false;                 // no GEMV has read that norm yet
+    const auto       fp16    = [](const void* p) { return static_cast<const Half*>(p); };
     for (int t = 0; t < n; t++) {
-        const Operation& op = told[t];
+        const Operation& op = operations[t];
         switch (op.kind) {
             case Operation::embed:
-                if (residual || op.weight.cols > most_hidden || op.weight.cols % 32 != 0) return false;
-                residual        = op.residual;
-                shape.embedding = op.weight;
-                shape.hidden    = int(op.weight.cols);
+                if (residual || op.weight.cols > max_hidden || op.weight.cols % 32 != 0) return false;
+                residual          = op.residual;
+                program.embedding = op.weight;
+                program.hidden    = int(op.weight.cols);
                 break;
             case Operation::add:
                 if (op.residual != residual || pending) return false;
-                pending = halves(op.x);
+                pending = fp16(op.x);
                 break;
             case Operation::select_rows:
                 if (op.x != residual) return false;
                 selected = op.residual;
                 break;
             case Operation::norm:
-                if (op.cols != shape.hidden) return false;
+                if (op.cols != program.hidden) return false;
                 if (op.residual) {
                     if (op.residual != residual || pending) return false;
-                    pending = halves(op.x);
+                    pending = fp16(op.x);
                 } else if (op.x != residual && op.x != selected) {
                     return false;
                 }
@@ -110,22 +85,22 @@ bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops
             case Operation::rope_and_store:
                 if (rope && (rope->rope.n_pairs != op.rope.n_pairs || rope->rope.inv_freq != op.rope.inv_freq))
                     return false;
-                rope       = &op;
-                shape.rope = op.rope;
+                rope         = &op;
+                program.rope = op.rope;
                 break;
             case Operation::attention: {
                 if (!rope || rope->rope.q != op.attend.q) return false;
-                shape.attend = op.attend;
-                Op to;
-                to.attends    = true;
-                to.waits      = true;
-                to.q          = rope->rope.q;
-                to.k          = rope->rope.k;
-                to.v          = rope->rope.v;
-                to.cache_k    = rope->rope.cache_k;
-                to.cache_v    = rope->rope.cache_v;
-                to.attended   = op.attend.out;
-                to.n_attended = op.attend.n_heads * op.attend.head_dim;
+                program.attend = op.attend;
+                Instruction to;
+                to.is_attention       = true;
+                to.waits_for_previous = true;
+                to.q                  = rope->rope.q;
+                to.k                  = rope->rope.k;
+                to.v                  = rope->rope.v;
+                to.cache_k            = rope->rope.cache_k;
+                to.cache_v            = rope->rope.cache_v;
+                to.attended           = op.attend.out;
+                to.n_attended         = op.attend.n_heads * op.attend.head_dim;
                 ops.push_back(to);
                 break;
             }
@@ -133,13 +108,13 @@ bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops
             case Operation::gated_gemm: {
                 const bool normed = norm && norm->out == op.x;
                 for (int first = 0; first < op.n_projections;) {
-                    Op to;
-                    first += gather(op.projection + first, op.n_projections - first, to.all);
+                    Instruction to;
+                    first += take_same_form(op.projection + first, op.n_projections - first, to.all);
                     to.gated = op.kind == Operation::gated_gemm;
                     if (to.gated && to.all.n != 2) return false;
-                    to.kind  = kind_of(to.all.projection[0].weight);
-                    to.cols  = int(op.cols);
-                    to.waits = !normed || fresh;
+                    to.kind               = kind_of(to.all.projection[0].weight);
+                    to.cols               = int(op.cols);
+                    to.waits_for_previous = !normed || fresh;
                     if (normed) {
                         to.norm = norm->norm_weight;
                         to.eps  = norm->eps;
@@ -151,7 +126,7 @@ bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops
                         if (norm->x == selected && selected)
                             to.residual = static_cast<float*>(const_cast<void*>(selected));
                     } else {
-                        to.x = halves(op.x);
+                        to.x = fp16(op.x);
                     }
                     if (to.cols % (to.kind == kind_f16 ? 8 : 256) != 0) return false;
                     for (int k = 0; k < to.all.n; k++)
@@ -167,8 +142,74 @@ bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops
             }
         }
     }
-    return !ops.empty() && rope && std::has_single_bit(unsigned(shape.attend.block_size)) &&
-           shape.attend.softcap == 0 && (shape.attend.head_dim == 64 || shape.attend.head_dim == 128);
+    return !ops.empty() && rope && std::has_single_bit(unsigned(program.attend.block_size)) &&
+           program.attend.softcap == 0 && (program.attend.head_dim == 64 || program.attend.head_dim == 128);
+}
+
+// Divides the rows of every instruction, and shared memory: the residual, x in its widest form (or partial sums, or what
+// attention needs), the weight pipeline. False: it does not fit.
+bool plan(int n_sms, Program& program, std::vector<Instruction>& ops) {
+    const int head_dim = program.attend.head_dim;
+    const int group    = std::min(max_heads, program.attend.n_heads / program.attend.n_kv_heads);
+    const int values = group * head_dim * 4, beside = 2 * warps * max_heads * 4 + (max_heads + 2) * head_dim * 2;
+    int       room = beside + 4 * values, largest_stage = 0;
+    for (Instruction& op : ops) {
+        if (op.is_attention) continue;
+        for (const auto bytes : {data_bytes, scale_bytes, min_bytes}) {
+            if (bytes(op.kind, 256) == 0) break;
+            op.row_bytes += op.part_bytes[op.n_parts++] = bytes(op.kind, op.cols);
+        }
+        if (!plan_stages(op)) return false;
+        const int chunks = (op.n_pairs + op.rows - 1) / op.rows, each = chunks / n_sms;
+        int       batches = ((op.n_pairs / n_sms + 1) * 2 + op.rows * op.batch - 1) / (op.rows * op.batch);
+        if (op.gated && each >= max_dynamic_chunks / 2) {
+            op.n_static  = std::max(each * 3 / 4, (chunks + n_sms - 1) / n_sms - max_dynamic_chunks / 2);
+            op.n_dynamic = chunks - op.n_static * n_sms;
+            batches += max_dynamic_chunks;
+        }
+        largest_stage = std::max(largest_stage, op.rows * op.row_bytes);
+        room          = std::max({room, x_bytes(op.kind, op.cols), batches * op.batch * op.rows * op.max_sums * 4});
+    }
+    program.x_room          = (room + 127) / 128 * 128;
+    program.attention_warps = std::min(warps, (program.x_room - beside) / values);
+    program.n_ops           = int(ops.size());
+    program.pipeline_bytes  = (max_shared - program.hidden * 4 - program.x_room) / 128 * 128;
+    program.shared          = program.hidden * 4 + program.x_room + program.pipeline_bytes;
+    return program.pipeline_bytes >= 3 * largest_stage;
+}
+
+} // namespace
+
+bool compile(const Operation* operations, int n, int n_sms, Program& program, std::vector<Instruction>& ops) {
+    return lower(operations, n, program, ops) && plan(n_sms, program, ops) &&
+           place_exchange(ops, nullptr, program.exchange_size);
+}
+
+bool place_exchange(std::vector<Instruction>& ops, Half* memory, std::int64_t& n) {
+    std::map<const void*, std::int64_t> places; // of what each address stands for
+    n                = 0;
+    const auto write = [&](Half* out, std::int64_t values) {
+        const std::int64_t at = places[out] = n;
+        n += (values + 7) / 8 * 8;
+        return memory ? memory + at : out;
+    };
+    bool       known = true;
+    const auto read  = [&](const Half*& p) {
+        const auto found = places.find(p);
+        if (p && found == places.end()) known = false;
+        else if (p && memory) p = memory + found->second;
+    };
+    for (Instruction& op : ops) {
+        read(op.add), read(op.x), read(op.q), read(op.k), read(op.v);
+        const std::int64_t first = n;
+        if (op.is_attention) op.attended = write(op.attended, op.n_attended);
+        for (int k = 0; k < (op.gated ? 1 : op.all.n); k++)
+            if (Projection& to = op.all.projection[k]; !to.out_is_float)
+                to.out = write(static_cast<Half*>(to.out), to.weight.rows);
+        if (memory) op.cleared = reinterpret_cast<uint4*>(memory + first);
+        op.n_cleared = int((n - first) / 8);
+    }
+    return known;
 }
 
 } // namespace quire::cuda::megakernel

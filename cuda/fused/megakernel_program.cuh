@@ -1,4 +1,5 @@
-// The decode megakernel's program: what its instructions say, shared by the host, which compiles it, and the kernel.
+// The decode megakernel's program: a list of instructions, GEMVs and attention, which the host compiles and every CTA
+// interprets.
 #pragma once
 
 #include <cstdint>
@@ -10,65 +11,70 @@
 
 namespace quire::cuda::megakernel {
 
-constexpr int  warps        = 15; // of the team that does everything but filling the ring
-constexpr int  threads      = 16 * 32;
-constexpr int  most_hidden  = 8192;
-constexpr int  most_claims  = 16; // chunks of a product
-constexpr int  most_shared  = 215 * 1024;
-constexpr Half cleared_half = 0xffff; // a not-a-number that conversions do not make
+constexpr int  warps              = 15; // consumers: all but the producer
+constexpr int  threads            = 16 * 32;
+constexpr int  max_hidden         = 8192;
+constexpr int  max_dynamic_chunks = 16; // of one instruction for one CTA
+constexpr int  max_shared         = 215 * 1024;
+constexpr Half empty_fp16         = 0xffff; // marks a value that is not there yet: a NaN that conversions do not make
 
-// An operation of the tape: products of x, or attention.
-struct Op {
-    bool         attends = false;
-    bool         waits   = false; // for what the one before wrote
-    bool         gated   = false;
-    Kind         kind    = kind_f16;
-    int          cols = 0, n_pairs = 0; // of x; of rows
-    const float* norm     = nullptr;    // x is the residual's norm, or
+// A GEMV of one or several projections, whose x is the RMS norm of the residual or the output of an earlier instruction; or
+// attention.
+struct Instruction {
+    bool         is_attention       = false;
+    bool         waits_for_previous = false; // reads what the instruction before wrote
+    bool         gated              = false; // gate and up, with SwiGLU as the epilogue
+    Kind         kind               = kind_f16;
+    int          cols = 0, n_pairs = 0; // K; pairs of rows
+    const float* norm     = nullptr;    // weights of the norm, if x is one,
     float        eps      = 0;
     const Half*  add      = nullptr; // .. after this was added to the residual
-    float*       residual = nullptr; // .. which is written there
-    const Half*  x        = nullptr; // x
+    float*       residual = nullptr; // .. which is written here, if it is wanted
+    const Half*  x        = nullptr; // else x
     Projections  all{};
-    // Data, scales and minima lie in a stage one after another, each of all its rows.
+    // A stage of the weight pipeline has `rows` rows: first the data of all, then their scales, then their minima.
     int part_bytes[3] = {}, n_parts = 0, row_bytes = 0;
-    // How the warps share a stage of some rows: a row has `tasks`, and a warp takes `span` of them in one go, or in each of two
-    // passes.
-    int      rows = 0, passes = 0, tasks = 0, span = 0, most_sums = 0; // .. sums of a row at most
-    unsigned tasks_inverse = 0, rows_inverse = 0;
-    int      batch = 0; // stages whose sums a warp adds up together
-    // This block's part, filled in by the producer: pairs, stages.
+    // How the warps divide a stage: a row has `tasks` (of a lane, or fp16: of a warp), and a warp takes `span` consecutive
+    // ones, in one pass or two. A row gets up to max_sums partial sums.
+    int      rows = 0, passes = 0, tasks = 0, span = 0, max_sums = 0;
+    unsigned tasks_inverse = 0, rows_inverse = 0; // division by multiplication
+    int      batch = 0;                           // stages whose sums a warp reduces together
+    // The rows of this CTA; filled in by the producer.
     int first_pair = 0, pairs = 0, stages = 0;
-    // Processors do not get the same share of a busy memory. So of long gated products a block has only `own` chunks, of `rows`
-    // pairs each (two stages: of gate, of up), and claims more of what is left as it has room for them.
-    int       own = 0, n_claimable = 0;
-    unsigned* claims                   = nullptr; // how many have been claimed in this step
-    unsigned* next_claims              = nullptr; // .. and in the next one
-    int       claimed[most_claims + 1] = {};      // first pairs, and then -1; filled in by the producer
-    int       n_claimed                = 0;
-    // Of attention, and what blocks tell one another.
+    // Dynamic tile scheduling: SMs do not get equal shares of a busy memory. Of a long gated GEMV a CTA has only n_static
+    // chunks of its own, of `rows` pairs each (two stages: of gate, of up), and takes further ones from a common counter as it
+    // has room for them.
+    int       n_static = 0, n_dynamic = 0;             // n_dynamic: of all CTAs
+    unsigned* next_chunk                    = nullptr; // the counter of this step
+    unsigned* next_chunk_of_next_step       = nullptr;
+    int       taken[max_dynamic_chunks + 1] = {}; // their first pairs, then -1; filled in by the producer
+    int       n_taken                       = 0;
+    // Attention, and the exchange between CTAs (megakernel_exchange.cuh).
     const Half *q = nullptr, *k = nullptr, *v = nullptr;
     Half *      cache_k = nullptr, *cache_v = nullptr, *attended = nullptr;
-    uint4*      cleared   = nullptr;           // by this step for the next one: where results will be, so many words
-    int         n_cleared = 0, n_attended = 0; // .. halves
+    uint4*      cleared   = nullptr; // where this instruction's results will be in the next step: emptied by this step
+    int         n_cleared = 0, n_attended = 0; // in words of eight fp16 values; in values
 };
-static_assert(sizeof(Op) % 4 == 0 && std::is_trivially_copyable_v<Op>);
+static_assert(sizeof(Instruction) % 4 == 0 && std::is_trivially_copyable_v<Instruction>);
 
 // Columns of a lane's task.
 constexpr __host__ __device__ int task_cols(Kind k) { return k == kind_f16 ? 8 : k == kind_q4_k ? 64 : 32; }
 
-// What all operations have in common.
-struct Shape {
-    Weight       embedding;
-    int          hidden = 0, n_ops = 0, x_room = 0, ring_bytes = 0; // .. bytes, bytes
-    int          attending = 0;                                     // warps
-    std::int64_t exchanged = 0;                                     // halves that blocks tell one another in a step
+// What all instructions have in common.
+struct Program {
+    Weight embedding;
+    int    hidden = 0, n_ops = 0, x_room = 0, pipeline_bytes = 0; // shared memory for x, and for the weight pipeline
+    int    attention_warps     = 0;
+    int    shared              = 0; // all the shared memory of a CTA
+    std::int64_t exchange_size = 0; // fp16 values that CTAs exchange in a step
     RopeStore    rope;
     Attention    attend;
 };
 
-bool share(Op& op);
-bool exchange(std::vector<Op>& ops, Half* memory, std::int64_t& n);
-bool understand(const Operation* told, int n, Shape& shape, std::vector<Op>& ops);
+// Compiles operations into a program for n_sms CTAs. False: not the operations of a model that it knows, or too large.
+bool compile(const Operation* operations, int n, int n_sms, Program& program, std::vector<Instruction>& ops);
+// Gives all values that CTAs exchange addresses of their own in `memory`, or with null only counts them. False: an instruction
+// reads what none writes.
+bool place_exchange(std::vector<Instruction>& ops, Half* memory, std::int64_t& n);
 
 } // namespace quire::cuda::megakernel

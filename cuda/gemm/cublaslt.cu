@@ -1,5 +1,5 @@
-// GEMMs with many rows, by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines
-// without it. Its algorithms are tried before the first step, for some numbers of rows: no step waits for that.
+// GEMM with many tokens by cuBLASLt. The library is loaded when it is first needed, so that the programs start on machines
+// without it. Its algorithms are timed before the first step for some values of M: no step waits for that.
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -74,12 +74,12 @@ struct Algorithm {
     bool                 usable = false;
 };
 
-// TunedGemm of one shape, with the algorithms for its numbers of rows.
+// GEMMs of one shape, with the algorithms for some values of M.
 struct TunedGemm {
     cublasLtMatmulDesc_t                desc{};
     cublasLtMatrixLayout_t              weight{}, x{}, out{};
-    std::array<Algorithm, n_cublaslt_m> tried;
-    std::map<std::int64_t, Algorithm>   guessed; // for other numbers of rows, or where what was tried fails
+    std::array<Algorithm, n_cublaslt_m> tuned;
+    std::map<std::int64_t, Algorithm>   untuned; // for other values of M, or where a tuned one fails
     bool                                usable = false;
 
     TunedGemm() = default;
@@ -104,17 +104,17 @@ struct TunedGemm {
         if (desc != nullptr) library().forget(desc);
     }
 
-    // The number of rows of x, and how far matrices are apart.
+    // Sets M and the strides of the batch.
     bool set(std::int64_t n, const CublasltShape& shape) const {
-        const Library& lib    = library();
-        const auto     n_cols = std::uint64_t(n);
-        const auto     far    = [&](cublasLtMatrixLayout_t layout, const std::int64_t& apart) {
-            return good(lib.set_layout(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &apart, sizeof apart));
+        const Library& lib        = library();
+        const auto     n_cols     = std::uint64_t(n);
+        const auto     set_stride = [&](cublasLtMatrixLayout_t layout, const std::int64_t& stride) {
+            return good(lib.set_layout(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
         };
         const std::int64_t none = 0;
         return usable && good(lib.set_layout(x, CUBLASLT_MATRIX_LAYOUT_COLS, &n_cols, sizeof n_cols)) &&
                good(lib.set_layout(out, CUBLASLT_MATRIX_LAYOUT_COLS, &n_cols, sizeof n_cols)) &&
-               far(weight, shape.weight_stride) && far(x, none) && far(out, shape.out_stride);
+               set_stride(weight, shape.weight_stride) && set_stride(x, none) && set_stride(out, shape.out_stride);
     }
 };
 
@@ -123,13 +123,13 @@ struct TunedGemm {
 struct Cublaslt {
     cublasLtHandle_t                                 handle    = nullptr;
     void*                                            workspace = nullptr;
-    std::map<std::array<std::int64_t, 4>, TunedGemm> all;
+    std::map<std::array<std::int64_t, 4>, TunedGemm> gemms;
 
     TunedGemm& gemm_of(const CublasltShape& s) {
-        return all.try_emplace({s.n, s.k, s.out_is_float, s.n_matrices}, s).first->second;
+        return gemms.try_emplace({s.n, s.k, s.out_is_float, s.n_matrices}, s).first->second;
     }
-    // Up to `most` of the library's guesses, the likeliest first; returns how many.
-    int guess(const TunedGemm& p, int most, cublasLtMatmulHeuristicResult_t* found) const {
+    // Up to `most` of the library's heuristics, the best first; returns how many.
+    int heuristics(const TunedGemm& p, int most, cublasLtMatmulHeuristicResult_t* found) const {
         const Library&             lib = library();
         cublasLtMatmulPreference_t preference{};
         int                        n = 0;
@@ -149,40 +149,40 @@ struct Cublaslt {
     }
 };
 
-void close_cublaslt(Cublaslt* all) {
-    if (all == nullptr) return;
-    all->all.clear();
-    if (all->handle != nullptr) library().destroy(all->handle);
-    release(all->workspace);
-    delete all;
+void close_cublaslt(Cublaslt* lt) {
+    if (lt == nullptr) return;
+    lt->gemms.clear();
+    if (lt->handle != nullptr) library().destroy(lt->handle);
+    release(lt->workspace);
+    delete lt;
 }
 
 const char* open_cublaslt(Context& gpu) {
     const Library& lib = library();
     if (lib.error != nullptr || gpu.cublaslt != nullptr) return lib.error;
-    auto* blas = new Cublaslt;
-    if (good(lib.create(&blas->handle)) && (blas->workspace = gpu.take(workspace_bytes)) != nullptr) {
-        gpu.cublaslt = blas;
+    auto* lt = new Cublaslt;
+    if (good(lib.create(&lt->handle)) && (lt->workspace = gpu.take(workspace_bytes)) != nullptr) {
+        gpu.cublaslt = lt;
         return nullptr;
     }
-    const bool started = blas->handle != nullptr;
-    close_cublaslt(blas);
+    const bool started = lt->handle != nullptr;
+    close_cublaslt(lt);
     return started ? "no memory for libcublasLt's workspace" : "libcublasLt does not start";
 }
 
-bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t least_rows, std::int64_t most_rows,
+bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t min_m, std::int64_t max_m,
                    Context& gpu) {
     if (gpu.cublaslt == nullptr) return false;
-    if (least_rows > most_rows) return true;
-    Cublaslt&  blas = *gpu.cublaslt;
-    TunedGemm& p    = blas.gemm_of(shape);
-    // From the one that serves least_rows to the one that serves most_rows, or the last one below.
-    int first = 0, n_tried = 1;
-    while (first + 1 < n_cublaslt_m && cublaslt_m[first] < least_rows) first++;
-    while (n_tried < n_cublaslt_m && cublaslt_m[n_tried] <= std::max<std::int64_t>(most_rows, 8)) n_tried++;
-    if (n_tried < n_cublaslt_m && most_rows <= 256) n_tried = std::max(n_tried, cublaslt_bucket(most_rows) + 1);
-    // x is some of the weights: products of zeros are quicker than others.
-    const auto    n_x = std::int64_t(cublaslt_m[n_tried - 1]) * shape.k, n_out = cublaslt_m[n_tried - 1] * shape.n;
+    if (min_m > max_m) return true;
+    Cublaslt&  lt = *gpu.cublaslt;
+    TunedGemm& p  = lt.gemm_of(shape);
+    // From the value that serves min_m to the one that serves max_m, or the last one below.
+    int first = 0, n_tuned = 1;
+    while (first + 1 < n_cublaslt_m && cublaslt_m[first] < min_m) first++;
+    while (n_tuned < n_cublaslt_m && cublaslt_m[n_tuned] <= std::max<std::int64_t>(max_m, 8)) n_tuned++;
+    if (n_tuned < n_cublaslt_m && max_m <= 256) n_tuned = std::max(n_tuned, cublaslt_bucket(max_m) + 1);
+    // x is some of the weights: zeros would be multiplied faster than other values.
+    const auto    n_x = std::int64_t(cublaslt_m[n_tuned - 1]) * shape.k, n_out = cublaslt_m[n_tuned - 1] * shape.n;
     CublasltShape trial = shape;
     auto*         x     = static_cast<Half*>(allocate(gpu, std::size_t(n_x) * sizeof(Half)));
     void*         out   = allocate(gpu, std::size_t(n_out * shape.n_matrices) * (shape.out_is_float ? 4 : 2));
@@ -194,28 +194,28 @@ bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t 
     if (ready)
         gpu.note(cudaMemcpyAsync(x, weight, std::size_t(std::min(n_x, n_weights)) * sizeof(Half),
                                  cudaMemcpyDeviceToDevice, gpu.stream));
-    for (int at = first; ready && at < n_tried; at++) {
+    for (int at = first; ready && at < n_tuned; at++) {
         trial.out_stride = cublaslt_m[at] * shape.n;
         if (!p.set(cublaslt_m[at], trial)) continue;
         constexpr int                   most = 8, rounds = 3;
         cublasLtMatmulHeuristicResult_t found[most]{};
-        const int                       n    = blas.guess(p, most, found);
+        const int                       n    = lt.heuristics(p, most, found);
         float                           best = 1e30f;
         for (int i = 0; i < n; i++) {
             const Algorithm with{found[i].algo, true};
             for (int round = 0; round < rounds; round++) {
-                // In a step the weights are not in the second-level cache, either.
-                if (is_large) gpu.note(cudaMemsetAsync(blas.workspace, 0, workspace_bytes, gpu.stream));
+                // In a step the weights are not in the L2, either.
+                if (is_large) gpu.note(cudaMemsetAsync(lt.workspace, 0, workspace_bytes, gpu.stream));
                 float ms = 1e30f;
                 gpu.note(cudaEventRecord(begin, gpu.stream));
-                const bool ok = blas.run(p, with, x, weight, out, gpu.stream);
+                const bool ok = lt.run(p, with, x, weight, out, gpu.stream);
                 gpu.note(cudaEventRecord(end, gpu.stream));
                 gpu.note(cudaEventSynchronize(end));
                 if (!ok || cudaEventElapsedTime(&ms, begin, end) != cudaSuccess) {
-                    cudaGetLastError(); // one that is not taken
+                    cudaGetLastError(); // the library refuses this one
                     break;
                 }
-                if (round > 0 && ms < best) best = ms, p.tried[std::size_t(at)] = with; // the first one loads its code
+                if (round > 0 && ms < best) best = ms, p.tuned[std::size_t(at)] = with; // the first run loads its code
             }
         }
     }
@@ -229,19 +229,19 @@ bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t 
 bool cublaslt_gemm(const Half* x, std::int64_t n, const Half* weight, const CublasltShape& shape, void* out,
                    Context& gpu) {
     if (gpu.cublaslt == nullptr) return false;
-    Cublaslt&  blas = *gpu.cublaslt;
-    TunedGemm& p    = blas.gemm_of(shape);
+    Cublaslt&  lt = *gpu.cublaslt;
+    TunedGemm& p  = lt.gemm_of(shape);
     if (!p.set(n, shape)) return false;
     const int at = cublaslt_bucket(n);
-    if (at < n_cublaslt_m && blas.run(p, p.tried[std::size_t(at)], x, weight, out, gpu.stream)) return true;
-    if (p.guessed.size() > 1024) p.guessed.clear();
-    const auto [found, is_new] = p.guessed.try_emplace(n);
+    if (at < n_cublaslt_m && lt.run(p, p.tuned[std::size_t(at)], x, weight, out, gpu.stream)) return true;
+    if (p.untuned.size() > 1024) p.untuned.clear();
+    const auto [found, is_new] = p.untuned.try_emplace(n);
     if (is_new) {
         cublasLtMatmulHeuristicResult_t first{};
-        if (blas.guess(p, 1, &first) > 0) found->second = {first.algo, true};
+        if (lt.heuristics(p, 1, &first) > 0) found->second = {first.algo, true};
     }
-    const bool ok = blas.run(p, found->second, x, weight, out, gpu.stream);
-    if (!ok) cudaGetLastError(); // the caller has other ways
+    const bool ok = lt.run(p, found->second, x, weight, out, gpu.stream);
+    if (!ok) cudaGetLastError(); // the caller falls back
     return ok;
 }
 

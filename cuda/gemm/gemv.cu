@@ -1,7 +1,7 @@
-// GEMV and GEMMs with few rows of x (decode), limited by reading the weights: each weight is read once, in 16-byte words. A
-// warp computes one output row for all rows of x; the order of the sum is fixed.
-// Weights: halves, int8 with group scales, or Q4_K superblocks. cols is a multiple of 8 (halves), 32 (int8), 256 (Q4_K); any other
-// matrix has a plain kernel.
+// GEMV, and GEMM with up to 8 tokens, on CUDA cores, limited by reading the weights: each weight is read once, in 16-byte
+// words. A warp computes one or two rows of the weights for all tokens; the order of the sum is fixed. Weights: fp16, int8 with
+// group scales, or Q4_K superblocks. cols (K) is a multiple of 8 (fp16), 32 (int8), 256 (Q4_K); gemm_plain() takes any other
+// matrix.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -16,7 +16,7 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int warps = 8; // of a block
+constexpr int warps = 8; // of a CTA
 
 // Four bytes of int8, offset by 128 → floats: 0x4b000000 | u is 2^23 + u.
 __device__ void as_floats(std::uint32_t q, float* f) {
@@ -27,10 +27,10 @@ __device__ void as_floats(std::uint32_t q, float* f) {
     f[3]                  = __uint_as_float(__byte_perm(u, 0x4b000000u, 0x7443)) - 8388736.0f;
 }
 
-// What a warp holds of R neighbouring rows: `ahead` words of each, load(u) takes word u of the stretch of `step` columns that
-// begins at `base`, add(u) adds its products with the rows of x to sum[r][t]; then the word of the next stretch is loaded in
-// its place, so that some are always on their way. Lanes take neighbouring words; R rows share what is read and converted of
-// x. Columns fit an int: no wider arithmetic in the loops.
+// Register pipeline of a warp for R neighbouring rows: `ahead` words of each row are in flight. load(u) loads word u of the
+// `step` columns from `base` on, add(u) multiplies it with x into sum[r][t], t a token; then the word `step` columns further is
+// loaded in its place. Lanes take neighbouring words; the R rows share what is read and converted of x. Columns are ints: no
+// 64-bit arithmetic in the loops.
 
 template <int NT, int R>
 struct RowsF16 {
@@ -114,8 +114,8 @@ struct RowsI8 {
     }
 };
 
-// Eight lanes share a superblock; lane i of them has 16 bytes: 16 weights of an even sub-block in the low nibbles, 16 of the
-// odd one after it in the high ones.
+// Eight lanes share a superblock; each has 16 bytes of it: 16 weights of an even sub-block in the low nibbles, 16 of the odd
+// one after it in the high ones.
 template <int NT, int R>
 struct RowsQ4K {
     static constexpr int ahead = NT <= 1 ? 4 / R : 1, step = 4 * 256 * ahead;
@@ -164,7 +164,7 @@ struct RowsQ4K {
                     const uint4*        at = reinterpret_cast<const uint4*>(x + t * cols + c0 + high * 32);
                     const uint4         xa = at[0], xb = at[1];
                     const std::uint32_t xs[8] = {xa.x, xa.y, xa.z, xa.w, xb.x, xb.y, xb.z, xb.w};
-                    // Nibbles of bytes 0 and 2, then of 1 and 3, as halves 1024 + q: x is paired the same way.
+                    // Nibbles of bytes 0 and 2, then of 1 and 3, as fp16 1024 + q; x is paired the same way.
                     __half2 pairs[8], all = __half2(__ushort_as_half(0), __ushort_as_half(0));
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -177,19 +177,19 @@ struct RowsQ4K {
                     const float2 a = __half22float2(all);
 #pragma unroll
                     for (int r = 0; r < R; r++) {
-                        const std::uint32_t qs[4]    = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
-                        __half2             products = __half2(__ushort_as_half(0), __ushort_as_half(0));
+                        const std::uint32_t qs[4]       = {v[r][u].x, v[r][u].y, v[r][u].z, v[r][u].w};
+                        __half2             projections = __half2(__ushort_as_half(0), __ushort_as_half(0));
 #pragma unroll
                         for (int i = 0; i < 4; i++) {
                             const std::uint32_t q  = qs[i] >> (high * 4);
                             std::uint32_t       q0 = (q & 0x000f000fu) | 0x64006400u,
                                           q1       = (q >> 8 & 0x000f000fu) | 0x64006400u;
-                            products =
-                                __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q0), magic), pairs[2 * i], products);
-                            products =
-                                __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q1), magic), pairs[2 * i + 1], products);
+                            projections =
+                                __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q0), magic), pairs[2 * i], projections);
+                            projections = __hfma2(__hsub2(*reinterpret_cast<__half2*>(&q1), magic), pairs[2 * i + 1],
+                                                  projections);
                         }
-                        const float2 p = __half22float2(products);
+                        const float2 p = __half22float2(projections);
                         sum[r][t] += scale[r][high] * (p.x + p.y) - min[r][high] * (a.x + a.y);
                     }
                 }
@@ -211,18 +211,18 @@ struct RowsOf<NT, kind_i8_float_min, R> : RowsI8<NT, R, 32, true, true> {};
 template <int NT, int R>
 struct RowsOf<NT, kind_q4_k, R> : RowsQ4K<NT, R> {};
 
-// R neighbouring rows a warp; products have a multiple of R rows. Deep: twice as much of a row on its way at once, for products
-// of so few rows that all of them run at once.
+// R neighbouring rows a warp; projections have a multiple of R rows. Deep: twice as many loads in flight, for matrices of so
+// few rows that all CTAs run in one wave.
 template <int NT, Kind K, int R, bool Deep>
 __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
                                               : K == kind_f16 ? 5
                                               : Deep          ? 3
                                                               : 4)
-    vector_kernel(const __half* x, int n_rows, int cols, Projections all) {
+    gemv_kernel(const __half* x, int m, int cols, Projections all) {
     using Rows    = RowsOf<NT, K, R>;
     const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
     if (row >= all.first_row[all.n]) {
-        wait_for_inputs(); // every block takes part in the order of launches
+        wait_for_inputs(); // every CTA takes part in the programmatic dependent launch
         return;
     }
     const int          which      = row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
     float              sum[R][NT] = {};
     Rows               rows;
 #pragma unroll
-    for (int u = 0; u < Rows::ahead; u++) // weights depend on nobody: while the kernel before is still busy
+    for (int u = 0; u < Rows::ahead; u++) // weights do not depend on the previous kernel, which may still run
         rows.load(p.weight, r0, 0, cols, u);
     wait_for_inputs();
     for (int base = 0; base < cols; base += Rows::step)
@@ -241,12 +241,12 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
             for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, base + Rows::step, cols, u);
 #pragma unroll
             for (int u = 0; u < Rows::ahead; u++) now.add(x, base, cols, u, sum);
-        } else if constexpr (K == kind_f16) { // long reads at a time are what the memory likes best
+        } else if constexpr (K == kind_f16) { // long bursts of reads are fastest
 #pragma unroll
             for (int u = 0; u < Rows::ahead; u++) rows.add(x, base, cols, u, sum);
 #pragma unroll
             for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, base + Rows::step, cols, u);
-        } else { // more to do in between: a word's place is filled again at once
+        } else { // more arithmetic per word: each register is refilled at once
 #pragma unroll
             for (int u = 0; u < Rows::ahead; u++) {
                 rows.add(x, base, cols, u, sum);
@@ -258,24 +258,25 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             const float total = warp_sum(sum[r][t]) + (p.bias ? p.bias[r0 + r] : 0.0f);
-            if (threadIdx.x % 32 != 0 || t >= n_rows) continue;
+            if (threadIdx.x % 32 != 0 || t >= m) continue;
             const std::int64_t at = t * p.weight.rows + r0 + r;
             store_result(p, at, total);
         }
 }
 
 template <int NT, int R>
-void launch(Kind kind, const __half* x, int n_rows, int cols, const Projections& all, Context& gpu) {
-    const unsigned blocks = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
-    const auto     run    = [&](auto kernel) {
-        // Several rows hold so much in the L1 that they had better wait for kernels that leave little of it (see skinny_gemm).
-        if (NT > 1) run_in_order(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
-        else run_kernel(kernel, dim3(blocks), warps * 32, 0, gpu, x, n_rows, cols, all);
+void launch(Kind kind, const __half* x, int m, int cols, const Projections& all, Context& gpu) {
+    const unsigned ctas = unsigned((all.first_row[all.n] / R + warps - 1) / warps);
+    const auto     run  = [&](auto kernel) {
+        // With several tokens so many loads are held in the L1 that the launch does not overlap kernels that leave little of it
+        // (see skinny.cu).
+        if (NT > 1) run_in_order(kernel, dim3(ctas), warps * 32, 0, gpu, x, m, cols, all);
+        else run_kernel(kernel, dim3(ctas), warps * 32, 0, gpu, x, m, cols, all);
     };
     const auto choose = [&]<Kind K>() {
-        if (NT == 1 && K != kind_f16 && int(blocks) < 4 * gpu.n_sms)
-            run(vector_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
-        else run(vector_kernel<NT, K, R, false>);
+        if (NT == 1 && K != kind_f16 && int(ctas) < 4 * gpu.n_sms)
+            run(gemv_kernel < NT, K, R, NT == 1 && K != kind_f16 >);
+        else run(gemv_kernel<NT, K, R, false>);
     };
     switch (kind) {
         case kind_f16: choose.template operator()<kind_f16>(); break;
@@ -286,24 +287,24 @@ void launch(Kind kind, const __half* x, int n_rows, int cols, const Projections&
     }
 }
 
-// -- any shape and form: a warp for each row of weights and eight of x, one weight a lane at a time
+// -- gemm_plain: any shape and form; a warp for each row of the weights and eight tokens, one weight a lane at a time
 
-constexpr int plain_rows = 8;
+constexpr int plain_tokens = 8;
 
-__global__ void __launch_bounds__(warps * 32) plain_kernel(const __half* x, int n_rows, int cols, Projection p) {
+__global__ void __launch_bounds__(warps * 32) gemm_plain_kernel(const __half* x, int m, int cols, Projection p) {
     wait_for_inputs();
     const std::int64_t row   = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32;
-    const int          first = int(blockIdx.y) * plain_rows, n = min(plain_rows, n_rows - first);
+    const int          first = int(blockIdx.y) * plain_tokens, n = min(plain_tokens, m - first);
     if (row >= p.weight.rows) return;
-    float sum[plain_rows] = {};
+    float sum[plain_tokens] = {};
     for (int c = int(threadIdx.x % 32); c < cols; c += 32) {
         const float w = weight_at(p.weight, row, c);
 #pragma unroll
-        for (int t = 0; t < plain_rows; t++)
+        for (int t = 0; t < plain_tokens; t++)
             if (t < n) sum[t] += w * __half2float(x[std::int64_t(first + t) * cols + c]);
     }
 #pragma unroll
-    for (int t = 0; t < plain_rows; t++) {
+    for (int t = 0; t < plain_tokens; t++) {
         const float total = warp_sum(sum[t]) + (p.bias ? p.bias[row] : 0.0f);
         if (t >= n || threadIdx.x % 32 != 0) continue;
         const std::int64_t at = std::int64_t(first + t) * p.weight.rows + row;
@@ -317,33 +318,31 @@ bool is_regular(const Weight& weight) {
     return weight.form != WeightForm::f32 && (weight.form != WeightForm::f16 || weight.cols % 8 == 0);
 }
 
-void gemm_plain(const Half* x, std::int64_t n_rows, std::int64_t cols, const Projection* products, int n_projections,
+void gemm_plain(const Half* x, std::int64_t m, std::int64_t cols, const Projection* projections, int n_projections,
                 Context& gpu) {
     for (int k = 0; k < n_projections; k++)
-        run_kernel(plain_kernel,
-                   dim3(unsigned((products[k].weight.rows + warps - 1) / warps),
-                        unsigned((n_rows + plain_rows - 1) / plain_rows)),
-                   warps * 32, 0, gpu, reinterpret_cast<const __half*>(x), int(n_rows), int(cols), products[k]);
+        run_kernel(gemm_plain_kernel,
+                   dim3(unsigned((projections[k].weight.rows + warps - 1) / warps),
+                        unsigned((m + plain_tokens - 1) / plain_tokens)),
+                   warps * 32, 0, gpu, reinterpret_cast<const __half*>(x), int(m), int(cols), projections[k]);
 }
 
-// x has room for n_rows rounded up to 1, 2, 4 or 8 rows; what is in those beyond n_rows does not matter.
-void gemv(const Half* x_, int n_rows, std::int64_t cols, const Projection* products, int n_projections, bool invariant,
+// x has room for m rounded up to 1, 2, 4 or 8; the values of tokens beyond m do not matter.
+void gemv(const Half* x_, int m, std::int64_t cols, const Projection* projections, int n_projections, bool invariant,
           Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0, count = 0; i < n_projections; i += count) {
-        Projections all{}; // neighbours of one form go together
-        count           = gather(products + i, n_projections - i, all);
-        const Kind kind = kind_of(products[i].weight);
+        Projections all{}; // neighbours of one form in one launch
+        count           = take_same_form(projections + i, n_projections - i, all);
+        const Kind kind = kind_of(projections[i].weight);
         const int  c    = int(cols);
-        if (n_rows <= 1 && !invariant && gemv_tma(kind, x, c, all, gpu)) continue;
-        bool even = kind != kind_f16; // two rows a warp share the conversions of x
+        if (m <= 1 && !invariant && gemv_tma(kind, x, c, all, gpu)) continue;
+        bool even = kind != kind_f16; // two rows of a warp share the conversions of x
         for (int k = 0; k < all.n; k++) even = even && all.projection[k].weight.rows % 2 == 0;
-        if (n_rows <= 1) even ? launch<1, 2>(kind, x, n_rows, c, all, gpu) : launch<1, 1>(kind, x, n_rows, c, all, gpu);
-        else if (n_rows <= 2)
-            even ? launch<2, 2>(kind, x, n_rows, c, all, gpu) : launch<2, 1>(kind, x, n_rows, c, all, gpu);
-        else if (n_rows <= 4)
-            even ? launch<4, 2>(kind, x, n_rows, c, all, gpu) : launch<4, 1>(kind, x, n_rows, c, all, gpu);
-        else even ? launch<8, 2>(kind, x, n_rows, c, all, gpu) : launch<8, 1>(kind, x, n_rows, c, all, gpu);
+        if (m <= 1) even ? launch<1, 2>(kind, x, m, c, all, gpu) : launch<1, 1>(kind, x, m, c, all, gpu);
+        else if (m <= 2) even ? launch<2, 2>(kind, x, m, c, all, gpu) : launch<2, 1>(kind, x, m, c, all, gpu);
+        else if (m <= 4) even ? launch<4, 2>(kind, x, m, c, all, gpu) : launch<4, 1>(kind, x, m, c, all, gpu);
+        else even ? launch<8, 2>(kind, x, m, c, all, gpu) : launch<8, 1>(kind, x, m, c, all, gpu);
     }
 }
 

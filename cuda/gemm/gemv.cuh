@@ -1,4 +1,4 @@
-// Shared by the kernels for few rows of x: which matrix a row belongs to, and the layout of its weights.
+// GEMV, shared parts: several projections of one x as one matrix, and the forms of weights.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -7,7 +7,7 @@
 
 namespace quire::cuda {
 
-// Projections of one form, with the same x: their rows are numbered through. Beyond n, first_row stays what it was at n.
+// Projections of the same x with weights of one form: their rows are numbered consecutively. first_row is constant from n on.
 struct Projections {
     Projection projection[max_projections];
     int        first_row[max_projections + 1];
@@ -24,7 +24,7 @@ inline Kind kind_of(const Weight& w) {
     return !w.float_scales ? kind_i8 : w.mins ? kind_i8_float_min : kind_i8_float;
 }
 
-__device__ inline uint4 load_once(const void* p) { // weights are not read again in this step: keep them out of L1
+__device__ inline uint4 load_once(const void* p) { // weights are read once in a step: kept out of L1
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -32,19 +32,19 @@ __device__ inline uint4 load_once(const void* p) { // weights are not read again
     return v;
 }
 
-// Takes products of one form from the front of a list; returns how many.
-inline int gather(const Projection* products, int n, Projections& all) {
+// Takes projections of one form from the front of a list; returns how many.
+inline int take_same_form(const Projection* projections, int n, Projections& all) {
     for (all.n = 0;
-         all.n < n && all.n < max_projections && kind_of(products[all.n].weight) == kind_of(products[0].weight);
+         all.n < n && all.n < max_projections && kind_of(projections[all.n].weight) == kind_of(projections[0].weight);
          all.n++) {
-        all.projection[all.n]    = products[all.n];
-        all.first_row[all.n + 1] = all.first_row[all.n] + int(products[all.n].weight.rows);
+        all.projection[all.n]    = projections[all.n];
+        all.first_row[all.n + 1] = all.first_row[all.n] + int(projections[all.n].weight.rows);
     }
     for (int k = all.n + 1; k <= max_projections; k++) all.first_row[k] = all.first_row[all.n];
     return all.n;
 }
 
-// matmul_stream.cu: one row of x, on Hopper. False: not these products, or not this GPU.
+// gemv_tma.cu: one token, on Hopper. False: not these projections, or not this GPU.
 bool gemv_tma(Kind kind, const __half* x, int cols, const Projections& all, Context& gpu);
 
 } // namespace quire::cuda

@@ -1,4 +1,4 @@
-// GEMV weights in shared memory: the layout of a ring's stage, the conversion of x, and the products.
+// GEMV with weights in shared memory: the layout of a pipeline stage, int16-quantised activations, and the dot products.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -24,20 +24,20 @@ constexpr __host__ __device__ int min_bytes(Kind k, int cols) { return k == kind
 constexpr __host__ __device__ int row_bytes(Kind k, int cols) {
     return data_bytes(k, cols) + scale_bytes(k, cols) + min_bytes(k, cols);
 }
-constexpr int x_bytes(Kind k, int cols) { // integers, scales, sums
+constexpr int x_bytes(Kind k, int cols) { // int16 values, scales, sums
     return k == kind_f16 ? cols * 2 : cols * 2 + (k == kind_q4_k ? cols / 64 : cols / 32) * 4 + cols / 16 * 4;
 }
 
 #if __CUDA_ARCH__ >= 900
 
-struct Integers {
+struct QuantisedX {
     unsigned char *high, *low; // [cols]
     float*         scale;      // [cols / 32], or of 64 for Q4_K
     int*           total;      // [cols / 16]: Σ of 16 neighbours
 };
 
-__device__ inline Integers integers_in(unsigned char* memory, Kind kind, int cols) {
-    Integers to;
+__device__ inline QuantisedX quantised_x_in(unsigned char* memory, Kind kind, int cols) {
+    QuantisedX to;
     to.high  = memory;
     to.low   = memory + cols;
     to.scale = reinterpret_cast<float*>(memory + 2 * cols);
@@ -45,28 +45,29 @@ __device__ inline Integers integers_in(unsigned char* memory, Kind kind, int col
     return to;
 }
 
-// use(g, read(g)) for the words of x, by all threads of a block. Some words are asked for at once: one after another they would take as long as
-// a product of few rows.
+// use(g, read(g)) for the 16-byte words of x, by all threads of a team. Four loads of a thread are in flight at once: one after
+// another they would take as long as a short GEMV.
 template <class Team = WholeCta, class Read, class Use>
-__device__ inline void each_word(const Read& read, int n, const Use& use) {
-    constexpr int at_once = 4;
-    for (int first = threadIdx.x; first < n; first += at_once * Team::size()) {
-        uint4 v[at_once];
+__device__ inline void for_each_word(const Read& read, int n, const Use& use) {
+    constexpr int in_flight = 4;
+    for (int first = threadIdx.x; first < n; first += in_flight * Team::size()) {
+        uint4 v[in_flight];
 #pragma unroll
-        for (int k = 0; k < at_once; k++) {
+        for (int k = 0; k < in_flight; k++) {
             const int g = first + k * Team::size();
             v[k]        = g < n ? read(g) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int k = 0; k < at_once; k++)
+        for (int k = 0; k < in_flight; k++)
             if (const int g = first + k * Team::size(); g < n) use(g, v[k]);
     }
 }
 
-// Word g of x, 8 halves, by whole warps with neighbouring g. For Q4_K the 16 values that lane i of eight multiplies with low
-// nibbles stand at 16·i of a superblock's 256, those for the high ones at 128 + 16·i: then lanes meet no bank twice.
+// Quantises word g of x, 8 fp16 values, to int16 with a scale; by whole warps with neighbouring g. High and low bytes are
+// stored apart, for dp4a. For Q4_K the 16 values that lane i of eight multiplies with low nibbles are at 16·i of a superblock's
+// 256, those for the high ones at 128 + 16·i: no bank conflicts.
 template <Kind K>
-__device__ inline void put_integers(int g, const uint4& v, const Integers& to) {
+__device__ inline void quantise_x(int g, const uint4& v, const QuantisedX& to) {
     constexpr int       lanes    = K == kind_q4_k ? 8 : 4; // that share a scale, 8 values each
     const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
     float               f[8], most = 0;
@@ -79,7 +80,7 @@ __device__ inline void put_integers(int g, const uint4& v, const Integers& to) {
 #pragma unroll
     for (int step = 1; step < lanes; step *= 2) most = max_or_nan(most, __shfl_xor_sync(~0u, most, step));
     const float inverse = most > 0 ? __fdividef(32512.0f, most) : 0.0f; // so that the high byte stays below 128
-    // Rounded by adding a number so large that the fraction falls off: what is left stands in the low 16 bits.
+    // Rounds by adding a number so large that the fraction is lost: the integer is in the low 16 bits.
     constexpr float large = 12582912.0f; // 1.5 * 2^23
     std::uint32_t   n[8], h[2], l[2];
     std::uint32_t   total_bits = 0;
@@ -126,7 +127,7 @@ __device__ inline int dot16(const uint4& w, const uint4& high, const uint4& low)
 __device__ inline uint4 masked(const uint4& v, std::uint32_t mask) {
     return make_uint4(v.x & mask, v.y & mask, v.z & mask, v.w & mask);
 }
-// The same for weights without a sign.
+// The same for unsigned weights.
 __device__ inline int dot16_unsigned(const uint4& w, const uint4& high, const uint4& low) {
     const auto signed_x = [](std::uint32_t weights, std::uint32_t x, int sum) {
         int out;
@@ -139,11 +140,11 @@ __device__ inline int dot16_unsigned(const uint4& w, const uint4& high, const ui
 }
 __device__ inline uint4 word_at(const void* p) { return *static_cast<const uint4*>(p); }
 
-// sum[r] += the products of one stage: `from`: data of R rows `data` bytes apart, then scales, then minima;
-// columns base .. base + n of x, which is halves or Integers.
+// sum[r] += weights of one stage · columns base .. base + n of x, which is fp16 or quantised. `from`: the data of R rows, then
+// their scales, then their minima.
 template <Kind K, int R>
-__device__ inline void add_stage(const unsigned char* from, int full, const unsigned char* x, const Integers& integers,
-                                 int base, int n, float (&sum)[R]) {
+__device__ inline void accumulate_stage(const unsigned char* from, int full, const unsigned char* x,
+                                        const QuantisedX& quantised, int base, int n, float (&sum)[R]) {
     const int            lane   = threadIdx.x % 32;
     const int            data   = data_bytes(K, full);
     const unsigned char* scales = from + R * data;
@@ -165,20 +166,20 @@ __device__ inline void add_stage(const unsigned char* from, int full, const unsi
 #pragma unroll 2
         for (int s = lane / 8; s < n / 256; s += 4) {
             const int   at = base + s * 256 + part * 16;
-            const uint4 h0 = word_at(integers.high + at), h1 = word_at(integers.high + at + 128),
-                        l0 = word_at(integers.low + at), l1 = word_at(integers.low + at + 128);
-            const int2  t  = *reinterpret_cast<const int2*>(integers.total + (base / 16 + s * 16) + part * 2);
-            const float by = integers.scale[base / 64 + s * 4 + chunk];
+            const uint4 h0 = word_at(quantised.high + at), h1 = word_at(quantised.high + at + 128),
+                        l0 = word_at(quantised.low + at), l1 = word_at(quantised.low + at + 128);
+            const int2  t  = *reinterpret_cast<const int2*>(quantised.total + (base / 16 + s * 16) + part * 2);
+            const float by = quantised.scale[base / 64 + s * 4 + chunk];
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 const unsigned char* block = from + r * data + s * 144;
                 const uint4          head = word_at(block), w = word_at(block + 16 + part * 16);
                 const float2         d = as_float2(head.x);
-                // Of a word's two bytes here: scales and minima of the even and the odd sub-block.
+                // Two bytes of each word: scales and minima of the even and the odd sub-block.
                 const std::uint32_t a = head.y >> shift, b = head.z >> shift, e = head.w >> shift;
                 const std::uint32_t sc = chunk < 2 ? a & 0x3f3f : (e & 0x0f0f) | (a >> 2 & 0x3030);
                 const std::uint32_t mi = chunk < 2 ? b & 0x3f3f : (e >> 4 & 0x0f0f) | (b >> 2 & 0x3030);
-                // The high nibbles stand for 16 times what they are.
+                // High nibbles are used in place, so count 16 times.
                 const int i = dot16_unsigned(masked(w, 0x0f0f0f0f), h0, l0) * int(sc & 255) +
                               (dot16_unsigned(masked(w, 0xf0f0f0f0), h1, l1) >> 4) * int(sc >> 8),
                           m = t.x * int(mi & 255) + t.y * int(mi >> 8);
@@ -190,8 +191,8 @@ __device__ inline void add_stage(const unsigned char* from, int full, const unsi
 #pragma unroll 2
         for (int c = lane * 16; c < n; c += 512) {
             const int   at = base + c;
-            const uint4 h = word_at(integers.high + at), l = word_at(integers.low + at);
-            const float by = integers.scale[at / 32];
+            const uint4 h = word_at(quantised.high + at), l = word_at(quantised.low + at);
+            const float by = quantised.scale[at / 32];
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 const unsigned char* s     = scales + r * scale_bytes(K, full);
@@ -200,7 +201,7 @@ __device__ inline void add_stage(const unsigned char* from, int full, const unsi
                 float                value = scale * float(dot16(word_at(from + r * data + c), h, l));
                 if (K == kind_i8_float_min)
                     value -= reinterpret_cast<const float*>(mins + r * min_bytes(K, full))[c / group] *
-                             float(integers.total[at / 16]);
+                             float(quantised.total[at / 16]);
                 sum[r] += by * value;
             }
         }

@@ -1,15 +1,16 @@
-// GEMMs of halves with the many rows of x of a prefill, on Hopper's tensor cores (wgmma), fused with what follows: SwiGLU, or RoPE and
-// store of q, k and v. A persistent kernel: as many CTAs as SMs, each taking tiles of 128 rows of x × 256 rows of weights, in steps
-// of 64 columns. Two warpgroups multiply 64 rows of x each; one warp of a third group loads x and weights by TMA, four steps
-// ahead. CTAs that run at the same time use the same few weights, which stay in the L2 cache.
+// Prefill GEMM for Hopper (fp16 weights, the many tokens of a prompt): a persistent, warp-specialised kernel with wgmma and
+// TMA, fused with its epilogue: SwiGLU, or RoPE and KV store. One CTA per SM takes tiles of 128 tokens × 256 rows of the
+// weights, in steps of 64 columns. Two consumer warpgroups multiply 64 tokens each; a producer warp loads x and weights, four
+// stages ahead. CTAs that run at the same time use the same few weights, which stay in the L2 cache.
 //
-// The number of tiles is seldom a multiple of the number of CTAs: 28 remaining tiles for 132 CTAs would take as long as 132. So the last
-// tiles, too few for all CTAs, are cut into strips with fewer rows of weights, which take a half or a quarter of the time.
+// Wave quantisation: the number of tiles is seldom a multiple of the number of CTAs, and 28 remaining tiles would take 132 CTAs
+// as long as 132 tiles. So the last tiles, too few for all CTAs, are cut into strips with fewer rows of the weights, which take
+// a half or a quarter of the time.
 //
 // A tile of gate and up has 128 rows of each, so that one thread has both sums of a result; likewise both of a RoPE pair. A sum
-// is bit-identical whatever the tile and the number of rows.
+// is bit-identical whatever the tile and M.
 //
-// Limits: rows and cols are multiples of 8, results are halves; heads with RoPE have 64 or 128 dimensions, RoPE on all of them.
+// Limits: N and K are multiples of 8, results are fp16; RoPE on all of a head's 64 or 128 dimensions.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -29,50 +30,52 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int                  M = 128, N = 256, stages = 4; // rows of x and of weights of a tile; of the ring
-constexpr int                  row_bytes = tile_k * 2;       // of a tile, in shared memory
+constexpr int M = 128, N = 256, stages = 4;          // tokens and rows of the weights of a tile; of the pipeline
+constexpr int row_bytes                = tile_k * 2; // bytes of a tile's row in shared memory
 [[maybe_unused]] constexpr int x_bytes = M * row_bytes, stage_bytes = (M + N) * row_bytes;
 
 struct Maps {
-    CUtensorMap x, weight[max_projections], strip[max_projections]; // weights: half of a tile's rows, or of a strip's
+    CUtensorMap x, weight[max_projections], strip[max_projections]; // weights: half the rows of a tile, or of a strip
 };
 
-struct Job {
-    __half*      out[max_projections];
-    const float* bias[max_projections];
-    int          rows[max_projections];             // of the weights, and of the results
-    int          first_column[max_projections + 1]; // of tiles: products one after another, N rows of weights each
-    int          n_rows, n_steps;                   // of x; of 64 columns
-    int          n_down;                            // tiles of a column: M rows of x each
-    int          n_whole, n_all;                    // tiles as they are; and strips
-    RopeStore    rope;
+struct Params {
+    __half*             out[max_projections];
+    const float*        bias[max_projections];
+    int                 rows[max_projections];             // of the weights: N
+    int                 first_tile_n[max_projections + 1]; // tiles along N: of projections one after another
+    int                 m, k_tiles;                        // tokens; steps of 64 columns
+    int                 tiles_m;                           // tiles along M
+    int                 n_whole, n_all;                    // whole tiles; and with strips
+    RopeStore           rope;
     const std::int32_t *positions, *slots;
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 struct Tile {
-    int product, first_row; // of its weights, of each where there are two
-    int first_x;
+    int projection, first_n; // of its weights; of gate and of up
+    int first_m;
 };
 template <Epilogue E, int Strips>
-__device__ Tile tile_of(const Job& job, int i) {
-    constexpr int rows  = E == Epilogue::swiglu ? N / 2 : N;
-    const int     strip = i < job.n_whole ? 0 : (i - job.n_whole) % Strips,
-              whole = i < job.n_whole ? i : job.n_whole + (i - job.n_whole) / Strips, column = whole / job.n_down;
-    const int product = column < job.first_column[1] ? 0 : column < job.first_column[2] ? 1 : 2;
-    return {product, (column - job.first_column[product]) * rows + strip * (rows / Strips), whole % job.n_down * M};
+__device__ Tile tile_of(const Params& params, int i) {
+    constexpr int rows   = E == Epilogue::swiglu ? N / 2 : N;
+    const int     strip  = i < params.n_whole ? 0 : (i - params.n_whole) % Strips,
+              whole      = i < params.n_whole ? i : params.n_whole + (i - params.n_whole) / Strips,
+              tile_n     = whole / params.tiles_m;
+    const int projection = tile_n < params.first_tile_n[1] ? 0 : tile_n < params.first_tile_n[2] ? 1 : 2;
+    return {projection, (tile_n - params.first_tile_n[projection]) * rows + strip * (rows / Strips),
+            whole % params.tiles_m * M};
 }
 
-// Rotates whole heads of D, as wgmma lays Width columns of the rows `row` and row + 8 over the lanes.
+// RoPE of whole heads of D, on Width columns of tokens `row` and row + 8 as wgmma lays them over the lanes.
 template <int D, int Width>
-__device__ void rotate(float (&sum)[N / 2], const Job& job, int row) {
+__device__ void rotate(float (&sum)[N / 2], const Params& params, int row) {
     static_assert(Width % D == 0);
-    const RopeStore& a    = job.rope;
+    const RopeStore& a    = params.rope;
     const int        lane = threadIdx.x % 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float position = float(job.positions[min(row + 8 * r, job.n_rows - 1)]);
+        const float position = float(params.positions[min(row + 8 * r, params.m - 1)]);
         const auto  each     = [&](int pair, int one, int other) {
             float sine, cosine;
             rope_angle(position, a.inv_freq[pair], sine, cosine);
@@ -95,7 +98,7 @@ __device__ void rotate(float (&sum)[N / 2], const Job& job, int row) {
     }
 }
 
-// 32 neighbouring results, from `to` on: of each lane of four two of each of four groups of 8.
+// Stores 32 neighbouring results from `to` on: each of four lanes has two of each of four groups of 8.
 __device__ void store_row(__half* to, int n, const std::uint32_t (&words)[4]) {
     const uint4 eight = transpose_quad(words);
     const int   at    = int(threadIdx.x) % 4 * 8;
@@ -104,15 +107,16 @@ __device__ void store_row(__half* to, int n, const std::uint32_t (&words)[4]) {
 
 #endif
 
-// Strips: of a tile, of those that come last. D: of rotated heads.
+// Strips: into how many the last tiles are cut. D: head_dim of RoPE.
 template <Epilogue E, int Strips, int D>
 __global__ void __launch_bounds__(384, 1)
-    prompt_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Job job) {
+    prefill_gemm_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ unsigned char memory[];
-    auto*      ring = reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
+    auto*                           stage_memory =
+        reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     __shared__ std::uint64_t full[stages], empty[stages];
-    const Pipeline<stages>   pipeline{ring, full, empty};
+    const Pipeline<stages>   pipeline{stage_memory, full, empty};
     const int                group = uniform(int(threadIdx.x) / 128);
     if (threadIdx.x == 0) {
         pipeline.init(1, 2);
@@ -127,20 +131,21 @@ __global__ void __launch_bounds__(384, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x != 256) return;
         PipelineState<stages> at = pipeline.producer_start();
-        for (int i = first; i < job.n_all; i += step) {
-            const Tile         t     = tile_of<E, Strips>(job, i);
-            const bool         whole = i < job.n_whole;
+        for (int i = first; i < params.n_all; i += step) {
+            const Tile         t     = tile_of<E, Strips>(params, i);
+            const bool         whole = i < params.n_whole;
             const CUtensorMap* map   = whole ? maps.weight : maps.strip;
-            const int          half  = whole ? N / 2 : N / 2 / Strips; // of the rows of weights
-            for (int k = 0; k < job.n_steps; k++) {
+            const int          half  = whole ? N / 2 : N / 2 / Strips; // of the rows of the weights
+            for (int k = 0; k < params.k_tiles; k++) {
                 pipeline.producer_acquire(at);
                 mbarrier_arrive_expect_tx(&full[at.stage], unsigned(x_bytes + 2 * half * row_bytes));
                 unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
-                tma_copy_2d(x, maps.x, k * tile_k, t.first_x, &full[at.stage]);
-                tma_copy_2d(w, map[t.product], k * tile_k, t.first_row, &full[at.stage]);
+                tma_copy_2d(x, maps.x, k * tile_k, t.first_m, &full[at.stage]);
+                tma_copy_2d(w, map[t.projection], k * tile_k, t.first_n, &full[at.stage]);
                 if (E == Epilogue::swiglu)
-                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_row, &full[at.stage]);
-                else tma_copy_2d(w + half * row_bytes, map[t.product], k * tile_k, t.first_row + half, &full[at.stage]);
+                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_n, &full[at.stage]);
+                else
+                    tma_copy_2d(w + half * row_bytes, map[t.projection], k * tile_k, t.first_n + half, &full[at.stage]);
                 at.advance();
             }
         }
@@ -149,17 +154,17 @@ __global__ void __launch_bounds__(384, 1)
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int           lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
-    const unsigned      at           = shared_address(ring);
+    const unsigned      at           = shared_address(stage_memory);
     const std::uint64_t x0           = matrix_descriptor(at + unsigned(group) * 64 * row_bytes, 16, 8 * row_bytes),
                         w0           = matrix_descriptor(at + x_bytes, 16, 8 * row_bytes);
     float                 sum[N / 2] = {};
     PipelineState<stages> now;
-    const auto            free_stage = [&](int s) {
+    const auto            release = [&](int s) {
         if (threadIdx.x % 128 == 0) pipeline.consumer_release(s);
     };
-    const auto work = [&]<int Width>(std::integral_constant<int, Width>, const Tile& t) {
+    const auto compute_tile = [&]<int Width>(std::integral_constant<int, Width>, const Tile& t) {
         int before = 0;
-        for (int k = 0; k < job.n_steps; k++) {
+        for (int k = 0; k < params.k_tiles; k++) {
             pipeline.consumer_wait(now);
             const std::uint64_t x = advance(x0, unsigned(now.stage * stage_bytes)),
                                 w = advance(w0, unsigned(now.stage * stage_bytes));
@@ -169,33 +174,33 @@ __global__ void __launch_bounds__(384, 1)
                 wgmma_ss<Width>(sum, advance(x, unsigned(j) * 32), advance(w, unsigned(j) * 32), k + j);
             wgmma_commit();
             wgmma_wait<1>();
-            if (k > 0) free_stage(before);
+            if (k > 0) release(before);
             before = now.stage;
             now.advance();
         }
         wgmma_wait<0>();
         wgmma_pin(sum);
-        free_stage(before);
+        release(before);
 
-        const int n_cols = job.rows[t.product], row = t.first_x + warp * 16 + lane / 4; // and row + 8
-        if (const float* bias = job.bias[t.product]; E != Epilogue::swiglu && bias != nullptr)
+        const int n = params.rows[t.projection], row = t.first_m + warp * 16 + lane / 4; // and row + 8
+        if (const float* bias = params.bias[t.projection]; E != Epilogue::swiglu && bias != nullptr)
 #pragma unroll
             for (int i = 0; i < Width / 2; i++)
-                if (const int col = t.first_row + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n_cols) sum[i] += bias[col];
+                if (const int col = t.first_n + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n) sum[i] += bias[col];
         if constexpr (E == Epilogue::rope_store)
-            if (t.product < 2) rotate<D, Width>(sum, job, row);
+            if (t.projection < 2) rotate<D, Width>(sum, params, row);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const bool is_row = row + 8 * r < job.n_rows;
-            const int  slot   = E == Epilogue::rope_store && is_row ? job.slots[row + 8 * r] : -1;
-            const auto place  = [&](int col) -> __half* { // of results
+            const bool is_row = row + 8 * r < params.m;
+            const int  slot   = E == Epilogue::rope_store && is_row ? params.slots[row + 8 * r] : -1;
+            const auto place  = [&](int col) -> __half* { // of the results
                 if (!is_row) return nullptr;
-                if (E != Epilogue::rope_store || t.product == 0)
-                    return job.out[t.product] + std::int64_t(row + 8 * r) * n_cols + col;
-                // Entries that only fill up a graph have no slot.
-                const RopeStore& a = job.rope;
+                if (E != Epilogue::rope_store || t.projection == 0)
+                    return params.out[t.projection] + std::int64_t(row + 8 * r) * n + col;
+                // Tokens that only fill up a graph have no slot.
+                const RopeStore& a = params.rope;
                 if (slot < 0) return nullptr;
-                return reinterpret_cast<__half*>(t.product == 1 ? a.cache_k : a.cache_v) +
+                return reinterpret_cast<__half*>(t.projection == 1 ? a.cache_k : a.cache_v) +
                        kv_row_of_slot(slot, col / D, a.n_kv_heads, a.block_size) * D + col % D;
             };
 #pragma unroll
@@ -212,23 +217,23 @@ __global__ void __launch_bounds__(384, 1)
                     }
                     words[i] = pack(both[0], both[1]);
                 }
-                store_row(place(t.first_row + c), n_cols - t.first_row - c, words);
+                store_row(place(t.first_n + c), n - t.first_n - c, words);
             }
         }
     };
-    for (int i = first; i < job.n_all; i += step) {
-        const Tile t = tile_of<E, Strips>(job, i);
-        if (i < job.n_whole) work(std::integral_constant<int, N>{}, t);
-        else work(std::integral_constant<int, N / Strips>{}, t);
+    for (int i = first; i < params.n_all; i += step) {
+        const Tile t = tile_of<E, Strips>(params, i);
+        if (i < params.n_whole) compute_tile(std::integral_constant<int, N>{}, t);
+        else compute_tile(std::integral_constant<int, N / Strips>{}, t);
     }
 #endif
 }
 
 template <Epilogue E, int Strips, int D = N>
-void launch(const Maps& maps, const Job& job, int n_blocks, Context& gpu) {
+void launch(const Maps& maps, const Params& params, int n_ctas, Context& gpu) {
     constexpr int shared = stages * (M + N) * row_bytes + 1024;
-    prepare_kernel(gpu, prompt_kernel<E, Strips, D>, 384, shared);
-    run_kernel(prompt_kernel<E, Strips, D>, dim3(unsigned(n_blocks)), 384, shared, gpu, maps, job);
+    prepare_kernel(gpu, prefill_gemm_kernel<E, Strips, D>, 384, shared);
+    run_kernel(prefill_gemm_kernel<E, Strips, D>, dim3(unsigned(n_ctas)), 384, shared, gpu, maps, params);
 }
 
 } // namespace
@@ -250,38 +255,39 @@ int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu) {
 }
 
 int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu) {
-    const Operation& op     = ops[0];
-    const bool       gated  = op.kind == Operation::gated_gemm;
-    const bool       turned = n_ops > 1 && match_prefill_gemm(ops, n_ops, gpu) == 2;
-    const int        rows   = gated ? N / 2 : N; // of a tile's weights
-    Job              job{};
+    const Operation& op         = ops[0];
+    const bool       gated      = op.kind == Operation::gated_gemm;
+    const bool       fused_rope = n_ops > 1 && match_prefill_gemm(ops, n_ops, gpu) == 2;
+    const int        rows       = gated ? N / 2 : N; // of a tile's weights
+    Params           params{};
     Maps             maps;
-    job.n_rows  = int(op.rows);
-    job.n_steps = int((op.cols + tile_k - 1) / tile_k);
-    job.n_down  = int((op.rows + M - 1) / M);
+    params.m       = int(op.rows);
+    params.k_tiles = int((op.cols + tile_k - 1) / tile_k);
+    params.tiles_m = int((op.rows + M - 1) / M);
     for (int k = 0; k < max_projections; k++) {
-        const Projection& p     = op.projection[k];
-        job.out[k]              = static_cast<__half*>(p.out);
-        job.bias[k]             = p.bias;
-        job.rows[k]             = int(p.weight.rows);
-        const bool begins       = k < (gated ? 1 : op.n_projections);
-        job.first_column[k + 1] = job.first_column[k] + (begins ? (job.rows[k] + rows - 1) / rows : 0);
+        const Projection& p        = op.projection[k];
+        params.out[k]              = static_cast<__half*>(p.out);
+        params.bias[k]             = p.bias;
+        params.rows[k]             = int(p.weight.rows);
+        const bool begins          = k < (gated ? 1 : op.n_projections);
+        params.first_tile_n[k + 1] = params.first_tile_n[k] + (begins ? (params.rows[k] + rows - 1) / rows : 0);
     }
-    if (turned) {
-        job.rope      = ops[1].rope;
-        job.positions = plan.positions;
-        job.slots     = plan.slots;
+    if (fused_rope) {
+        params.rope      = ops[1].rope;
+        params.positions = plan.positions;
+        params.slots     = plan.slots;
     }
-    // The last tiles as they are, in halves, or in quarters: what takes the shortest time. A half takes more than half of it.
-    const int  n = job.first_column[max_projections] * job.n_down, at_once = gpu.n_sms, rest = n % at_once;
-    const auto time   = [&](int strips, double each) { return (rest * strips + at_once - 1) / at_once * each; };
-    const int  D      = turned ? job.rope.head_dim : 0;
-    const bool finer  = D == 64 || (D == 0 && time(4, 0.33) < time(2, 0.55));
-    const int  strips = finer ? 4 : 2;
-    const bool cut    = time(strips, finer ? 0.33 : 0.55) < time(1, 1);
-    job.n_whole       = cut ? n - rest : n;
-    job.n_all         = cut ? n - rest + rest * strips : n;
-    bool ok           = encode_matrix(maps.x, op.x, op.rows, op.cols, M);
+    // The last wave in whole tiles, in halves or in quarters: what takes the shortest time. A half takes more than half the
+    // time.
+    const int  n = params.first_tile_n[max_projections] * params.tiles_m, ctas = gpu.n_sms, last_wave = n % ctas;
+    const auto time     = [&](int strips, double each) { return (last_wave * strips + ctas - 1) / ctas * each; };
+    const int  D        = fused_rope ? params.rope.head_dim : 0;
+    const bool quarters = D == 64 || (D == 0 && time(4, 0.33) < time(2, 0.55));
+    const int  strips   = quarters ? 4 : 2;
+    const bool cut      = time(strips, quarters ? 0.33 : 0.55) < time(1, 1);
+    params.n_whole      = cut ? n - last_wave : n;
+    params.n_all        = cut ? n - last_wave + last_wave * strips : n;
+    bool ok             = encode_matrix(maps.x, op.x, op.rows, op.cols, M);
     for (int k = 0; k < op.n_projections; k++) {
         const Weight& w = op.projection[k].weight;
         ok              = ok && encode_matrix(maps.weight[k], w.data, w.rows, op.cols, N / 2) &&
@@ -289,11 +295,11 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     }
     const auto run = D == 64    ? launch<Epilogue::rope_store, 4, 64>
                      : D == 128 ? launch<Epilogue::rope_store, 2, 128>
-                     : gated    ? (finer ? launch<Epilogue::swiglu, 4> : launch<Epilogue::swiglu, 2>)
-                                : (finer ? launch<Epilogue::store, 4> : launch<Epilogue::store, 2>);
-    // Without maps a launch that fails, so that last_error() tells.
-    run(maps, job, ok ? std::min(at_once, job.n_all) : 0, gpu);
-    return turned ? 2 : 1;
+                     : gated    ? (quarters ? launch<Epilogue::swiglu, 4> : launch<Epilogue::swiglu, 2>)
+                                : (quarters ? launch<Epilogue::store, 4> : launch<Epilogue::store, 2>);
+    // Without tensor maps an invalid launch, which last_error() reports.
+    run(maps, params, ok ? std::min(ctas, params.n_all) : 0, gpu);
+    return fused_rope ? 2 : 1;
 }
 
 } // namespace quire::cuda

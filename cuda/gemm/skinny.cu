@@ -1,9 +1,9 @@
-// GEMMs with 5 to 64 rows of x (decode of several sequences): still limited by reading the weights, but with too many
-// multiplications for CUDA cores. Tensor cores (mma.m16n8k16: 16 rows of weights, 8 rows of x); the weights go from memory
-// straight into registers: a lane loads 16 bytes of a row of weights, and the same columns of x. In which order an
-// instruction takes the columns does not matter, as long as both operands agree.
+// Skinny GEMM (up to 64 tokens, weights of any form), stream-K: still limited by reading the weights, but with too many
+// multiplications for CUDA cores. On tensor cores (mma.m16n8k16: 16 rows of the weights, 8 tokens). Weights go from memory
+// straight into registers: a lane loads 16 bytes of a row of the weights, and the same columns of x. In which order an mma
+// takes the columns does not matter, as long as both operands agree.
 //
-// Limits: cols is a multiple of unit_cols(); x has room for n_rows rounded up to 8, 16, 32 or 64.
+// Limits: cols (K) is a multiple of unit_cols(); x has room for m rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -25,8 +25,8 @@ __device__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __
 __device__ std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
 __device__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// What a lane holds of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. steps(): pairs of instructions; for each
-// the column of x at which the lane's 8 values begin, and the words for either row.
+// A lane's weights of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. A step is two mma instructions: column()
+// says where the lane's 8 values of x begin, words() has the weights of either row as fp16.
 template <Kind K>
 struct Fragment;
 
@@ -49,7 +49,7 @@ struct Fragment<kind_f16> {
     }
 };
 
-// Four bytes below 1024 apart → two pairs of halves, scaled.
+// Four unsigned bytes → two pairs of fp16: (byte - offset) · scale + shift.
 __device__ void scaled(std::uint32_t bytes, __half2 offset, __half2 scale, __half2 shift, std::uint32_t& a,
                        std::uint32_t& b) {
     a = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), scale, shift));
@@ -88,7 +88,7 @@ struct Fragment<kind_i8_float> : FragmentI8<16, true, false> {};
 template <>
 struct Fragment<kind_i8_float_min> : FragmentI8<32, true, true> {};
 
-// A lane has 64 neighbouring weights of a superblock: 32 bytes, low nibbles the first 32, high ones the others.
+// A lane has 64 neighbouring weights of a superblock in 32 bytes: low nibbles are the first 32, high nibbles the others.
 template <>
 struct Fragment<kind_q4_k> {
     static constexpr int steps = 8;
@@ -96,11 +96,11 @@ struct Fragment<kind_q4_k> {
     __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const auto* block =
+            const auto* tile =
                 static_cast<const unsigned char*>(w.data) + ((r ? row1 : row0) * (w.cols / 256) + col / 256) * 144;
-            head[r] = *reinterpret_cast<const uint4*>(block);
+            head[r] = *reinterpret_cast<const uint4*>(tile);
 #pragma unroll
-            for (int h = 0; h < 2; h++) v[r][h] = load_once(block + 16 + lane % 4 * 32 + h * 16);
+            for (int h = 0; h < 2; h++) v[r][h] = load_once(tile + 16 + lane % 4 * 32 + h * 16);
         }
     }
     // step: sub-block, half of it, half of that
@@ -120,71 +120,71 @@ struct Fragment<kind_q4_k> {
     }
 };
 
-// Where column c of a row of x stands in shared memory, in halves, so that the lanes of a load meet no bank twice.
+// Where column c of a token of x is in shared memory, in fp16 values: padded against bank conflicts.
 template <Kind K>
-__device__ int place(int c) {
+__device__ int padded(int c) {
     return K == kind_q4_k ? c + c / 64 * 8 : c;
 }
-constexpr __host__ __device__ int row_halves(Kind kind) {
+constexpr __host__ __device__ int row_stride(Kind kind) {
     return kind == kind_f16 ? 128 + 32 : kind == kind_q4_k ? 256 + 4 * 8 : 128 + 8;
 }
 
-// NT: groups of 8 rows of x.
+// NT: groups of 8 tokens.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(warps * 32, 2)
-    batch_kernel(const __half* x, int n_rows, int cols, Blocks all, float4* partial, std::int32_t* arrivals) {
-    constexpr int     stride = row_halves(K), width = unit_cols(K);
-    extern __shared__ __align__(16) __half tiles[]; // three of [NT · 8][stride]
+    skinny_gemm_kernel(const __half* x, int m, int cols, OutputTiles all, float4* partial, std::int32_t* arrivals) {
+    constexpr int     stride = row_stride(K), width = unit_cols(K);
+    extern __shared__ __align__(16) __half x_stages[]; // three of [NT · 8][stride]
     __shared__ bool                        is_last;
     const int                              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int                              per_block = cols / width, total = all.first_block[all.n] * per_block;
-    const Share                            share{int(blockIdx.x), int(gridDim.x), total, per_block};
-    const int                              begin = share.begin_of(share.self), end = share.begin_of(share.self + 1);
-    Fragment<K>                            weights[2]; // of this unit and the next: loaded two units ahead
+    const int          units_per_tile = cols / width, total = all.first_tile[all.n] * units_per_tile;
+    const StreamKRange range{int(blockIdx.x), int(gridDim.x), total, units_per_tile};
+    const int          begin = range.begin_of(range.self), end = range.begin_of(range.self + 1);
+    Fragment<K>        weights[2]; // of this unit and the next: loaded two units ahead
 
-    const auto fetch = [&](Fragment<K>& to, int unit) { // weights, into registers
+    const auto load_weights = [&](Fragment<K>& to, int unit) { // weights, into registers
         if (unit >= end) return;
-        const int block = unit / per_block;
+        const int tile  = unit / units_per_tile;
         int       which = 0;
-        while (block >= all.first_block[which + 1]) which++;
+        while (tile >= all.first_tile[which + 1]) which++;
         const Weight& w    = all.projection[which].weight;
-        const int     row  = (block - all.first_block[which]) * unit_rows + warp * 16 + lane / 4;
-        const int     most = int(w.rows) - 1;
-        to.load(w, min(row, most), min(row + 8, most), unit % per_block * width, lane);
+        const int     row  = (tile - all.first_tile[which]) * tile_n + warp * 16 + lane / 4;
+        const int     last = int(w.rows) - 1;
+        to.load(w, min(row, last), min(row + 8, last), unit % units_per_tile * width, lane);
     };
-    const auto bring = [&](int unit) { // x, into shared memory
+    const auto load_x = [&](int unit) { // x, into shared memory
         constexpr int words = width / 8;
         if (unit < end) {
-            __half*       to   = tiles + unit % 3 * NT * 8 * stride;
-            const __half* from = x + unit % per_block * width;
+            __half*       to   = x_stages + unit % 3 * NT * 8 * stride;
+            const __half* from = x + unit % units_per_tile * width;
 #pragma unroll
             for (int i = threadIdx.x; i < NT * 8 * words; i += warps * 32) {
                 const int t = i / words, c = i % words * 8;
-                cp_async(to + t * stride + place<K>(c), from + std::int64_t(t) * cols + c);
+                cp_async(to + t * stride + padded<K>(c), from + std::int64_t(t) * cols + c);
             }
         }
         cp_async_commit();
     };
-    fetch(weights[0], begin); // weights depend on nobody
-    fetch(weights[1], begin + 1);
+    load_weights(weights[0], begin); // weights do not depend on the previous kernel
+    load_weights(weights[1], begin + 1);
     wait_for_inputs();
     if (begin >= end) return;
-    bring(begin);
-    bring(begin + 1);
+    load_x(begin);
+    load_x(begin + 1);
 
     float      acc[NT][4] = {};
-    int        first      = begin; // unit of the row block at hand that this block of threads began with
+    int        first      = begin; // the first unit that this CTA has of the current tile
     const auto work       = [&](Fragment<K>& now, int unit) {
         cp_async_wait<1>();
-        __syncthreads(); // this unit's x is there, and everybody is done with the one before
-        bring(unit + 2);
-        const __half* tile = tiles + unit % 3 * NT * 8 * stride + lane / 4 * stride;
+        __syncthreads(); // this unit's x has arrived, and all are done with the unit before
+        load_x(unit + 2);
+        const __half* xs = x_stages + unit % 3 * NT * 8 * stride + lane / 4 * stride;
 #pragma unroll
         for (int step = 0; step < Fragment<K>::steps; step++) {
             std::uint32_t lower[4], upper[4];
             now.words(0, step, lower);
             now.words(1, step, upper);
-            const __half* at = tile + place<K>(Fragment<K>::column(step, lane));
+            const __half* at = xs + padded<K>(Fragment<K>::column(step, lane));
 #pragma unroll
             for (int t = 0; t < NT; t++) {
                 const uint4 b = *reinterpret_cast<const uint4*>(at + t * 8 * stride);
@@ -192,11 +192,11 @@ __global__ void __launch_bounds__(warps * 32, 2)
                 mma_m16n8k16(acc[t], lower[2], upper[2], lower[3], upper[3], b.z, b.w);
             }
         }
-        fetch(now, unit + 2);
-        const int block = unit / per_block;
-        if (unit + 1 < end && (unit + 1) / per_block == block) return;
+        load_weights(now, unit + 2);
+        const int tile = unit / units_per_tile;
+        if (unit + 1 < end && (unit + 1) / units_per_tile == tile) return;
 
-        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, arrivals, is_last, [] { __syncthreads(); });
+        fix_up_and_store<NT>(acc, range, first, unit + 1, all, m, partial, arrivals, is_last, [] { __syncthreads(); });
         first = unit + 1;
     };
     for (int unit = begin; unit < end; unit += 2) {
@@ -206,25 +206,25 @@ __global__ void __launch_bounds__(warps * 32, 2)
 }
 
 template <Kind K, int NT>
-void launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
-    constexpr int shared = 3 * NT * 8 * row_halves(K) * 2;
-    const int at_once    = std::clamp(prepare_kernel(gpu, batch_kernel<K, NT>, warps * 32, shared), 1, max_ctas_per_sm);
-    const int units      = all.first_block[all.n] * (cols / unit_cols(K));
-    const int grid       = std::min(gpu.n_sms * at_once, units);
-    // Not early, as other kernels are: what is on its way to registers is held in the L1, and a processor that still runs a
-    // kernel with much shared memory has little of it. Decoding with 8 sequences took a quarter longer.
-    run_in_order(batch_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, n_rows, cols, all,
+void launch(const __half* x, int m, int cols, const OutputTiles& all, Context& gpu) {
+    constexpr int shared = 3 * NT * 8 * row_stride(K) * 2;
+    const int ctas = std::clamp(prepare_kernel(gpu, skinny_gemm_kernel<K, NT>, warps * 32, shared), 1, max_ctas_per_sm);
+    const int units = all.first_tile[all.n] * (cols / unit_cols(K));
+    const int grid  = std::min(gpu.n_sms * ctas, units);
+    // Not a programmatic launch, as others are: loads in flight to registers are held in the L1, of which an SM has little
+    // while it still runs a kernel with much shared memory. Decoding 8 sequences took a quarter longer.
+    run_in_order(skinny_gemm_kernel<K, NT>, dim3(unsigned(grid)), warps * 32, shared, gpu, x, m, cols, all,
                  gpu.tile_partial, gpu.tile_arrivals);
 }
 
 template <int NT>
-void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
+void launch_kind(Kind kind, const __half* x, int m, int cols, const OutputTiles& all, Context& gpu) {
     switch (kind) {
-        case kind_f16: launch<kind_f16, NT>(x, n_rows, cols, all, gpu); break;
-        case kind_i8: launch<kind_i8, NT>(x, n_rows, cols, all, gpu); break;
-        case kind_i8_float: launch<kind_i8_float, NT>(x, n_rows, cols, all, gpu); break;
-        case kind_i8_float_min: launch<kind_i8_float_min, NT>(x, n_rows, cols, all, gpu); break;
-        case kind_q4_k: launch<kind_q4_k, NT>(x, n_rows, cols, all, gpu); break;
+        case kind_f16: launch<kind_f16, NT>(x, m, cols, all, gpu); break;
+        case kind_i8: launch<kind_i8, NT>(x, m, cols, all, gpu); break;
+        case kind_i8_float: launch<kind_i8_float, NT>(x, m, cols, all, gpu); break;
+        case kind_i8_float_min: launch<kind_i8_float_min, NT>(x, m, cols, all, gpu); break;
+        case kind_q4_k: launch<kind_q4_k, NT>(x, m, cols, all, gpu); break;
     }
 }
 
@@ -232,30 +232,29 @@ void launch_kind(Kind kind, const __half* x, int n_rows, int cols, const Blocks&
 
 bool can_skinny_gemm(const Context& gpu, const Weight& weight) {
     return weight.form != WeightForm::f32 && weight.cols % unit_cols(kind_of(weight)) == 0 &&
-           weight.rows <= std::int64_t(max_stream_k_tiles) * unit_rows / max_projections &&
-           weight.rows / unit_rows * (weight.cols / 64) * max_projections * gpu.n_sms * max_ctas_per_sm <
-               std::int64_t(1) << 32;
+           weight.rows <= std::int64_t(max_stream_k_tiles) * tile_n / max_projections &&
+           weight.rows / tile_n * (weight.cols / 64) * max_projections * gpu.n_sms * max_ctas_per_sm < std::int64_t(1)
+                                                                                                           << 32;
 }
 
-void skinny_gemm(const Half* x_, int n_rows, std::int64_t cols, const Projection* products, int n_projections,
+void skinny_gemm(const Half* x_, int m, std::int64_t cols, const Projection* projections, int n_projections,
                  Context& gpu) {
     const auto* x = reinterpret_cast<const __half*>(x_);
     for (int i = 0; i < n_projections;) {
-        Blocks     all{};
-        const Kind kind = kind_of(products[i].weight);
-        for (; i < n_projections && all.n < max_projections && kind_of(products[i].weight) == kind; i++) {
-            all.projection[all.n] = products[i];
-            all.first_block[all.n + 1] =
-                all.first_block[all.n] + int((products[i].weight.rows + unit_rows - 1) / unit_rows);
+        OutputTiles all{};
+        const Kind  kind = kind_of(projections[i].weight);
+        for (; i < n_projections && all.n < max_projections && kind_of(projections[i].weight) == kind; i++) {
+            all.projection[all.n]     = projections[i];
+            all.first_tile[all.n + 1] = all.first_tile[all.n] + int((projections[i].weight.rows + tile_n - 1) / tile_n);
             all.n++;
         }
-        for (int k = all.n + 1; k <= max_projections; k++) all.first_block[k] = all.first_block[all.n];
+        for (int k = all.n + 1; k <= max_projections; k++) all.first_tile[k] = all.first_tile[all.n];
         const int c = int(cols);
-        if (kind == kind_f16 && skinny_gemm_sm90(x, n_rows, c, all, gpu)) continue;
-        if (n_rows <= 8) launch_kind<1>(kind, x, n_rows, c, all, gpu);
-        else if (n_rows <= 16) launch_kind<2>(kind, x, n_rows, c, all, gpu);
-        else if (n_rows <= 32) launch_kind<4>(kind, x, n_rows, c, all, gpu);
-        else launch_kind<8>(kind, x, n_rows, c, all, gpu);
+        if (kind == kind_f16 && skinny_gemm_sm90(x, m, c, all, gpu)) continue;
+        if (m <= 8) launch_kind<1>(kind, x, m, c, all, gpu);
+        else if (m <= 16) launch_kind<2>(kind, x, m, c, all, gpu);
+        else if (m <= 32) launch_kind<4>(kind, x, m, c, all, gpu);
+        else launch_kind<8>(kind, x, m, c, all, gpu);
     }
 }
 

@@ -1,8 +1,9 @@
-// GEMMs of halves with few rows of x on Hopper. One warp loads weights and x by TMA as tiles of 64 columns, many tiles ahead;
-// eight other warps each multiply 16 of a tile's 128 rows of weights with 8 rows of x at a time (mma.m16n8k16). The TMA swizzles what
-// it writes: the 16-byte word w of a row of 128 bytes is stored at w ^ (row % 8).
+// Skinny GEMM for Hopper (fp16 weights, up to 64 tokens), stream-K, warp-specialised: one producer warp loads weights and x by
+// TMA, in tiles of 64 columns, many stages ahead; each of eight consumer warps multiplies 16 of a tile's 128 rows of the
+// weights with 8 tokens at a time (mma.m16n8k16). Tiles arrive in the 128-byte swizzle: the 16-byte word w of a row is stored
+// at w ^ (row % 8).
 //
-// Limits: cols is a multiple of 64; x has room for n_rows rounded up to 8, 16, 32 or 64.
+// Limits: cols (K) is a multiple of 64; x has room for m rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -18,7 +19,7 @@ namespace quire::cuda {
 
 namespace {
 
-constexpr int                     weight_bytes = unit_rows * tile_k * 2, shared_budget = 200 * 1024;
+constexpr int                     weight_bytes = tile_n * tile_k * 2, shared_budget = 200 * 1024;
 constexpr __host__ __device__ int tile_bytes(int n_tokens) { return weight_bytes + n_tokens * tile_k * 2; }
 constexpr __host__ __device__ int stages_for(int n_tokens) { return shared_budget / tile_bytes(n_tokens); }
 
@@ -26,50 +27,51 @@ struct Maps {
     CUtensorMap weight[max_projections], x;
 };
 
-// NT: groups of 8 rows of x.
+// NT: groups of 8 tokens.
 template <int NT>
 __global__ void __launch_bounds__((warps + 1) * 32, 1)
-    tile_kernel(const __grid_constant__ Maps maps, int n_rows, int cols, const __grid_constant__ Blocks all,
-                float4* partial, std::int32_t* arrivals) {
+    skinny_gemm_tma_kernel(const __grid_constant__ Maps maps, int m, int cols, const __grid_constant__ OutputTiles all,
+                           float4* partial, std::int32_t* arrivals) {
 #if __CUDA_ARCH__ >= 900
     constexpr int     stages = stages_for(NT * 8), bytes = tile_bytes(NT * 8);
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ std::uint64_t full[stages], empty[stages];
     __shared__ bool          is_last;
     const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int                per_block = cols / tile_k;
-    const Share              share{int(blockIdx.x), int(gridDim.x), all.first_block[all.n] * per_block, per_block};
-    const int                begin = share.begin_of(share.self), end = share.begin_of(share.self + 1);
-    const Pipeline<stages>   pipeline{memory, full, empty};
+    const int                units_per_tile = cols / tile_k;
+    const StreamKRange range{int(blockIdx.x), int(gridDim.x), all.first_tile[all.n] * units_per_tile, units_per_tile};
+    const int          begin = range.begin_of(range.self), end = range.begin_of(range.self + 1);
+    const Pipeline<stages> pipeline{memory, full, empty};
     if (threadIdx.x == 0) {
         pipeline.init(1, warps);
         mbarrier_init_fence();
     }
     __syncthreads();
 
-    if (warp == warps) { // brings tiles
+    if (warp == warps) { // the producer
         if (lane != 0) return;
         for (int k = 0; k < all.n; k++) tma_prefetch(maps.weight[k]);
         tma_prefetch(maps.x);
-        const auto bring_weight = [&](int unit, int stage) {
-            const int block = unit / per_block;
+        const auto load_weight = [&](int unit, int stage) {
+            const int tile  = unit / units_per_tile;
             int       which = 0;
-            while (block >= all.first_block[which + 1]) which++;
+            while (tile >= all.first_tile[which + 1]) which++;
             mbarrier_arrive_expect_tx(&full[stage], bytes);
-            tma_copy_2d(memory + stage * bytes, maps.weight[which], unit % per_block * tile_k,
-                        (block - all.first_block[which]) * unit_rows, &full[stage]);
+            tma_copy_2d(memory + stage * bytes, maps.weight[which], unit % units_per_tile * tile_k,
+                        (tile - all.first_tile[which]) * tile_n, &full[stage]);
         };
-        const auto bring_x = [&](int unit, int stage) {
-            tma_copy_2d(memory + stage * bytes + weight_bytes, maps.x, unit % per_block * tile_k, 0, &full[stage]);
+        const auto load_x = [&](int unit, int stage) {
+            tma_copy_2d(memory + stage * bytes + weight_bytes, maps.x, unit % units_per_tile * tile_k, 0, &full[stage]);
         };
-        for (int u = begin; u < min(end, begin + stages); u++) bring_weight(u, u - begin); // weights depend on nobody
+        for (int u = begin; u < min(end, begin + stages); u++)
+            load_weight(u, u - begin); // weights do not depend on the previous kernel
         wait_for_inputs();
-        for (int u = begin; u < min(end, begin + stages); u++) bring_x(u, u - begin);
+        for (int u = begin; u < min(end, begin + stages); u++) load_x(u, u - begin);
         PipelineState<stages> at; // the second time round
         for (int u = begin + stages; u < end; u++) {
             pipeline.producer_acquire(at);
-            bring_weight(u, at.stage);
-            bring_x(u, at.stage);
+            load_weight(u, at.stage);
+            load_x(u, at.stage);
             at.advance();
         }
         return;
@@ -104,8 +106,8 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
         __syncwarp(); // all have read the tile
         if (lane == 0) pipeline.consumer_release(at.stage);
         at.advance();
-        if (unit + 1 < end && (unit + 1) / per_block == unit / per_block) continue;
-        finish<NT>(acc, share, first, unit + 1, all, n_rows, partial, arrivals, is_last, [] {
+        if (unit + 1 < end && (unit + 1) / units_per_tile == unit / units_per_tile) continue;
+        fix_up_and_store<NT>(acc, range, first, unit + 1, all, m, partial, arrivals, is_last, [] {
             asm volatile("bar.sync 1, %0;" ::"n"(warps * 32) : "memory");
         });
         first = unit + 1;
@@ -114,28 +116,28 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
 }
 
 template <int NT>
-bool launch(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
+bool launch(const __half* x, int m, int cols, const OutputTiles& all, Context& gpu) {
     Maps maps;
     for (int k = 0; k < all.n; k++)
-        if (const Weight& w = all.projection[k].weight; !encode_matrix(maps.weight[k], w.data, w.rows, cols, unit_rows))
+        if (const Weight& w = all.projection[k].weight; !encode_matrix(maps.weight[k], w.data, w.rows, cols, tile_n))
             return false;
     if (!encode_matrix(maps.x, x, NT * 8, cols, NT * 8)) return false;
     constexpr int shared = stages_for(NT * 8) * tile_bytes(NT * 8) + 1024;
-    prepare_kernel(gpu, tile_kernel<NT>, (warps + 1) * 32, shared);
-    const int units = all.first_block[all.n] * (cols / tile_k);
-    run_kernel(tile_kernel<NT>, dim3(unsigned(std::min(gpu.n_sms, units))), (warps + 1) * 32, shared, gpu, maps, n_rows,
-               cols, all, gpu.tile_partial, gpu.tile_arrivals);
+    prepare_kernel(gpu, skinny_gemm_tma_kernel<NT>, (warps + 1) * 32, shared);
+    const int units = all.first_tile[all.n] * (cols / tile_k);
+    run_kernel(skinny_gemm_tma_kernel<NT>, dim3(unsigned(std::min(gpu.n_sms, units))), (warps + 1) * 32, shared, gpu,
+               maps, m, cols, all, gpu.tile_partial, gpu.tile_arrivals);
     return true;
 }
 
 } // namespace
 
-bool skinny_gemm_sm90(const __half* x, int n_rows, int cols, const Blocks& all, Context& gpu) {
+bool skinny_gemm_sm90(const __half* x, int m, int cols, const OutputTiles& all, Context& gpu) {
     if (!gpu.sm90 || cols % tile_k != 0 || tensor_map_encoder() == nullptr) return false;
-    if (n_rows <= 8) return launch<1>(x, n_rows, cols, all, gpu);
-    if (n_rows <= 16) return launch<2>(x, n_rows, cols, all, gpu);
-    if (n_rows <= 32) return launch<4>(x, n_rows, cols, all, gpu);
-    return launch<8>(x, n_rows, cols, all, gpu);
+    if (m <= 8) return launch<1>(x, m, cols, all, gpu);
+    if (m <= 16) return launch<2>(x, m, cols, all, gpu);
+    if (m <= 32) return launch<4>(x, m, cols, all, gpu);
+    return launch<8>(x, m, cols, all, gpu);
 }
 
 } // namespace quire::cuda

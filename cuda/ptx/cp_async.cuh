@@ -1,4 +1,5 @@
-// cp.async: asynchronous copies of 16 bytes from global to shared memory, started by every thread for itself (Ampere and later).
+// cp.async: asynchronous copies of 16 bytes from global to shared memory, started by every thread for itself (Ampere and
+// later).
 #pragma once
 
 #include <cstdint>
