@@ -194,7 +194,7 @@ INLINE void attention_body(const AttentionTask& task) {
         for (; i < last; i++)
             chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, row_max, row_sum, scores);
     };
-    // The chunks that all share first, then those of each part: a query meets its chunks in the same order as if it were alone.
+    // The chunks that all share first, then those of each part: a query processes its chunks in the same order as if it were alone.
     const int n_shared_chunks = task.shared / attention_chunk;
     int       first           = 0;
     for (int p = -1; p < int(task.parts.size()); p++) {
