@@ -9,6 +9,7 @@
 #include <cstring>
 
 import quire.core.base;
+import quire.serve.snapshot_json;
 import quire.tools.viz.block_view;
 import quire.text.chat_template;
 import quire.engine.engine;
