@@ -343,7 +343,7 @@ TEST_CASE("who shares a block that nobody came to write writes it itself") {
     m.close_table(first);
     CHECK(m.next_unwritten(second, 0, 13) == 4);
     REQUIRE(m.allocate_slots(second, 12, 1));
-    CHECK(m.n_copies() == 0); // in place: it is what the block was promised to hold
+    CHECK(m.n_copies() == 0); // in place: these are the tokens that the block is reserved for
     m.will_write({second, 4, 9});
     step(m);
     CHECK(found(m, a) == 12);
@@ -390,7 +390,7 @@ TEST_CASE("the tail of a freed prefix is evicted before its head, and a gap ends
     m.check_invariants();
 }
 
-TEST_CASE("a freed block is found again until it is reused, and its old name is gone after that") {
+TEST_CASE("a freed block is found again until it is reused, and its old hash is gone after that") {
     BlockManager m({3, 4, 0, {}});
     auto         a = text(5);
     TableId      t = filled(m, a);
@@ -489,7 +489,7 @@ TEST_CASE("a block is not found behind another prefix of the same hash") {
     CHECK(found(m, b) == 0);
 }
 
-TEST_CASE("swapped blocks come back under their names only behind their prefix") {
+TEST_CASE("swapped blocks get their hashes back only behind their prefix") {
     const auto two_hashes = [](std::optional<BlockHash> parent, std::span<const Token>) -> BlockHash {
         return parent ? *parent + 1 : 1;
     };
@@ -505,7 +505,7 @@ TEST_CASE("swapped blocks come back under their names only behind their prefix")
     step(m);
     CHECK(found(m, b) == 4);
     CHECK(found(m, a) == 0);
-    m.publish(t, a, 9); // its first block cannot have a name now
+    m.publish(t, a, 9); // its first block cannot have a hash now
     CHECK(found(m, a) == 0);
     m.close_table(other);
     m.close_table(t);
@@ -566,9 +566,9 @@ TEST_CASE("what the cache still has comes back without a copy") {
     BlockMoves moves;
     m.take_moves(moves);
     CHECK(moves.swap_out.size() == 3);
-    CHECK(moves.swap_in.size() == 1); // the last block, which has no name
+    CHECK(moves.swap_in.size() == 1); // the last block, which has no hash
     m.commit();
-    // And what was evicted gets its name back with its bytes.
+    // And what was evicted gets its hash back with its bytes.
     REQUIRE(m.swap_out(std::array{t}));
     TableId all = m.open_table();
     REQUIRE(m.allocate_slots(all, 0, 32));

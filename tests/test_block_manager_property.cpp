@@ -115,7 +115,7 @@ private:
         l.tokens        = {tokens};
         const bool wait = m_.must_wait(t, n);
         REQUIRE_FALSE(wait);                   // nothing is under way between operations
-        if (!m_.allocate_slots(t, n - 1, 1)) { // a promised last block that was written since, and no room to copy it
+        if (!m_.allocate_slots(t, n - 1, 1)) { // a reserved last block that is cached by now, and no room to copy it
             run_moves();
             m_.close_table(t);
             return;
@@ -242,7 +242,7 @@ std::map<std::string, int> try_out(const std::vector<Pool>& pools, ChainHash has
     return happened;
 }
 
-// The lowest bits of the real one, so that most names collide.
+// The lowest bits of the real one, so that most hashes collide.
 template <int bits>
 BlockHash short_hash(std::optional<BlockHash> parent, std::span<const Token> block) {
     return chain_hash(parent, block) & ((1u << bits) - 1);

@@ -1,4 +1,4 @@
-// Decoding methods and recovery on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities. Each
+// Decoding methods and preemption on a real model: n, best_of, beams, pins, salts, swap, recomputation and priorities. Each
 // request's answer is bit-identical to the one it gets alone. QUIRE_LONG=1 runs twenty thousand schedules,
 // QUIRE_SEED chooses others.
 #include <catch2/catch_test_macros.hpp>
@@ -408,7 +408,7 @@ TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
     CHECK(hit.cached_tokens == 85);
     Snapshot view = engine.snapshot();
     CHECK(totals(view).pinned == 6);
-    // 20 blocks less 6 are too few for this one: refused when its turn comes, with the sum.
+    // 20 blocks less 6 are too few for this one: refused when it is first in the queue, with the sum.
     Request big           = greedy(prompt_of(240, 7), 10);
     big.return_logits     = false;
     const Answers refused = run_one(engine, big);
@@ -422,7 +422,7 @@ TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
     CHECK(run_one(engine, big).finish == FinishReason::length);
 }
 
-TEST_CASE("under every kind of recovery an interrupted request goes on as if nothing had been") {
+TEST_CASE("in every preemption mode a preempted request goes on as if nothing had been") {
     pipelined = GENERATE(false, true);
     // vLLM's output was once incomplete after a recomputation.
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);

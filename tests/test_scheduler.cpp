@@ -313,7 +313,7 @@ TEST_CASE("a request of low urgency that has waited long enough runs before new 
     CHECK(done.size() < 15); // those that came within its ten steps, and the queue that they made
 }
 
-TEST_CASE("displaced only by strictly more urgent ones, and not for ever") {
+TEST_CASE("priority preemption: only by strictly more urgent requests, and not for ever") {
     SchedulerOptions o = small(64);
     o.max_sequences    = 1;
     Scheduler s(o);
