@@ -12,9 +12,12 @@ import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.config;
+import quire.serve.api_error;
 import quire.serve.endpoints;
-import quire.serve.http;
-import quire.serve.openai;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
+import quire.serve.http_server;
+import quire.serve.openai_request;
 import quire.serve.reserve;
 import quire.serve.service;
 import quire.text.chat_template;
@@ -254,7 +257,7 @@ int run(Arguments& a) {
     if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
 
     a.http.refusal = [](int status, const std::string& message) {
-        return error_body(ApiFault{status, message, "", ""});
+        return error_body(ApiError{status, message, "", ""});
     };
     if (!a.no_log)
         a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {
