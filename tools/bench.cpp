@@ -69,7 +69,7 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by all sequences");
     batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(CLI::Range(1, 4096));
-    Arguments side; // sizes at which both have been measured three times after about two minutes
+    Arguments side; // of compare: sizes for three rounds in about two minutes
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
         app.add_subcommand("compare", "quire and llama.cpp on the CPU, alternating, with the range of the ratios");
@@ -110,8 +110,8 @@ int run(int argc, char** argv) {
     CLI::App* kernel_command = app.add_subcommand("kernel", "single GPU kernels");
     kernel_command->add_option(
         "--only", a.only,
-        "lines whose kernel begins so: vector, batch, cuBLASLt, decode, prefill, norm, swiglu, rope, copy, "
-        "argmax, sample");
+        "kernels whose name begins so: gemv, skinny GEMM, cuBLASLt, decode, prefill attention, prefill GEMM, layer "
+        "kernel, norm, swiglu, rope, copy, argmax, sample");
     kernel_command->add_option("--bandwidth", a.bandwidth, "memory bandwidth in GB/s; default 4300");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; default 790");
     CLI::App* make_command = app.add_subcommand("make-model", "write a model file with random weights");

@@ -79,7 +79,7 @@ Result<Trace> from_file(const Arguments& a) {
     return trace;
 }
 
-// Why nothing answers at HOST:PORT, which the library does not tell: asked of the system once more.
+// Why HOST:PORT does not answer: httplib gives no reason, so this connects once more to get the error from the system.
 std::string connection_fault(const std::string& where) {
     const std::size_t colon = where.find(':', where.rfind(']') == std::string::npos ? 0 : where.rfind(']'));
     std::string       host = where.substr(0, colon), port = colon == std::string::npos ? "80" : where.substr(colon + 1);
@@ -132,13 +132,13 @@ Result<Trace> from_engine(const Arguments& a) {
     o.preemption_mode        = a.recovery == "swap"        ? PreemptionMode::swap
                                : a.recovery == "recompute" ? PreemptionMode::recompute
                                                            : PreemptionMode::automatic;
-    o.pipeline               = false; // between steps nothing is to be under way
+    o.pipeline               = false; // no step may run while a snapshot is taken
     const std::string model  = a.model.empty() ? shipped_model() : a.model;
     Result<Engine>    engine = Engine::load(model, o);
     if (!engine) return std::unexpected(engine.error());
     const Tokenizer& tokenizer = engine->tokenizer();
     const auto       encode    = [&](const std::string& text) { return tokenizer.encode(text); };
-    // A prompt is a question to the model where its file says how to ask one, and nothing stands before it.
+    // A prompt becomes a user message in the model's chat template, unless the file has none or a prefix is pinned.
     const std::optional<ChatForm> form = chat_form_detect(engine->chat_template());
     const auto                    ask  = [&](const std::string& text) -> Result<std::vector<Token>> {
         if (!form || a.raw || !a.pin.empty() || !a.pin_file.empty()) return encode(text);
@@ -239,7 +239,7 @@ int show(const Arguments& a, const Trace& trace, bool whole) {
     return 0;
 }
 
-// Every walk-through, one after another; with --html in one page after another's name.
+// Plays all walk-throughs, or the one named; --html writes them into one page.
 int demo(const Arguments& a) {
     const std::string model = a.model.empty() ? shipped_model() : a.model;
     Trace             all;

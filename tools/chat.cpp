@@ -52,7 +52,7 @@ Result<std::string> read_file(const std::string& path) {
 
 // -- the loop -------------------------------------------------------------------------------------------
 
-// A message of one or, with \ at the ends, more lines; nothing at the end of the input.
+// A message of one line, or of several if all but the last end with \; nothing at the end of the input.
 std::optional<std::string> read_message(LineReader& reader) {
     std::string message;
     for (std::string prompt = "> ";; prompt = "| ") {
@@ -81,7 +81,7 @@ std::string with_home(const std::string& path) {
 
 constexpr std::string_view command_names[] = {"/exit", "/clear", "/regen", "/read ", "/help"};
 
-// What Tab makes of the beginning of a line: a command, or a file behind /read.
+// What Tab completes the beginning of a line to: commands, or files after /read.
 std::vector<std::string> completions(const std::string& text) {
     std::vector<std::string> found;
     const std::string        read = "/read ";
@@ -106,7 +106,7 @@ std::vector<std::string> completions(const std::string& text) {
     return found;
 }
 
-// False: the conversation is over.
+// Runs a command. False: the conversation is over.
 bool obey(Chat& chat, const std::string& line, std::string& attached) {
     const std::size_t space   = line.find(' ');
     const std::string command = line.substr(0, space),
@@ -156,7 +156,7 @@ int converse(Chat& chat, LineReader& reader, const ChatArguments& a, std::option
     return 0;
 }
 
-// Of a text piped into a single turn: all of it is the message.
+// With --single-turn all of a piped text is one message.
 Result<std::optional<std::string>> piped_message(LineReader& reader) {
     Result<std::string> text = reader.read_all();
     if (!text) return std::unexpected(text.error());
@@ -165,7 +165,7 @@ Result<std::optional<std::string>> piped_message(LineReader& reader) {
     return std::optional(std::move(*text));
 }
 
-// \n, \t and the like as a shell leaves them in a flag's text.
+// Replaces \n, \t and the like, which a shell does not, by what they mean in C.
 std::string without_escapes(const std::string& text) {
     constexpr std::string_view names = "nrt\\'\"", meant = "\n\r\t\\'\"";
     std::string                out;
@@ -177,7 +177,7 @@ std::string without_escapes(const std::string& text) {
     return out;
 }
 
-// The form of the conversation, and a sentence on standard error where it is not exactly the file's.
+// The chat template's form; a warning on standard error where it is not exactly the file's.
 Result<ChatForm> choose_form(const ChatArguments& a, const Engine& engine) {
     if (std::optional<ChatForm> named = chat_form_named(a.form_name)) return *named; // checked with the flags
     std::string      jinja = engine.chat_template();

@@ -78,7 +78,7 @@ std::string clock_text() {
     return text;
 }
 
-// A value that cannot be taken for the next one, or for another line.
+// A value in quotes where a reader could take it for several values or lines.
 std::string log_value(std::string_view text) {
     std::string out(text.substr(0, 200));
     for (char& c : out)
@@ -136,7 +136,7 @@ Result<std::vector<std::string>> api_keys(const Arguments& a) {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-// Every connection is a descriptor.
+// Raises the limit of open files: every connection is a file descriptor.
 void raise_descriptors(int connections) {
     rlimit limit{};
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -158,8 +158,8 @@ Result<void> pin_prefixes(const Arguments& a, Service& service) {
     return {};
 }
 
-// Signals come to one thread that waits for nothing else. Before the server serves, and from the second on, they end it;
-// but a hang-up that comes late says nothing new: shells, terminals and systemd send several.
+// One thread waits for the signals. The first one while the server serves starts the shutdown; one before that, or a second one, ends
+// the process. A second SIGHUP is ignored: shells, terminals and systemd send several.
 class Signals {
 public:
     Signals() {
@@ -167,7 +167,7 @@ public:
         sigemptyset(&set);
         sigaddset(&set, SIGTERM);
         sigaddset(&set, SIGINT);
-        if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) (void)std::signal(SIGHUP, SIG_IGN); // nohup's wish
+        if (std::signal(SIGHUP, SIG_DFL) == SIG_IGN) (void)std::signal(SIGHUP, SIG_IGN); // started by nohup
         else sigaddset(&set, SIGHUP);
         pthread_sigmask(SIG_BLOCK, &set, nullptr); // in all threads to come
         std::thread([set] {
@@ -189,7 +189,7 @@ private:
     static inline std::atomic<bool> serving_ = false, came_ = false;
 };
 
-// Until the first signal; then no new requests, and until all that runs is over, or the time is up.
+// Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
 int serve(const Arguments& a, Service& service, HttpServer& http) {
     Signals::wait();
     std::fprintf(stderr, "server: shutting down; %d requests are still running\n", service.in_flight());
@@ -203,7 +203,7 @@ int serve(const Arguments& a, Service& service, HttpServer& http) {
             service.cancel_all();
             cancelled = true;
         }
-        if (watch.seconds() > a.drain_seconds + 2.0) break; // somebody does not read
+        if (watch.seconds() > a.drain_seconds + 2.0) break; // a client does not read
     }
     return 0;
 }
@@ -428,8 +428,8 @@ void add_request_flags(CLI::App& app, Arguments& a) {
 
 } // namespace
 
-// What jemalloc, where it is linked, starts with. What the engine's thread allocates a thousand others free: few arenas and no caches
-// of each thread, or memory would grow with their number; freed pages go back within a second, address space with them.
+// The options of jemalloc, if it is linked. The engine's thread allocates what a thousand other threads free: few arenas and no caches
+// per thread, or memory would grow with the number of threads. Freed pages and their addresses return to the system within a second.
 extern "C" {
 extern const char* malloc_conf;
 const char*        malloc_conf =

@@ -44,9 +44,7 @@ void print(const std::vector<Line>& lines, bool json) {
                     l.unit.c_str());
 }
 
-// -- bookkeeping: the scheduler and the block manager without any model
-
-// 256 decoding sequences of some hundred tokens and a queue behind them.
+// The time of one scheduler step: n_running decoding sequences of some hundred tokens, n_waiting requests in the queue.
 Line steps(int n_running, int n_waiting, int repetitions) {
     SchedulerOptions o;
     o.block_size       = 16;
@@ -78,7 +76,7 @@ Line steps(int n_running, int n_waiting, int repetitions) {
     Line line{cat("one step, ", n_running, " running, ", n_waiting, " waiting"), "µs", {}};
     for (int i = 0; i < repetitions; i++) {
         Stopwatch     watch;
-        constexpr int n = 16; // over which every sequence gets its share of new blocks
+        constexpr int n = 16; // in which every sequence gets one new block
         for (int k = 0; k < n; k++) step();
         line.samples.push_back(watch.seconds() * 1e6 / n);
     }
@@ -88,7 +86,7 @@ Line steps(int n_running, int n_waiting, int repetitions) {
 // Millions of operations per second of `operation`, which does `n` of them.
 Line rate(std::string name, int repetitions, int n, const std::function<void()>& operation) {
     Line line{std::move(name), "M/s", {}};
-    operation(); // warm
+    operation(); // warm-up
     for (int i = 0; i < repetitions; i++) {
         Stopwatch watch;
         operation();
@@ -138,7 +136,7 @@ int blocks(int repetitions, bool json) {
         for (int i = 0; i < n; i++)
             parent =
                 chain_hash(parent, std::span(tokens).subspan(std::size_t(i) * std::size_t(size), std::size_t(size)));
-        check(parent != 0, "a hash of zero"); // or the loop would be left out
+        check(parent != 0, "a hash of zero"); // the result is used, or the compiler removes the loop
     }));
     m.close_table(cached);
     print(lines, json);

@@ -54,7 +54,7 @@ void add_serve_flags(CLI::App* c, ServeArguments& a);
 
 int complain(const Error& error);
 
-// What a step has to move and to multiply at least.
+// The least that a step has to read and to multiply: `parameters` times two operations a token.
 struct Work {
     double weight_bytes = 0, parameters = 0, kv_bytes_per_token = 0;
 };

@@ -52,7 +52,7 @@ Result<Ran> run_program(std::vector<std::string> words) {
     return ran;
 }
 
-// What both were measured at: name → the values of the rounds.
+// The results of one test in each round.
 struct Sides {
     std::vector<double> ours, theirs;
 };
@@ -80,7 +80,7 @@ int compare(const Arguments& a) {
         if (!table.contains(name)) order.push_back(name);
         (ours ? table[name].ours : table[name].theirs).push_back(value);
     };
-    // One object a line (of an array or not), by name of the test.
+    // Reads the output of either program: JSON objects, one or an array of them per line.
     const auto read = [&](const std::string& text, bool ours) {
         std::istringstream lines(text);
         for (std::string line; std::getline(lines, line);) {

@@ -1,4 +1,4 @@
-// bench kernel: single GPU kernels, the bytes or operations over the time of a launch; weights and caches larger than the L2.
+// bench kernel: single GPU kernels: bytes or operations over the time of a launch. Weights and caches are larger than the L2.
 #include "../../cuda/kernels.h"
 
 import quire.core.base;
@@ -29,8 +29,8 @@ public:
         cuda::destroy_context(context_);
     }
     cuda::Context& context() { return *context_; }
-    // Random halves of about one seventieth.
-    void* halves(std::size_t n) {
+    // Random fp16 values with a standard deviation of 1/70.
+    void* fp16(std::size_t n) {
         static const std::vector<std::uint16_t> pattern = [] {
             std::vector<std::uint16_t>      made((std::size_t(4) << 20) | 1);
             std::mt19937                    random(1);
@@ -84,35 +84,188 @@ void kernel_line(const std::string& kernel, const std::string& shape, double sec
     std::fflush(stdout);
 }
 
-// What stands between two attentions of a layer of the 13 B shape, as one kernel.
-void dense_kernels(Gpu& gpu, const Arguments& a) {
-    if (!std::string_view("dense").starts_with(a.only)) return;
+constexpr int D = 128, block = 16; // head_dim, and tokens in a KV block
+
+// Whether --only asks for a kernel of one of these names, or for all.
+bool wanted(const Arguments& a, std::initializer_list<std::string_view> names) {
+    return std::ranges::any_of(names, [&](std::string_view name) { return name.starts_with(a.only); });
+}
+
+// GEMV, skinny GEMM and cuBLASLt on the matrices of the 13 B shape, a few tokens at once.
+void small_gemms(Gpu& gpu, const Arguments& a) {
+    struct Matrix {
+        int rows, cols;
+    };
+    for (const auto& [form, name, bits] :
+         {std::tuple(cuda::WeightForm::f16, "f16", 16.0), std::tuple(cuda::WeightForm::i8, "q8_0", 8.5),
+          std::tuple(cuda::WeightForm::q4_k, "q4_k", 4.5)})
+        for (auto [rows, cols] :
+             {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
+            for (int n : {1, 2, 4, 8, 16, 32, 64}) {
+                if (n > 1 && rows != 13824 && (rows != 5120 || n == 2 || n == 4)) continue;
+                if (!wanted(a, {"gemv", "skinny GEMM", "cuBLASLt"}) || (a.only == "gemv" && n > cuda::max_gemv_rows))
+                    continue;
+                const double              bytes  = double(rows) * cols * bits / 8;
+                const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
+                cuda::Weight              w;
+                std::vector<cuda::Weight> all;
+                for (int i = 0; i < copies; i++) {
+                    w.form = form, w.rows = rows, w.cols = cols;
+                    w.data = gpu.fp16(std::size_t(bytes / 2) + 64);
+                    w.scales =
+                        form == cuda::WeightForm::i8 ? gpu.fp16(std::size_t(rows) * std::size_t(cols) / 32) : nullptr;
+                    all.push_back(w);
+                }
+                auto *x         = static_cast<cuda::Half*>(gpu.fp16(std::size_t(64) * std::size_t(cols))),
+                     *out       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(64) * std::size_t(rows)));
+                const auto line = [&](const char* kernel, const auto& multiply) {
+                    if (!std::string_view(kernel).starts_with(a.only)) return;
+                    const double s = gpu.seconds([&](int i) { multiply(all[std::size_t(i % copies)]); });
+                    kernel_line(cat(kernel, " ", name), cat(n, " × ", cols, " → ", rows), s, bytes,
+                                2.0 * n * double(rows) * double(cols), a);
+                };
+                const auto project = [&](const cuda::Weight& weight, auto multiply) {
+                    const cuda::Projection p{weight, nullptr, out, false};
+                    multiply(&p);
+                };
+                if (n <= cuda::max_gemv_rows)
+                    line("gemv", [&](const cuda::Weight& weight) {
+                        project(weight,
+                                [&](const cuda::Projection* p) { cuda::gemv(x, n, cols, p, 1, false, gpu.context()); });
+                    });
+                if (n > 1)
+                    line("skinny GEMM", [&](const cuda::Weight& weight) {
+                        project(weight,
+                                [&](const cuda::Projection* p) { cuda::skinny_gemm(x, n, cols, p, 1, gpu.context()); });
+                    });
+                if (n > 4 && form == cuda::WeightForm::f16) {
+                    const cuda::CublasltShape shape{rows, cols};
+                    const auto                values = [](const cuda::Weight& weight) {
+                        return static_cast<const cuda::Half*>(weight.data);
+                    };
+                    cuda::tune_cublaslt(shape, values(w), n, n, gpu.context());
+                    line("cuBLASLt", [&](const cuda::Weight& weight) {
+                        cuda::cublaslt_gemm(x, n, values(weight), shape, out, gpu.context());
+                    });
+                }
+                gpu.clear();
+            }
+}
+
+// Split-KV attention of decoding sequences, over a paged cache and over a contiguous one.
+void decode_attention(Gpu& gpu, const Arguments& a) {
+    struct Shape {
+        int sequences, context, heads, kv_heads;
+    };
+    for (auto [S, L, H, K] :
+         {Shape{1, 4096, 40, 40}, Shape{1, 16384, 40, 40}, Shape{8, 1024, 40, 40}, Shape{32, 1024, 40, 40},
+          Shape{64, 512, 40, 40}, Shape{128, 1024, 40, 40}, Shape{8, 4096, 32, 8}, Shape{64, 2048, 32, 8},
+          Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
+        for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
+            if (!wanted(a, {"decode"})) continue;
+            const int                 per = L / size;
+            std::vector<std::int32_t> table, starts, positions, items, short_items;
+            std::mt19937              random(3);
+            for (int i = 0; i < S * per; i++) table.push_back(i);
+            std::shuffle(table.begin(), table.end(), random);
+            for (int s = 0; s < S; s++) {
+                starts.push_back(s * per);
+                positions.push_back(L - 1);
+                const auto lengths = cuda::split_lengths(gpu.context(), D, std::int64_t(S) * L * K);
+                const auto cut     = [&](int most, std::vector<std::int32_t>& to) {
+                    const auto [splits, length] = cuda::splits_of(L, most);
+                    for (int c = 0; c < splits; c++)
+                        to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), splits, c, 0});
+                };
+                cut(lengths.length, items);
+                if (lengths.short_length > 0) cut(lengths.short_length, short_items);
+            }
+            const int n_items = int(items.size() / 7);
+            items.insert(items.end(), short_items.begin(), short_items.end());
+            cuda::Plan plan;
+            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
+            plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
+            plan.items = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
+            const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
+            const double                 bytes  = double(n) * 4;
+            const int                    copies = std::max(1, int(400e6 / bytes));
+            std::vector<cuda::Attention> all;
+            for (int i = 0; i < copies; i++) {
+                cuda::Attention t;
+                t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * std::size_t(H) * D));
+                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
+                t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
+                t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
+                t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
+                all.push_back(t);
+            }
+            auto*        partial  = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
+            auto*        counters = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
+            const double s        = gpu.seconds([&](int i) {
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, counters, gpu.context());
+            });
+            kernel_line(size == block ? "decode paged 16" : "decode contiguous",
+                        cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
+            gpu.clear();
+        }
+}
+
+// Causal attention of one prompt.
+void prefill_attention(Gpu& gpu, const Arguments& a) {
+    for (int L : {2048, 8192}) {
+        if (!wanted(a, {"prefill attention"})) continue;
+        const int                 H = 40;
+        std::vector<std::int32_t> table, positions, tiles;
+        for (int i = 0; i < L / block; i++) table.push_back(i);
+        for (int i = 0; i < L; i++) positions.push_back(i);
+        const int tile = cuda::prefill_tile(gpu.context(), D);
+        for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
+        cuda::Plan plan;
+        plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
+        plan.table_start       = static_cast<std::int32_t*>(gpu.ints({0}));
+        plan.positions         = static_cast<std::int32_t*>(gpu.ints(positions));
+        const auto*       list = static_cast<cuda::PrefillTile*>(gpu.ints(tiles));
+        const std::size_t n    = std::size_t(L) * H * D;
+        cuda::Attention   t;
+        t.q = static_cast<cuda::Half*>(gpu.fp16(n)), t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
+        t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
+        t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
+        const double s =
+            gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
+        kernel_line("prefill attention", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
+        gpu.clear();
+    }
+}
+
+// The persistent fused layer kernel: all of a layer of the 13 B shape between two attentions.
+void layer_kernels(Gpu& gpu, const Arguments& a) {
+    if (!wanted(a, {"layer kernel"})) return;
     constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::max_layer_kernel_rows;
-    const auto halves   = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
-    auto *     attended = halves(most * hidden), *delta = halves(most * hidden), *normed = halves(most * hidden),
-         *gate = halves(most * ff), *up = halves(most * ff), *q = halves(most * hidden), *k = halves(most * hidden),
-         *v        = halves(most * hidden);
+    const auto             fp16 = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.fp16(std::size_t(n))); };
+    auto *                 attended = fp16(most * hidden), *delta = fp16(most * hidden), *normed = fp16(most * hidden),
+         *gate = fp16(most * ff), *up = fp16(most * ff), *q = fp16(most * hidden), *k = fp16(most * hidden),
+         *v        = fp16(most * hidden);
     auto *residual = static_cast<float*>(gpu.zeros(most * hidden * 4)),
          *norm     = static_cast<float*>(gpu.zeros(hidden * 4));
     struct Layer {
         cuda::Projection o, gate, up, down, q, k, v;
     };
-    const auto product = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
+    const auto projection = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
         cuda::Projection p;
-        p.weight.rows = rows, p.weight.cols = cols, p.weight.data = halves(rows * cols), p.out = out;
+        p.weight.rows = rows, p.weight.cols = cols, p.weight.data = fp16(rows * cols), p.out = out;
         return p;
     };
     std::vector<Layer> layers;
     for (int i = 0; i < 4; i++)
-        layers.push_back({product(hidden, hidden, delta), product(ff, hidden, gate), product(ff, hidden, up),
-                          product(hidden, ff, delta), product(hidden, hidden, q), product(hidden, hidden, k),
-                          product(hidden, hidden, v)});
+        layers.push_back({projection(hidden, hidden, delta), projection(ff, hidden, gate), projection(ff, hidden, up),
+                          projection(hidden, ff, delta), projection(hidden, hidden, q), projection(hidden, hidden, k),
+                          projection(hidden, hidden, v)});
     const double weights = double(4 * hidden * hidden + 3 * hidden * ff);
     for (int n : {4, 8, 16, 32, 64, 128}) {
         const auto run = [&](const Layer& l) {
             cuda::Operation ops[6];
-            const auto      products = [&](cuda::Operation& op, const void* x,
-                                      std::initializer_list<cuda::Projection> list) {
+            const auto gemm = [&](cuda::Operation& op, const void* x, std::initializer_list<cuda::Projection> list) {
                 op.kind = cuda::Operation::gemm, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
                 for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
             };
@@ -120,30 +273,30 @@ void dense_kernels(Gpu& gpu, const Arguments& a) {
                 op->kind = cuda::Operation::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
                 op->eps = 1e-5f, op->out = normed, op->rows = n, op->cols = hidden;
             }
-            products(ops[0], attended, {l.o});
-            products(ops[2], normed, {l.gate, l.up});
+            gemm(ops[0], attended, {l.o});
+            gemm(ops[2], normed, {l.gate, l.up});
             ops[2].kind = cuda::Operation::gated_gemm;
-            products(ops[3], gate, {l.down});
-            products(ops[5], normed, {l.q, l.k, l.v});
+            gemm(ops[3], gate, {l.down});
+            gemm(ops[5], normed, {l.q, l.k, l.v});
             return cuda::run_layer_kernel(ops, 6, n, {}, gpu.context());
         };
         if (run(layers[0]) == 0) break;
         const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
-        kernel_line("dense f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
+        kernel_line("layer kernel f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
     }
     gpu.clear();
 }
 
-// The products of a layer of the 13 B shape with a prompt's rows, by our kernel and by cuBLASLt: for some tenths of a second,
-// so that the card is as warm as in use.
-void prompt_kernels(Gpu& gpu, const Arguments& a) {
-    if (!std::string_view("prompt").starts_with(a.only)) return;
+// The GEMMs of a layer of the 13 B shape for a prompt's tokens, in the sm90 kernel and in cuBLASLt: for some tenths of a second, so
+// that the GPU's clock is what it is in use.
+void prefill_gemms(Gpu& gpu, const Arguments& a) {
+    if (!wanted(a, {"prefill GEMM"})) return;
     constexpr std::int64_t hidden = 5120, ff = 13824, most = 2048;
     constexpr int          n_layers = 4;
-    const auto halves = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
-    auto *     x = halves(most * hidden), *wide = halves(most * ff), *gate = halves(2 * most * ff),
-         *qkv = halves(3 * most * hidden), *delta = halves(most * hidden);
-    struct Products {
+    const auto             fp16 = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.fp16(std::size_t(n))); };
+    auto *x = fp16(most * hidden), *wide = fp16(most * ff), *gate = fp16(2 * most * ff), *qkv = fp16(3 * most * hidden),
+         *delta = fp16(most * hidden);
+    struct Gemm {
         const char*       name;
         std::int64_t      rows, cols;
         int               n;
@@ -151,15 +304,15 @@ void prompt_kernels(Gpu& gpu, const Arguments& a) {
         const cuda::Half* x;
         cuda::Half *      out, *weight[n_layers] = {};
     };
-    Products all[] = {{"q, k, v", hidden, hidden, 3, false, x, qkv},
-                      {"o", hidden, hidden, 1, false, x, delta},
-                      {"gate, up, SwiGLU", ff, hidden, 2, true, x, gate},
-                      {"down", hidden, ff, 1, false, wide, delta}};
-    for (Products& p : all)
-        for (auto& w : p.weight) w = halves(p.rows * p.cols * p.n);
-    std::set<std::pair<std::int64_t, std::int64_t>> tuned; // rows of a matrix, of x
+    Gemm all[] = {{"q, k, v", hidden, hidden, 3, false, x, qkv},
+                  {"o", hidden, hidden, 1, false, x, delta},
+                  {"gate, up, SwiGLU", ff, hidden, 2, true, x, gate},
+                  {"down", hidden, ff, 1, false, wide, delta}};
+    for (Gemm& p : all)
+        for (auto& w : p.weight) w = fp16(p.rows * p.cols * p.n);
+    std::set<std::pair<std::int64_t, std::int64_t>> tuned; // N, M
     for (std::int64_t n : {256, 512, 1024, 2048}) {
-        const auto ours = [&](const Products& p, int layer) {
+        const auto ours = [&](const Gemm& p, int layer) {
             cuda::Operation op;
             op.kind = p.gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
             op.x = p.x, op.rows = n, op.cols = p.cols, op.n_projections = p.n;
@@ -171,7 +324,7 @@ void prompt_kernels(Gpu& gpu, const Arguments& a) {
             return cuda::match_prefill_gemm(&op, 1, gpu.context()) > 0 &&
                    cuda::run_prefill_gemm(&op, 1, {}, gpu.context()) == 1;
         };
-        const auto theirs = [&](const Products& p, int layer) {
+        const auto theirs = [&](const Gemm& p, int layer) {
             const cuda::CublasltShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
             if (tuned.insert({p.rows, n}).second) cuda::tune_cublaslt(shape, p.weight[layer], n, n, gpu.context());
             const bool ran = cuda::cublaslt_gemm(p.x, n, p.weight[layer], shape, p.out, gpu.context());
@@ -185,61 +338,60 @@ void prompt_kernels(Gpu& gpu, const Arguments& a) {
         };
         const auto each = [&](const char* kernel, const auto& multiply) {
             double total = 0;
-            for (const Products& p : all) {
+            for (const Gemm& p : all) {
                 const double weights = double(p.rows * p.cols * p.n);
                 total += weights;
                 line(kernel, p.name, weights, [&](int layer) { return multiply(p, layer); });
             }
             line(kernel, "a layer of 13 B", total, [&](int layer) {
-                return std::ranges::all_of(all, [&](const Products& p) { return multiply(p, layer); });
+                return std::ranges::all_of(all, [&](const Gemm& p) { return multiply(p, layer); });
             });
         };
-        each("prompt", ours);
-        each("prompt, cuBLASLt", theirs);
+        each("prefill GEMM", ours);
+        each("prefill GEMM, cuBLASLt", theirs);
     }
     gpu.clear();
 }
 
-// The kernels that move a step's activations, blocks and logits, by the bytes that they cannot do without.
-void small_kernels(Gpu& gpu, const Arguments& a) {
-    const auto wanted = [&](std::string_view name) { return name.starts_with(a.only); };
-    const auto halves = [&](std::size_t n) { return static_cast<cuda::Half*>(gpu.halves(n)); };
+// Kernels limited by memory bandwidth: the activations, blocks and logits of a step. Counted are the bytes they must move.
+void memory_kernels(Gpu& gpu, const Arguments& a) {
+    const auto fp16   = [&](std::size_t n) { return static_cast<cuda::Half*>(gpu.fp16(n)); };
     const auto floats = [&](std::size_t n) { return static_cast<float*>(gpu.zeros(n * 4)); };
     const auto line   = [&](const char* name, const std::string& shape, double bytes,
                           const std::function<void()>& launch) {
-        if (wanted(name)) kernel_line(name, shape, gpu.seconds([&](int) { launch(); }), bytes, 0, a);
+        if (wanted(a, {name})) kernel_line(name, shape, gpu.seconds([&](int) { launch(); }), bytes, 0, a);
         gpu.clear();
     };
     constexpr std::size_t hidden = 5120, ff = 13824, heads = 40, D = 128, vocab = 32000, block = 16;
     for (const std::size_t T : {std::size_t(8), std::size_t(64), std::size_t(2048)}) {
         const auto n = std::int64_t(T);
-        if (wanted("norm")) {
-            auto *x = halves(T * hidden), *out = halves(T * hidden);
+        if (wanted(a, {"norm"})) {
+            auto *x = fp16(T * hidden), *out = fp16(T * hidden);
             auto *residual = floats(T * hidden), *weight = floats(hidden);
             line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
                 cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.context());
             });
         }
-        if (wanted("swiglu")) {
-            auto *gate = halves(T * ff), *up = halves(T * ff);
+        if (wanted(a, {"swiglu"})) {
+            auto *gate = fp16(T * ff), *up = fp16(T * ff);
             line("swiglu", cat(T, " × ", ff), double(T * ff) * 6,
                  [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.context()); });
         }
-        if (wanted("rope + store")) {
+        if (wanted(a, {"rope + store"})) {
             std::vector<std::int32_t> numbers(T);
             std::iota(numbers.begin(), numbers.end(), 0);
             cuda::Plan plan;
             plan.positions = plan.slots = static_cast<std::int32_t*>(gpu.ints(numbers));
             cuda::RopeStore r;
-            r.q = halves(T * hidden), r.k = halves(T * hidden), r.v = halves(T * hidden);
-            r.cache_k = halves((T + block) * hidden), r.cache_v = halves((T + block) * hidden);
+            r.q = fp16(T * hidden), r.k = fp16(T * hidden), r.v = fp16(T * hidden);
+            r.cache_k = fp16((T + block) * hidden), r.cache_v = fp16((T + block) * hidden);
             r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
             r.head_dim = int(D), r.block_size = int(block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
                  [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
         }
     }
-    if (wanted("copy blocks")) { // of 40 layers
+    if (wanted(a, {"copy blocks"})) { // of 40 layers
         constexpr std::size_t    n_arrays = 80, n_copies = 16, bytes = block * hidden * 2;
         std::vector<const void*> arrays;
         for (std::size_t i = 0; i < n_arrays; i++) arrays.push_back(gpu.zeros(2 * n_copies * bytes));
@@ -255,13 +407,13 @@ void small_kernels(Gpu& gpu, const Arguments& a) {
              [&] { cuda::copy_blocks(pools, list, int(n_copies), gpu.context()); });
     }
     constexpr std::size_t rows = 64;
-    if (wanted("argmax")) {
+    if (wanted(a, {"argmax"})) {
         auto* logits = floats(rows * vocab);
         auto* best   = static_cast<std::int32_t*>(gpu.zeros(rows * 4));
         line("argmax", cat(rows, " × ", vocab), double(rows * vocab) * 4,
              [&] { cuda::argmax(logits, best, std::int64_t(rows), std::int64_t(vocab), gpu.context()); });
     }
-    if (wanted("sample")) {
+    if (wanted(a, {"sample"})) {
         std::mt19937                    random(1);
         std::normal_distribution<float> normal(0, 3);
         std::vector<float>              values(rows * vocab);
@@ -296,151 +448,13 @@ int kernels(const Arguments& a) {
     std::printf(
         "%s\n\n| kernel | shape | µs | TB/s | TFLOP/s | of the limit |\n| --- | --- | ---: | ---: | ---: | ---: |\n",
         info.name);
-    Gpu        gpu;
-    const auto wanted = [&](std::initializer_list<std::string_view> names) {
-        return std::ranges::any_of(names, [&](std::string_view name) { return name.starts_with(a.only); });
-    };
-    struct Matrix {
-        int rows, cols;
-    };
-    for (const auto& [form, name, bits] :
-         {std::tuple(cuda::WeightForm::f16, "f16", 16.0), std::tuple(cuda::WeightForm::i8, "q8_0", 8.5),
-          std::tuple(cuda::WeightForm::q4_k, "q4_k", 4.5)})
-        for (auto [rows, cols] :
-             {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
-            for (int n : {1, 2, 4, 8, 16, 32, 64}) {
-                if (n > 1 && rows != 13824 && (rows != 5120 || n == 2 || n == 4)) continue;
-                if (!wanted({"vector", "batch", "cuBLASLt"}) || (a.only == "vector" && n > cuda::max_gemv_rows))
-                    continue;
-                const double              bytes  = double(rows) * cols * bits / 8;
-                const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
-                cuda::Weight              w;
-                std::vector<cuda::Weight> all;
-                for (int i = 0; i < copies; i++) {
-                    w.form = form, w.rows = rows, w.cols = cols;
-                    w.data = gpu.halves(std::size_t(bytes / 2) + 64);
-                    w.scales =
-                        form == cuda::WeightForm::i8 ? gpu.halves(std::size_t(rows) * std::size_t(cols) / 32) : nullptr;
-                    all.push_back(w);
-                }
-                auto *x         = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(cols))),
-                     *out       = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(rows)));
-                const auto line = [&](const char* kernel, const auto& product) {
-                    if (!std::string_view(kernel).starts_with(a.only)) return;
-                    const double s = gpu.seconds([&](int i) { product(all[std::size_t(i % copies)]); });
-                    kernel_line(cat(kernel, " ", name), cat(n, " × ", cols, " → ", rows), s, bytes,
-                                2.0 * n * double(rows) * double(cols), a);
-                };
-                const auto products = [&](const cuda::Weight& weight, auto multiply) {
-                    const cuda::Projection p{weight, nullptr, out, false};
-                    multiply(&p);
-                };
-                if (n <= cuda::max_gemv_rows)
-                    line("vector", [&](const cuda::Weight& weight) {
-                        products(weight, [&](const cuda::Projection* p) {
-                            cuda::gemv(x, n, cols, p, 1, false, gpu.context());
-                        });
-                    });
-                if (n > 1)
-                    line("batch", [&](const cuda::Weight& weight) {
-                        products(weight, [&](const cuda::Projection* p) {
-                            cuda::skinny_gemm(x, n, cols, p, 1, gpu.context());
-                        });
-                    });
-                if (n > 4 && form == cuda::WeightForm::f16) {
-                    const cuda::CublasltShape shape{rows, cols};
-                    const auto                values = [](const cuda::Weight& weight) {
-                        return static_cast<const cuda::Half*>(weight.data);
-                    };
-                    cuda::tune_cublaslt(shape, values(w), n, n, gpu.context());
-                    line("cuBLASLt", [&](const cuda::Weight& weight) {
-                        cuda::cublaslt_gemm(x, n, values(weight), shape, out, gpu.context());
-                    });
-                }
-                gpu.clear();
-            }
-    struct Shape {
-        int sequences, context, heads, kv_heads;
-    };
-    constexpr int D = 128, block = 16;
-    for (auto [S, L, H, K] :
-         {Shape{1, 4096, 40, 40}, Shape{1, 16384, 40, 40}, Shape{8, 1024, 40, 40}, Shape{32, 1024, 40, 40},
-          Shape{64, 512, 40, 40}, Shape{128, 1024, 40, 40}, Shape{8, 4096, 32, 8}, Shape{64, 2048, 32, 8},
-          Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
-        for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
-            if (!wanted({"decode"})) continue;
-            const int                 per = L / size;
-            std::vector<std::int32_t> table, starts, positions, items, short_items;
-            std::mt19937              random(3);
-            for (int i = 0; i < S * per; i++) table.push_back(i);
-            std::shuffle(table.begin(), table.end(), random);
-            for (int s = 0; s < S; s++) {
-                starts.push_back(s * per);
-                positions.push_back(L - 1);
-                const auto lengths = cuda::split_lengths(gpu.context(), D, std::int64_t(S) * L * K);
-                const auto cut     = [&](int chunk, std::vector<std::int32_t>& to) {
-                    const auto [chunks, length] = cuda::splits_of(L, chunk);
-                    for (int c = 0; c < chunks; c++)
-                        to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), chunks, c, 0});
-                };
-                cut(lengths.length, items);
-                if (lengths.short_length > 0) cut(lengths.short_length, short_items);
-            }
-            const int n_items = int(items.size() / 7);
-            items.insert(items.end(), short_items.begin(), short_items.end());
-            cuda::Plan plan;
-            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
-            plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
-            plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
-            plan.items = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
-            const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
-            const double                 bytes  = double(n) * 4;
-            const int                    copies = std::max(1, int(400e6 / bytes));
-            std::vector<cuda::Attention> all;
-            for (int i = 0; i < copies; i++) {
-                cuda::Attention t;
-                t.q       = static_cast<cuda::Half*>(gpu.halves(std::size_t(S) * std::size_t(H) * D));
-                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
-                t.cache_k = static_cast<cuda::Half*>(gpu.halves(n));
-                t.cache_v = static_cast<cuda::Half*>(gpu.halves(n));
-                t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
-                all.push_back(t);
-            }
-            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
-            auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
-            const double s       = gpu.seconds([&](int i) {
-                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, tickets, gpu.context());
-            });
-            kernel_line(size == block ? "decode paged 16" : "decode contiguous",
-                        cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
-            gpu.clear();
-        }
-    for (int L : {2048, 8192}) {
-        if (!wanted({"prefill"})) continue;
-        const int                 H = 40;
-        std::vector<std::int32_t> table, positions, tiles;
-        for (int i = 0; i < L / block; i++) table.push_back(i);
-        for (int i = 0; i < L; i++) positions.push_back(i);
-        const int tile = cuda::prefill_tile(gpu.context(), D);
-        for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
-        cuda::Plan plan;
-        plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
-        plan.table_start       = static_cast<std::int32_t*>(gpu.ints({0}));
-        plan.positions         = static_cast<std::int32_t*>(gpu.ints(positions));
-        const auto*       list = static_cast<cuda::PrefillTile*>(gpu.ints(tiles));
-        const std::size_t n    = std::size_t(L) * H * D;
-        cuda::Attention   t;
-        t.q = static_cast<cuda::Half*>(gpu.halves(n)), t.cache_k = static_cast<cuda::Half*>(gpu.halves(n));
-        t.cache_v = static_cast<cuda::Half*>(gpu.halves(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
-        t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
-        const double s =
-            gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
-        kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
-        gpu.clear();
-    }
-    prompt_kernels(gpu, a);
-    dense_kernels(gpu, a);
-    small_kernels(gpu, a);
+    Gpu gpu;
+    small_gemms(gpu, a);
+    decode_attention(gpu, a);
+    prefill_attention(gpu, a);
+    prefill_gemms(gpu, a);
+    layer_kernels(gpu, a);
+    memory_kernels(gpu, a);
     return 0;
 }
 

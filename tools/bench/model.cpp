@@ -13,16 +13,16 @@ namespace quire::bench {
 
 namespace {
 
-// GB/s at which `threads` cores read the mapped file, the best of some passes: what decoding can reach at most.
+// Memory bandwidth in GB/s: `threads` cores read the mapped file, the best of six passes. The upper limit of decoding.
 double read_bandwidth(const std::string& path, int threads) {
     Result<Gguf> file = Gguf::open(path);
     if (!file || file->tensors().empty()) return 0;
     std::span<const std::byte> bytes;
-    for (const GgufTensor& t : file->tensors()) // a part in one piece
+    for (const GgufTensor& t : file->tensors()) // the largest tensor
         if (t.bytes > bytes.size()) bytes = {static_cast<const std::byte*>(t.view().data), t.bytes};
-    if (bytes.size() < (std::size_t(32) << 20)) return 0; // would measure a cache
+    if (bytes.size() < (std::size_t(32) << 20)) return 0; // fits into a cache
     double            best = 0;
-    std::atomic<long> sink = 0; // or nothing is read
+    std::atomic<long> sink = 0; // the sums are used, or the compiler removes the reads
     for (int pass = 0; pass < 6; pass++) {
         Stopwatch                watch;
         std::vector<std::thread> workers;
@@ -45,7 +45,7 @@ double read_bandwidth(const std::string& path, int threads) {
 
 } // namespace
 
-// llama-bench's columns, and the fraction of the limit: bytes of weights and KV over the bandwidth, or operations.
+// llama-bench's columns and the fraction of the limit: the bytes of weights and KV over --bandwidth, or the operations over --tflops.
 int model(Arguments a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());

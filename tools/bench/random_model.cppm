@@ -38,7 +38,7 @@ constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
                                  {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
                                  {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096}};
 
-// Where the halves of a block stand and what they are, so that its weights have a standard deviation of about 1/70.
+// Where the fp16 scales of a block stand and what they are, so that its weights have a standard deviation of about 1/70.
 struct ScaleAt {
     int   offset;
     float value;
@@ -140,11 +140,11 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
 
     const std::vector<std::byte> pattern = random_blocks(type);
     const std::vector<float>     ones(std::size_t(s.hidden_size), 1.0f);
-    std::uint64_t                total = 0, done = 0, turn = 0;
+    std::uint64_t                total = 0, done = 0, n_written = 0;
     const auto                   matrix = [&](const std::string& name, int rows, int cols) {
         const std::uint64_t bytes = row_bytes(type, cols) * std::uint64_t(rows);
         // Each tensor begins elsewhere in the pattern.
-        const std::uint64_t skip = (turn++ * 7919) % (pattern.size() / std::size_t(dtype_info(type).bytes)) *
+        const std::uint64_t skip = (n_written++ * 7919) % (pattern.size() / std::size_t(dtype_info(type).bytes)) *
                                    std::uint64_t(dtype_info(type).bytes);
         total += bytes;
         w.add_tensor(name, type, {cols, rows}, [&, skip](std::span<std::byte> piece, std::uint64_t offset) {

@@ -1,4 +1,4 @@
-// What the subcommands that run a model share: its sizes, random prompts, a timed batch, the fraction of the limit.
+// What the subcommands that run a model share: the model's sizes, random prompts, a timed batch, the fraction of the limit.
 #include "../../cuda/kernels.h"
 
 import quire.compute.kv_cache;
@@ -42,19 +42,19 @@ std::vector<Token> random_prompt(const Engine& engine, int n, unsigned seed) {
     return prompt;
 }
 
-// Tokens that the first of some sequences may have before the last one's prompt is read.
+// Most tokens that one sequence may generate before the last prompt is computed.
 int head_start(int n_sequences, int n_prompt, int step_tokens) {
     return n_sequences > 1 ? int(std::int64_t(n_sequences) * n_prompt / step_tokens) + 2 : 0;
 }
-// .. of a step, as the engine will choose them.
+// Most tokens of a step, as the engine will choose them.
 int step_tokens(const Arguments& a) {
     cuda::DeviceInfo info;
     if (a.batch_tokens > 0) return a.batch_tokens;
     return a.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
 }
 
-// n_sequences prompts of n_prompt tokens at once, or one prompt that often, then n_tokens from each, all of them running to the
-// end: the two parts timed apart.
+// Computes n_sequences prompts of n_prompt tokens at once (`shared`: the same prompt each time), then generates n_tokens from each.
+// Times the two parts separately.
 Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared) {
     std::vector<RequestId> ids;
     for (int i = 0; i < n_sequences; i++) {
@@ -70,7 +70,7 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
     }
     Timed               timed;
     std::vector<Output> events;
-    std::set<RequestId> begun; // that have their first token
+    std::set<RequestId> begun; // have their first token
     Stopwatch           watch;
     while (int(begun.size()) < n_sequences && engine.step(events)) {
         for (const Output& e : events) begun.insert(e.id);

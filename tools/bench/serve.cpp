@@ -1,4 +1,4 @@
-// bench serve: a server under load, in the words of `vllm bench serve`.
+// bench serve: a server under load, with the flags and the report of `vllm bench serve`.
 #include <CLI/CLI.hpp>
 
 import quire.core.base;
@@ -85,7 +85,7 @@ int serve(ServeArguments a) {
     Result<std::vector<std::string>> bodies = workload(a, a.endpoint.find("chat") != std::string::npos);
     if (!bodies) return complain(bodies.error());
 
-    // One alone shows whether the server takes such requests at all.
+    // The first request alone shows whether the server accepts such requests at all.
     std::vector<LoadRequest>        warm(std::size_t(std::max(a.n_warmups, 1)), LoadRequest{(*bodies)[0], 0});
     LoadOptions                     options{a.report.max_concurrency, a.timeout, 0, {}};
     Result<std::vector<LoadResult>> first = run_load(*target, warm, options);
@@ -108,7 +108,7 @@ int serve(ServeArguments a) {
     int n_different = 0;
     for (std::size_t i = 0; a.check && i < results->size(); i++)
         n_different += (*results)[i].error.empty() && (*results)[i].text != alone[requests[i].body];
-    std::erase_if(*results, [](const LoadResult& r) { return r.end == 0; }); // not sent before the time was over
+    std::erase_if(*results, [](const LoadResult& r) { return r.end == 0; }); // never sent: --duration was over
 
     const LoadReport report = load_report(*results, a.report);
     if (a.json) {

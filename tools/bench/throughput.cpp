@@ -9,8 +9,8 @@ import quire.schedule.request;
 
 namespace quire::bench {
 
-// N requests at once, of lengths from a file of JSON lines {"prompt": n, "output": n}, or drawn so that they resemble
-// ShareGPT's (mean 162 in, 340 out).
+// Submits all requests at once. Their lengths come from a file of JSON lines {"prompt": n, "output": n}, or are drawn so that they
+// resemble ShareGPT's (mean 162 in, 340 out).
 int throughput(const Arguments& a) {
     std::vector<std::pair<int, int>> lengths;
     if (!a.lengths.empty()) {
@@ -26,8 +26,7 @@ int throughput(const Arguments& a) {
         }
         if (lengths.empty()) return complain({ErrorKind::input, cat(a.lengths, " holds no lengths")});
     } else {
-        // Logarithms of the lengths are about normal; cut at 1024, as the paper's are at 2048 in all, and shifted until the
-        // mean is the wanted one.
+        // Log-normal lengths, cut at 1024 (the paper cuts at 2048 in all) and shifted until they have the wanted mean.
         std::mt19937 random(20261121);
         const auto   draw = [&](double mean, double deviation) {
             std::normal_distribution<double> normal(0, deviation);

@@ -1,5 +1,5 @@
 // quire.tools.chat.line_editor: a line while somebody types it: keys in, text and cursor, history, completion; bytes that draw it out.
-// **Owns** the text and what of it is on the screen. Knows no terminal: terminal.cppm brings the bytes to one.
+// **Owns** the text and what of it is on the screen. Does no input or output: terminal.cppm does.
 export module quire.tools.chat.line_editor;
 
 import quire.core.base;
@@ -20,7 +20,7 @@ enum class KeyRequest {
     interrupt, // Ctrl-C
     suspend,   // Ctrl-Z
     clear,     // Ctrl-L: an empty screen
-    report,    // the terminal told where its cursor is: reported_column()
+    report,    // the terminal has reported its cursor: reported_column()
 };
 
 class LineEditor {
