@@ -658,7 +658,7 @@ TEST_CASE("texts under load are those got alone", "[server]") {
     server.until_idle();
 }
 
-TEST_CASE("whoever leaves is cancelled, and the blocks come back", "[server]") {
+TEST_CASE("a client that leaves is cancelled, and its blocks are free again", "[server]") {
     const Server server({"--parallel", "2", "-c", "1024", "--pipeline", GENERATE("off", "on")});
     SECTION("while streaming") {
         Client c    = server.client();
@@ -692,7 +692,7 @@ TEST_CASE("whoever leaves is cancelled, and the blocks come back", "[server]") {
     CHECK(server.ask("/v1/completions", {{"prompt", "Hello"}})["choices"].size() == 1);
 }
 
-TEST_CASE("whoever does not read is cut off and holds up nobody", "[server]") {
+TEST_CASE("a client that does not read is disconnected and delays no other", "[server]") {
     const Server server({"--write-timeout", "0.5", "--parallel", "16"});
     Client       deaf = server.client();
     Json         body = long_one;
@@ -830,7 +830,7 @@ TEST_CASE("without a key, pages of other origins cannot do anything", "[server]"
               .client()
               .call("GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\nUser-Agent: Mozilla/5.0\r\n\r\n")
               .status == 403);
-    // Behind a proxy: what browsers see is named, or told by the proxy.
+    // Behind a proxy: what browsers see is named, or sent by the proxy.
     const Server named({"--cors-origins", "https://chat.example/"});
     const auto   through = [&](const std::string& headers) {
         return named.client().call("GET /v1/models HTTP/1.1\r\n" + headers + "User-Agent: Mozilla/5.0\r\n\r\n").status;
@@ -996,7 +996,7 @@ TEST_CASE("texts are split within limits", "[server]") {
     CHECK(pieces["tokens"][0].contains("piece"));
 }
 
-TEST_CASE("a request without memory is a 503, and nobody else notices", "[server]") {
+TEST_CASE("a request without memory is a 503 and affects no other", "[server]") {
     Server     server({"-t", "2", "--kv-blocks", "128", "--swap-blocks", "0"});
     const auto kib = [&](const char* name) {
         const std::string status = slurp("/proc/" + std::to_string(server.pid()) + "/status");
@@ -1101,7 +1101,7 @@ TEST_CASE("under nohup a server outlives its terminal", "[server]") {
     CHECK(server.wait() == 0);
 }
 
-TEST_CASE("answers that come whole are told of the end", "[server]") {
+TEST_CASE("responses that are not streamed say that the server shuts down", "[server]") {
     Server server({"--drain-timeout", "0"});
     Client running = server.client();
     Json   body    = long_one;
