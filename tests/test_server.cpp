@@ -463,6 +463,20 @@ TEST_CASE("a prompt that does not fit is refused in OpenAI's words, one that jus
     CHECK(small.post("/v1/completions", {{"prompt", ids(32)}, {"n", 2}, {"max_tokens", 1}}).status == 400);
 }
 
+TEST_CASE("a conversation without any token is refused", "[server]") {
+    // A form that adds nothing to an empty answer to go on with, and a model without a token for the beginning.
+    const Server server({"--chat-template", "zephyr"}, QUIRE_ROOT "/tests/data/models/gpt2-F32.gguf");
+    const Json   messages = Json::array({{{"role", "assistant"}, {"content", ""}}});
+    for (const Json& body : {Json{{"messages", messages}}, Json{{"messages", messages}, {"stream", true}},
+                             Json{{"messages", messages}, {"max_tokens", 0}}}) {
+        const Reply r = server.post("/v1/chat/completions", body);
+        INFO(body.dump() << ": " << r.body);
+        CHECK(r.status == 400);
+        CHECK(has(r.body, "the prompt has no tokens"));
+    }
+    CHECK(server.get("/health").status == 200);
+}
+
 TEST_CASE("what leaves no token to draw is refused", "[server]") {
     const auto param = [](const Json& more) {
         Json body{{"prompt", "Hello"}, {"max_tokens", 2}};
