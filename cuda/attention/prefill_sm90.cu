@@ -28,7 +28,7 @@ namespace {
 
 constexpr int                  M = 128, N = 128; // queries and positions of a tile
 [[maybe_unused]] constexpr int stages   = 3;     // of the pipeline, each of one K and one V tile
-[[maybe_unused]] constexpr int headroom = 8;     // lazy rescale: the row max is kept until a score exceeds it by 2^8
+[[maybe_unused]] constexpr int headroom = 8;     // lazy rescale: the row max is kept while probabilities stay below 2^8
 // Where fewer rows than this are contiguous in the cache, threads copy them by cp.async: TMA would take longer.
 constexpr int          min_tma_rows = 8;
 constexpr std::int64_t l2_bytes     = 40 << 20; // of K and V: heads are scheduled so that those in use fit

@@ -13,7 +13,7 @@ namespace quire::cuda::layer_kernel {
 constexpr int                  max_phases = 4, max_tokens = max_layer_kernel_rows, max_tiles = 1024;
 constexpr int                  tile_n = 128, weight_bytes = tile_n * tile_k * 2;
 constexpr int                  team = 16 * 32, threads = team + 64; // those that compute norms, and all
-[[maybe_unused]] constexpr int mma_warps   = 8;                     // warps
+[[maybe_unused]] constexpr int mma_warps   = 8;
 [[maybe_unused]] constexpr int signal_warp = 8, fix_up_warp = 9, weight_warp = 16, x_warp = 17;
 
 // Bytes and numbers of pipeline stages, for N tokens.
@@ -33,8 +33,7 @@ struct Result {
 struct Phase {
     CUtensorMap weight[max_projections], x; // tiles of 128 rows, in pairs; of all tokens
     int         tile_dim[max_projections],
-        tile_step
-            [max_projections]; // the dimension of a map along which tiles follow, and the step from one to the next
+        tile_step[max_projections];       // along which dimension of a map the tiles follow, and by which step
     Result       result[max_projections]; // add_norm: the first one's `to` gets the norm
     int          first_tile[max_projections + 1], n_projections, k_tiles; // of a tile
     Epilogue     epilogue;

@@ -387,7 +387,7 @@ void BlockManager::close_table(TableId id, bool uncache) {
             const CacheEntry& entry = pool_.entry(block);
             const bool        tail  = entry.n_tokens < block_size(); // of no use without its pin
             if (entry.state == HashState::cached && (tail || uncache)) cache_.evict(block);
-            // A copy that was asked for in this very step has lost its purpose.
+            // A copy into it that is still pending is of no use any more.
             if (table.copied_until > 0)
                 std::erase_if(moves_.copies, [&](const BlockCopy& copy) { return copy.to == block; });
         }

@@ -217,7 +217,7 @@ std::string metrics_text(Service& service, const HttpServer& server, const std::
               d(s.memory.recomputations));
     t.counter("quire:recomputed_tokens_total", "Tokens whose KV was given up for that.", d(s.memory.recomputed_tokens));
     t.counter("quire:displacements_total", "Requests displaced by others of higher priority.",
-              d(s.memory.displacements));
+              d(s.memory.priority_preemptions));
     t.counter("quire:steps_total", "Steps of the engine.", d(s.steps));
     t.counter("quire:requests_refused_total", "Requests that did not enter the queue, by reason.",
               d(m.refused_full.load()), {{"reason", "queue_full"}});
