@@ -277,7 +277,7 @@ TEST_CASE("requests and responses", "[http]") {
         CHECK(Client(echo.port).get("/" + std::string(3000, 'a')).status == 404);
         CHECK(Client(echo.port).get("/%00%ff/../../etc/passwd").status == 404);
     }
-    SECTION("a handler's exception tells nobody its text") {
+    SECTION("the text of a handler's exception is not sent") {
         const Reply r = c.get("/throws");
         CHECK(r.status == 500);
         CHECK(r.body.find("secret") == std::string::npos);
@@ -290,7 +290,7 @@ TEST_CASE("requests and responses", "[http]") {
     }
 }
 
-TEST_CASE("refusals reach their client, and nobody else notices", "[http]") {
+TEST_CASE("refusals reach their client and affect no other", "[http]") {
     HttpLimits limits;
     limits.body_bytes = 1000;
     limits.head_bytes = 2000;
@@ -420,7 +420,7 @@ TEST_CASE("a handler without memory is a 503 for its request alone", "[http]") {
     CHECK(echo.alive());
 }
 
-TEST_CASE("thousands of idle connections keep nobody from being served", "[http]") {
+TEST_CASE("thousands of idle connections delay no request", "[http]") {
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = limit.rlim_max;
@@ -475,7 +475,7 @@ TEST_CASE("too many bytes that wait for the rest of their requests", "[http]") {
     CHECK(first.reply().body.size() == 90000);
 }
 
-TEST_CASE("whoever hangs up is noticed, whoever does not read is cut off", "[http]") {
+TEST_CASE("a client that hangs up is noticed, one that does not read is disconnected", "[http]") {
     HttpLimits limits;
     limits.write_seconds = 0.3;
     Echo echo(limits);
@@ -498,7 +498,7 @@ TEST_CASE("whoever hangs up is noticed, whoever does not read is cut off", "[htt
     CHECK(echo.alive());
 }
 
-TEST_CASE("a server that stops lets nobody wait", "[http]") {
+TEST_CASE("a server that stops keeps no client waiting", "[http]") {
     Echo   echo;
     Client waiting(echo.port), idle(echo.port), reading(echo.port);
     waiting.send("GET /wait HTTP/1.1\r\nHost: x\r\n\r\n");

@@ -50,7 +50,7 @@ LoadResult read(const std::string& answer, std::size_t piece, bool closes = fals
     return result;
 }
 
-// Answers with the number in the request's body, in three pieces; fails as it is told to.
+// Answers with the number in the request's body, in three pieces; fails where the request asks for it.
 struct Target {
     std::unique_ptr<HttpServer> server;
     LoadTarget                  target;

@@ -463,6 +463,20 @@ TEST_CASE("a prompt that does not fit is refused in OpenAI's words, one that jus
     CHECK(small.post("/v1/completions", {{"prompt", ids(32)}, {"n", 2}, {"max_tokens", 1}}).status == 400);
 }
 
+TEST_CASE("a conversation without any token is refused", "[server]") {
+    // A form that adds nothing to an empty answer to go on with, and a model without a token for the beginning.
+    const Server server({"--chat-template", "zephyr"}, QUIRE_ROOT "/tests/data/models/gpt2-F32.gguf");
+    const Json   messages = Json::array({{{"role", "assistant"}, {"content", ""}}});
+    for (const Json& body : {Json{{"messages", messages}}, Json{{"messages", messages}, {"stream", true}},
+                             Json{{"messages", messages}, {"max_tokens", 0}}}) {
+        const Reply r = server.post("/v1/chat/completions", body);
+        INFO(body.dump() << ": " << r.body);
+        CHECK(r.status == 400);
+        CHECK(has(r.body, "the prompt has no tokens"));
+    }
+    CHECK(server.get("/health").status == 200);
+}
+
 TEST_CASE("what leaves no token to draw is refused", "[server]") {
     const auto param = [](const Json& more) {
         Json body{{"prompt", "Hello"}, {"max_tokens", 2}};
@@ -658,7 +672,7 @@ TEST_CASE("texts under load are those got alone", "[server]") {
     server.until_idle();
 }
 
-TEST_CASE("whoever leaves is cancelled, and the blocks come back", "[server]") {
+TEST_CASE("a client that leaves is cancelled, and its blocks are free again", "[server]") {
     const Server server({"--parallel", "2", "-c", "1024", "--pipeline", GENERATE("off", "on")});
     SECTION("while streaming") {
         Client c    = server.client();
@@ -692,7 +706,7 @@ TEST_CASE("whoever leaves is cancelled, and the blocks come back", "[server]") {
     CHECK(server.ask("/v1/completions", {{"prompt", "Hello"}})["choices"].size() == 1);
 }
 
-TEST_CASE("whoever does not read is cut off and holds up nobody", "[server]") {
+TEST_CASE("a client that does not read is disconnected and delays no other", "[server]") {
     const Server server({"--write-timeout", "0.5", "--parallel", "16"});
     Client       deaf = server.client();
     Json         body = long_one;
@@ -830,7 +844,7 @@ TEST_CASE("without a key, pages of other origins cannot do anything", "[server]"
               .client()
               .call("GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\nUser-Agent: Mozilla/5.0\r\n\r\n")
               .status == 403);
-    // Behind a proxy: what browsers see is named, or told by the proxy.
+    // Behind a proxy: what browsers see is named, or sent by the proxy.
     const Server named({"--cors-origins", "https://chat.example/"});
     const auto   through = [&](const std::string& headers) {
         return named.client().call("GET /v1/models HTTP/1.1\r\n" + headers + "User-Agent: Mozilla/5.0\r\n\r\n").status;
@@ -996,7 +1010,7 @@ TEST_CASE("texts are split within limits", "[server]") {
     CHECK(pieces["tokens"][0].contains("piece"));
 }
 
-TEST_CASE("a request without memory is a 503, and nobody else notices", "[server]") {
+TEST_CASE("a request without memory is a 503 and affects no other", "[server]") {
     Server     server({"-t", "2", "--kv-blocks", "128", "--swap-blocks", "0"});
     const auto kib = [&](const char* name) {
         const std::string status = slurp("/proc/" + std::to_string(server.pid()) + "/status");
@@ -1101,7 +1115,7 @@ TEST_CASE("under nohup a server outlives its terminal", "[server]") {
     CHECK(server.wait() == 0);
 }
 
-TEST_CASE("answers that come whole are told of the end", "[server]") {
+TEST_CASE("responses that are not streamed say that the server shuts down", "[server]") {
     Server server({"--drain-timeout", "0"});
     Client running = server.client();
     Json   body    = long_one;

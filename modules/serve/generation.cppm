@@ -107,7 +107,7 @@ std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompt
     for (std::size_t p = 0; p < prompts.size(); p++) {
         PromptState& state = prompts_[p];
         state.n_tokens     = int(prompts[p].size());
-        state.first        = prompts[p][0];
+        if (!prompts[p].empty()) state.first = prompts[p][0]; // the engine refuses an empty one
         if (head_.token_ids) state.tokens = prompts[p];
         usage_.prompt_tokens += state.n_tokens;
         Request& r = requests.emplace_back(parsed_.request);
