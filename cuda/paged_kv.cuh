@@ -38,11 +38,13 @@ __device__ inline int kv_head_stride(int block_size) { return block_size; }
 // Which block of its sequence a position is in. A shift where the block size turns out to be a power of two: a division is
 // slow.
 struct BlockOf {
-    int  block_size;
-    int  shift = 31 - __clz(block_size);
-    bool power = (block_size & (block_size - 1)) == 0;
+    int  block_size, shift;
+    bool power;
 
     __device__ int operator()(int position) const { return power ? position >> shift : position / block_size; }
 };
+__device__ inline BlockOf blocks_of_size(int block_size) {
+    return {block_size, 31 - __clz(block_size), (block_size & (block_size - 1)) == 0};
+}
 
 } // namespace quire::cuda
