@@ -41,6 +41,11 @@ struct BlockOf {
     int  block_size, shift;
     bool power;
 
+    __device__ explicit BlockOf(int size) {
+        block_size = size;
+        shift      = 31 - __clz(size);
+        power      = (size & (size - 1)) == 0;
+    }
     __device__ int operator()(int position) const { return power ? position >> shift : position / block_size; }
 };
 __device__ inline BlockOf blocks_of_size(int block_size) {

@@ -6,6 +6,7 @@
 #include "process.h"
 
 import quire.core.base;
+import quire.serve.snapshot_json;
 import quire.tools.viz.block_view;
 import quire.core.json;
 import quire.schedule.request;

@@ -11,6 +11,7 @@
 import quire.core.base;
 import quire.model_file.config;
 import quire.model_file.gguf;
+import quire.model_file.gguf_writer;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.weights;
@@ -314,7 +315,7 @@ TEST_CASE("malformed files are refused in no time and without the memory that th
         const std::string name = entry["file"], path = folder + "/" + name;
         const bool        reject = entry["verdict"] == "reject" && !vocabulary.contains(name);
         CAPTURE(name);
-        const Loaded      got    = load(path);
+        const Loaded got = load(path);
         if (reject) CHECK(got.error.find(name) != std::string::npos);
         if (vocabulary.contains(name)) CHECK(got.error == "");
         CHECK(std::count(got.error.begin(), got.error.end(), '\n') == 0);

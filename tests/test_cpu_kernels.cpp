@@ -38,27 +38,28 @@ double error(std::span<const float> got, std::span<const double> want) {
 }
 
 // out = x · wᵀ + bias by this kernel, rows first .. last-1 (0: all).
-void product(const CpuKernels* k, TensorView w, const float* bias, const float* x, float* out, std::int64_t n,
-             std::int64_t first = 0, std::int64_t last = 0) {
+void gemm(const CpuKernels* k, TensorView w, const float* bias, const float* x, float* out, std::int64_t n,
+          std::int64_t first = 0, std::int64_t last = 0) {
     const auto                size   = std::size_t(n * w.cols);
     const std::int64_t        groups = (w.rows + 15) / 16;
-    std::vector<std::byte>    turned(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
-    std::vector<float>        scales(size), sums(size), scratch(matmul_scratch + 16);
+    std::vector<std::byte>    repacked(std::size_t(groups) * 16 * row_bytes(w.type, w.cols));
+    std::vector<float>        scales(size), sums(size), scratch(gemm_scratch + 16);
     std::vector<std::int16_t> values(size);
     std::vector<std::int32_t> products(size);
-    RoundedRows rounded{n, w.cols, values.data(), scales.data(), sums.data(), products.data(), large_integers(w.type)};
-    if (integer_products(w.type)) k->round_rows(x, rounded, 0, n);
-    if (interleaved_at_load(w.type)) {
-        k->interleave(w, turned.data(), 0, groups);
-        w.data = turned.data();
+    QuantisedRows             quantised{n,           w.cols,          values.data(),        scales.data(),
+                            sums.data(), products.data(), wide_integers(w.type)};
+    if (uses_integer_gemm(w.type)) k->quantise_rows(x, quantised, 0, n);
+    if (repacked_at_load(w.type)) {
+        k->repack(w, repacked.data(), 0, groups);
+        w.data = repacked.data();
     }
     std::vector<float> packed(size);
-    const std::int64_t tiles = k->float_tiles(n);
-    k->pack_rows(x, n, w.cols, packed.data(), 0, tiles / 2); // in two goes
-    k->pack_rows(x, n, w.cols, packed.data(), tiles / 2, tiles);
+    const std::int64_t tiles = k->token_tiles(n);
+    k->pack_panels(x, n, w.cols, packed.data(), 0, tiles / 2); // in two calls
+    k->pack_panels(x, n, w.cols, packed.data(), tiles / 2, tiles);
     const auto beyond = reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
-    k->matmul({&w, bias, x, &rounded, packed.data(), out, n, first, last > 0 ? last : w.rows,
-               scratch.data() + (64 - beyond) % 64 / sizeof(float)});
+    k->gemm({&w, bias, x, &quantised, packed.data(), out, n, first, last > 0 ? last : w.rows,
+             scratch.data() + (64 - beyond) % 64 / sizeof(float)});
 }
 
 } // namespace
@@ -69,7 +70,7 @@ TEST_CASE("the plain kernels exist everywhere and an unknown name has none") {
     CHECK(cpu_kernels("sse9") == nullptr);
 }
 
-TEST_CASE("matmul over odd shapes") {
+TEST_CASE("GEMM over odd shapes") {
     for (const CpuKernels* k : all_kernels())
         for (int cols : {8, 16, 33, 96, 256})
             for (int rows : {1, 3, 4, 7, 16, 32, 45})
@@ -86,12 +87,12 @@ TEST_CASE("matmul over odd shapes") {
                                 sum += double(w[std::size_t(r * cols + i)]) * double(x[std::size_t(t * cols + i)]);
                             want.push_back(sum);
                         }
-                    product(k, {DType::F32, rows, cols, w.data()}, bias.data(), x.data(), out.data(), n);
+                    gemm(k, {DType::F32, rows, cols, w.data()}, bias.data(), x.data(), out.data(), n);
                     CHECK(error(out, want) < 1e-5);
                 }
 }
 
-TEST_CASE("matmul of every type equals the product with its dequantised rows") {
+TEST_CASE("GEMM with every type equals the product with its dequantised rows") {
     std::mt19937 random(20);
     for (const DTypeInfo& info : dtype_table)
         for (int cols : {256, 768, 96})
@@ -99,7 +100,7 @@ TEST_CASE("matmul of every type equals the product with its dequantised rows") {
                 if (cols % info.items != 0) continue;
                 constexpr int     rows   = 37;
                 const std::size_t stride = row_bytes(info.type, cols);
-                // Random blocks; a half float can be huge or no number, and such rows are drawn again.
+                // Random blocks; an fp16 scale can be huge or NaN, and such rows are drawn again.
                 std::vector<std::byte> blocks(stride * rows);
                 std::vector<float>     wide(std::size_t(rows * cols));
                 for (std::size_t r = 0; r < rows; r++)
@@ -136,13 +137,13 @@ TEST_CASE("matmul of every type equals the product with its dequantised rows") {
                 for (const CpuKernels* k : all_kernels()) {
                     CAPTURE(k->name, info.name, cols, n);
                     std::vector<float> out(want.size(), 1e9f);
-                    product(k, {info.type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
-                    CHECK(error(out, want) < (integer_products(info.type) ? 2e-4 : 1e-5));
+                    gemm(k, {info.type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
+                    CHECK(error(out, want) < (uses_integer_gemm(info.type) ? 2e-4 : 1e-5));
                 }
             }
 }
 
-TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
+TEST_CASE("a row of a GEMM has the same bits whatever is computed beside it") {
     std::mt19937 random(22);
     for (const CpuKernels* k : all_kernels())
         for (DType type : {DType::F16, DType::BF16, DType::F32, DType::Q2_K, DType::Q8_0, DType::Q4_0, DType::Q4_K,
@@ -155,17 +156,17 @@ TEST_CASE("a matmul row has the same bits whatever is computed beside it") {
                 for (std::byte& b : blocks) b = std::byte(random() >> 9) & std::byte(0x3b); // no infinities
                 TensorView         weight{type, rows, cols, blocks.data()};
                 std::vector<float> together(std::size_t(n * rows)), alone(std::size_t(n * rows));
-                product(k, weight, nullptr, x.data(), together.data(), n);
+                gemm(k, weight, nullptr, x.data(), together.data(), n);
                 for (int t = 0; t < n; t++)
                     for (int row = 0; row < rows; row += 16)
-                        product(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, row,
-                                std::min(row + 16, rows));
+                        gemm(k, weight, nullptr, x.data() + t * cols, alone.data() + t * rows, 1, row,
+                             std::min(row + 16, rows));
                 CAPTURE(k->name, dtype_info(type).name, n);
                 CHECK(together == alone);
             }
 }
 
-TEST_CASE("the largest sums of whole numbers fit") {
+TEST_CASE("the largest integer sums fit 32 bits") {
     for (const CpuKernels* k : all_kernels())
         for (DType type : {DType::Q6_K, DType::Q8_0, DType::Q4_K})
             for (int n : {1, 2, 20, 70})
@@ -190,7 +191,7 @@ TEST_CASE("the largest sums of whole numbers fit") {
                     }
                     const std::vector<float> x(std::size_t(n * cols), sign);
                     std::vector<float>       out(std::size_t(n * rows));
-                    product(k, {type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
+                    gemm(k, {type, rows, cols, blocks.data()}, nullptr, x.data(), out.data(), n);
                     const double largest = type == DType::Q6_K ? 4096 : type == DType::Q4_K ? 945 : -128;
                     const double want    = double(sign) * cols * largest;
                     CAPTURE(k->name, dtype_info(type).name, n);
@@ -204,7 +205,7 @@ TEST_CASE("what is not a number stays so") {
             std::vector<std::byte> blocks(34 * 16, std::byte(1));
             std::vector<float>     x(64, 1.0f), out(32);
             x[5] = bad;
-            product(k, {DType::Q8_0, 16, 32, blocks.data()}, nullptr, x.data(), out.data(), 2);
+            gemm(k, {DType::Q8_0, 16, 32, blocks.data()}, nullptr, x.data(), out.data(), 2);
             CHECK_FALSE(std::isfinite(out[0]));
             CHECK(std::isfinite(out[16]));
         }
@@ -277,7 +278,7 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                         }
 }
 
-TEST_CASE("norm, SwiGLU and the half-float store over odd lengths") {
+TEST_CASE("norm, SwiGLU and the fp16 store over odd lengths") {
     for (const CpuKernels* k : all_kernels())
         for (int n : {1, 7, 16, 31, 200}) {
             CAPTURE(k->name, n);
@@ -302,7 +303,7 @@ TEST_CASE("norm, SwiGLU and the half-float store over odd lengths") {
         }
 }
 
-TEST_CASE("every half float converts as the format says") {
+TEST_CASE("every fp16 number converts as the format says") {
     for (unsigned h = 0; h < 65536; h++) {
         const float f = f16_to_f32(std::uint16_t(h));
         if (std::isnan(f)) continue;

@@ -969,7 +969,7 @@ TEST_CASE("GPU, deterministic: random mixes give every request the bits it gets 
     for (int round = 0; round < 12; round++) {
         EngineOptions o    = plain;
         o.block_size       = std::array{1, 8, 16, 32}[std::size_t(round % 4)];
-        o.recovery         = round % 2 ? Recovery::swap : Recovery::recompute;
+        o.preemption_mode  = round % 2 ? PreemptionMode::swap : PreemptionMode::recompute;
         o.prefix_cache     = round % 3 != 0;
         o.max_sequences    = 2 + below(8);
         o.max_batch_tokens = o.max_sequences + below(90);

@@ -428,22 +428,22 @@ TEST_CASE("under every kind of recovery an interrupted request goes on as if not
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
     Engine        roomy  = load(model(), with_blocks(64));
     const Answers want_a = run_one(roomy, a), want_b = run_one(roomy, b);
-    for (Recovery recovery : {Recovery::automatic, Recovery::swap, Recovery::recompute})
+    for (PreemptionMode mode : {PreemptionMode::automatic, PreemptionMode::swap, PreemptionMode::recompute})
         for (int block_size : {1, 8, 16, 32})
             for (bool cache : {true, false}) {
                 EngineOptions o   = with_blocks((110 + block_size) / block_size + 1, block_size);
-                o.recovery        = recovery;
+                o.preemption_mode = mode;
                 o.prefix_cache    = cache;
                 Engine     engine = load(model(), o);
                 const auto got    = run_all(engine, {{a}, {b}});
-                CAPTURE(int(recovery), block_size, cache);
+                CAPTURE(int(mode), block_size, cache);
                 CHECK(identical(got[0], want_a));
                 CHECK(identical(got[1], want_b));
                 CHECK(got[0].n_preempted == 0);
                 CHECK(got[1].n_preempted > 0);
                 const SchedulerStats& s = engine.stats().memory;
-                if (recovery == Recovery::swap) CHECK((s.swaps_out > 0 && s.swaps_in == s.swaps_out));
-                if (recovery == Recovery::recompute) CHECK((s.swaps_out == 0 && s.recomputations > 0));
+                if (mode == PreemptionMode::swap) CHECK((s.swaps_out > 0 && s.swaps_in == s.swaps_out));
+                if (mode == PreemptionMode::recompute) CHECK((s.swaps_out == 0 && s.recomputations > 0));
             }
 }
 
@@ -454,7 +454,7 @@ TEST_CASE("a full swap pool falls back to recomputation") {
     const Answers want_b = run_one(roomy, b);
     for (int swap_blocks : {0, 1}) {
         EngineOptions o   = with_blocks(9);
-        o.recovery        = Recovery::swap;
+        o.preemption_mode = PreemptionMode::swap;
         o.swap_blocks     = swap_blocks;
         Engine     engine = load(model(), o);
         const auto got    = run_all(engine, {{a}, {b}});
@@ -518,8 +518,8 @@ TEST_CASE("an urgent request takes the place of a later one, never of its like, 
     for (const Task& t : tasks) alone.push_back(run_one(other, t.request));
     const auto got = run_all(engine, tasks);
     for (std::size_t i = 0; i < tasks.size(); i++) CHECK(identical(got[i], alone[i]));
-    CHECK(engine.stats().memory.displacements >= 2);                    // the two of low urgency
-    CHECK(engine.stats().memory.displacements <= 8);                    // each at most a few times
+    CHECK(engine.stats().memory.priority_preemptions >= 2);             // the two of low urgency
+    CHECK(engine.stats().memory.priority_preemptions <= 8);             // each at most a few times
     for (std::size_t i = 2; i < 7; i++) CHECK(got[i].n_preempted <= 1); // equals only give way to the urgent one
 }
 
@@ -527,7 +527,7 @@ TEST_CASE("cancelled in any state, every block comes back") {
     pipelined = GENERATE(false, true);
     for (int when = 0; when < 40; when++) {
         EngineOptions o          = with_blocks(12);
-        o.recovery               = when % 2 ? Recovery::swap : Recovery::recompute;
+        o.preemption_mode        = when % 2 ? PreemptionMode::swap : PreemptionMode::recompute;
         o.max_batch_tokens       = 24;
         Engine            engine = load(model(), o);
         std::vector<Task> tasks;
@@ -582,10 +582,10 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     int            compared = 0;
     for (int schedule = 0, n = all ? 20'000 : 1000; schedule < n; schedule++) {
         EngineOptions o;
-        o.threads    = 1 + schedule % 2;
-        o.block_size = std::array{1, 8, 16, 32}[std::size_t(schedule % 4)];
-        o.recovery =
-            std::array{Recovery::automatic, Recovery::swap, Recovery::recompute}[std::size_t(schedule / 4 % 3)];
+        o.threads          = 1 + schedule % 2;
+        o.block_size       = std::array{1, 8, 16, 32}[std::size_t(schedule % 4)];
+        o.preemption_mode  = std::array{PreemptionMode::automatic, PreemptionMode::swap,
+                                       PreemptionMode::recompute}[std::size_t(schedule / 4 % 3)];
         o.prefix_cache     = schedule / 12 % 2 == 0;
         o.max_sequences    = 4 + below(6);
         o.max_batch_tokens = o.max_sequences + below(60);
@@ -606,7 +606,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
         o.swap_blocks = below(4) ? -1 : below(need);
         o.watermark   = below(2) * 0.05;
         CAPTURE(schedule, *o.pipeline, o.block_size, o.kv_blocks, o.swap_blocks, o.max_sequences, o.max_batch_tokens,
-                int(o.recovery), o.prefix_cache);
+                int(o.preemption_mode), o.prefix_cache);
         Engine     engine = load(model(), o);
         const auto got    = run_all(engine, tasks);
         for (std::size_t i = 0; i < tasks.size(); i++) {
@@ -621,7 +621,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
         sum.preemptions += s.preemptions;
         sum.swaps_in += s.swaps_in;
         sum.recomputations += s.recomputations;
-        sum.displacements += s.displacements;
+        sum.priority_preemptions += s.priority_preemptions;
         sum.copied_blocks += s.copied_blocks;
         sum.forks += s.forks;
     }
@@ -629,7 +629,7 @@ TEST_CASE("random schedules: every request answers as it does alone, bit for bit
     CHECK(sum.preemptions > 50);
     CHECK(sum.swaps_in > 10);
     CHECK(sum.recomputations > 10);
-    CHECK(sum.displacements > 3);
+    CHECK(sum.priority_preemptions > 3);
     CHECK(sum.copied_blocks > 100);
     CHECK(sum.forks > 100);
     CHECK(cached > 1000);

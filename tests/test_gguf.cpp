@@ -11,6 +11,8 @@
 import quire.core.base;
 import quire.model_file.config;
 import quire.model_file.gguf;
+import quire.model_file.gguf_types;
+import quire.model_file.gguf_writer;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.weights;

@@ -15,7 +15,9 @@
 #include "process.h"
 
 import quire.core.base;
-import quire.serve.http;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
+import quire.serve.http_server;
 
 using namespace quire;
 using namespace quire::testing;

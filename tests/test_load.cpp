@@ -16,7 +16,9 @@
 #include "process.h"
 
 import quire.core.base;
-import quire.serve.http;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
+import quire.serve.http_server;
 import quire.core.json;
 import quire.tools.bench.load_client;
 import quire.tools.bench.load_report;

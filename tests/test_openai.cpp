@@ -4,7 +4,9 @@
 import quire.core.base;
 import quire.text.chat_template;
 import quire.core.json;
-import quire.serve.openai;
+import quire.serve.api_error;
+import quire.serve.openai_request;
+import quire.serve.openai_response;
 import quire.schedule.request;
 import quire.core.std;
 
@@ -28,8 +30,8 @@ Parsed<GenerationRequest> chat(const std::string& fields) {
         R"({"messages":[{"role":"user","content":"a"}])" + (fields.empty() ? "" : "," + fields) + "}", limits());
 }
 
-// The field at fault, or "fine".
-std::string fault(const Parsed<GenerationRequest>& r) { return r ? "fine" : r.error().param; }
+// The field that is wrong, or "fine".
+std::string wrong_field(const Parsed<GenerationRequest>& r) { return r ? "fine" : r.error().param; }
 
 Json json_of(const std::string& text) {
     Result<Json> json = json_parse(text);
@@ -116,8 +118,8 @@ TEST_CASE("defaults, and null for each of them", "[openai]") {
                              "id_slot",
                              "beam_width"}) {
         INFO(name);
-        CHECK(fault(completion(cat('"', name, "\":null"))) == "fine");
-        CHECK(fault(chat(cat('"', name, "\":null"))) == "fine");
+        CHECK(wrong_field(completion(cat('"', name, "\":null"))) == "fine");
+        CHECK(wrong_field(chat(cat('"', name, "\":null"))) == "fine");
     }
 }
 
@@ -214,25 +216,25 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     };
     for (const auto& [fields, name] : wrong) {
         INFO(fields);
-        CHECK(fault(completion(fields)) == name);
-        CHECK(fault(chat(fields)) == name);
+        CHECK(wrong_field(completion(fields)) == name);
+        CHECK(wrong_field(chat(fields)) == name);
         if (const auto r = completion(fields); !r)
             CHECK(r.error().status == (std::string(fields) == R"("model":"gpt-4")" ? 404 : 400));
     }
-    CHECK(fault(completion(R"("logprobs":21)")) == "logprobs");
-    CHECK(fault(completion(R"("logprobs":true)")) == "logprobs");
-    CHECK(fault(completion(R"("top_logprobs":1)")) == "top_logprobs");
-    CHECK(fault(chat(R"("logprobs":2)")) == "logprobs");
-    CHECK(fault(chat(R"("top_logprobs":2)")) == "top_logprobs");
-    CHECK(fault(chat(R"("logprobs":true,"top_logprobs":21)")) == "top_logprobs");
-    CHECK(fault(chat(R"("logprobs":false,"n_probs":2)")) == "n_probs");
-    CHECK(fault(chat(R"("echo":true)")) == "echo");
+    CHECK(wrong_field(completion(R"("logprobs":21)")) == "logprobs");
+    CHECK(wrong_field(completion(R"("logprobs":true)")) == "logprobs");
+    CHECK(wrong_field(completion(R"("top_logprobs":1)")) == "top_logprobs");
+    CHECK(wrong_field(chat(R"("logprobs":2)")) == "logprobs");
+    CHECK(wrong_field(chat(R"("top_logprobs":2)")) == "top_logprobs");
+    CHECK(wrong_field(chat(R"("logprobs":true,"top_logprobs":21)")) == "top_logprobs");
+    CHECK(wrong_field(chat(R"("logprobs":false,"n_probs":2)")) == "n_probs");
+    CHECK(wrong_field(chat(R"("echo":true)")) == "echo");
     CHECK(chat(R"("tools":[{"type":"function"}])").error().message ==
           "tools is not supported here; only [] is accepted");
     std::string many;
     for (int i = 0; i < 65; i++) many += (i > 0 ? R"(,"s")" : R"("s")");
-    CHECK(fault(completion(R"("stop":[)" + many + "]")) == "stop");
-    CHECK(fault(completion(R"("stop":")" + std::string(513, 'a') + "\"")) == "stop");
+    CHECK(wrong_field(completion(R"("stop":[)" + many + "]")) == "stop");
+    CHECK(wrong_field(completion(R"("stop":")" + std::string(513, 'a') + "\"")) == "stop");
 }
 
 TEST_CASE("what changes nothing is accepted", "[openai]") {
@@ -262,8 +264,8 @@ TEST_CASE("what changes nothing is accepted", "[openai]") {
           R"("logit_bias":{},"bad_words":[],"stop":[],"stop_token_ids":[],"use_beam_search":true)",
           R"("logit_bias":[],"n_probs":0,"top_logprobs":0,"logprobs":null,"grammar":"","samplers":null)"}) {
         INFO(fields);
-        CHECK(fault(completion(fields)) == "fine");
-        CHECK(fault(chat(fields)) == "fine");
+        CHECK(wrong_field(completion(fields)) == "fine");
+        CHECK(wrong_field(chat(fields)) == "fine");
     }
     CHECK(completion(R"("colour":"red","n":1)")->unknown == std::vector<std::string>{"colour"});
     CHECK(completion(R"("max_tokens":-1)")->max_tokens == std::nullopt);
@@ -303,12 +305,12 @@ TEST_CASE("prompts in every form", "[openai]") {
     for (const char* bad : {"[]", "[[]]", "{}", "5", "true", "[100]", "[-1]", "[1.5]", "[[1],[100]]", "[null]",
                             "[[[1]]]", "[2147483648]", R"([["a"],{}])"}) {
         INFO(bad);
-        CHECK(fault(prompts(bad)) == "prompt");
+        CHECK(wrong_field(prompts(bad)) == "prompt");
     }
-    CHECK(fault(parse_completion_request("{}", limits())) == "prompt");
+    CHECK(wrong_field(parse_completion_request("{}", limits())) == "prompt");
     std::string many = "[";
     for (int i = 0; i < 1025; i++) many += i > 0 ? R"(,"a")" : R"("a")";
-    CHECK(fault(prompts(many + "]")) == "prompt");
+    CHECK(wrong_field(prompts(many + "]")) == "prompt");
 }
 
 TEST_CASE("conversations", "[openai]") {
@@ -328,14 +330,14 @@ TEST_CASE("conversations", "[openai]") {
           R"([{"role":"user","content":["a"]}])", R"([{"role":"assistant","content":"a","tool_calls":[{"id":"x"}]}])",
           R"([{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}])"}) {
         INFO(bad);
-        CHECK(fault(talk(bad)) == "messages");
+        CHECK(wrong_field(talk(bad)) == "messages");
     }
     const std::string begun = R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
     CHECK(talk(begun)->conversation.continue_final);
     CHECK(!talk(begun, R"(,"add_generation_prompt":true)")->conversation.continue_final);
-    CHECK(fault(talk(begun, R"(,"add_generation_prompt":true,"continue_final_message":true)")) ==
+    CHECK(wrong_field(talk(begun, R"(,"add_generation_prompt":true,"continue_final_message":true)")) ==
           "continue_final_message");
-    CHECK(fault(talk(R"([{"role":"user","content":"a"}])", R"(,"continue_final_message":true)")) ==
+    CHECK(wrong_field(talk(R"([{"role":"user","content":"a"}])", R"(,"continue_final_message":true)")) ==
           "continue_final_message");
 }
 
@@ -361,7 +363,7 @@ TEST_CASE("bodies that are no requests", "[openai]") {
 }
 
 TEST_CASE("a prompt too long is said in OpenAI's words", "[openai]") {
-    const ApiFault f = context_overflow(64, 60, 16, "messages");
+    const ApiError f = context_overflow(64, 60, 16, "messages");
     CHECK(f.status == 400);
     CHECK(
         f.message ==

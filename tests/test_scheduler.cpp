@@ -204,7 +204,7 @@ TEST_CASE("a request whose blocks are all cached still runs a token, after a pre
     s.remove(2);
 
     SchedulerOptions o = small(6);
-    o.recovery         = Recovery::recompute;
+    o.preemption_mode  = PreemptionMode::recompute;
     Scheduler tight(o);
     tight.add(1, request(8, 12));
     tight.add(2, request(8, 12)); // shares the first block, and is preempted with its prompt in the cache
@@ -213,9 +213,9 @@ TEST_CASE("a request whose blocks are all cached still runs a token, after a pre
 }
 
 TEST_CASE("while one that was preempted waits nothing new starts, and it comes back first") {
-    for (Recovery recovery : {Recovery::swap, Recovery::recompute}) {
+    for (PreemptionMode mode : {PreemptionMode::swap, PreemptionMode::recompute}) {
         SchedulerOptions o = small(6);
-        o.recovery         = recovery;
+        o.preemption_mode  = mode;
         o.n_swap           = 6;
         o.prefix_cache     = false;
         Scheduler s(o);
@@ -246,7 +246,7 @@ TEST_CASE("pressure does not make requests lose and recompute their blocks over 
     o.max_sequences    = 12;
     o.max_logit_rows   = 12;
     o.max_batch_tokens = 64;
-    o.recovery         = Recovery::recompute;
+    o.preemption_mode  = PreemptionMode::recompute;
     o.prefix_cache     = false;
     o.watermark        = 0.03;
     Scheduler s(o);
@@ -324,18 +324,18 @@ TEST_CASE("displaced only by strictly more urgent ones, and not for ever") {
     run_step(s, plan);
     s.add(2, low); // its like
     run_step(s, plan);
-    CHECK(s.stats().displacements == 0);
+    CHECK(s.stats().priority_preemptions == 0);
     for (RequestId id = 3; id < 9; id++) {
         s.add(id, request(4, 2, Token(id * 10)));
         for (int i = 0; i < 4; i++) run_step(s, plan);
     }
-    CHECK(s.stats().displacements == 3); // the fourth has to wait
+    CHECK(s.stats().priority_preemptions == 3); // the fourth has to wait
 }
 
 TEST_CASE("a group is admitted, preempted and resumed as one") {
-    for (Recovery recovery : {Recovery::swap, Recovery::recompute}) {
+    for (PreemptionMode mode : {PreemptionMode::swap, PreemptionMode::recompute}) {
         SchedulerOptions o = small(12);
-        o.recovery         = recovery;
+        o.preemption_mode  = mode;
         o.n_swap           = 12;
         Scheduler s(o);
         StepPlan  plan;
@@ -414,7 +414,7 @@ TEST_CASE("a step that was planned ahead is the one that would have been schedul
         o.context              = 40;
         o.max_sequences        = 2 + below(3);
         o.n_swap               = 60; // what is computed again depends on which cached blocks went first
-        o.recovery             = Recovery::swap;
+        o.preemption_mode      = PreemptionMode::swap;
         Scheduler a(o), b(o); // b plans ahead
         StepPlan  plan_a, plan_b, next;
         bool      prepared = false;

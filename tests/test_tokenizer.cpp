@@ -8,6 +8,7 @@
 
 import quire.core.base;
 import quire.model_file.gguf;
+import quire.model_file.gguf_writer;
 import quire.text.pretokenizer;
 import quire.core.std;
 import quire.text.tokenizer;

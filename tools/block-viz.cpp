@@ -9,6 +9,7 @@
 #include <cstring>
 
 import quire.core.base;
+import quire.serve.snapshot_json;
 import quire.tools.viz.block_view;
 import quire.text.chat_template;
 import quire.engine.engine;
@@ -128,9 +129,9 @@ Result<Trace> from_engine(const Arguments& a) {
     o.max_sequences          = a.max_sequences;
     o.threads                = a.threads;
     o.prefix_cache           = !a.no_cache;
-    o.recovery               = a.recovery == "swap"        ? Recovery::swap
-                               : a.recovery == "recompute" ? Recovery::recompute
-                                                           : Recovery::automatic;
+    o.preemption_mode        = a.recovery == "swap"        ? PreemptionMode::swap
+                               : a.recovery == "recompute" ? PreemptionMode::recompute
+                                                           : PreemptionMode::automatic;
     o.pipeline               = false; // between steps nothing is to be under way
     const std::string model  = a.model.empty() ? shipped_model() : a.model;
     Result<Engine>    engine = Engine::load(model, o);

@@ -8,29 +8,33 @@
 #include <ctime>
 
 import quire.core.base;
-import quire.text.chat_template;
-import quire.model_file.config;
-import quire.serve.endpoints;
-import quire.engine.engine;
-import quire.tools.common.foreign_flags;
-import quire.serve.http;
 import quire.core.json;
-import quire.serve.openai;
+import quire.core.std;
+import quire.engine.engine;
+import quire.model_file.config;
+import quire.serve.api_error;
+import quire.serve.endpoints;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
+import quire.serve.http_server;
+import quire.serve.openai_request;
 import quire.serve.reserve;
 import quire.serve.service;
-import quire.core.std;
-import quire.tools.chat.terminal;
+import quire.text.chat_template;
 import quire.text.tokenizer;
+import quire.tools.chat.terminal;
+import quire.tools.common.engine_flags;
+import quire.tools.common.foreign_flags;
 
 using namespace quire;
 
 namespace {
 
 struct Arguments {
-    std::string model, host = "127.0.0.1", unix_path, aliases, form_name, kv_type = "f16", key_file, cors, log_file;
+    std::string              model, host = "127.0.0.1", unix_path, aliases, form_name, key_file, cors, log_file;
     std::vector<std::string> keys, pin_files, pins;
     int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
-    bool                     log_json = false, no_log = false, no_prefix_cache = false;
+    bool                     log_json = false, no_log = false;
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
     EndpointOptions          endpoints;
@@ -40,18 +44,6 @@ struct Arguments {
 int complain(const Error& error) {
     std::fprintf(stderr, "server: %s\n", error.message.c_str());
     return 1;
-}
-
-// Without -m: the first models/*.gguf beside the program.
-Result<std::string> default_model() {
-    std::error_code             error;
-    const std::filesystem::path folder =
-        std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "models";
-    std::vector<std::string> found;
-    for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-        if (at->path().extension() == ".gguf") found.push_back(at->path().string());
-    if (found.empty()) return fail("no model: name one with -m FILE.gguf or put one into ", folder.string());
-    return *std::ranges::min_element(found);
 }
 
 Result<std::string> read_file(const std::string& path) {
@@ -238,8 +230,6 @@ int run(Arguments& a) {
     options.ping_seconds = a.ping_seconds;
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
-    a.engine.kv_type          = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    a.engine.prefix_cache     = !a.no_prefix_cache;
     const TerminalFacts facts = terminal_facts();
     ProgressBar         bar("loading", facts.err && !facts.dumb);
     Result<Engine>      engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
@@ -267,7 +257,7 @@ int run(Arguments& a) {
     if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
 
     a.http.refusal = [](int status, const std::string& message) {
-        return error_body(ApiFault{status, message, "", ""});
+        return error_body(ApiError{status, message, "", ""});
     };
     if (!a.no_log)
         a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {
@@ -306,24 +296,10 @@ int run(Arguments& a) {
     return code;
 }
 
-CLI::Validator within(double least, double most, std::string bounds = "") {
-    const auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
-    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
-    return {[=](const std::string& text) {
-                double     value = 0;
-                const auto done  = std::from_chars(text.data(), text.data() + text.size(), value);
-                return done.ec == std::errc{} && done.ptr == text.data() + text.size() && value >= least &&
-                               value <= most
-                           ? std::string()
-                           : cat(quote(text), " is not a number ", bounds);
-            },
-            bounds};
-}
-
 void add_engine_flags(CLI::App& app, Arguments& a) {
     EngineOptions& o = a.engine;
     o.max_sequences  = 64;
-    app.add_option("-m,--model", a.model, "GGUF file; default: the first one in models/ next to this program");
+    add_model_flag(app, a.model);
     app.add_option("-a,--alias,--served-model-name", a.aliases,
                    "names of the model, separated by commas; default: the file's");
     app.add_option("-c,--ctx-size,--max-model-len", o.context, "longest sequence in tokens; 0: the model's")
@@ -336,40 +312,21 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
                    "most tokens in one step; default: 2048 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
-    app.add_option("--device", o.device, "device to run on; auto: the GPU if there is one")
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
-        ->capture_default_str();
-    app.add_option("--gpu-memory-utilization", o.gpu_memory_utilization,
-                   "fraction of the GPU's memory for weights and KV together")
-        ->check(within(0.01, 1))
-        ->capture_default_str();
-    app.add_flag("--deterministic", o.deterministic, "on a GPU: bit-identical logits in any batch");
+    add_device_flags(app, o);
     app.add_option("--pipeline", o.pipeline,
                    "on or off: start the next step before the last one's tokens are sent; default: on with a GPU");
-    app.add_option("--block-size", o.block_size, "tokens in a KV block")->check(within(1, 256))->capture_default_str();
+    add_block_size_flag(app, o);
     app.add_option("--kv-blocks,--num-gpu-blocks-override", o.kv_blocks,
                    "number of KV blocks; 0: as many as fit into memory")
         ->check(within(0, 1 << 24));
     app.add_option("--swap-blocks", o.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
         ->check(within(-1, 1 << 24));
-    app.add_option("--kv-type", a.kv_type, "element type of the KV cache")
-        ->check(CLI::IsMember({"f16", "f32"}))
-        ->capture_default_str();
-    app.add_flag("--no-prefix-cache", a.no_prefix_cache, "do not reuse KV between requests");
+    add_cache_flags(app, o);
     app.add_option("--pin", a.pins, "a prefix whose KV is computed at start and kept")->take_all();
     app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")
         ->check(within(0, 1 << 24));
-    app.add_option("--chat-template", a.form_name,
-                   "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; default: the file's")
-        ->check(
-            [](const std::string& name) {
-                return chat_form_named(name)
-                           ? std::string()
-                           : cat(quote(name),
-                                 " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
-            },
-            "NAME");
+    add_chat_template_flag(app, a.form_name);
 }
 
 void add_server_flags(CLI::App& app, Arguments& a) {
@@ -488,29 +445,7 @@ int main(int argc, char** argv) {
     add_server_flags(app, a);
     add_request_flags(app, a);
 
-    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
-        const CLI::Option* option = app.get_option_no_throw(name);
-        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
-    };
-    const std::vector<std::string> typed(argv + 1, argv + argc);
-    Result<TranslatedFlags>        flags = translate_flags(Program::server, typed, own);
-    if (!flags) {
-        std::fprintf(stderr, "server: %s\n", flags.error().message.c_str());
-        return 2;
-    }
-    std::vector<std::string> words(flags->words.rbegin(), flags->words.rend());
-    try {
-        app.parse(words); // in reverse, as CLI11 wants them
-    } catch (const CLI::Success& e) {
-        return app.exit(e); // --help and --version
-    } catch (const CLI::ParseError& e) {
-        std::string text = e.what();
-        for (char& c : text)
-            if (c == '\n') c = ' ';
-        std::fprintf(stderr, "server: %s\n", text.c_str());
-        return 2;
-    }
-    if (!flags->note.empty()) std::fprintf(stderr, "server: %s\n", flags->note.c_str());
+    if (const std::optional<int> code = parse_flags(app, Program::server, argc, argv)) return *code;
     a.endpoints.limits.json.bytes  = a.http.limits.body_bytes;
     a.endpoints.limits.json.values = std::size_t(1) << 20;
     if (a.engine.max_batch_tokens > 0 && a.engine.max_batch_tokens < a.engine.max_sequences)

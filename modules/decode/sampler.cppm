@@ -1,5 +1,5 @@
-// quire.decode.sampler: one row of logits and the request's parameters → the next token.
-// Its only state is scratch memory: random numbers come from (seed, position), so a result does not depend on other requests.
+// quire.decode.sampler: one row of logits and the request's parameters → the next token: logits processors, then greedy or random
+// sampling. Owns scratch memory only: random numbers come from (seed, position), so a result does not depend on other requests.
 export module quire.decode.sampler;
 
 import quire.core.base;
@@ -12,35 +12,20 @@ export namespace quire {
 // Uniform in [0, 1), a pure function of its arguments.
 double random_at(std::uint64_t seed, std::uint64_t position);
 
-// One token after one beam.
-struct BeamCandidate {
-    double logprob = 0; // summed over the whole answer
-    int    beam    = 0;
-    Token  token   = 0;
-    // Better first: the likelier one; of equals the lower beam, then the lower id.
-    bool operator<(const BeamCandidate& other) const {
-        if (logprob != other.logprob) return logprob > other.logprob;
-        return beam != other.beam ? beam < other.beam : token < other.token;
-    }
-};
-
-// Keeps the n_best best candidates offered so far, as a heap with the worst on top.
-void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& candidate);
-
 class Sampler {
 public:
     explicit Sampler(int vocab_size);
 
-    // The next token after `history` (prompt, then n_generated tokens of ours). `stream` tells the answers of one request
-    // apart: each draws as one alone with seed + stream would. In this order: repetition penalty,
-    // presence and frequency penalty, logit bias, what cannot come (allowed_tokens, bad_words, `banned`), then greedy, or
-    // temperature, top-k, top-p, min-p and a draw.
-    // -1: the row is not usable(), or what cannot come is every token.
+    // The next token after `history` (prompt, then n_generated tokens of ours). `stream` is the number of the answer within its
+    // request: each samples as one alone with seed + stream would. First the logits processors: repetition penalty, presence
+    // and frequency penalty, logit bias, forbidden tokens (allowed_tokens, bad_words, `banned`). Then greedy, or temperature,
+    // top-k, top-p, min-p and one uniform random number.
+    // -1: the row is not usable(), or every token is forbidden.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                  int n_generated, int stream = 0, std::span<const Token> banned = {});
 
-    // What comes before the choice, as a list with each token once; appended to `edits`.
-    // Where there are allowed_tokens they are the list, and no other token can come.
+    // The logits processors as a list of edits, each token once; appended to `edits`. Where there are allowed_tokens, they are
+    // the list, and no other token can be sampled.
     void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
                     std::span<const Token> banned, std::vector<LogitEdit>& edits);
 
@@ -50,11 +35,6 @@ public:
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
     // ln softmax of the raw logits, of `token`; takes no memory.
     double logprob(std::span<const float> logits, Token token);
-
-    // Offers every extension of one beam, whose summed log-probability is `so_far`, to `best`: the up to n_best best ones
-    // of all beams offered, as a heap with the worst on top. One pass over the vocabulary, nothing is sorted.
-    void extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
-                     std::vector<BeamCandidate>& best);
 
 private:
     struct Candidate {
@@ -76,6 +56,9 @@ bool is_plain_greedy(const SamplingParams& params);
 
 // The lowest id among the largest values; NaN is never the largest.
 Token argmax(std::span<const float> logits);
+
+// ln Σ exp(logits); they are usable().
+double log_sum_exp(std::span<const float> logits);
 
 // They have a softmax: no NaN, no +infinity, and not all are -infinity.
 bool usable(std::span<const float> logits);
@@ -230,7 +213,7 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
         auto end = std::remove_if(kept.begin(), kept.end(), [&](const Candidate& c) { return c.logit < params.min_p; });
         kept     = kept.first(std::size_t(end - kept.begin()));
     }
-    // A draw must not depend on the order that the selection left behind.
+    // The result must not depend on the order in which the selection put them.
     if (kept.size() < n) std::sort(kept.begin(), kept.end(), higher);
     total = 0;
     for (const Candidate& c : kept) total += double(c.logit);
@@ -240,8 +223,7 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     return best;
 }
 
-// ln Σ exp(logits)
-double log_sum(std::span<const float> logits) {
+double log_sum_exp(std::span<const float> logits) {
     const double limit = double(logits[std::size_t(argmax(logits))]);
     double       total = 0;
     for (float v : logits) total += std::exp(double(v) - limit);
@@ -249,29 +231,11 @@ double log_sum(std::span<const float> logits) {
 }
 
 double Sampler::logprob(std::span<const float> logits, Token token) {
-    return double(logits[std::size_t(token)]) - log_sum(logits);
-}
-
-void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& c) {
-    if (int(best.size()) < n_best) {
-        best.push_back(c);
-        std::push_heap(best.begin(), best.end());
-    } else if (c < best.front()) {
-        std::pop_heap(best.begin(), best.end());
-        best.back() = c;
-        std::push_heap(best.begin(), best.end());
-    }
-}
-
-void Sampler::extend_beam(std::span<const float> logits, int beam, double so_far, int n_best,
-                          std::vector<BeamCandidate>& best) {
-    const double log_total = log_sum(logits);
-    for (std::size_t i = 0; i < logits.size(); i++)
-        offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
+    return double(logits[std::size_t(token)]) - log_sum_exp(logits);
 }
 
 PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, int n_top) {
-    const double     log_total = log_sum(logits);
+    const double     log_total = log_sum_exp(logits);
     PositionLogprobs result;
     auto logprob = [&](Token t) { return TokenLogprob{t, float(double(logits[std::size_t(t)]) - log_total)}; };
     if (token >= 0) result.chosen = logprob(token);

@@ -23,16 +23,16 @@ export namespace quire {
 
 // Counters since the start, for timings and tests.
 struct EngineStats {
-    std::uint64_t  steps          = 0;
-    std::uint64_t  planned_ahead  = 0; // of these, planned while the previous one ran
-    std::uint64_t  prefill_tokens = 0; // prompt tokens computed (not found in the cache)
-    std::uint64_t  cached_tokens  = 0; // prompt tokens found in the cache
-    std::uint64_t  decode_tokens  = 0;
-    std::uint64_t  preemptions    = 0;
-    SchedulerStats memory; // forks, copies, swaps, sharing
-    RecoveryCosts  costs;  // as measured
-    double         move_seconds = 0, compute_seconds = 0;
-    std::uint64_t  swapped_out = 0, swapped_in = 0; // blocks
+    std::uint64_t   steps          = 0;
+    std::uint64_t   planned_ahead  = 0; // of these, planned while the previous one ran
+    std::uint64_t   prefill_tokens = 0; // prompt tokens computed (not found in the cache)
+    std::uint64_t   cached_tokens  = 0; // prompt tokens found in the cache
+    std::uint64_t   decode_tokens  = 0;
+    std::uint64_t   preemptions    = 0;
+    SchedulerStats  memory; // forks, copies, swaps, sharing
+    PreemptionCosts costs;  // as measured
+    double          move_seconds = 0, compute_seconds = 0;
+    std::uint64_t   swapped_out = 0, swapped_in = 0; // blocks
     // After the last step.
     int running = 0, waiting = 0, swapped = 0; // requests; swapped: of the waiting ones
     int blocks_used = 0, blocks_cached = 0, blocks_pinned = 0, swap_used = 0;
@@ -138,7 +138,7 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer, config.vocab_size), pipelined(options.pipeline.value_or(false)) {
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size), pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         scheduler.limit_step(step_tokens);
@@ -194,7 +194,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.max_logit_rows   = logit_rows;
     scheduling.prefix_cache     = o.prefix_cache;
     scheduling.n_swap           = o.swap_blocks;
-    scheduling.recovery         = o.recovery;
+    scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
     scheduling.free_order       = o.free_order;
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)

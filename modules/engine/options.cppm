@@ -11,19 +11,19 @@ export namespace quire {
 enum class KvType { f16, f32 };
 
 struct EngineOptions {
-    std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
-    double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
-    bool        deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
-    bool        fusion                 = true;   // false: on a GPU every operation runs alone
-    int         threads                = 0;      // 0: the physical cores
-    std::string isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
-    int         block_size  = 16;                // tokens, 1..256
-    int         context     = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int         kv_blocks   = 0;  // 0: a full context for each sequence, at most what the device can spare
-    int         swap_blocks = -1; // of the swap pool; -1: as many as KV blocks
-    Recovery    recovery    = Recovery::automatic; // how preempted requests get their KV back
-    double      watermark   = 0.01; // fraction of the blocks kept free when a request starts while others run
-    KvType      kv_type     = KvType::f16;
+    std::string    device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
+    double         gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
+    bool           deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
+    bool           fusion                 = true;   // false: on a GPU every operation runs alone
+    int            threads                = 0;      // 0: the physical cores
+    std::string    isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    int            block_size      = 16;            // tokens, 1..256
+    int            context         = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int            kv_blocks       = 0;  // 0: a full context for each sequence, at most what the device can spare
+    int            swap_blocks     = -1; // of the swap pool; -1: as many as KV blocks
+    PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
+    double         watermark       = 0.01; // fraction of the blocks kept free when a request starts while others run
+    KvType         kv_type         = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
     // activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;

@@ -11,10 +11,10 @@ module;
 
 export module quire.model_file.gguf;
 
-export import quire.model_file.gguf_writer; // writes GGUF files
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.gguf_types;
 
 export namespace quire {
 

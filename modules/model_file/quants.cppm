@@ -1,8 +1,8 @@
-// quire.model_file.quants: the quantisation formats of GGUF, each with a drawing of its bits, and the loops that convert blocks to floats.
+// quire.model_file.quants: the quantisation formats of GGUF, each with its bit layout, and dequantisation to floats.
 //
-// A row is a sequence of blocks. A block holds 32 or 256 consecutive elements as small integers, and the scales that convert
-// them back. The loops are always-inline, so each caller compiles them for its own instruction set. The arithmetic is
-// the same everywhere and gives the same bits as gguf-py and libggml.
+// A row is a sequence of blocks. A block holds 32 or 256 consecutive elements as small integers, with the scales to dequantise
+// them. The loops are always-inline, so each caller compiles them for its own instruction set. The arithmetic is the same
+// everywhere and gives the same bits as gguf-py and libggml.
 export module quire.model_file.quants;
 
 import quire.core.base;
@@ -17,13 +17,13 @@ void dequantize(DType type, const void* src, float* dst, std::int64_t n);
 // The same, to be inlined into the caller.
 [[gnu::always_inline]] inline void dequantize_inline(DType type, const std::byte* src, float* dst, std::int64_t n);
 
-// -- one block each: `b` points to its first byte. In the drawings a letter is one bit of the element it names.
+// -- one block each: `b` points to its first byte. [a: 4 bits | b: 4 bits] is one byte, high bits first.
 
 using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats they become
 
-// IEEE half → float without a branch: move exponent and mantissa into place, correct the bias by a product (which
+// fp16 → float without a branch: move exponent and mantissa into place, correct the bias by a multiplication (which
 // normalises subnormals too), restore infinities and NaN.
-[[gnu::always_inline]] inline float half_at(Bits b) {
+[[gnu::always_inline]] inline float fp16_at(Bits b) {
     const std::uint32_t h         = std::uint32_t(b[0]) | std::uint32_t(b[1]) << 8;
     const std::uint32_t magnitude = (h & 0x7fff) << 13;
     std::uint32_t       bits      = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
@@ -31,18 +31,18 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
     return std::bit_cast<float>(bits | (h & 0x8000) << 16);
 }
 
-// Q4_0: scale d (half), then 16 bytes: byte i = [element i+16: 4 bits | element i: 4 bits]; x = d · (q - 8)
+// Q4_0: scale d (fp16), then 16 bytes: byte i = [element i+16: 4 bits | element i: 4 bits]; x = d · (q - 8)
 [[gnu::always_inline]] inline void block_q4_0(Bits b, float* __restrict y) {
-    const float d = half_at(b);
+    const float d = fp16_at(b);
     for (int i = 0; i < 16; i++) {
         y[i]      = float(int(b[2 + i] & 15) - 8) * d;
         y[i + 16] = float(int(b[2 + i] >> 4) - 8) * d;
     }
 }
 
-// Q4_1: d, m (halves), nibbles as Q4_0; x = d · q + m
+// Q4_1: d, m (fp16), nibbles as Q4_0; x = d · q + m
 [[gnu::always_inline]] inline void block_q4_1(Bits b, float* __restrict y) {
-    const float d = half_at(b), m = half_at(b + 2);
+    const float d = fp16_at(b), m = fp16_at(b + 2);
     for (int i = 0; i < 16; i++) {
         y[i]      = float(int(b[4 + i] & 15)) * d + m;
         y[i + 16] = float(int(b[4 + i] >> 4)) * d + m;
@@ -51,7 +51,7 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 
 // Q5_0: d, 32 bits with the fifth bit of each element, nibbles as Q4_0; x = d · (q - 16)
 [[gnu::always_inline]] inline void block_q5_0(Bits b, float* __restrict y) {
-    const float         d = half_at(b);
+    const float         d = fp16_at(b);
     const std::uint32_t high =
         std::uint32_t(b[2]) | std::uint32_t(b[3]) << 8 | std::uint32_t(b[4]) << 16 | std::uint32_t(b[5]) << 24;
     for (int i = 0; i < 16; i++) {
@@ -62,7 +62,7 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 
 // Q5_1: d, m, fifth bits and nibbles as Q5_0; x = d · q + m
 [[gnu::always_inline]] inline void block_q5_1(Bits b, float* __restrict y) {
-    const float         d = half_at(b), m = half_at(b + 2);
+    const float         d = fp16_at(b), m = fp16_at(b + 2);
     const std::uint32_t high =
         std::uint32_t(b[4]) | std::uint32_t(b[5]) << 8 | std::uint32_t(b[6]) << 16 | std::uint32_t(b[7]) << 24;
     for (int i = 0; i < 16; i++) {
@@ -71,16 +71,16 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
     }
 }
 
-// Q8_0: d (half), 32 signed bytes; x = d · q
+// Q8_0: d (fp16), 32 signed bytes; x = d · q
 [[gnu::always_inline]] inline void block_q8_0(Bits b, float* __restrict y) {
-    const float d = half_at(b);
+    const float d = fp16_at(b);
     for (int i = 0; i < 32; i++) y[i] = float(std::int8_t(b[2 + i])) * d;
 }
 
-// Q2_K: 16 bytes [min: 4 bits | scale: 4 bits], one per 16 elements; 64 bytes of 2-bit elements; d, dmin (halves).
+// Q2_K: 16 bytes [min: 4 bits | scale: 4 bits], one per 16 elements; 64 bytes of 2-bit elements; d, dmin (fp16).
 // Byte l of each 32 holds elements l, l+32, l+64, l+96 of its 128, lowest bits first. x = d · scale · q - dmin · min
 [[gnu::always_inline]] inline void block_q2_k(Bits b, float* __restrict y) {
-    const float d = half_at(b + 80), dmin = half_at(b + 82);
+    const float d = fp16_at(b + 80), dmin = fp16_at(b + 82);
     for (int part = 0; part < 16; part++) { // 16 elements of one scale
         const int   half = part / 8, shift = part % 8 / 2 * 2;
         const Bits  q     = b + 16 + half * 32 + part % 2 * 16;
@@ -93,7 +93,7 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 // 16 scales of 6 bits in 12 bytes, d. Scale j: the low 4 bits are nibble j/8 of byte j%8, the high 2 bits are bits
 // 2·(j/4) of byte 8 + j%4; x = d · (scale - 32) · q
 [[gnu::always_inline]] inline void block_q3_k(Bits b, float* __restrict y) {
-    const float d      = half_at(b + 108);
+    const float d      = fp16_at(b + 108);
     const Bits  scales = b + 96;
     for (int part = 0; part < 16; part++) {
         const int   half = part / 8, shift = part % 8 / 2 * 2, bit = half * 4 + part % 8 / 2;
@@ -106,7 +106,7 @@ using Bits = const std::uint8_t* __restrict; // blocks never overlap the floats 
 }
 
 // Scales and minima of Q4_K and Q5_K: 8 of each, 6 bits, in 12 bytes.
-//   bytes 0..3: [low 2 bits' home of scale j+4's top | scale j: 6]   bytes 4..7: the same with min
+//   bytes 0..3: [scale j+4: top 2 bits | scale j: 6 bits]   bytes 4..7: the same of the minima
 //   bytes 8..11: [min j+4: low 4 bits | scale j+4: low 4 bits]
 struct ScaleMin {
     int scale, min;
@@ -119,7 +119,7 @@ struct ScaleMin {
 // Q4_K: d, dmin, scales and minima, 128 bytes: byte l of each 32 holds elements l (low nibble) and l+32 of its 64;
 // x = d · scale · q - dmin · min
 [[gnu::always_inline]] inline void block_q4_k(Bits b, float* __restrict y) {
-    const float d = half_at(b), dmin = half_at(b + 2);
+    const float d = fp16_at(b), dmin = fp16_at(b + 2);
     for (int part = 0; part < 8; part++) { // 32 elements of one scale
         const auto  s     = scale_min_k(b + 4, part);
         const float scale = d * float(s.scale), min = dmin * float(s.min);
@@ -131,7 +131,7 @@ struct ScaleMin {
 
 // Q5_K: as Q4_K, with 32 bytes of fifth bits between scales and nibbles: bit k of byte l is element l + 32k's
 [[gnu::always_inline]] inline void block_q5_k(Bits b, float* __restrict y) {
-    const float d = half_at(b), dmin = half_at(b + 2);
+    const float d = fp16_at(b), dmin = fp16_at(b + 2);
     for (int part = 0; part < 8; part++) {
         const auto  s     = scale_min_k(b + 4, part);
         const float scale = d * float(s.scale), min = dmin * float(s.min);
@@ -146,7 +146,7 @@ struct ScaleMin {
 // 32 high bytes holds the top 2 bits of elements l, l+32, l+64, l+96; low nibbles of l and l+64 share a byte, as do
 // l+32 and l+96; x = d · scale · (q - 32)
 [[gnu::always_inline]] inline void block_q6_k(Bits b, float* __restrict y) {
-    const float d = half_at(b + 208);
+    const float d = fp16_at(b + 208);
     for (int part = 0; part < 16; part++) {
         const int   half = part / 8, quarter = part % 8 / 2, at = part % 2 * 16;
         const Bits  low = b + half * 64 + quarter % 2 * 32 + at, high = b + 128 + half * 32 + at;
@@ -163,7 +163,7 @@ inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35
 
 // IQ4_NL: d, nibbles as Q4_0; x = d · value[q]
 [[gnu::always_inline]] inline void block_iq4_nl(Bits b, float* __restrict y) {
-    const float d = half_at(b);
+    const float d = fp16_at(b);
     for (int i = 0; i < 16; i++) {
         y[i]      = d * iq4_values[b[2 + i] & 15];
         y[i + 16] = d * iq4_values[b[2 + i] >> 4];
@@ -173,7 +173,7 @@ inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35
 // IQ4_XS: d, 8 scales of 6 bits: the top 2 bits of each in a uint16, the low 4 in nibbles of 4 bytes; then 8 runs of
 // 16 bytes laid out as IQ4_NL; x = d · (scale - 32) · value[q]
 [[gnu::always_inline]] inline void block_iq4_xs(Bits b, float* __restrict y) {
-    const float    d    = half_at(b);
+    const float    d    = fp16_at(b);
     const unsigned high = unsigned(b[2]) | unsigned(b[3]) << 8;
     for (int part = 0; part < 8; part++) {
         const int   s     = int((b[4 + part / 2] >> (part % 2 * 4) & 15u) | (high >> (2 * part) & 3) << 4);
@@ -191,7 +191,7 @@ inline constexpr std::array<float, 16> iq4_values{-127, -104, -83, -65, -49, -35
     switch (type) {
         case DType::F32: std::memcpy(dst, src, std::size_t(n) * sizeof(float)); break;
         case DType::F16:
-            for (std::int64_t i = 0; i < n; i++) dst[i] = half_at(b + 2 * i);
+            for (std::int64_t i = 0; i < n; i++) dst[i] = fp16_at(b + 2 * i);
             break;
         case DType::BF16:
             for (std::int64_t i = 0; i < n; i++)

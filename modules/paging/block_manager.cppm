@@ -284,9 +284,8 @@ bool BlockManager::needs_copy(BlockId id, int n_leaving) const {
 bool BlockManager::allocate_slots(std::span<const Write> writes) {
     // Count first, as the writes would happen: each copy takes a sharer away from its block.
     int        fresh = 0, avoidable = 0;
-    const auto each_entry = [&](const Write& w, auto&& body) {
-        std::vector<BlockId>& entries = table_at(w.table).blocks;
-        const int             end     = std::min(blocks_for(w.first + w.n), int(entries.size()));
+    const auto each_entry = [&](const Write& w, std::vector<BlockId>& entries, auto&& body) {
+        const int end = std::min(blocks_for(w.first + w.n), int(entries.size()));
         for (int i = w.first / block_size(); i < end; i++) body(entries[std::size_t(i)]);
     };
     // Found by nobody but through the prefix cache, which may lose it where there is no room for a copy.
@@ -294,23 +293,25 @@ bool BlockManager::allocate_slots(std::span<const Write> writes) {
         return pool_.ref_count(id) - n_leaving == 1 && pins_[std::size_t(id)] == 0;
     };
     for (const Write& w : writes) {
-        each_entry(w, [&](BlockId id) {
+        std::vector<BlockId>& entries = table_at(w.table).blocks;
+        each_entry(w, entries, [&](BlockId id) {
             int& n_leaving = leaving_[std::size_t(id)];
             if (!needs_copy(id, n_leaving)) return;
             (can_evict(id, n_leaving) ? avoidable : fresh)++;
             n_leaving++;
             touched_.push_back(id);
         });
-        fresh += std::max(blocks_for(w.first + w.n) - int(table_at(w.table).blocks.size()), 0);
+        fresh += std::max(blocks_for(w.first + w.n) - int(entries.size()), 0);
     }
     for (BlockId id : touched_) leaving_[std::size_t(id)] = 0;
     touched_.clear();
     if (fresh > n_free()) return false;
     const bool in_place = fresh + avoidable > n_free();
     for (const Write& w : writes) {
-        each_entry(w, [&](BlockId& entry) {
+        Table& table = table_at(w.table);
+        each_entry(w, table.blocks, [&](BlockId& entry) {
             if (!needs_copy(entry, 0)) return;
-            table_at(w.table).copied_until = w.first; // what stands before is there, in the copy as well
+            table.copied_until = w.first; // what stands before is there, in the copy as well
             if (in_place && can_evict(entry, 0)) {
                 cache_.evict(entry);
                 return;
@@ -321,8 +322,7 @@ bool BlockManager::allocate_slots(std::span<const Write> writes) {
             release(entry);
             entry = copy;
         });
-        std::vector<BlockId>& entries = table_at(w.table).blocks;
-        while (int(entries.size()) < blocks_for(w.first + w.n)) entries.push_back(take_block());
+        while (int(table.blocks.size()) < blocks_for(w.first + w.n)) table.blocks.push_back(take_block());
     }
     return true;
 }
@@ -387,7 +387,7 @@ void BlockManager::close_table(TableId id, bool uncache) {
             const CacheEntry& entry = pool_.entry(block);
             const bool        tail  = entry.n_tokens < block_size(); // of no use without its pin
             if (entry.state == HashState::cached && (tail || uncache)) cache_.evict(block);
-            // A copy that was asked for in this very step has lost its purpose.
+            // A copy into it that is still pending is of no use any more.
             if (table.copied_until > 0)
                 std::erase_if(moves_.copies, [&](const BlockCopy& copy) { return copy.to == block; });
         }

@@ -12,22 +12,23 @@ export namespace quire {
 // Which of the free blocks is taken first. FIFO makes eviction from the prefix cache least recently used.
 enum class FreeOrder : std::uint8_t { fifo, lifo };
 
-// A block is free, and on the free list, exactly when its reference count is 0 and it is not held.
+// A block is free, and on the free list, exactly when its reference count is 0 and it is not held. The block manager calls the
+// `inline` functions for every block of a table (in a module no others are).
 class BlockPool {
 public:
     // `order`: in which the blocks are taken at first, each id once; empty: 0, 1, 2, …
     BlockPool(int n_blocks, int block_size, FreeOrder reuse, std::vector<BlockId> order = {});
 
-    int  size() const { return int(blocks_.size()); }
-    int  block_size() const { return block_size_; }
-    int  n_free() const { return n_free_; } // including cached ones
-    int  n_cached_free() const { return n_cached_free_; }
-    int  n_held() const { return int(held_.size()); }
-    bool is_free(BlockId block) const { return at(block).ref_count == 0 && !at(block).held; }
+    inline int  size() const { return int(blocks_.size()); }
+    inline int  block_size() const { return block_size_; }
+    inline int  n_free() const { return n_free_; } // including cached ones
+    inline int  n_cached_free() const { return n_cached_free_; }
+    inline int  n_held() const { return int(held_.size()); }
+    inline bool is_free(BlockId block) const { return at(block).ref_count == 0 && !at(block).held; }
 
     // -- reference counts
 
-    int ref_count(BlockId block) const { return at(block).ref_count; }
+    inline int ref_count(BlockId block) const { return at(block).ref_count; }
     // A block with a reference count of 1: one without an entry if there is any, else the cached one that comes first. The
     // entry of a cached one is still there, for the caller to remove.
     BlockId take();
@@ -39,13 +40,13 @@ public:
 
     // -- entries of the prefix cache
 
-    const CacheEntry&      entry(BlockId block) const { return at(block).entry; }
-    HashState              state(BlockId block) const { return at(block).entry.state; }
-    std::span<const Token> tokens(BlockId block) const; // [block_size] valid as far as the entry says
-    void                   set_entry(BlockId block, const CacheEntry& entry, std::span<const Token> tokens);
-    void                   set_state(BlockId block, HashState state);
-    void                   clear_entry(BlockId block);
-    BlockId                first_cached_free() const { return free_[1].head; } // or -1
+    inline const CacheEntry& entry(BlockId block) const { return at(block).entry; }
+    inline HashState         state(BlockId block) const { return at(block).entry.state; }
+    std::span<const Token>   tokens(BlockId block) const; // [block_size] valid as far as the entry says
+    void                     set_entry(BlockId block, const CacheEntry& entry, std::span<const Token> tokens);
+    void                     set_state(BlockId block, HashState state);
+    void                     clear_entry(BlockId block);
+    inline BlockId           first_cached_free() const { return free_[1].head; } // or -1
 
     // `references`: how many table entries refer to each block.
     void check_invariants(std::span<const int> references) const;
@@ -61,13 +62,13 @@ private:
         BlockId head = -1, tail = -1;
     };
 
-    Block&       at(BlockId block) { return blocks_[std::size_t(block)]; }
-    const Block& at(BlockId block) const { return blocks_[std::size_t(block)]; }
-    FreeList&    list_of(const Block& block) { return free_[block.entry.state == HashState::cached]; }
-    void         push_back(BlockId block);
-    void         push_front(BlockId block);
-    void         push_free(BlockId block) { reuse_ == FreeOrder::fifo ? push_back(block) : push_front(block); }
-    void         unlink(BlockId block);
+    inline Block&       at(BlockId block) { return blocks_[std::size_t(block)]; }
+    inline const Block& at(BlockId block) const { return blocks_[std::size_t(block)]; }
+    inline FreeList&    list_of(const Block& block) { return free_[block.entry.state == HashState::cached]; }
+    void                push_back(BlockId block);
+    void                push_front(BlockId block);
+    inline void         push_free(BlockId block) { reuse_ == FreeOrder::fifo ? push_back(block) : push_front(block); }
+    void                unlink(BlockId block);
 
     int                     block_size_;
     FreeOrder               reuse_;
@@ -77,8 +78,6 @@ private:
     std::vector<BlockId>    held_;   // in the order in which they were held
     int                     n_free_ = 0, n_cached_free_ = 0;
 };
-
-// -- bodies that importers inline: the block manager calls them for every block of a table
 
 inline void BlockPool::push_back(BlockId id) {
     Block&    block                                   = at(id);
@@ -127,8 +126,9 @@ inline void BlockPool::acquire(BlockId id) {
 
 inline void BlockPool::release(BlockId id) {
     Block& block = at(id);
-    check(block.ref_count > 0, "a free block was freed");
-    if (--block.ref_count == 0 && !block.held) push_free(id);
+    if (--block.ref_count > 0) return;
+    check(block.ref_count == 0, "a free block was freed");
+    if (!block.held) push_free(id);
 }
 
 inline std::span<const Token> BlockPool::tokens(BlockId block) const {

@@ -86,15 +86,15 @@ struct SharingStats {
     double        saved() const { return without > 0 ? 1 - double(with) / double(without) : 0; }
 };
 
-// One event of one answer of a request. An event with a finish reason is the last one of its `index`, an event with `done` the
+// What is new of one answer of a request. An output with a finish reason is the last one of its `index`, one with `done` the
 // last one of the request. Answers of best_of and beam search come complete at the end, best first.
 struct Output {
     RequestId                     id    = 0;
     int                           index = 0;       // which of the n answers
-    std::vector<Token>            tokens;          // new since the last event; an end token is among them
+    std::vector<Token>            tokens;          // new since the last output; an end token is among them
     std::vector<PositionLogprobs> logprobs;        // one per token when asked for
-    std::vector<PositionLogprobs> prompt_logprobs; // with the first event: prompt[1..], one each
-    std::vector<float>            prompt_logits;   // with the first event when asked for: [vocab]
+    std::vector<PositionLogprobs> prompt_logprobs; // with the first output: prompt[1..], one each
+    std::vector<float>            prompt_logits;   // with the first output when asked for: [vocab]
     std::vector<float>            embedding;       // with `done`, of `embed`: [hidden], the mean of the prompt's final
                                                    // hidden states (behind the last norm), of length 1
     int                                   prompt_tokens = 0;

@@ -1,91 +1,35 @@
-// quire.schedule.scheduler: decides in each step which tokens of which sequences run (continuous batching; the paper,
-// section 4.5). **Owns** the requests' sequences, their queues and the block manager. Handles no tensors and no text.
+// quire.schedule.scheduler: decides in each step which tokens of which sequences run: continuous batching with admission, chunked
+// prefill and preemption (the paper, section 4.5). **Owns** the requests' sequences, their queues and the block manager. Handles
+// no tensors and no text.
 export module quire.schedule.scheduler;
 
 import quire.core.base;
-import quire.paging.block_manager;
-import quire.paging.block_hash;
-import quire.paging.block;
-import quire.schedule.request;
-import quire.schedule.step_plan;
-import quire.paging.snapshot;
 import quire.core.std;
+import quire.paging.block;
+import quire.paging.block_hash;
+import quire.paging.block_manager;
+import quire.paging.snapshot;
+export import quire.schedule.batch;      // Scheduled
+export import quire.schedule.preemption; // PreemptionMode
+import quire.schedule.request;
+export import quire.schedule.sequence; // Sequence, SequenceGroup
+import quire.schedule.step_plan;
 
 export namespace quire {
 
-// How a preempted request gets its KV back. `automatic`: the faster way according to RecoveryCosts.
-enum class Recovery : std::uint8_t { automatic, swap, recompute };
-
-// Measured by the engine; 0: not yet.
-struct RecoveryCosts {
-    double seconds_per_block = 0; // copy between device and swap pool, one way
-    double seconds_per_token = 0; // prefill
-};
-
 struct SchedulerOptions {
-    int      n_blocks         = 0;
-    int      block_size       = 16;
-    int      context          = 0;   // longest sequence in tokens
-    int      max_batch_tokens = 512; // in one step, including chunks of prompts
-    int      max_sequences    = 16;  // running at once
-    int      max_logit_rows   = 64;  // in one step; at least max_sequences
-    bool     prefix_cache     = true;
-    int      n_swap           = 0; // blocks of the swap pool
-    Recovery recovery         = Recovery::automatic;
-    double   watermark        = 0.01; // fraction of the blocks kept free when a request is admitted while others run
-    int      aging_steps      = 1000; // after waiting so many steps a request counts as one priority level more urgent
+    int            n_blocks         = 0;
+    int            block_size       = 16;
+    int            context          = 0;   // longest sequence in tokens
+    int            max_batch_tokens = 512; // in one step, including chunks of prompts
+    int            max_sequences    = 16;  // running at once
+    int            max_logit_rows   = 64;  // in one step; at least max_sequences
+    bool           prefix_cache     = true;
+    int            n_swap           = 0; // blocks of the swap pool
+    PreemptionMode preemption_mode  = PreemptionMode::automatic;
+    double         watermark   = 0.01; // fraction of the blocks kept free when a request is admitted while others run
+    int            aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
-};
-
-enum class GroupStatus : std::uint8_t { waiting, running, preempted, swapped, finished };
-
-// One answer: the prompt and the tokens generated after it.
-struct Sequence {
-    int                           index = 0; // which answer of its request
-    std::vector<Token>            tokens;
-    int                           n_computed = 0;  // leading tokens whose KV is written
-    TableId                       table      = -1; // while it has blocks
-    double                        logprob    = 0;  // of what was generated, summed, where answers are ranked by it
-    std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
-    FinishReason                  finish = FinishReason::none;
-};
-
-// One request with all its sequences: admitted, preempted and resumed together (a sequence group).
-struct SequenceGroup {
-    RequestId                              id = 0;
-    Request                                request;
-    std::vector<std::unique_ptr<Sequence>> sequences; // still running; one until the prompt is computed
-    std::vector<std::unique_ptr<Sequence>> finished;  // without blocks
-    GroupStatus                            status       = GroupStatus::waiting;
-    int                                    n_cached     = 0; // prompt tokens found in the cache
-    int                                    n_recomputed = 0; // tokens computed again after preemptions
-    int                                    n_preempted = 0, n_displaced = 0;
-    bool                                   prompt_done = false; // the prompt is computed, all sequences exist
-    std::vector<int>                       cancelled;           // answers cancelled before their sequences existed
-    SharingStats                           sharing;
-    std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
-
-    int n_prompt() const { return int(request.prompt.size()); }
-    int n_generated(const Sequence& s) const { return int(s.tokens.size() - request.prompt.size()); }
-
-private:
-    friend class Scheduler;
-    // Requests run in ascending order of these: the step of arrival plus aging_steps for each level of priority, then the
-    // order of arrival. So no request waits for ever.
-    using Turn = std::pair<std::int64_t, std::uint64_t>;
-    Turn                                   turn;
-    CacheNamespace                         space;
-    std::vector<TableId>                   tables; // scratch
-    std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
-};
-
-// What one sequence does in the current step. Sequences of one group are adjacent.
-struct Scheduled {
-    SequenceGroup* group    = nullptr;
-    Sequence*      sequence = nullptr;
-    int            first = 0, n_tokens = 0; // positions that run
-    int            first_logit_row = 0, n_logit_rows = 0;
-    bool           samples = false; // the last row is that of its last known token: the next token comes from it
 };
 
 // A request that the scheduler itself ended.
@@ -95,13 +39,10 @@ struct Ended {
     std::string  message;
 };
 
-struct SchedulerStats {
-    std::uint64_t preemptions = 0, swaps_out = 0, swaps_in = 0, recomputations = 0, displacements = 0;
-    std::uint64_t swapped_blocks    = 0; // in both directions
-    std::uint64_t copied_blocks     = 0; // copy-on-write
-    std::uint64_t forks             = 0;
-    std::uint64_t recomputed_tokens = 0; // their KV was dropped; computed again unless still in the cache
-    SharingStats  sharing;               // of all requests together, each step
+struct SchedulerStats : PreemptionStats {
+    std::uint64_t copied_blocks = 0; // copy-on-write
+    std::uint64_t forks         = 0;
+    SharingStats  sharing; // of all requests together, each step
 };
 
 class Scheduler {
@@ -126,7 +67,7 @@ public:
     // While that step runs, before its commit(): plans the next one, assuming that every sequence gets a token, none of them an
     // end token, and no request comes or goes; the token ids stay open. False: the step needs more, use schedule().
     bool prepare(StepPlan& plan);
-    // Instead of schedule(): the step that prepare() planned, with its token ids; empty if its assumptions were wrong.
+    // Instead of schedule(): the step that prepare() planned, now with its token ids; empty if an assumption was wrong.
     std::span<const Scheduled> adopt(StepPlan& plan);
 
     // -- decoding methods use these three (the paper, section 5.2), between commit() and the next schedule()
@@ -144,8 +85,8 @@ public:
     // Null if it does not exist (any more).
     SequenceGroup*     find(RequestId id) const;
     std::vector<Ended> take_ended();
-    void               set_costs(const RecoveryCosts& costs) { costs_ = costs; }
-    // Of the steps from now on: at most so many tokens, no more than max_batch_tokens and no fewer than max_sequences.
+    void               set_costs(const PreemptionCosts& costs) { costs_ = costs; }
+    // The most tokens of a step from now on, within max_sequences .. max_batch_tokens.
     void limit_step(int n_tokens);
 
     bool                  idle() const { return running_.empty() && queue_.empty(); }
@@ -163,51 +104,46 @@ public:
 
 private:
     using Group = std::unique_ptr<SequenceGroup>;
-    using Turn  = SequenceGroup::Turn;
 
     struct Budget {
         int tokens = 0, logit_rows = 0;
         int others = 0; // sequences of later groups, each of which needs a token
     };
 
-    void                     displace();
-    bool                     fits(SequenceGroup& group);
-    bool                     admit(SequenceGroup& group, int spare);
-    bool                     admit_next(Budget& budget);
-    void                     preempt_last();
-    bool                     prefers_swap(SequenceGroup& group);
-    bool                     reserve(SequenceGroup& group);
-    void                     schedule_group(SequenceGroup& group, Budget& budget);
-    void                     plan_items(StepPlan& plan, std::span<Scheduled> items);
-    void                     plan_tokens(StepPlan& plan, Scheduled& item);
-    bool                     ends_by_length(const SequenceGroup& group, int n_tokens) const;
-    bool                     queue_waits() const;
-    std::span<const TableId> tables_of(SequenceGroup& group);
-    void                     end(SequenceGroup& group, FinishReason reason, std::string message = {});
-    void                     measure_sharing(SequenceGroup& group);
-    void                     log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
-    int                      spare_beside_others(const SequenceGroup& group) const;
-    int                      watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
-    std::string              sum(const Request& request, int available) const;
+    void        preempt_for_priority();
+    bool        fits(SequenceGroup& group);
+    bool        admit(SequenceGroup& group, int keep_free);
+    bool        admit_next(Budget& budget);
+    void        preempt_last();
+    bool        allocate_slots(SequenceGroup& group);
+    void        schedule_group(SequenceGroup& group, Budget& budget);
+    bool        ends_by_length(const SequenceGroup& group, int n_tokens) const;
+    bool        queue_waits() const;
+    void        end(SequenceGroup& group, FinishReason reason, std::string message = {});
+    void        measure_sharing(SequenceGroup& group);
+    void        log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
+    int         blocks_to_keep_free(const SequenceGroup& group) const;
+    int         watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
+    std::string too_large(const Request& request, int available) const;
 
     SchedulerOptions                              options_;
     BlockManager                                  blocks_;
-    std::map<Turn, Group>                         queue_;   // waiting and preempted, by turn
-    std::vector<Group>                            running_; // by turn
+    std::map<QueueKey, Group>                     queue_;   // waiting and preempted, by key
+    std::vector<Group>                            running_; // by key
     std::vector<Group>                            pinned_;
     std::unordered_map<RequestId, SequenceGroup*> index_;
     std::vector<Scheduled>                        scheduled_;
     std::vector<Scheduled>                        next_;   // prepared
     std::vector<Write>                            writes_; // scratch
     std::vector<Ended>                            ended_;
-    RecoveryCosts                                 costs_;
+    PreemptionCosts                               costs_;
     SchedulerStats                                stats_;
     std::uint64_t                                 step_ = 0, n_arrived_ = 0;
     int                                           step_tokens_ = 0; // that a step may have
     int                                           n_sequences_ = 0; // that running groups can have at once
-    // The head of the queue that had to wait, and how much room it had found.
-    std::optional<RequestId> refused_;
-    int                      refused_blocks_ = 0, refused_sequences_ = 0;
+    // The first of the queue if it could not be admitted, and what was free then.
+    std::optional<RequestId> blocked_;
+    int                      blocked_n_free_ = 0, blocked_n_sequences_ = 0;
     bool                     logging_ = false;
     std::vector<MemoryEvent> events_;
 };
@@ -237,7 +173,7 @@ Scheduler::~Scheduler() = default;
 // -- requests come and go
 
 // The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token.
-std::string Scheduler::sum(const Request& request, int available) const {
+std::string Scheduler::too_large(const Request& request, int available) const {
     const auto n    = request.prompt.size();
     const int  full = int(n) / options_.block_size, width = request.generates() ? request.width() : 0;
     return cat("the prompt has ", n, " tokens and needs ", width == 0 ? blocks_.blocks_for(int(n)) : full + width,
@@ -261,7 +197,7 @@ Result<void> Scheduler::check_request(const Request& request) const {
         return fail_with(ErrorKind::limit, "the request needs ", width, " sequences at once; ", options_.max_sequences,
                          " can run");
     const int blocks = request.generates() ? int(n) / options_.block_size + width : blocks_.blocks_for(int(n));
-    if (blocks > blocks_.n_blocks()) return fail_with(ErrorKind::limit, sum(request, blocks_.n_blocks()));
+    if (blocks > blocks_.n_blocks()) return fail_with(ErrorKind::limit, too_large(request, blocks_.n_blocks()));
     return {};
 }
 
@@ -270,7 +206,7 @@ void Scheduler::add(RequestId id, Request request) {
     group->id        = id;
     group->request   = std::move(request);
     const Request& r = group->request;
-    group->turn      = {
+    group->key       = {
         std::int64_t(step_) + std::int64_t(std::clamp(r.priority, -1'000'000, 1'000'000)) * options_.aging_steps,
         n_arrived_++};
     // Without a cache each request still finds its own blocks again: its sequences share them after a preemption.
@@ -278,7 +214,7 @@ void Scheduler::add(RequestId id, Request request) {
     group->sequences.push_back(std::make_unique<Sequence>());
     group->sequences[0]->tokens = r.prompt;
     index_.emplace(id, group.get());
-    queue_.emplace(group->turn, std::move(group));
+    queue_.emplace(group->key, std::move(group));
 }
 
 std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
@@ -288,7 +224,7 @@ std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
     index_.erase(found);
     log(MemoryEventKind::free, group);
     Group owned;
-    if (auto at = queue_.find(group.turn); at != queue_.end()) {
+    if (auto at = queue_.find(group.key); at != queue_.end()) {
         owned = std::move(at->second);
         queue_.erase(at);
     } else {
@@ -328,13 +264,6 @@ SequenceGroup* Scheduler::find(RequestId id) const {
 int Scheduler::n_swapped() const {
     return int(std::ranges::count_if(
         queue_, [](const auto& waiting) { return waiting.second->status == GroupStatus::swapped; }));
-}
-
-std::span<const TableId> Scheduler::tables_of(SequenceGroup& group) {
-    group.tables.clear();
-    for (const auto& s : group.sequences)
-        if (s->table >= 0) group.tables.push_back(s->table);
-    return group.tables;
 }
 
 // -- fork, append, free
@@ -391,83 +320,51 @@ void Scheduler::pin(SequenceGroup& group) {
     running_.erase(at);
 }
 
-// -- preemption: all blocks of the latest, or none
-
-// Swapping moves each block twice; recomputing runs every token once, except those that are still in the cache.
-bool Scheduler::prefers_swap(SequenceGroup& group) {
-    if (options_.recovery == Recovery::recompute) return false;
-    // A partly computed prompt is not swapped: its full blocks are in the cache.
-    for (const auto& s : group.sequences)
-        if (s->n_computed + 1 != int(s->tokens.size())) return false;
-    if (options_.recovery == Recovery::swap || costs_.seconds_per_block <= 0 || costs_.seconds_per_token <= 0)
-        return true;
-    return 2 * costs_.seconds_per_block < costs_.seconds_per_token * options_.block_size;
-}
+// -- preemption: all blocks of the request that is last in the order, or none
 
 void Scheduler::preempt_last() {
     Group victim = std::move(running_.back());
     running_.pop_back();
     n_sequences_ -= victim->request.width();
-    victim->n_preempted++;
-    stats_.preemptions++;
-    const int n_swap_free = blocks_.n_swap_free();
-    if (prefers_swap(*victim) && blocks_.swap_out(tables_of(*victim))) {
-        victim->status = GroupStatus::swapped;
-        stats_.swaps_out++;
-        stats_.swapped_blocks += std::uint64_t(n_swap_free - blocks_.n_swap_free());
-        log(MemoryEventKind::swap_out, *victim);
-    } else {
-        victim->status = GroupStatus::preempted;
-        stats_.recomputations++;
-        log(MemoryEventKind::recompute, *victim);
-        for (auto& s : victim->sequences) {
-            victim->n_recomputed += s->n_computed;
-            stats_.recomputed_tokens += std::uint64_t(s->n_computed);
-            blocks_.close_table(std::exchange(s->table, -1));
-            s->n_computed = 0;
-        }
-    }
-    const Turn turn = victim->turn;
-    queue_.emplace(turn, std::move(victim));
+    preempt(*victim, blocks_, options_.preemption_mode, costs_, stats_);
+    log(victim->status == GroupStatus::swapped ? MemoryEventKind::swap_out : MemoryEventKind::recompute, *victim);
+    const QueueKey key = victim->key;
+    queue_.emplace(key, std::move(victim));
 }
 
-// A waiting request of strictly better priority takes the place of later ones, if that is enough to let it run. Whoever
-// lost its place a few times keeps it, and who has waited for long has a turn that comes first.
-void Scheduler::displace() {
-    constexpr int most_displacements = 3;
+// Priority preemption: the first of the queue takes the place of later requests that it can preempt, if that is enough to let it
+// run. A request that has waited for long has a key that comes first, whatever its priority.
+void Scheduler::preempt_for_priority() {
     if (queue_.empty() || running_.empty()) return;
-    SequenceGroup& head      = *queue_.begin()->second;
-    const auto     gives_way = [&](const SequenceGroup& g) {
-        return head.request.priority < g.request.priority && head.turn < g.turn && g.n_displaced < most_displacements;
-    };
-    if (!gives_way(*running_.back()) || fits(head)) return;
+    SequenceGroup& head = *queue_.begin()->second;
+    if (!can_preempt(head, *running_.back()) || fits(head)) return;
     int         width = options_.max_sequences - n_sequences_, blocks = blocks_.n_free();
     std::size_t first = running_.size();
-    while (first > 0 && gives_way(*running_[first - 1])) {
+    while (first > 0 && can_preempt(head, *running_[first - 1])) {
         first--;
         width += running_[first]->request.width();
-        blocks += blocks_.distinct_blocks(tables_of(*running_[first]));
+        blocks += blocks_.distinct_blocks(running_[first]->block_tables());
     }
     const int need = head.status == GroupStatus::swapped
-                         ? blocks_.blocks_to_swap_in(tables_of(head))
+                         ? blocks_.blocks_to_swap_in(head.block_tables())
                          : blocks_.blocks_to_allocate(head.space, head.sequences[0]->tokens);
     if (width < head.request.width() || blocks < need) return;
     while (running_.size() > first && !fits(head)) {
-        running_.back()->n_displaced++;
-        stats_.displacements++;
+        running_.back()->n_priority_preempted++;
+        stats_.priority_preemptions++;
         preempt_last();
     }
 }
 
-// Room for a first token of each sequence, and for what those that run write next.
-int Scheduler::spare_beside_others(const SequenceGroup& group) const {
+// Blocks that an admission must leave free: the watermark, and one for the next token of each sequence of the group.
+int Scheduler::blocks_to_keep_free(const SequenceGroup& group) const {
     return watermark() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
 }
 
 bool Scheduler::fits(SequenceGroup& group) {
     if (n_sequences_ + group.request.width() > options_.max_sequences) return false;
-    int need = running_.empty() ? 0 : spare_beside_others(group);
-    if (group.status == GroupStatus::swapped) need += blocks_.blocks_to_swap_in(tables_of(group));
+    int need = running_.empty() ? 0 : blocks_to_keep_free(group);
+    if (group.status == GroupStatus::swapped) need += blocks_.blocks_to_swap_in(group.block_tables());
     else
         for (const auto& s : group.sequences) need += blocks_.blocks_to_allocate(group.space, s->tokens);
     return need <= blocks_.n_free();
@@ -476,12 +373,12 @@ bool Scheduler::fits(SequenceGroup& group) {
 // -- admission
 
 // Gives a waiting or preempted request its blocks, all or none.
-bool Scheduler::admit(SequenceGroup& group, int spare) {
+bool Scheduler::admit(SequenceGroup& group, int keep_free) {
     if (group.status == GroupStatus::swapped) {
-        const int room = blocks_.blocks_to_swap_in(tables_of(group));
-        if (!blocks_.swap_in(tables_of(group), spare)) return false;
+        const int n_blocks = blocks_.blocks_to_swap_in(group.block_tables());
+        if (!blocks_.swap_in(group.block_tables(), keep_free)) return false;
         stats_.swaps_in++;
-        stats_.swapped_blocks += std::uint64_t(room);
+        stats_.swapped_blocks += std::uint64_t(n_blocks);
         log(MemoryEventKind::swap_in, group);
         return true;
     }
@@ -490,12 +387,12 @@ bool Scheduler::admit(SequenceGroup& group, int spare) {
     // Each further sequence takes at least a block of its own: do not begin what cannot succeed.
     const int others = int(group.sequences.size()) - 1;
     if (others > 0 &&
-        blocks_.blocks_to_allocate(group.space, group.sequences[0]->tokens) + others + spare > blocks_.n_free())
+        blocks_.blocks_to_allocate(group.space, group.sequences[0]->tokens) + others + keep_free > blocks_.n_free())
         return false;
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
         s.table     = blocks_.open_table(group.space);
-        if (blocks_.allocate(s.table, s.tokens, spare, read_cache)) continue;
+        if (blocks_.allocate(s.table, s.tokens, keep_free, read_cache)) continue;
         for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
         return false;
     }
@@ -503,24 +400,24 @@ bool Scheduler::admit(SequenceGroup& group, int spare) {
     return true;
 }
 
-// The next of the queue, if it can run now; nobody overtakes one that cannot. So a request that lost its blocks comes
-// back before anything new of its priority starts.
+// Admits the first of the queue, if it can run now; no request overtakes it. So a preempted request resumes before any new one
+// of its priority starts.
 bool Scheduler::admit_next(Budget& budget) {
     if (queue_.empty() || budget.tokens <= 0 || budget.logit_rows <= 0) return false;
     SequenceGroup& head = *queue_.begin()->second;
     if (n_sequences_ + head.request.width() > options_.max_sequences) return false;
     const bool alone = running_.empty();
-    if (!admit(head, alone ? 0 : spare_beside_others(head))) {
+    if (!admit(head, alone ? 0 : blocks_to_keep_free(head))) {
         if (alone) {
-            // Nothing will ever leave: either pins are in the way, or it outgrew the pool before it lost its blocks.
+            // No block will ever become free: pins keep them, or it outgrew the pool before it was preempted.
             const bool fresh = head.n_preempted == 0;
             end(head, fresh ? FinishReason::refused : FinishReason::length,
-                fresh ? sum(head.request, blocks_.n_blocks() - blocks_.n_pinned()) : "");
+                fresh ? too_large(head.request, blocks_.n_blocks() - blocks_.n_pinned()) : "");
         }
         return false;
     }
     if (head.status == GroupStatus::waiting) {
-        // Room for all it may generate, so that the step loop takes no memory for a token.
+        // Memory for all it may generate, so that the step loop allocates none for a token.
         const std::size_t most =
             std::min(std::size_t(options_.context),
                      head.request.prompt.size() + std::size_t(std::max(head.request.max_tokens, 0)));
@@ -534,17 +431,17 @@ bool Scheduler::admit_next(Budget& budget) {
     n_sequences_ += head.request.width();
     Group group = std::move(queue_.begin()->second);
     queue_.erase(queue_.begin());
-    const auto at = std::find_if(running_.begin(), running_.end(), [&](const Group& g) { return head.turn < g->turn; });
+    const auto at = std::find_if(running_.begin(), running_.end(), [&](const Group& g) { return head.key < g->key; });
     running_.insert(at, std::move(group));
-    if (reserve(head)) schedule_group(head, budget);
+    if (allocate_slots(head)) schedule_group(head, budget);
     return true;
 }
 
 // -- one step
 
-// Room for the next token of each sequence, for all of a group or none. Those of a prompt have theirs since admission,
-// but a block that is shared may have to be copied now.
-bool Scheduler::reserve(SequenceGroup& group) {
+// Slots for the next token of each sequence, for all of a group or none. A prompt has its slots since admission, but a block
+// that is shared may have to be copied now.
+bool Scheduler::allocate_slots(SequenceGroup& group) {
     writes_.clear();
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size());
@@ -553,8 +450,8 @@ bool Scheduler::reserve(SequenceGroup& group) {
     return blocks_.allocate_slots(writes_);
 }
 
-// Lets each sequence run what it can: first all tokens but the last, then, if that is all that is left to everyone, the
-// last ones together, since beams are compared with one another.
+// Chunked prefill and decode: each sequence runs as many tokens as the budget allows, except the last one. The last tokens of a
+// group run in one step, once only these remain, because beams are compared with one another.
 void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
     const std::size_t first_item = scheduled_.size();
     const int         own        = int(group.sequences.size());
@@ -592,23 +489,23 @@ void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
 std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     plan.clear();
     scheduled_.clear();
-    refused_.reset();
+    blocked_.reset();
     step_++;
     const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
-    displace();
+    preempt_for_priority();
 
     Budget budget{step_tokens_, options_.max_logit_rows, 0};
     for (const Group& g : running_) budget.others += int(g->sequences.size());
     bool preempted = false;
     for (std::size_t i = 0; i < running_.size();) {
         SequenceGroup& group = *running_[i];
-        if (reserve(group)) {
+        if (allocate_slots(group)) {
             budget.others -= int(group.sequences.size());
             schedule_group(group, budget);
             i++;
             continue;
         }
-        if (running_.size() == 1) { // alone, and the whole pool is too small, unless blocks are on their way back
+        if (running_.size() == 1) { // alone, and the whole pool is too small, unless a preemption has just freed blocks
             if (!preempted) end(group, FinishReason::length);
             preempted = true;
             break;
@@ -620,13 +517,13 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     budget.others = 0;
     while (!preempted && admit_next(budget)) {}
     if (!queue_.empty() && queue_.begin()->second->id == head && !preempted && budget.tokens > 0 &&
-        budget.logit_rows > 0) { // all was tried for it
-        refused_           = head;
-        refused_blocks_    = blocks_.n_free();
-        refused_sequences_ = n_sequences_;
+        budget.logit_rows > 0) { // it was tried, and blocks or sequences were missing
+        blocked_             = head;
+        blocked_n_free_      = blocks_.n_free();
+        blocked_n_sequences_ = n_sequences_;
     }
 
-    plan_items(plan, scheduled_);
+    plan_items(scheduled_, blocks_, plan);
     blocks_.take_moves(plan.moves);
     stats_.copied_blocks += plan.moves.copies.size();
     if (logging_) {
@@ -637,10 +534,10 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     return scheduled_;
 }
 
-// Nobody waits, or the first one was refused and there is no more room now than there was then.
+// Nobody waits, or the first one could not be admitted and no more blocks and sequences are free now than were then.
 bool Scheduler::queue_waits() const {
-    return queue_.empty() || (refused_ == queue_.begin()->second->id && blocks_.n_free() <= refused_blocks_ &&
-                              n_sequences_ >= refused_sequences_);
+    return queue_.empty() || (blocked_ == queue_.begin()->second->id && blocks_.n_free() <= blocked_n_free_ &&
+                              n_sequences_ >= blocked_n_sequences_);
 }
 
 bool Scheduler::prepare(StepPlan& plan) {
@@ -651,7 +548,7 @@ bool Scheduler::prepare(StepPlan& plan) {
     std::size_t n_running = 0;
     for (const Group& group : running_) {
         const Request& r = group->request;
-        // Beams and the answers after a prompt fork, a prompt alone comes to its end.
+        // Beams fork, and so do several answers after their prompt; a prompt that generates nothing ends.
         if (r.beam_width > 0 || !r.generates() || (!group->prompt_done && r.width() > 1)) return false;
         for (const auto& s : group->sequences) {
             n_running++;
@@ -661,12 +558,12 @@ bool Scheduler::prepare(StepPlan& plan) {
             writes_.push_back({s->table, position, 1});
         }
     }
-    // Every sequence is in this step; room for all in the next, without copying anything.
+    // Every sequence is in this step, and each gets a slot in the next, without a copy.
     if (n_running != scheduled_.size() || !blocks_.allocate_slots(writes_) || blocks_.n_copies() > 0) {
         next_.clear();
         return false;
     }
-    plan_items(plan, next_);
+    plan_items(next_, blocks_, plan);
     return !next_.empty();
 }
 
@@ -686,31 +583,6 @@ std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
     return scheduled_;
 }
 
-void Scheduler::plan_items(StepPlan& plan, std::span<Scheduled> items) {
-    plan.token_start.push_back(0);
-    plan.table_start.push_back(0);
-    for (Scheduled& item : items) plan_tokens(plan, item);
-}
-
-void Scheduler::plan_tokens(StepPlan& plan, Scheduled& item) {
-    const Sequence&          s     = *item.sequence;
-    std::span<const BlockId> table = blocks_.blocks(s.table);
-    const int                size = options_.block_size, end = item.first + item.n_tokens;
-    item.first_logit_row = int(plan.logit_rows.size());
-    for (int position = item.first; position < end; position++) {
-        if (position >= end - item.n_logit_rows) plan.logit_rows.push_back(plan.n_tokens());
-        const bool known = std::size_t(position) < s.tokens.size(); // or it is about to be sampled
-        plan.tokens.push_back(known ? s.tokens[std::size_t(position)] : 0);
-        plan.positions.push_back(position);
-        plan.slots.push_back(table[std::size_t(position / size)] * size + position % size);
-    }
-    plan.token_start.push_back(plan.n_tokens());
-    plan.context_lens.push_back(end);
-    table = table.first(std::size_t(blocks_.blocks_for(end))); // a prompt has the blocks of its later chunks already
-    plan.block_tables.insert(plan.block_tables.end(), table.begin(), table.end());
-    plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
-}
-
 void Scheduler::commit() {
     blocks_.commit();
     for (const Scheduled& item : scheduled_) {
@@ -721,7 +593,7 @@ void Scheduler::commit() {
     std::uint64_t entries = 0;
     for (const Group& group : running_) {
         for (const auto& s : group->sequences) entries += blocks_.blocks(s->table).size();
-        // What is shared changes when blocks fill up; looking each time would cost more than it tells.
+        // Sharing changes only when blocks fill up, and counting costs time: a sample of the steps is enough.
         if (group->sequences.size() > 1 && (step_ % 8 == 0 || group->sharing.without == 0)) measure_sharing(*group);
     }
     stats_.sharing.without += entries;
@@ -730,10 +602,10 @@ void Scheduler::commit() {
 
 void Scheduler::measure_sharing(SequenceGroup& group) {
     for (const auto& s : group.sequences) group.sharing.without += blocks_.blocks(s->table).size();
-    group.sharing.with += std::uint64_t(blocks_.distinct_blocks(tables_of(group)));
+    group.sharing.with += std::uint64_t(blocks_.distinct_blocks(group.block_tables()));
 }
 
-// -- for someone to look at
+// -- for display
 
 void Scheduler::log(MemoryEventKind kind, const SequenceGroup& group, int index) {
     if (logging_) events_.push_back({kind, group.id, index, -1, -1});
@@ -750,32 +622,14 @@ void Scheduler::view(Snapshot& snapshot) {
     blocks_.view(snapshot);
     snapshot.sequences.clear();
     snapshot.events = std::exchange(events_, {});
-    const auto show = [&](const SequenceGroup& group, ViewStatus status) {
-        for (const auto& s : group.sequences) {
-            SequenceView& v = snapshot.sequences.emplace_back();
-            v.request       = group.id;
-            v.index         = s->index;
-            v.status        = status;
-            v.n_prompt      = group.n_prompt();
-            v.n_tokens      = int(s->tokens.size());
-            v.n_computed    = s->n_computed;
-            if (s->table < 0) continue;
-            const std::span<const BlockId> table = blocks_.blocks(s->table);
-            v.blocks.assign(table.begin(), table.end());
-            if (status == ViewStatus::swapped) continue;
-            for (std::size_t i = 0; i < v.blocks.size(); i++) {
-                int& filled = snapshot.blocks[std::size_t(v.blocks[i])].filled;
-                filled =
-                    std::max(filled, std::clamp(v.n_computed - int(i) * options_.block_size, 0, options_.block_size));
-            }
-        }
-    };
-    for (const Group& group : pinned_) show(*group, ViewStatus::pinned);
-    for (const Group& group : running_) show(*group, ViewStatus::running);
-    for (const auto& [turn, group] : queue_)
-        show(*group, group->status == GroupStatus::swapped     ? ViewStatus::swapped
-                     : group->status == GroupStatus::preempted ? ViewStatus::preempted
-                                                               : ViewStatus::waiting);
+    for (const Group& group : pinned_) quire::view(*group, ViewStatus::pinned, blocks_, snapshot);
+    for (const Group& group : running_) quire::view(*group, ViewStatus::running, blocks_, snapshot);
+    for (const auto& [key, group] : queue_)
+        quire::view(*group,
+                    group->status == GroupStatus::swapped     ? ViewStatus::swapped
+                    : group->status == GroupStatus::preempted ? ViewStatus::preempted
+                                                              : ViewStatus::waiting,
+                    blocks_, snapshot);
 }
 
 std::span<const Token> Scheduler::tokens(RequestId id, int index) const {
@@ -794,7 +648,7 @@ void Scheduler::check_invariants() const {
         const SequenceGroup& group = *running_[i];
         sequences += group.request.width();
         check(group.status == GroupStatus::running, "a request among the running ones does not run");
-        check(i == 0 || running_[i - 1]->turn < group.turn, "running requests are not in the order of their turns");
+        check(i == 0 || running_[i - 1]->key < group.key, "running requests are not in the order of their keys");
         for (const auto& s : group.sequences) {
             const int have = int(blocks_.blocks(s->table).size());
             check(have >= blocks_.blocks_for(s->n_computed), "a sequence has fewer blocks than its tokens need");
@@ -803,7 +657,7 @@ void Scheduler::check_invariants() const {
         }
     }
     check(sequences == n_sequences_ && sequences <= options_.max_sequences, "more sequences run than may");
-    for (const auto& [turn, group] : queue_)
+    for (const auto& [key, group] : queue_)
         for (const auto& s : group->sequences) {
             const bool swapped = group->status == GroupStatus::swapped;
             check((s->table >= 0) == swapped, "swapped: all sequences of a request, or none");

@@ -1,4 +1,4 @@
-// quire.serve.gate: a sum that many threads share: who wants more of it than is left waits in line. Owns nothing but the sum.
+// quire.serve.gate: a counting semaphore for an amount (of memory), first come, first served. **Owns** the amount that is free.
 export module quire.serve.gate;
 
 import quire.core.std;
@@ -7,9 +7,9 @@ export namespace quire {
 
 class Gate {
 public:
-    explicit Gate(std::size_t most) : most_(most), left_(most) {}
+    explicit Gate(std::size_t most) : most_(most), free_(most) {}
 
-    // What was let in; given back when it goes.
+    // An amount that was granted; its destructor gives it back.
     class Pass {
     public:
         Pass(Gate* gate, std::size_t amount) : gate_(gate), amount_(amount) {}
@@ -24,17 +24,17 @@ public:
         std::size_t amount_;
     };
 
-    // Waits in line for `amount`, or all there is if that is less, up to so many seconds and until `gone`. None: it did not come.
+    // Waits for `amount` (at most for the whole), in order of arrival, up to so many seconds and until `gone`. None: not granted.
     std::optional<Pass> enter(std::size_t amount, double seconds, const std::function<bool()>& gone);
 
 private:
     friend class Pass;
     void give_back(std::size_t amount);
 
-    std::size_t             most_, left_;
+    std::size_t             most_, free_;
     std::list<int>          line_;
     std::mutex              mutex_;
-    std::condition_variable moved_;
+    std::condition_variable changed_;
 };
 
 } // namespace quire
@@ -48,22 +48,22 @@ std::optional<Gate::Pass> Gate::enter(std::size_t amount, double seconds, const 
     const auto       end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
     std::unique_lock lock(mutex_);
     const auto       me      = line_.insert(line_.end(), 0);
-    const auto       my_turn = [&] { return me == line_.begin() && left_ >= amount; };
-    // `gone` is looked at now and then: nobody has to tell this thread.
-    while (!my_turn() && !gone() && std::chrono::steady_clock::now() < end)
-        moved_.wait_for(lock, std::chrono::milliseconds(100), my_turn);
-    const bool in = my_turn();
+    const auto       granted = [&] { return me == line_.begin() && free_ >= amount; };
+    // `gone` is polled: nothing wakes this thread for it.
+    while (!granted() && !gone() && std::chrono::steady_clock::now() < end)
+        changed_.wait_for(lock, std::chrono::milliseconds(100), granted);
+    const bool in = granted();
     line_.erase(me);
-    if (in) left_ -= amount;
-    moved_.notify_all();
+    if (in) free_ -= amount;
+    changed_.notify_all();
     if (!in) return std::nullopt;
     return Pass(this, amount);
 }
 
 void Gate::give_back(std::size_t amount) {
     const std::scoped_lock lock(mutex_);
-    left_ += amount;
-    moved_.notify_all();
+    free_ += amount;
+    changed_.notify_all();
 }
 
 } // namespace quire

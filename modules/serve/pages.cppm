@@ -1,5 +1,5 @@
-// quire.serve.pages: the server's web pages, each one file that loads nothing from elsewhere, and the Content-Security-Policy that makes
-// the browser enforce this. Owns nothing.
+// quire.serve.pages: the server's web pages, each one self-contained file, and the Content-Security-Policy by which the browser enforces
+// that. Owns nothing.
 module;
 
 #include <openssl/evp.h>
@@ -31,7 +31,7 @@ namespace quire {
 
 namespace {
 
-// What stands between the first <tag> and its end, as a source of a policy: 'sha256-…'.
+// The hash of the text in the first <tag>, as a source of a policy: 'sha256-…'.
 std::string hash_of(std::string_view html, std::string_view tag) {
     const std::string                               open = cat("<", tag, ">"), close = cat("</", tag, ">");
     const std::size_t                               begin = html.find(open) + open.size();

@@ -1,5 +1,5 @@
-// quire.serve.reserve: what happens when memory runs out: whoever serves a single request fails, the threads that serve everybody take
-// from a reserve and then wait. **Owns** the reserve.
+// quire.serve.reserve: what happens when memory runs out: a thread that serves one request fails that request; the threads that all
+// requests share use a reserve, then wait. **Owns** the reserve.
 // (No `import quire.core.std` here: set_new_handler belongs to <new>.)
 module;
 
@@ -51,7 +51,8 @@ thread_local Clock::time_point waits_since, waited_last;
 
 // Called by operator new until there is memory or this throws.
 void out_of_memory() {
-    if (may_fail && std::uncaught_exceptions() == 0) throw std::bad_alloc(); // what is let go of must not throw again
+    if (may_fail && std::uncaught_exceptions() == 0)
+        throw std::bad_alloc(); // while an exception unwinds, cleaning up must not throw another
     if (void* held = reserve.exchange(nullptr)) {
         munmap(held, reserve_bytes);
         return;
@@ -65,7 +66,7 @@ void out_of_memory() {
 
 } // namespace
 
-// Mapped, not allocated: what is given back is there for every thread, whatever the allocator keeps for itself.
+// Mapped, not allocated: once unmapped it is free for every thread; an allocator could keep it for one.
 void refill_reserve() {
     if (reserve_bytes == 0 || reserve) return;
     void* held = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

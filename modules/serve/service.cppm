@@ -1,5 +1,5 @@
-// quire.serve.service: shares one engine among many callers: a bounded queue of requests, a mailbox for each caller, and the conversion
-// of tokens to text. **Owns** the engine, its thread, the mailboxes and the pinned prefixes.
+// quire.serve.service: shares one engine among many callers: a bounded queue of requests, and an output queue for each caller. **Owns**
+// the engine, its thread, the output queues and the pinned prefixes.
 export module quire.serve.service;
 
 import quire.core.base;
@@ -23,17 +23,11 @@ struct ServiceOptions {
     int    max_listeners    = 16;   // of the block events
 };
 
-// What is new in one answer since the caller last took it.
-struct News {
-    int                           prompt = 0, index = 0; // which of the prompts, which of its answers
-    std::vector<Token>            tokens;
-    std::vector<TimePoint>        times; // of each token
-    std::vector<PositionLogprobs> logprobs, prompt_logprobs;
-    std::vector<float>            embedding;
-    int                           prompt_tokens = 0, cached_tokens = 0, n_preempted = 0;
-    TimePoint                     first_run{};
-    FinishReason                  finish = FinishReason::none;
-    std::string                   message; // why it was refused, or failed
+// What one answer has gained since its reader last took it: the engine's Outputs since then as one. It adds which of the caller's
+// prompts this is, and when each token came.
+struct OutputDelta : Output {
+    int                    prompt = 0;
+    std::vector<TimePoint> times; // [tokens]
 };
 
 enum class Refused : std::uint8_t { invalid, full, draining, broken };
@@ -43,24 +37,24 @@ struct Refusal {
     std::size_t prompt = 0; // which one, when invalid
 };
 
-// Shared by the engine thread and a caller.
-struct Mailbox {
-    std::mutex              mutex;
-    std::condition_variable changed;
-    std::vector<News>       news;     // at most one for each answer: it grows with its tokens, up to max_tokens
-    int                     open = 0; // prompts that are not over
-    bool                    gone = false;
+// Between the engine thread, which appends, and a caller, who takes all there is.
+struct OutputQueue {
+    std::mutex               mutex;
+    std::condition_variable  changed;
+    std::vector<OutputDelta> deltas;   // at most one for each answer: it grows with its tokens, up to max_tokens
+    int                      open = 0; // prompts that are not over
+    bool                     gone = false;
 };
 
 class Service;
 
 // A caller's requests, one for each of its prompts. Its destructor cancels those that are still running.
-class Ticket {
+class RequestHandle {
 public:
-    ~Ticket();
-    // Waits until there is something new, all requests have ended, the caller is gone, or the time has passed; moves what is
-    // new to `out`. False: there will be no more.
-    bool wait(double seconds, std::vector<News>& out);
+    ~RequestHandle();
+    // Waits until there is output, all requests have ended, the caller is gone, or the time has passed; moves the output to
+    // `out`. False: there will be no more.
+    bool wait(double seconds, std::vector<OutputDelta>& out);
     bool gone() const;
     // Any thread: the client of these answers has disconnected.
     std::function<void()> when_gone() const;
@@ -70,11 +64,11 @@ public:
 
 private:
     friend class Service;
-    Ticket()                          = default;
-    Service*                 service_ = nullptr;
-    std::shared_ptr<Mailbox> box_     = std::make_shared<Mailbox>();
-    std::vector<RequestId>   ids_;
-    TimePoint                submitted_ = std::chrono::steady_clock::now();
+    RequestHandle()                       = default;
+    Service*                     service_ = nullptr;
+    std::shared_ptr<OutputQueue> queue_   = std::make_shared<OutputQueue>();
+    std::vector<RequestId>       ids_;
+    TimePoint                    submitted_ = std::chrono::steady_clock::now();
 };
 
 struct Pin {
@@ -102,7 +96,7 @@ struct ServiceMetrics {
 class Service {
 public:
     Service(Engine engine, const ServiceOptions& options);
-    ~Service(); // cancels all and stops the engine; no Ticket may be left
+    ~Service(); // cancels all and stops the engine; every RequestHandle must be gone
 
     const Tokenizer&     tokenizer() const { return engine_.tokenizer(); }
     const ModelConfig&   config() const { return engine_.config(); }
@@ -110,7 +104,7 @@ public:
     const Engine&        engine() const { return engine_; }
 
     // Any thread. Accepts all of the requests or none.
-    std::expected<std::unique_ptr<Ticket>, Refusal> submit(std::vector<Request> requests);
+    std::expected<std::unique_ptr<RequestHandle>, Refusal> submit(std::vector<Request> requests);
 
     // Pins a prefix. Blocks until it is computed.
     std::expected<Pin, Refusal> pin(std::vector<Token> prompt, std::string cache_salt);
@@ -130,7 +124,7 @@ public:
     bool                            listen(); // false: too many do
     void                            unlisten();
 
-    // Accepts no requests from now on.
+    // From now on no requests are accepted.
     void drain() { draining_ = true; }
     // True: all requests have ended. False: not within that time.
     bool wait_until_idle(double seconds);
@@ -139,10 +133,10 @@ public:
     ServiceMetrics metrics;
 
 private:
-    friend class Ticket;
+    friend class RequestHandle;
     struct Entry {
-        std::shared_ptr<Mailbox> box;
-        int                      prompt = 0;
+        std::shared_ptr<OutputQueue> queue;
+        int                          prompt = 0;
     };
 
     void run();
@@ -164,7 +158,7 @@ private:
     int                                  pinned_ = 0; // blocks
     bool                                 woken_ = false, stopping_ = false, broken_ = false;
     EngineStats                          stats_;
-    bool                                 wanted_ = false; // a snapshot
+    bool                                 wanted_ = false; // somebody waits for a snapshot
     std::shared_ptr<const Snapshot>      snapshot_;
     std::uint64_t                        serial_    = 0;
     int                                  listeners_ = 0;
@@ -175,44 +169,6 @@ private:
     bool        logging_ = false, moved_ = false;
     TimePoint   last_snapshot_{};
     std::thread thread_;
-};
-
-// -- from tokens to text
-
-struct TextOptions {
-    std::vector<std::string> stop;
-    bool                     include_stop = false, skip_special = true;
-    int                      min_tokens = 0; // before so many no stop string counts
-};
-
-// Turns the tokens of one answer into text. Text that may become a stop string, and incomplete characters, are held back.
-class AnswerText {
-public:
-    AnswerText(const Tokenizer& tokenizer, const TextOptions& options);
-
-    // One token more. `ends`: it is the end or stop token by which the engine ended the answer. True: a stop string is
-    // there, the answer is over.
-    bool push(Token token, bool ends);
-    // No more will come.
-    void finish();
-    // What can be said for certain since the last call.
-    std::string take();
-
-    const std::string& stop_string() const { return stop_string_; } // that ended it; "" if none did
-    bool               over() const { return over_; }
-    int                n_tokens() const { return n_tokens_; }
-
-private:
-    void        append(std::string_view text);
-    std::size_t held() const;
-
-    const TextOptions* options_;
-    Detokenizer        detokenizer_;
-    std::string        text_;
-    std::size_t        taken_ = 0, searched_ = 0;
-    std::string        stop_string_;
-    int                n_tokens_ = 0;
-    bool               over_     = false;
 };
 
 } // namespace quire
@@ -232,41 +188,41 @@ std::chrono::duration<double> in_seconds(double seconds) { return std::chrono::d
 
 } // namespace
 
-// -- tickets
+// -- request handles
 
-Ticket::~Ticket() {
+RequestHandle::~RequestHandle() {
     if (!service_) return;
     {
-        std::scoped_lock lock(box_->mutex);
-        box_->gone = true;
-        box_->news.clear();
-        if (box_->open == 0) return;
+        std::scoped_lock lock(queue_->mutex);
+        queue_->gone = true;
+        queue_->deltas.clear();
+        if (queue_->open == 0) return;
     }
     for (RequestId id : ids_) service_->cancel(id);
 }
 
-bool Ticket::wait(double seconds, std::vector<News>& out) {
-    std::unique_lock lock(box_->mutex);
-    box_->changed.wait_for(lock, in_seconds(seconds),
-                           [&] { return !box_->news.empty() || box_->open == 0 || box_->gone; });
-    out = std::exchange(box_->news, {});
-    return (box_->open > 0 || !out.empty()) && !box_->gone;
+bool RequestHandle::wait(double seconds, std::vector<OutputDelta>& out) {
+    std::unique_lock lock(queue_->mutex);
+    queue_->changed.wait_for(lock, in_seconds(seconds),
+                             [&] { return !queue_->deltas.empty() || queue_->open == 0 || queue_->gone; });
+    out = std::exchange(queue_->deltas, {});
+    return (queue_->open > 0 || !out.empty()) && !queue_->gone;
 }
 
-bool Ticket::gone() const {
-    std::scoped_lock lock(box_->mutex);
-    return box_->gone;
+bool RequestHandle::gone() const {
+    std::scoped_lock lock(queue_->mutex);
+    return queue_->gone;
 }
 
-std::function<void()> Ticket::when_gone() const {
-    return [box = box_] {
-        std::scoped_lock lock(box->mutex);
-        box->gone = true;
-        box->changed.notify_all();
+std::function<void()> RequestHandle::when_gone() const {
+    return [queue = queue_] {
+        std::scoped_lock lock(queue->mutex);
+        queue->gone = true;
+        queue->changed.notify_all();
     };
 }
 
-void Ticket::cancel(int prompt, int index) { service_->cancel(ids_[std::size_t(prompt)], index); }
+void RequestHandle::cancel(int prompt, int index) { service_->cancel(ids_[std::size_t(prompt)], index); }
 
 // -- the engine's thread
 
@@ -311,12 +267,28 @@ void Service::run() {
             fail_all(e.what());
             return;
         }
-        publish(); // first: whoever has his answer finds it counted
+        publish(); // first: a caller who has the answer finds it in the statistics
         deliver(events);
     }
 }
 
-// Moves each event into its mailbox: one lock for a mailbox, and nothing done to the tokens.
+// Appends a later event of the same answer.
+static void append(OutputDelta& delta, Output& event) {
+    delta.tokens.insert(delta.tokens.end(), event.tokens.begin(), event.tokens.end());
+    std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(delta.logprobs));
+    if (!event.prompt_logprobs.empty()) delta.prompt_logprobs = std::move(event.prompt_logprobs);
+    if (!event.embedding.empty()) delta.embedding = std::move(event.embedding);
+    delta.prompt_tokens = event.prompt_tokens;
+    delta.cached_tokens = event.cached_tokens;
+    delta.n_preempted   = event.n_preempted;
+    delta.first_run     = event.first_run;
+    delta.done          = event.done;
+    if (event.finish == FinishReason::none) return;
+    delta.finish  = event.finish;
+    delta.message = std::move(event.message);
+}
+
+// Moves each event into its output queue.
 void Service::deliver(std::vector<Output>& events) {
     if (events.empty()) return;
     const TimePoint  now = std::chrono::steady_clock::now();
@@ -326,32 +298,19 @@ void Service::deliver(std::vector<Output>& events) {
         if (found == entries_.end()) continue;
         Entry entry = found->second;
         if (e.done) entries_.erase(found);
-        std::scoped_lock box_lock(entry.box->mutex);
-        Mailbox&         box = *entry.box;
-        if (e.done) box.open--;
-        if (box.gone) continue;
-        auto at = std::ranges::find_if(box.news,
-                                       [&](const News& n) { return n.prompt == entry.prompt && n.index == e.index; });
-        if (at == box.news.end()) {
-            at         = box.news.emplace(at);
-            at->prompt = entry.prompt;
-            at->index  = e.index;
-        }
-        News& news = *at;
-        news.tokens.insert(news.tokens.end(), e.tokens.begin(), e.tokens.end());
-        news.times.resize(news.tokens.size(), now);
-        std::move(e.logprobs.begin(), e.logprobs.end(), std::back_inserter(news.logprobs));
-        if (!e.prompt_logprobs.empty()) news.prompt_logprobs = std::move(e.prompt_logprobs);
-        if (!e.embedding.empty()) news.embedding = std::move(e.embedding);
-        news.prompt_tokens = e.prompt_tokens;
-        news.cached_tokens = e.cached_tokens;
-        news.n_preempted   = e.n_preempted;
-        news.first_run     = e.first_run;
-        if (e.finish != FinishReason::none) {
-            news.finish  = e.finish;
-            news.message = std::move(e.message);
-        }
-        box.changed.notify_all();
+        OutputQueue&     queue = *entry.queue;
+        std::scoped_lock queue_lock(queue.mutex);
+        if (e.done) queue.open--;
+        if (queue.gone) continue;
+        auto at = std::ranges::find_if(
+            queue.deltas, [&](const OutputDelta& d) { return d.prompt == entry.prompt && d.index == e.index; });
+        if (at == queue.deltas.end()) {
+            at                        = queue.deltas.emplace(at);
+            static_cast<Output&>(*at) = std::move(e);
+            at->prompt                = entry.prompt;
+        } else append(*at, e);
+        at->times.resize(at->tokens.size(), now);
+        queue.changed.notify_all();
     }
     if (entries_.empty()) idle_cv_.notify_all();
 }
@@ -384,14 +343,14 @@ void Service::fail_all(const std::string& why) {
     std::scoped_lock lock(mutex_);
     broken_ = true;
     for (auto& [id, entry] : entries_) {
-        std::scoped_lock box_lock(entry.box->mutex);
-        News             news;
-        news.prompt  = entry.prompt;
-        news.finish  = FinishReason::refused;
-        news.message = cat("the engine has failed: ", why);
-        entry.box->news.push_back(std::move(news));
-        entry.box->open = 0;
-        entry.box->changed.notify_all();
+        OutputQueue&     queue = *entry.queue;
+        std::scoped_lock queue_lock(queue.mutex);
+        OutputDelta&     delta = queue.deltas.emplace_back();
+        delta.prompt           = entry.prompt;
+        delta.finish           = FinishReason::refused;
+        delta.message          = cat("the engine has failed: ", why);
+        queue.open             = 0;
+        queue.changed.notify_all();
     }
     entries_.clear();
     idle_cv_.notify_all();
@@ -399,9 +358,9 @@ void Service::fail_all(const std::string& why) {
 
 // -- callers
 
-// What is shared changes whole or not at all: these small pieces of memory come from the reserve if need be.
+// A change of the shared state is complete or does not happen: its small allocations use the reserve when memory runs out.
 
-std::expected<std::unique_ptr<Ticket>, Refusal> Service::submit(std::vector<Request> requests) {
+std::expected<std::unique_ptr<RequestHandle>, Refusal> Service::submit(std::vector<Request> requests) {
     const MayFail    small(false);
     std::scoped_lock lock(mutex_);
     if (broken_) return std::unexpected(Refusal{Refused::broken, {ErrorKind::system, "the engine has failed"}, 0});
@@ -409,28 +368,28 @@ std::expected<std::unique_ptr<Ticket>, Refusal> Service::submit(std::vector<Requ
         metrics.refused_draining++;
         return std::unexpected(Refusal{Refused::draining, {ErrorKind::system, "the server is shutting down"}, 0});
     }
-    // Whoever runs does not wait; where nobody waits there may be more seats than the last step needed.
-    const int seats = stats_.waiting > 0 ? stats_.running : engine_options_.max_sequences;
-    if (int(entries_.size() + requests.size()) > seats + options_.max_queue) {
+    // Running requests do not count as waiting. When none waits, as many as the engine allows may run.
+    const int running = stats_.waiting > 0 ? stats_.running : engine_options_.max_sequences;
+    if (int(entries_.size() + requests.size()) > running + options_.max_queue) {
         metrics.refused_full++;
         return std::unexpected(Refusal{
             Refused::full, {ErrorKind::limit, cat("the queue is full: ", options_.max_queue, " requests wait")}, 0});
     }
-    std::unique_ptr<Ticket> ticket(new Ticket());
+    std::unique_ptr<RequestHandle> handle(new RequestHandle());
     for (std::size_t i = 0; i < requests.size(); i++) {
         Result<RequestId> id = engine_.submit(std::move(requests[i]));
         if (!id) {
-            for (RequestId other : ticket->ids_) engine_.cancel(other);
+            for (RequestId other : handle->ids_) engine_.cancel(other);
             metrics.refused_invalid++;
             return std::unexpected(Refusal{Refused::invalid, id.error(), i});
         }
-        ticket->ids_.push_back(*id);
-        entries_[*id] = {ticket->box_, int(i)};
+        handle->ids_.push_back(*id);
+        entries_[*id] = {handle->queue_, int(i)};
     }
-    ticket->box_->open = int(requests.size());
-    ticket->service_   = this;
+    handle->queue_->open = int(requests.size());
+    handle->service_     = this;
     wake();
-    return ticket;
+    return handle;
 }
 
 void Service::cancel(RequestId id, int index) {
@@ -463,17 +422,17 @@ std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string 
     request.prompt     = std::move(prompt);
     request.cache_salt = std::move(cache_salt);
     request.pin        = true;
-    auto ticket        = submit({std::move(request)});
-    if (!ticket) {
+    auto handle        = submit({std::move(request)});
+    if (!handle) {
         give_back();
-        return std::unexpected(ticket.error());
+        return std::unexpected(handle.error());
     }
-    std::vector<News> news;
-    FinishReason      finish = FinishReason::none;
-    std::string       message;
-    while ((*ticket)->wait(1, news))
-        for (const News& n : news)
-            if (n.finish != FinishReason::none) finish = n.finish, message = n.message;
+    std::vector<OutputDelta> deltas;
+    FinishReason             finish = FinishReason::none;
+    std::string              message;
+    while ((*handle)->wait(1, deltas))
+        for (const OutputDelta& d : deltas)
+            if (d.finish != FinishReason::none) finish = d.finish, message = d.message;
     if (finish != FinishReason::stop) {
         give_back();
         return std::unexpected(
@@ -481,7 +440,7 @@ std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string 
     }
     const MayFail    small(false);
     std::scoped_lock lock(mutex_);
-    pin.request   = (*ticket)->ids_[0];
+    pin.request   = (*handle)->ids_[0];
     pin.id        = cat("pin-", ++n_pins_);
     pins_[pin.id] = pin;
     return pin;
@@ -561,65 +520,6 @@ void Service::cancel_all() {
     std::scoped_lock lock(mutex_);
     for (const auto& [id, entry] : entries_) engine_.cancel(id);
     wake();
-}
-
-// -- text
-
-AnswerText::AnswerText(const Tokenizer& tokenizer, const TextOptions& options)
-    : options_(&options), detokenizer_(tokenizer, false, !options.skip_special) {}
-
-bool AnswerText::push(Token token, bool ends) {
-    if (over_) return false;
-    n_tokens_++;
-    // An end or stop token is no part of the text, unless it is asked for.
-    if (!ends || options_->include_stop) append(detokenizer_.push(token));
-    return over_;
-}
-
-void AnswerText::finish() {
-    if (over_) return;
-    append(detokenizer_.finish());
-    over_ = true;
-}
-
-void AnswerText::append(std::string_view text) {
-    text_ += text;
-    if (n_tokens_ < options_->min_tokens) {
-        searched_ = text_.size();
-        return;
-    }
-    std::size_t        first = std::string::npos;
-    const std::string* which = nullptr;
-    for (const std::string& stop : options_->stop) {
-        const std::size_t from = searched_ >= stop.size() ? searched_ - stop.size() + 1 : 0;
-        if (const std::size_t at = text_.find(stop, from); at < first) {
-            first = at;
-            which = &stop;
-        }
-    }
-    searched_ = text_.size();
-    if (!which) return;
-    stop_string_ = *which;
-    text_.resize(first + (options_->include_stop ? which->size() : 0));
-    taken_ = std::min(taken_, text_.size());
-    over_  = true;
-}
-
-// Bytes at the end that may be the beginning of a stop string.
-std::size_t AnswerText::held() const {
-    std::size_t longest = 0;
-    for (const std::string& stop : options_->stop)
-        for (std::size_t n = std::min(stop.size() - 1, text_.size()); n > longest; n--)
-            if (std::string_view(text_).ends_with(std::string_view(stop).substr(0, n))) longest = n;
-    return longest;
-}
-
-std::string AnswerText::take() {
-    const std::size_t upto = over_ ? text_.size() : text_.size() - held();
-    if (upto <= taken_) return {};
-    std::string out = text_.substr(taken_, upto - taken_);
-    taken_          = upto;
-    return out;
 }
 
 } // namespace quire

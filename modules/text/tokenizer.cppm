@@ -26,15 +26,17 @@ public:
     Tokenizer& operator=(Tokenizer&&) noexcept;
     ~Tokenizer();
 
-    int              vocab_size() const;
-    std::string      model() const; // "llama" (SPM) or "gpt2" (byte-level BPE)
-    Token            bos() const;   // -1 when the file names none; likewise below
-    Token            eos() const;
-    bool             adds_bos() const;
-    bool             is_end(Token id) const; // EOS, EOT, EOM and similar: generation ends here
-    TokenType        type(Token id) const;
-    Token            find(std::string_view piece) const; // the token spelled exactly so in the file, or -1
-    std::string_view piece(Token id) const;              // as spelled in the file
+    int         vocab_size() const;
+    std::string model() const; // "llama" (SPM) or "gpt2" (byte-level BPE)
+    Token       bos() const;   // -1 when the file names none; likewise below
+    Token       eos() const;
+    bool        adds_bos() const;
+    bool        is_end(Token id) const; // EOS, EOT, EOM and similar: generation ends here
+    // All of them, ascending.
+    std::vector<Token> end_tokens() const;
+    TokenType          type(Token id) const;
+    Token              find(std::string_view piece) const; // the token spelled exactly so in the file, or -1
+    std::string_view   piece(Token id) const;              // as spelled in the file
 
     // The time is practically linear in the text's length. Bytes that are not UTF-8 are encoded too. Beside its result it takes
     // at most some 100 MiB, whatever the text: more than a MiB in which no token has to end is cut after that MiB.
@@ -216,8 +218,14 @@ Token       Tokenizer::bos() const { return impl_->bos; }
 Token       Tokenizer::eos() const { return impl_->eos; }
 bool        Tokenizer::adds_bos() const { return impl_->add_bos && impl_->bos >= 0; }
 bool        Tokenizer::is_end(Token id) const { return id >= 0 && id < vocab_size() && impl_->ends[std::size_t(id)]; }
-Token       Tokenizer::find(std::string_view piece) const { return impl_->find(piece); }
-TokenType   Tokenizer::type(Token id) const {
+std::vector<Token> Tokenizer::end_tokens() const {
+    std::vector<Token> tokens;
+    for (Token id = 0; id < vocab_size(); id++)
+        if (is_end(id)) tokens.push_back(id);
+    return tokens;
+}
+Token     Tokenizer::find(std::string_view piece) const { return impl_->find(piece); }
+TokenType Tokenizer::type(Token id) const {
     return id >= 0 && id < vocab_size() ? impl_->types[std::size_t(id)] : TokenType::unused;
 }
 std::string_view Tokenizer::piece(Token id) const {

@@ -13,7 +13,9 @@
 #include <string_view>
 
 import quire.core.base;
-import quire.serve.http;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
+import quire.serve.http_server;
 
 using namespace quire;
 

@@ -4,9 +4,12 @@
 #include <cstdint>
 
 import quire.core.base;
-import quire.serve.http;
+import quire.serve.api_error;
+import quire.serve.http_exchange;
+import quire.serve.http_parser;
 import quire.core.json;
-import quire.serve.openai;
+import quire.serve.openai_request;
+import quire.serve.openai_response;
 import quire.schedule.request;
 import quire.core.std;
 
@@ -28,8 +31,8 @@ const ApiLimits& limits() {
 void look(const Parsed<GenerationRequest>& r) {
     if (!r) {
         check(r.error().status >= 400 && r.error().status < 500 && !r.error().message.empty(),
-              "a fault without a reason");
-        check(json_parse(error_body(r.error())).has_value(), "a fault that is no JSON");
+              "an error without a reason");
+        check(json_parse(error_body(r.error())).has_value(), "an error that is no JSON");
         return;
     }
     const Request& q = r->request;

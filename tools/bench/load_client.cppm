@@ -18,7 +18,7 @@ module;
 export module quire.tools.bench.load_client;
 
 import quire.core.base;
-import quire.serve.http;
+import quire.serve.http_parser;
 import quire.core.json;
 import quire.core.std;
 

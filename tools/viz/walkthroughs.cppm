@@ -241,7 +241,7 @@ Result<Trace> play(std::string_view name, const std::string& model) {
     else if (name == "fig9") o = pool(16, 4);
     else if (name == "lesson") o = pool(64, 16);
     else o = pool(8, 4);
-    if (name == "swap") o.recovery = Recovery::swap;
+    if (name == "swap") o.preemption_mode = PreemptionMode::swap;
     o.pipeline            = false; // between steps nothing is to be under way
     Result<Engine> engine = Engine::load(model, o);
     if (!engine) return std::unexpected(engine.error());

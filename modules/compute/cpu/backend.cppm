@@ -55,7 +55,7 @@ public:
         return buffer;
     }
     std::size_t memory_available() const override { return available_memory(); }
-    // A quarter of the machine's memory, or a third of what is left: the swap pool has as much.
+    // A quarter of the machine's memory, or a third of what is free: the swap pool takes as much.
     std::size_t memory_for_cache() const override {
         const auto machine = std::size_t(sysconf(_SC_PHYS_PAGES)) * std::size_t(sysconf(_SC_PAGE_SIZE));
         return std::min(machine / 4, available_memory() / 3);
@@ -118,8 +118,8 @@ private:
     static float* grown(std::vector<float>& memory, std::size_t n);
     float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
 
-    RoundedRows  round(const Tensor& x, bool for_large);
-    const float* pack(const Tensor& x);
+    QuantisedRows quantise(const Tensor& x, bool for_wide);
+    const float*  pack(const Tensor& x);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -131,13 +131,13 @@ private:
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
     std::size_t                     taken_ = 0;
-    std::vector<std::vector<float>> scratch_; // per thread; grows to its largest use in the first steps
-    std::vector<float>              rounded_; // the input of the product at hand, in the order of products of integers
-    std::vector<float>              packed_;  // and of floats
-    std::vector<std::vector<float>> vectors_; // copies of the weights that are vectors
-    // Weights by their place in the file, where the backend reads a copy in another order.
-    std::unordered_map<const void*, const std::byte*> interleaved_;
-    LargePages                                        copies_;  // which lie here
+    std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
+    std::vector<float>              quantised_; // the activations of the current GEMM: int16-quantised
+    std::vector<float>              packed_;    // and as packed panels
+    std::vector<std::vector<float>> vectors_;   // copies of the weights that are vectors
+    // Repacked copies of weights, by their address in the file.
+    std::unordered_map<const void*, const std::byte*> repacked_;
+    LargePages                                        copies_;  // their memory
     std::unordered_map<const void*, MappedPages>      lookups_; // tables that embed() alone reads
     const Program*                                    program_ = nullptr;
     const Activations*                                values_  = nullptr;
@@ -321,7 +321,7 @@ void CpuBackend::execute(const Norm& op) {
     });
 }
 
-// Some types are copied into the order that the products want, and the pages of the file given back: embed() may ask for a
+// Types that are repacked at load are copied, and the pages of the file given back: embed() may ask for a
 // row of them again. Vectors are copied, too: each would keep a large page of the file. All else stays where it is.
 Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
     if (weight.rows == 1 && weight.type == DType::F32) {
@@ -330,7 +330,7 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
         give_back(pages_around(weight.data), weight.data, std::size_t(weight.cols) * sizeof(float));
         return TensorView{weight.type, 1, weight.cols, vectors_.emplace_back(std::move(copy)).data()};
     }
-    if (!interleaved_at_load(weight.type) || interleaved_.contains(weight.data)) return weight;
+    if (!repacked_at_load(weight.type) || repacked_.contains(weight.data)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
     const std::size_t  bytes  = std::size_t(groups) * 16 * stride;
@@ -342,11 +342,11 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
     split(groups, std::max<std::int64_t>(1, std::int64_t((std::size_t(4) << 20) / (16 * stride))),
           [&](std::int64_t first, std::int64_t last) {
               copies_.touch(to + std::size_t(first) * 16 * stride, std::size_t(last - first) * 16 * stride);
-              kernels_.interleave(weight, to, first, last);
+              kernels_.repack(weight, to, first, last);
               give_back(pages, static_cast<const std::byte*>(weight.data) + std::size_t(first) * 16 * stride,
                         std::size_t(std::min(last * 16, weight.rows) - first * 16) * stride);
           });
-    interleaved_.emplace(weight.data, to);
+    repacked_.emplace(weight.data, to);
     return weight;
 }
 
@@ -355,24 +355,24 @@ Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
     return weight;
 }
 
-RoundedRows CpuBackend::round(const Tensor& x, bool for_large) {
+QuantisedRows CpuBackend::quantise(const Tensor& x, bool for_wide) {
     const auto        n = std::size_t(x.rows), cols = std::size_t(x.cols);
     const std::size_t tiles = cols / 32;
-    RoundedRows       to;
-    to.n = x.rows, to.cols = x.cols, to.for_large = for_large;
-    to.integers = reinterpret_cast<std::int16_t*>(grown(rounded_, n * (cols / 2 + 3 * tiles)));
+    QuantisedRows     to;
+    to.m = x.rows, to.k = x.cols, to.for_wide = for_wide;
+    to.integers = reinterpret_cast<std::int16_t*>(grown(quantised_, n * (cols / 2 + 3 * tiles)));
     to.scales   = reinterpret_cast<float*>(to.integers + n * cols);
     to.sums     = to.scales + n * tiles;
     to.products = reinterpret_cast<std::int32_t*>(to.sums + n * tiles);
     split(x.rows, x.rows > few_rows ? 8 : std::max<std::int64_t>(1, 16384 / x.cols), // eight share lines of memory
-          [&](std::int64_t first, std::int64_t last) { kernels_.round_rows(floats(x), to, first, last); });
+          [&](std::int64_t first, std::int64_t last) { kernels_.quantise_rows(floats(x), to, first, last); });
     return to;
 }
 
 const float* CpuBackend::pack(const Tensor& x) {
     float* to = grown(packed_, std::size_t(x.rows * x.cols));
-    split(kernels_.float_tiles(x.rows), 4, [&](std::int64_t first, std::int64_t last) {
-        kernels_.pack_rows(floats(x), x.rows, x.cols, to, first, last);
+    split(kernels_.token_tiles(x.rows), 4, [&](std::int64_t first, std::int64_t last) {
+        kernels_.pack_panels(floats(x), x.rows, x.cols, to, first, last);
     });
     return to;
 }
@@ -386,9 +386,9 @@ void CpuBackend::execute(const Gemm& op) {
 }
 
 void CpuBackend::gemm(Tensor x, std::span<const Output> outputs) {
-    RoundedRows rounded;
-    const bool  for_large =
-        std::ranges::any_of(outputs, [](const Output& o) { return large_integers(o.projection->weight.type); });
+    QuantisedRows quantised;
+    const bool    for_wide =
+        std::ranges::any_of(outputs, [](const Output& o) { return wide_integers(o.projection->weight.type); });
     const float*                                  packed = nullptr;
     std::array<TensorView, max_projections>       weight;
     std::array<std::int64_t, max_projections + 1> begin{}; // of the groups of 16 rows of each, in one list of them all
@@ -398,23 +398,23 @@ void CpuBackend::gemm(Tensor x, std::span<const Output> outputs) {
         weight[i]                     = w;
         check(x.cols == w.cols && out.cols == w.rows && out.rows == x.rows, "gemm: shapes");
         begin[i + 1] = begin[i] + (w.rows + 15) / 16;
-        if (!integer_products(w.type)) {
+        if (!uses_integer_gemm(w.type)) {
             if (!packed) packed = pack(x);
             continue;
         }
-        if (interleaved_at_load(w.type)) {
-            const auto copy = interleaved_.find(w.data);
-            check(copy != interleaved_.end(), "gemm: a weight that was not prepared");
+        if (repacked_at_load(w.type)) {
+            const auto copy = repacked_.find(w.data);
+            check(copy != repacked_.end(), "gemm: a weight that was not prepared");
             weight[i].data = copy->second;
         }
-        if (rounded.n == 0) rounded = round(x, for_large);
+        if (quantised.m == 0) quantised = quantise(x, for_wide);
     }
     const std::int64_t all = begin[outputs.size()], threads = pool_.n_threads();
     const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
     const std::int64_t most  = packed              ? 9
                                : x.rows > few_rows ? 8
-                                                   : 64;    // 9 · 16 rows are three blocks of products of floats
+                                                   : 64;    // 9 · 16 rows are three row blocks of the float GEMM
     const std::int64_t even  = all / (8 * threads) / 2 * 2; // two groups at once cost less than each alone
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(even, 1, most);
     pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
@@ -423,11 +423,11 @@ void CpuBackend::gemm(Tensor x, std::span<const Output> outputs) {
             if (first >= begin[i + 1] || last <= begin[i]) continue;
             const auto& [projection, out] = outputs[i];
             const auto* bias              = static_cast<const float*>(projection->bias.data);
-            MatmulTask  task{&weight[i], bias, floats(x), &rounded, packed, floats(out), x.rows};
+            GemmTask    task{&weight[i], bias, floats(x), &quantised, packed, floats(out), x.rows};
             task.first   = (std::max(first, begin[i]) - begin[i]) * 16;
             task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, projection->weight.rows);
-            task.scratch = scratch(thread, matmul_scratch);
-            kernels_.matmul(task);
+            task.scratch = scratch(thread, gemm_scratch);
+            kernels_.gemm(task);
         }
     });
 }

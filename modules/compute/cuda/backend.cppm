@@ -11,6 +11,8 @@ import quire.compute.backend;
 import quire.compute.cuda.attention_plan;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.gemm_dispatch;
+import quire.compute.cuda.lowering;
+import quire.compute.cuda.weights;
 import quire.compute.memory;
 import quire.compute.program;
 import quire.core.base;
@@ -58,16 +60,14 @@ constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) 
 class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
-        : options_(options), info_(info), gpu_(gpu), gemm_(*gpu, options.deterministic) {}
+        : options_(options), info_(info), gpu_(gpu), memory_(*gpu), weights_(*gpu, memory_, info.total),
+          gemm_(*gpu, options.deterministic) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
         graphs_.each(forget_graph);
         cuda::destroy_decode_megakernel(megakernel_);
-        cuda::release(staging_);
-        for (void* memory : owned_) cuda::release(memory);
         for (void* memory : owned_host_) cuda::release_host(memory);
-        cuda::destroy_context(gpu_);
     }
     CudaBackend(const CudaBackend&)            = delete;
     CudaBackend& operator=(const CudaBackend&) = delete;
@@ -81,11 +81,11 @@ public:
     Result<Buffer>         allocate_host(std::size_t bytes) override;
     std::size_t            memory_available() const override;
     std::size_t            memory_for_cache() const override;
-    std::size_t            memory_taken() const override { return taken_ + cuda::bytes_of(*gpu_); }
+    std::size_t            memory_taken() const override { return memory_.taken() + cuda::bytes_of(*gpu_); }
     DType                  activation_type() const override { return DType::F16; }
     Result<TensorView>     prepare(const TensorView& weight) override;
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
-    void                   end_weights() override;
+    void                   end_weights() override { weights_.end(); }
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
 
@@ -100,32 +100,22 @@ public:
 
 private:
     using Half = cuda::Half;
-    static float*              floats(const Tensor& t) { return static_cast<float*>(t.data); }
-    static const cuda::Weight& weight_of(const TensorView& view) {
-        return *static_cast<const cuda::Weight*>(view.data);
-    }
-    static const float* vector_of(const TensorView& view) {
-        return view ? static_cast<const float*>(weight_of(view).data) : nullptr;
-    }
-    void* take(std::size_t bytes); // device memory that lives as long as the backend, or null
-    void* take_weight(std::size_t bytes);
-    bool  stage(const TensorView& view, const std::function<void(std::int64_t first, std::int64_t n)>& convert);
-    void  check_device(std::string_view what) {
+    static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
+    void          check_device(std::string_view what) {
         if (const char* error = cuda::last_error(*gpu_)) check(false, cat("CUDA, ", what, ": ", error));
     }
 
-    CudaOptions                    options_;
-    cuda::DeviceInfo               info_;
-    cuda::Context*                 gpu_;
-    GemmDispatch                   gemm_;
-    bool                           has_layer_kernel_ = false;
-    std::vector<void*>             owned_, owned_host_;
-    std::deque<cuda::Weight>       weights_;     // what prepared views point to
-    std::map<const float*, float*> frequencies_; // of RoPE, on the device
-    std::size_t                    taken_      = 0;
-    std::byte*                     arena_      = nullptr; // for weights to come
-    std::size_t                    arena_left_ = 0;
-    void*                          staging_ = nullptr; // while weights come: raw blocks on their way into another form
+    CudaOptions      options_;
+    cuda::DeviceInfo info_;
+    struct DestroyContext {
+        void operator()(cuda::Context* gpu) const { cuda::destroy_context(gpu); }
+    };
+    std::unique_ptr<cuda::Context, DestroyContext> gpu_;
+    DeviceMemory                                   memory_;
+    DeviceWeights                                  weights_;
+    GemmDispatch                                   gemm_;
+    bool                                           has_layer_kernel_ = false;
+    std::vector<void*>                             owned_host_; // pinned
 
     // The step: one pinned buffer, sent up in one copy. Regions stand at fixed places, so that graphs can name them.
     StepLimits    limits_;
@@ -146,7 +136,6 @@ private:
     // The program: its operations lowered, and their groups for the kinds of step that have fused kernels.
     const Program*                  program_ = nullptr;
     const Activations*              values_  = nullptr;
-    std::span<const KvLayer>        layers_;
     std::vector<LoweredOperation>   lowered_;
     std::vector<cuda::Operation>    operations_; // the same, side by side as kernels read them
     std::vector<FusionGroup>        plain_, few_rows_, many_rows_;
@@ -156,20 +145,7 @@ private:
     void                            run_group(const FusionGroup& group);
     StepKind                        kind_of_step() const;
     const std::vector<FusionGroup>& groups_of(StepKind kind) const;
-    void*                           device_of(ValueId id) const { return values_->at(id, {}).data; }
-    // A program's operation with device addresses
-    LoweredOperation lower(const Embed& op);
-    LoweredOperation lower(const Norm& op);
-    LoweredOperation lower(const Gemm& op);
-    LoweredOperation lower(const GatedGemm& op);
-    LoweredOperation lower(const Activate& op);
-    LoweredOperation lower(const RopeAndStore& op);
-    LoweredOperation lower(const quire::Attention& op);
-    LoweredOperation lower(const Add& op);
-    LoweredOperation lower(const SelectRows& op);
-    LoweredOperation lower(const Argmax& op);
-    cuda::Projection lower(const Projection& p) const;
-    // and in its plain kernel.
+    // An operation in its plain kernel.
     void execute(const Embed&, const LoweredOperation& op);
     void execute(const Norm&, const LoweredOperation& op);
     void execute(const Gemm&, const LoweredOperation& op) { gemm_.run(op.device); }
@@ -212,7 +188,7 @@ Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
     cuda::use(*gpu_);
     void* data = cuda::allocate(*gpu_, bytes);
     if (data == nullptr) return fail_with(ErrorKind::system, "the GPU has no ", bytes >> 20, " MiB of memory left");
-    taken_ += bytes;
+    memory_.count(bytes);
     return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release(p); });
 }
 
@@ -220,31 +196,6 @@ Result<Buffer> CudaBackend::allocate_host(std::size_t bytes) {
     void* data = cuda::allocate_host(bytes);
     if (data == nullptr) return fail_with(ErrorKind::system, "cannot pin ", bytes >> 20, " MiB of memory");
     return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release_host(p); });
-}
-
-// Weights stand one after another, so that those of one input can be multiplied at once.
-void* CudaBackend::take_weight(std::size_t bytes) {
-    const std::size_t most = info_.total / 256; // half a GiB on a large device
-    bytes                  = (bytes + 255) / 256 * 256;
-    if (bytes > most / 2) return take(bytes);
-    if (arena_left_ < bytes) {
-        const std::size_t chunk =
-            std::min(most, std::max({4 * bytes, taken_, std::size_t(16) << 20})); // more as there are more
-        arena_      = static_cast<std::byte*>(take(chunk));
-        arena_left_ = arena_ != nullptr ? chunk : 0;
-        if (arena_ == nullptr) return nullptr;
-    }
-    arena_left_ -= bytes;
-    return std::exchange(arena_, arena_ + bytes);
-}
-
-void* CudaBackend::take(std::size_t bytes) {
-    void* memory = cuda::allocate(*gpu_, bytes);
-    if (memory != nullptr) {
-        owned_.push_back(memory);
-        taken_ += bytes;
-    }
-    return memory;
 }
 
 std::size_t CudaBackend::memory_available() const {
@@ -260,30 +211,6 @@ std::size_t CudaBackend::memory_for_cache() const {
     return left > reserve ? left - reserve : 0;
 }
 
-// Sends raw blocks up, some at a time, and has each lot made into what `convert` makes of elements first .. first + n - 1.
-// False: there is no memory for them.
-bool CudaBackend::stage(const TensorView&                                              view,
-                        const std::function<void(std::int64_t first, std::int64_t n)>& convert) {
-    constexpr std::size_t room = std::size_t(64) << 20;
-    if (staging_ == nullptr) staging_ = cuda::allocate(*gpu_, room);
-    if (staging_ == nullptr) return false;
-    const DTypeInfo&   info = dtype_info(view.type);
-    const std::int64_t all = view.rows * view.cols, most = std::int64_t(room) / info.bytes * info.items;
-    for (std::int64_t first = 0; first < all; first += most) {
-        const std::int64_t n = std::min(most, all - first);
-        cuda::upload(staging_, static_cast<const std::byte*>(view.data) + row_bytes(view.type, first),
-                     row_bytes(view.type, n), *gpu_);
-        convert(first, n);
-        cuda::synchronize(*gpu_); // the room is used again
-    }
-    return true;
-}
-
-void CudaBackend::end_weights() {
-    cuda::release(std::exchange(staging_, nullptr));
-    cuda::end_uploads(*gpu_);
-}
-
 Result<TensorView> CudaBackend::prepare(const TensorView& view) {
     const Result<TensorView> ready = prepare_lookup(view);
     if (!ready) return ready;
@@ -293,72 +220,7 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
 
 Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
     cuda::use(*gpu_);
-    const std::int64_t n         = view.rows * view.cols;
-    const std::size_t  bytes     = row_bytes(view.type, view.cols) * std::size_t(view.rows);
-    const auto         no_memory = [&] {
-        return fail_with(ErrorKind::system, "the GPU has no memory left for a matrix of ", view.rows, " × ", view.cols);
-    };
-    cuda::Weight w;
-    w.rows          = view.rows;
-    w.cols          = view.cols;
-    const auto type = std::uint32_t(view.type);
-    if (view.rows == 1 && view.type == DType::F32) {
-        w.form     = cuda::WeightForm::f32;
-        void* data = take_weight(bytes);
-        if (!data) return no_memory();
-        cuda::upload(data, view.data, bytes, *gpu_);
-        w.data = data;
-    } else if (view.type == DType::F16 || view.type == DType::Q4_K) {
-        w.form     = view.type == DType::F16 ? cuda::WeightForm::f16 : cuda::WeightForm::q4_k;
-        void* data = take_weight(bytes);
-        if (!data) return no_memory();
-        cuda::upload(data, view.data, bytes, *gpu_);
-        w.data = data;
-    } else if (view.type == DType::F32 || view.type == DType::BF16) {
-        w.form     = cuda::WeightForm::f16;
-        auto* data = static_cast<Half*>(take_weight(std::size_t(n) * 2));
-        if (!data || !stage(view, [&](std::int64_t first, std::int64_t some) {
-                cuda::to_f16(type, staging_, data + first, some, *gpu_);
-            }))
-            return no_memory();
-        w.data = data;
-    } else if (cuda::convertible(type)) {
-        w.form        = cuda::WeightForm::i8;
-        bool has_mins = false;
-        cuda::i8_layout(type, w.group, w.float_scales, has_mins);
-        const auto        groups     = std::size_t(n / w.group);
-        const std::size_t scale_size = w.float_scales ? 4 : 2;
-        auto*             q          = static_cast<std::int8_t*>(take(std::size_t(n)));
-        auto*             scales     = static_cast<std::byte*>(take(groups * scale_size));
-        auto*             mins       = static_cast<float*>(has_mins ? take(groups * 4) : nullptr);
-        if (!q || !scales || (has_mins && !mins) || !stage(view, [&](std::int64_t first, std::int64_t some) {
-                const std::int64_t group = first / w.group;
-                cuda::to_i8(type, staging_, q + first, scales + std::size_t(group) * scale_size,
-                            mins ? mins + group : nullptr, some, *gpu_);
-            }))
-            return no_memory();
-        w.data   = q;
-        w.scales = scales;
-        w.mins   = mins;
-    } else { // a rare type: as fp16, by way of the CPU's reference
-        w.form = cuda::WeightForm::f16;
-        std::vector<float> row(static_cast<std::size_t>(view.cols));
-        std::vector<Half>  all(static_cast<std::size_t>(n));
-        for (std::int64_t r = 0; r < view.rows; r++) {
-            dequantize(view.type,
-                       static_cast<const std::byte*>(view.data) + std::size_t(r) * row_bytes(view.type, view.cols),
-                       row.data(), view.cols);
-            for (std::int64_t c = 0; c < view.cols; c++)
-                all[std::size_t(r * view.cols + c)] = f32_to_f16(row[std::size_t(c)]);
-        }
-        void* data = take_weight(std::size_t(n) * 2);
-        if (!data) return no_memory();
-        cuda::upload(data, all.data(), std::size_t(n) * 2, *gpu_);
-        w.data = data;
-    }
-    if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
-    weights_.push_back(w);
-    return TensorView{view.type, view.rows, view.cols, &weights_.back()};
+    return weights_.prepare(view);
 }
 
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
@@ -384,27 +246,27 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     at_tables_               = at_tiles_ + T * 3;
     plan_ints_               = at_tables_ + tables;
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
-    device_                  = static_cast<std::int32_t*>(take(plan_ints_ * 4));
-    partial_         = static_cast<float*>(take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
-    arrivals_        = static_cast<std::int32_t*>(take(T * std::size_t(l.n_heads) * 4));
-    logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
-    logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
-    best_            = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
+    device_                  = static_cast<std::int32_t*>(memory_.take(plan_ints_ * 4));
+    partial_     = static_cast<float*>(memory_.take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
+    arrivals_    = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
+    logits_size_ = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
+    logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
+    best_        = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
     sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size)};
     const std::size_t request =
         sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits));
     const std::size_t reply = std::size_t(sampling_limits_.results) * sizeof(TokenLogprob);
     host_sampling_          = static_cast<std::byte*>(cuda::allocate_host(request));
-    sampling_               = static_cast<std::byte*>(take(request));
+    sampling_               = static_cast<std::byte*>(memory_.take(request));
     host_answers_           = static_cast<TokenLogprob*>(cuda::allocate_host(reply));
-    answers_                = static_cast<TokenLogprob*>(take(reply));
+    answers_                = static_cast<TokenLogprob*>(memory_.take(reply));
     n_pairs_                = 4096;
     host_pairs_             = static_cast<std::int32_t*>(cuda::allocate_host(n_pairs_ * 8));
-    pairs_                  = static_cast<std::int32_t*>(take(n_pairs_ * 8));
+    pairs_                  = static_cast<std::int32_t*>(memory_.take(n_pairs_ * 8));
     for (auto& pointers : pool_pointers_)
-        pointers = static_cast<const void**>(take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
-    void* const workspace = gemm_.workspace_bytes() > 0 ? take(gemm_.workspace_bytes()) : nullptr;
+        pointers = static_cast<const void**>(memory_.take(std::size_t(l.n_layers) * 2 * sizeof(void*)));
+    void* const workspace = gemm_.workspace_bytes() > 0 ? memory_.take(gemm_.workspace_bytes()) : nullptr;
     gemm_.set_workspace(workspace);
     for (void* memory :
          {static_cast<void*>(host_), static_cast<void*>(logits_), static_cast<void*>(host_pairs_),
@@ -541,11 +403,8 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     cuda::use(*gpu_);
     program_ = &program;
     values_  = &values;
-    layers_  = layers;
-    for (const Operation& operation : program.operations) {
-        lowered_.push_back(std::visit([this](const auto& op) { return lower(op); }, operation));
-        operations_.push_back(lowered_.back().device);
-    }
+    lowered_ = lower(program, values, layers, limits_.window, memory_, *gpu_);
+    for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
     few_rows_ = many_rows_ = plain_;
@@ -636,186 +495,39 @@ StepResults CudaBackend::results() {
 
 // -- the operations
 
-cuda::Projection CudaBackend::lower(const Projection& p) const {
-    return {weight_of(p.weight), vector_of(p.bias), device_of(p.out), (*program_)[p.out].f32};
-}
-
-LoweredOperation CudaBackend::lower(const Embed& op) {
-    LoweredOperation to;
-    to.device.rows     = 1;
-    to.device.weight   = weight_of(op.table);
-    to.device.residual = static_cast<float*>(device_of(op.out));
-    to.known           = !op.positions;
-    if (op.positions) to.positions = &weight_of(op.positions);
-    return to;
-}
 void CudaBackend::execute(const Embed&, const LoweredOperation& op) {
     cuda::embed(op.device.weight, op.positions, on_device_, op.device.residual, op.device.rows, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const Norm& op) {
-    const Value&     x = (*program_)[op.x];
-    LoweredOperation to;
-    check(!(*program_)[op.out].f32, "norm: the result is for a GEMM");
-    to.device.kind        = cuda::Operation::norm;
-    to.device.x           = device_of(op.x);
-    to.device.x_is_float  = x.f32;
-    to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
-    to.device.norm_weight = vector_of(op.weight);
-    to.device.eps         = op.eps;
-    to.device.out         = device_of(op.out);
-    to.device.rows        = x.cols / op.group; // of one row: its heads
-    to.device.cols        = op.group;
-    to.logit_rows         = x.logit_rows;
-    to.norm_bias          = vector_of(op.bias);
-    to.known              = !op.bias;
-    to.fusible            = to.known && op.group == x.cols && !x.logit_rows;
-    return to;
-}
 void CudaBackend::execute(const Norm&, const LoweredOperation& op) {
     const cuda::Operation& o = op.device;
     cuda::norm(o.x, o.x_is_float, o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out), o.rows,
                o.cols, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const Gemm& op) {
-    const Value&     x = (*program_)[op.x];
-    LoweredOperation to;
-    to.device.kind = cuda::Operation::gemm;
-    to.device.x    = device_of(op.x);
-    to.device.rows = 1;
-    to.device.cols = x.cols;
-    check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
-    for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p);
-    to.logit_rows = x.logit_rows;
-    to.fusible    = !x.logit_rows;
-    return to;
-}
-
-LoweredOperation CudaBackend::lower(const GatedGemm& op) {
-    check(op.activation == Activation::silu, "gated_gemm: an activation this backend does not have");
-    LoweredOperation to;
-    to.device.kind          = cuda::Operation::gated_gemm;
-    to.device.x             = device_of(op.x);
-    to.device.rows          = 1;
-    to.device.cols          = (*program_)[op.x].cols;
-    to.device.projection[0] = lower(op.gate);
-    to.device.projection[1] = lower(op.up);
-    to.device.n_projections = 2;
-    to.fusible              = true;
-    return to;
-}
-
-LoweredOperation CudaBackend::lower(const Activate& op) {
-    check(op.activation == Activation::gelu_tanh, "activate: an activation this backend does not have");
-    LoweredOperation to;
-    to.device.x    = device_of(op.x);
-    to.device.rows = 1;
-    to.device.cols = (*program_)[op.x].cols;
-    to.known       = false;
-    return to;
-}
 void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
     cuda::gelu(static_cast<Half*>(const_cast<void*>(op.device.x)), op.device.rows * op.device.cols, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const RopeAndStore& op) {
-    const Rope& rope        = op.rope;
-    float*&     frequencies = frequencies_[rope.inv_freq.data()];
-    if (frequencies == nullptr && !rope.inv_freq.empty()) {
-        frequencies = static_cast<float*>(take(rope.inv_freq.size_bytes()));
-        check(frequencies != nullptr, "no memory for the frequencies of RoPE");
-        cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), *gpu_);
-    }
-    const KvLayer&   cache = layers_[std::size_t(op.layer)];
-    LoweredOperation to;
-    cuda::RopeStore& args = to.device.rope;
-    args.q                = static_cast<Half*>(device_of(op.q));
-    args.k                = static_cast<Half*>(device_of(op.k));
-    args.v                = static_cast<Half*>(device_of(op.v));
-    args.cache_k          = static_cast<Half*>(cache.k);
-    args.cache_v          = static_cast<Half*>(cache.v);
-    args.inv_freq         = frequencies;
-    args.n_pairs          = int(rope.inv_freq.size());
-    args.n_heads          = int((*program_)[op.q].cols / cache.head_dim);
-    args.n_kv_heads       = cache.n_kv_heads;
-    args.head_dim         = cache.head_dim;
-    args.block_size       = cache.block_size;
-    args.scale            = rope.scale;
-    args.neox             = rope.neox;
-    to.device.kind        = cuda::Operation::rope_and_store;
-    to.device.rows        = 1;
-    to.fusible            = true;
-    return to;
-}
 void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
     cuda::rope_and_store(op.device.rope, on_device_, op.device.rows, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const quire::Attention& op) {
-    check(op.window == limits_.window,
-          "attention: a window of its own layer, which the step's split-KV items do not know");
-    const KvLayer&   cache = layers_[std::size_t(op.layer)];
-    LoweredOperation to;
-    cuda::Attention& args = to.device.attend;
-    args.q                = static_cast<const Half*>(device_of(op.q));
-    args.out              = static_cast<Half*>(device_of(op.out));
-    args.cache_k          = static_cast<const Half*>(cache.k);
-    args.cache_v          = static_cast<const Half*>(cache.v);
-    args.n_heads          = op.n_heads;
-    args.n_kv_heads       = cache.n_kv_heads;
-    args.head_dim         = cache.head_dim;
-    args.block_size       = cache.block_size;
-    args.scale            = op.scale;
-    args.window           = op.window;
-    args.softcap          = op.softcap;
-    to.device.kind        = cuda::Operation::attention;
-    to.device.rows        = 1;
-    return to;
-}
 void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
     cuda::attention_decode(op.device.attend, on_device_, partial_, arrivals_, *gpu_);
     cuda::attention_prefill(op.device.attend, on_device_,
                             reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), work_.n_tiles, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const Add& op) {
-    LoweredOperation to;
-    to.device.kind     = cuda::Operation::add;
-    to.device.residual = static_cast<float*>(device_of(op.residual));
-    to.device.x        = device_of(op.x);
-    to.device.rows     = 1;
-    to.device.cols     = (*program_)[op.x].cols;
-    return to;
-}
 void CudaBackend::execute(const Add&, const LoweredOperation& op) {
     cuda::add(op.device.residual, static_cast<const Half*>(op.device.x), op.device.rows * op.device.cols, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const SelectRows& op) {
-    LoweredOperation to;
-    to.device.kind     = cuda::Operation::select_rows;
-    to.device.x        = device_of(op.x);
-    to.device.residual = static_cast<float*>(device_of(op.out));
-    to.device.rows     = 1;
-    to.device.cols     = (*program_)[op.x].cols;
-    to.logit_rows      = true;
-    return to;
-}
 void CudaBackend::execute(const SelectRows&, const LoweredOperation& op) {
     cuda::select_rows(static_cast<const float*>(op.device.x), on_device_.logit_rows, op.device.residual, op.device.rows,
                       op.device.cols, *gpu_);
 }
 
-LoweredOperation CudaBackend::lower(const Argmax& op) {
-    LoweredOperation to;
-    to.device.x    = device_of(op.logits);
-    to.device.rows = 1;
-    to.device.cols = (*program_)[op.logits].cols;
-    to.logit_rows  = true;
-    to.known       = false;
-    return to;
-}
 void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
     cuda::argmax(static_cast<const float*>(op.device.x), best_, op.device.rows, op.device.cols, *gpu_);
 }

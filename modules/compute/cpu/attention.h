@@ -1,0 +1,221 @@
+// Attention over the paged KV cache: online softmax (running row max and row sum; sums are rescaled when the row max grows) over
+// chunks of 64 positions, with register tiles of queries × positions and queries × dimensions.
+//
+// Positions that a query does not see get the weight zero, so that queries can be computed together; but if V has a NaN or an
+// infinity, whose product with zero is a NaN, each query is computed alone, over the positions that it sees.
+
+// One token's head.
+struct Query {
+    const float* q;
+    std::int64_t position;
+};
+
+std::size_t attention_scratch(int n_queries, int head_dim) {
+    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its row max and row sum, and a Query
+    const auto d = std::size_t(head_dim + 15) / 16 * 16;
+    return (2 * attention_chunk + 16) * d + 8 * attention_chunk +
+           std::size_t(n_queries) * (d + 2 + sizeof(Query) / sizeof(float));
+}
+
+// One chunk as floats: K transposed (by dimension), so that a vector holds 16 positions, and V by position.
+struct Chunk {
+    float* k;    // [head_dim × 64]
+    float* v;    // [64 × padded]
+    float* rows; // [16 × padded], on the way to k
+    int    padded;
+};
+
+template <bool Fma>
+INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int chunk, int from, int to,
+                       const Chunk& c) {
+    const int         D         = task.head_dim;
+    const auto        width     = std::size_t(c.padded);
+    const std::size_t row_size  = row_bytes(task.kv_type, D);
+    const auto        offset_of = [&](int p) __attribute__((always_inline)) {
+        return std::size_t(table[p / task.block_size]) * task.block_stride +
+               std::size_t(p % task.block_size) * row_size;
+    };
+    for (int p = from; p < to; p++)
+        widen_row<Fma>(task.kv_type, task.v + offset_of(p), c.v + std::size_t(p - chunk) * width, D);
+    for (int first = from / 16 * 16; first < to; first += 16) {
+        for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
+            widen_row<Fma>(task.kv_type, task.k + offset_of(p), c.rows + std::size_t(p - first) * width, D);
+        for (int d = 0; d < c.padded; d += 4) {
+            i32x16 transposed[4];
+            transpose(reinterpret_cast<const std::byte*>(c.rows + d), width * sizeof(float), transposed);
+            for (int i = 0; i < 4; i++) STORE16(c.k + (d + i) * attention_chunk + (first - chunk), transposed[i]);
+        }
+    }
+}
+
+// Whether V of positions a .. b-1 of the chunk is finite.
+INLINE bool finite_values(const Chunk& c, int a, int b) {
+    i32x16 special{};
+    for (int i = a * c.padded; i < b * c.padded; i += 16) {
+        i32x16 v;
+        LOAD16(v, c.v + i);
+        special |= (v & 0x7f800000) == 0x7f800000;
+    }
+    return __builtin_reduce_or(special) == 0;
+}
+
+// Microkernel for q · Kᵀ and weights · V, a register tile of Q rows × 16 · V columns:
+// out[i][16 · V] = out[i][16 · V] · rescale[i] (0 without rescale) + Σ over steps first .. last-1 of a[i][step] · b[step][16 · V].
+// For scores the columns are positions and the steps dimensions; for the output the columns are dimensions and the steps positions.
+template <bool Fma, int Q, int V>
+INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_width, int first, int last,
+                          const float* rescale, float* const* out) {
+    f32x16 sum[Q][V];
+    for (int i = 0; i < Q; i++)
+        for (int j = 0; j < V; j++) sum[i][j] = f32x16{};
+    for (int step = first; step < last; step++) {
+        f32x16 v[V];
+        for (int j = 0; j < V; j++) LOAD16(v[j], b + step * b_width + 16 * j);
+        for (int i = 0; i < Q; i++) {
+            const f32x16 w = ALL(a[i][step]);
+            for (int j = 0; j < V; j++) VECTOR_FMA(sum[i][j], w, v[j], sum[i][j]);
+        }
+    }
+    for (int i = 0; i < Q; i++)
+        for (int j = 0; j < V; j++) {
+            f32x16 old{};
+            if (rescale) LOAD16(old, out[i] + 16 * j);
+            if (rescale) sum[i][j] += old * rescale[i];
+            STORE16(out[i] + 16 * j, sum[i][j]);
+        }
+}
+
+// Converts one query's scores of a chunk, of which it sees positions a .. b-1, into weights exp(score - row max), and updates row max
+// and row sum. Returns the factor by which the earlier sums are rescaled.
+template <bool Fma>
+INLINE float online_softmax(float* score, int a, int b, float scale, float* row_max, float* row_sum) {
+    i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best, total{};
+    for (int j = 0; j < attention_chunk; j += 16) {
+        f32x16       s;
+        const i32x16 seen = (lane + j >= a) & (lane + j < b);
+        LOAD16(s, score + j);
+        s    = (f32x16)(((i32x16)(s * scale) & seen) | ((i32x16)hidden & ~seen));
+        best = __builtin_elementwise_max(best, s);
+        STORE16(score + j, s);
+    }
+    const float highest = std::max(*row_max, largest_lane(best));
+    for (int j = 0; j < attention_chunk; j += 16) {
+        f32x16       s;
+        const i32x16 seen = (lane + j >= a) & (lane + j < b);
+        LOAD16(s, score + j);
+        s -= highest;
+        STORE16(score + j, s);
+        exp16<Fma>(score + j, score + j);
+        LOAD16(s, score + j);
+        s = (f32x16)((i32x16)s & seen);
+        total += s;
+        STORE16(score + j, s);
+    }
+    float lanes[16];
+    STORE16(lanes, total);
+    const float rescale = *row_max == highest ? 1.0f : std::exp(*row_max - highest);
+    *row_max            = highest;
+    *row_sum            = *row_sum * rescale + sum_lanes(lanes);
+    return rescale;
+}
+
+// Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
+template <bool Fma, int Q, int V>
+INLINE void chunk_queries(const AttentionTask& task, const Query* query, const Chunk& c, int chunk, int from, int to,
+                          int first, float* acc, float* row_max, float* row_sum, float* scores) {
+    const float* q[Q];
+    float *      row[Q], *out[Q], rescale[Q], ones[Q];
+    int          low = attention_chunk, high = 0; // what any of them sees
+    for (int i = 0; i < Q; i++) {
+        q[i]    = query[first + i].q;
+        row[i]  = scores + i * attention_chunk;
+        ones[i] = 1;
+    }
+    for (int j = 0; j < attention_chunk; j += 16 * V) {
+        for (int i = 0; i < Q; i++) out[i] = row[i] + j;
+        for (int d = 0; d < task.head_dim; d += 32) // sums of sums: shorter chains round less
+            weighted_sums<Fma, Q, V>(q, c.k + j, attention_chunk, d, std::min(d + 32, task.head_dim),
+                                     d > 0 ? ones : nullptr, out);
+    }
+    for (int i = 0; i < Q; i++) {
+        const int position = int(query[first + i].position);
+        const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
+        const int b        = std::min(to, position + 1) - chunk;
+        rescale[i]         = 1;
+        if (a < b) {
+            rescale[i] = online_softmax<Fma>(row[i], a, b, task.scale, row_max + first + i, row_sum + first + i);
+            low = std::min(low, a), high = std::max(high, b);
+        } else {
+            std::fill(row[i], row[i] + attention_chunk, 0.0f);
+        }
+    }
+    int d = 0;
+    for (; d + 16 * V <= c.padded; d += 16 * V) {
+        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
+        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded, low, high, rescale, out);
+    }
+    for (; d < c.padded; d += 16) {
+        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
+        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded, low, high, rescale, out);
+    }
+}
+
+template <bool Fma, int Q, int V>
+INLINE void attention_body(const AttentionTask& task) {
+    const int D = task.head_dim, padded = (D + 15) / 16 * 16;
+    int       n_queries = 0;
+    for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * task.n_heads;
+    float* at   = task.scratch;
+    auto   take = [&](int n) __attribute__((always_inline)) {
+        float* begin = at;
+        at += n;
+        return begin;
+    };
+    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
+    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded);
+    auto*       query   = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
+    float *     row_max = take(n_queries), *row_sum = take(n_queries);
+    std::fill(acc, acc + n_queries * padded, 0.0f);
+    std::fill(row_max, row_max + n_queries, -std::numeric_limits<float>::infinity());
+    std::fill(row_sum, row_sum + n_queries, 0.0f);
+    for (int p = 0; p < attention_chunk && D < padded; p++) // the padding of V's rows stays zero
+        std::fill(c.v + p * padded + D, c.v + (p + 1) * padded, 0.0f);
+    int next = 0;
+    for (const AttentionPart& part : task.parts)
+        for (int t = 0; t < part.n_tokens; t++)
+            for (int h = 0; h < task.n_heads; h++)
+                query[next++] = {part.q + t * task.row_stride + h * D, part.first_position + t};
+
+    const auto pass = [&](int chunk, int from, int to, int first, int last, bool apart) __attribute__((always_inline)) {
+        int i = first;
+        for (; !apart && i + Q <= last; i += Q)
+            chunk_queries<Fma, Q, V>(task, query, c, chunk, from, to, i, acc, row_max, row_sum, scores);
+        for (; i < last; i++)
+            chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, row_max, row_sum, scores);
+    };
+    // The chunks that all share first, then those of each part: a query meets its chunks in the same order as if it were alone.
+    const int n_shared_chunks = task.shared / attention_chunk;
+    int       first           = 0;
+    for (int p = -1; p < int(task.parts.size()); p++) {
+        const AttentionPart& part  = task.parts[std::size_t(std::max(p, 0))];
+        const int            end   = p < 0 ? task.shared : part.first_position + part.n_tokens; // of what is visible
+        const int            begin = task.window > 0 ? std::max(part.first_position - task.window + 1, 0) : 0;
+        const int            last  = p < 0 ? n_queries : first + part.n_tokens * task.n_heads;
+        for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
+            const int chunk = i * attention_chunk, from = std::max(chunk, begin),
+                      to = std::min(chunk + attention_chunk, end);
+            load_chunk<Fma>(task, part.table, chunk, from, to, c);
+            const bool all_see = p < 0 || part.n_tokens == 1 || (task.window == 0 && to <= part.first_position + 1);
+            pass(chunk, from, to, first, last, !all_see && !finite_values(c, from - chunk, to - chunk));
+        }
+        if (p >= 0) first = last;
+    }
+    next = 0;
+    for (const AttentionPart& part : task.parts)
+        for (int t = 0; t < part.n_tokens; t++)
+            for (int h = 0; h < task.n_heads; h++, next++) {
+                float* out = part.out + t * task.row_stride + h * D;
+                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / row_sum[next];
+            }
+}

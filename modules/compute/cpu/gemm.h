@@ -1,0 +1,30 @@
+// GEMM and GEMV kernels of quire.compute.cpu.kernels. This file is included once for each instruction set, in a namespace and with a
+// target attribute of its own. The includer defines
+//   DOT(sum, w, x)      sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
+//   BYTE_DOT(sum, u, s) the same with four bytes per lane: u unsigned, s signed
+//   ANY_NEGATIVE(v)     whether any lane of int32 is negative
+//   SPLIT_BYTES         whether BYTE_DOT is one instruction: then bytes of weights × the low and high bytes of int16 activations
+//                       are faster than int16 × int16
+//   WINOGRAD            whether Winograd's inner product pays (add_winograd): half the products, more additions
+//   DOT_TOKENS          tokens in the integer register tile; more than one where the 16 vectors of weights do not fit the registers
+//   FMA(a, b, c)        a · b + c, fused if the target can
+//   FUSED               whether it is fused
+//   FEW, MANY           the float GEMM's register tile and K block (RegisterTile) for few and for many tokens
+//   Lanes               the vector of floats that fits a register: 16 or 8 of them
+//   FROM_FP16(out, h)   out = 16 fp16 numbers, given as u16x16, as floats
+//
+// Integer GEMM: weights are repacked, 16 rows interleaved: for each piece of their blocks (a scale, 16 bytes of elements) the pieces
+// of all 16 rows are stored together, so that a vector holds one column of 16 rows and sums never cross lanes. The bytes are those
+// of the file in another order. Some types are repacked when a model is loaded, others at each use, a few columns at a time
+// (repacked_at_load). A tile of 16 rows × 32 columns is unpacked to int16 in 16 registers and used for all tokens, which share the
+// cost of repacking and unpacking.
+//
+// Float GEMM: weights stay in the order of the file, a vector holds 16 columns of one row.
+
+#include "gemm_formats.h"
+
+#include "gemm_quantise.h"
+
+#include "gemm_integer.h"
+
+#include "gemm_float.h"

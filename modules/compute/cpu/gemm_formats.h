@@ -1,0 +1,427 @@
+// Formats: how each quantised type is unpacked to int16 tiles and scales, from repacked weights or from a row in the file's order.
+
+#define LOW_16(v) __builtin_convertvector((u32x16)(v) & 0xffff, u16x16)
+#define HIGH_16(v) __builtin_convertvector((u32x16)(v) >> 16, u16x16)
+
+// -- unpacking: w[2j] holds columns 4j and 4j + 2 of a tile, w[2j + 1] columns 4j + 1 and 4j + 3, because that is how four bytes
+// split into even and odd bytes. Nibbles are shifted as int16, 32 lanes: 16 rows × 2.
+
+using Tile = i16x32*;
+
+// q: 16 bytes of each row, a nibble for each of 32 columns
+INLINE void nibbles(const i32x16* q, Tile w) {
+    for (int j = 0; j < 4; j++) {
+        const auto v = (u16x32)q[j];
+        w[2 * j]     = (i16x32)(v & 15);
+        w[2 * j + 1] = (i16x32)(v >> 8 & 15);
+        w[2 * j + 8] = (i16x32)(v >> 4 & 15);
+        w[2 * j + 9] = (i16x32)(v >> 12);
+    }
+}
+
+// q: 32 bytes of each row; of each byte the nibble at `shift`
+INLINE void nibbles_at(const i32x16* q, int shift, Tile w) {
+    for (int j = 0; j < 8; j++) {
+        const auto v = (u16x32)q[j];
+        w[2 * j]     = (i16x32)(v >> shift & 15);
+        w[2 * j + 1] = (i16x32)(v >> (8 + shift) & 15);
+    }
+}
+
+// The fifth bits of Q5_0 and Q5_1: bit k of h belongs to column k
+INLINE void fifth_bits(const i32x16& h, Tile w) {
+    for (int j = 0; j < 8; j++) {
+        const auto t = (u32x16)h >> (4 * j);
+        w[2 * j] |= (i16x32)((t << 4 & 0x10) | (t << 18 & 0x100000));
+        w[2 * j + 1] |= (i16x32)((t << 3 & 0x10) | (t << 17 & 0x100000));
+    }
+}
+
+// Each format: `items` and `bytes` of a block, and its pieces; header() for the repacked block at p, then tile() for each of its
+// tiles, in order. A weight is scale · w, or scale · w - second. With two_scales there is an integer scale for each half of a tile,
+// which is multiplied into w; the sum over a half fits 32 bits, that over both nearly always does (add_halves).
+//
+// Formats that the GEMV reads in the file's order also have, for 16 tiles of one row at p: row_sums(), the dot products of the
+// tiles (of their halves with two_scales) with x in the order of split_activations(); row_values(), these as floats, and their
+// scales. Weights may be unsigned there (w + 128, w + 32); zeros() makes tiles of zeros, whose row_sums() are subtracted again.
+
+// n vectors of 4 bytes of each row, from byte `offset` of the block.
+INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
+    __builtin_memcpy(q, p + 16 * offset, std::size_t(n) * sizeof(i32x16));
+}
+INLINE void load_fp16(const std::byte* p, int offset, f32x16& out) {
+    u16x16 h;
+    LOAD16(h, p + 16 * offset);
+    FROM_FP16(out, h);
+}
+INLINE void gather_fp16(const std::byte* p, std::size_t stride, u16x16& h) {
+    for (std::size_t r = 0; r < 16; r++) {
+        std::uint16_t one;
+        __builtin_memcpy(&one, p + r * stride, 2);
+        h[r] = one;
+    }
+}
+// 32 bytes from each of two addresses
+INLINE void load_two(const std::byte* a, const std::byte* b, u8x64& out) {
+    __builtin_memcpy(&out, a, 32);
+    __builtin_memcpy(reinterpret_cast<std::byte*>(&out) + 32, b, 32);
+}
+
+// Reduces each group of four lanes of v[i] to lane i of that group.
+#define LOW(x, y) __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29)
+#define HIGH(x, y) __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31)
+INLINE void sums_of_fours(const i32x16* v, i32x16& dot) {
+    const i32x16 a = LOW(v[0], v[2]) + HIGH(v[0], v[2]), b = LOW(v[1], v[3]) + HIGH(v[1], v[3]);
+    dot = LOW(a, b) + HIGH(a, b);
+}
+INLINE void largest_of_fours(const i32x16* v, i32x16& out) {
+    const i32x16 a = __builtin_elementwise_max(LOW(v[0], v[2]), HIGH(v[0], v[2])),
+                 b = __builtin_elementwise_max(LOW(v[1], v[3]), HIGH(v[1], v[3]));
+    out            = __builtin_elementwise_max(LOW(a, b), HIGH(a, b));
+}
+#undef LOW
+#undef HIGH
+// Reduces lanes 0-7 of v[i], i < 8, to lane 2i and the others to lane 2i + 1: sums, or maxima.
+#define FIRST(x, y) __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
+#define SECOND(x, y) __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)
+#define SORTED(v) __builtin_shufflevector(v, v, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15)
+INLINE void sums_of_tiles(const i32x16* v, i32x16& dot) {
+    i32x16 a[4];
+    for (int i = 0; i < 4; i++) a[i] = FIRST(v[i], v[i + 4]) + SECOND(v[i], v[i + 4]);
+    sums_of_fours(a, dot);
+    dot = SORTED(dot);
+}
+INLINE void largest_of_tiles(const i32x16* v, i32x16& out) {
+    i32x16 a[4];
+    for (int i = 0; i < 4; i++) a[i] = __builtin_elementwise_max(FIRST(v[i], v[i + 4]), SECOND(v[i], v[i + 4]));
+    largest_of_fours(a, out);
+    out = SORTED(out);
+}
+#undef FIRST
+#undef SECOND
+#undef SORTED
+
+// 16 rows × 32 columns
+struct UnpackedTile {
+    i16x32 w[16];
+    f32x16 scale, second;
+};
+
+// value = the sum of both halves, rounded once, even where it does not fit 32 bits (when the scales and all elements of a tile
+// are about as large as they can be).
+INLINE void add_halves(const i32x16* half, f32x16& value) {
+    const i32x16 a = half[0], b = half[1], sum = a + b, wrong = (a ^ sum) & (b ^ sum);
+    value = __builtin_convertvector(sum, f32x16);
+    if (ANY_NEGATIVE(wrong))
+        [[unlikely]] { // half the sum; its lowest bit is set if a bit was lost, so that it is rounded correctly
+        const i32x16 by_2 = ((a >> 1) + (b >> 1) + (a & b & 1)) | ((a ^ b) & 1);
+        value             = wrong < 0 ? 2 * __builtin_convertvector(by_2, f32x16) : value;
+    }
+}
+
+struct FormatQ8_0 {
+    static constexpr int    items = 32, bytes = 34;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {2, 2, {{{0, 2}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[8];
+        load(p, 2, 8, q);
+        for (int i = 0; i < 8; i++) {
+            to.w[2 * i]     = (i16x32)q[i] << 8 >> 8;
+            to.w[2 * i + 1] = (i16x32)q[i] >> 8;
+        }
+        load_fp16(p, 0, to.scale);
+    }
+
+    INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
+        i32x16 v[8];
+        for (int i = 0; i < 8; i++, p += 2 * bytes, x += 128) two_tiles(p + 2, x, v[i]);
+        sums_of_tiles(v, *dot);
+    }
+    // Tile 2i goes to lanes 0-7, tile 2i + 1 to the others.
+    INLINE void two_tiles(const std::byte* p, const std::byte* x, i32x16& v) {
+        v = i32x16{};
+#if SPLIT_BYTES
+        u8x64 w, low, high;
+        load_two(p, p + bytes, w);
+        LOAD16(low, x);
+        LOAD16(high, x + 64);
+        BYTE_DOT(v, w ^ 128, high);
+        v <<= 8;
+        BYTE_DOT(v, low, w);
+#else
+        i32x16 sum[2] = {};
+        for (int t = 0; t < 2; t++) {
+            i8x32  w;
+            i16x32 v_x;
+            LOAD16(w, p + t * bytes);
+            LOAD16(v_x, x + 64 * t);
+            DOT(sum[t], __builtin_convertvector(w, i16x32), v_x);
+        }
+        v = __builtin_shufflevector(sum[0], sum[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+            __builtin_shufflevector(sum[0], sum[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+#endif
+    }
+    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
+        u16x16 h;
+        if constexpr (sizeof(Lanes) == sizeof(f32x16)) {
+            u16x32 v[8];
+            __builtin_memcpy(v, p, sizeof v);
+#define FOUR(i) __builtin_shufflevector(v[i], v[i + 1], 2 * i, 2 * i + 17, 2 * i + 34, 2 * i + 51)
+            h = __builtin_shufflevector(__builtin_shufflevector(FOUR(0), FOUR(2), 0, 1, 2, 3, 4, 5, 6, 7),
+                                        __builtin_shufflevector(FOUR(4), FOUR(6), 0, 1, 2, 3, 4, 5, 6, 7), 0, 1, 2, 3,
+                                        4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+#undef FOUR
+        } else {
+            gather_fp16(p, bytes, h);
+        }
+        FROM_FP16(scale, h);
+        value = __builtin_convertvector(*dot, f32x16);
+    }
+    // 16 tiles whose weights are zero
+    INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
+};
+
+struct FormatQ4_0 {
+    static constexpr int    items = 32, bytes = 18;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[4];
+        load(p, 2, 4, q);
+        for (int i = 0; i < 4; i++) { // q - 8, as a nibble with a sign
+            const auto v    = (i16x32)(q[i] ^ int(0x88888888));
+            to.w[2 * i]     = v << 12 >> 12;
+            to.w[2 * i + 1] = v << 4 >> 12;
+            to.w[2 * i + 8] = v << 8 >> 12;
+            to.w[2 * i + 9] = v >> 12;
+        }
+        load_fp16(p, 0, to.scale);
+    }
+};
+
+struct FormatQ4_1 {
+    static constexpr int    items = 32, bytes = 20;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {4, 1, {{{0, 2}, {2, 2}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[4];
+        load(p, 4, 4, q);
+        nibbles(q, to.w);
+        load_fp16(p, 0, to.scale);
+        load_fp16(p, 2, to.second);
+        to.second = -to.second;
+    }
+};
+
+struct FormatQ5_0 {
+    static constexpr int    items = 32, bytes = 22;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {6, 1, {{{0, 2}, {2, 4}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[4], fifth;
+        load(p, 2, 1, &fifth);
+        load(p, 6, 4, q);
+        nibbles(q, to.w);
+        fifth_bits(fifth, to.w);
+        for (int i = 0; i < 16; i++) to.w[i] -= 16;
+        load_fp16(p, 0, to.scale);
+    }
+};
+
+struct FormatQ5_1 {
+    static constexpr int    items = 32, bytes = 24;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {8, 1, {{{0, 2}, {2, 2}, {4, 4}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[4], fifth;
+        load(p, 4, 1, &fifth);
+        load(p, 8, 4, q);
+        nibbles(q, to.w);
+        fifth_bits(fifth, to.w);
+        load_fp16(p, 0, to.scale);
+        load_fp16(p, 2, to.second);
+        to.second = -to.second;
+    }
+};
+
+// What Q4_K and Q5_K have in common: d, dmin and 12 bytes with 8 scales and 8 minima of 6 bits.
+struct ScalesK {
+    i32x16 s[3];
+    f32x16 d, dmin;
+
+    INLINE void read(const std::byte* p) {
+        i32x16 both;
+        load(p, 0, 1, &both);
+        FROM_FP16(d, LOW_16(both));
+        FROM_FP16(dmin, HIGH_16(both));
+        load(p, 4, 3, s);
+    }
+    INLINE void at(int j, f32x16& scale, f32x16& min) const {
+        const int i = 8 * (j & 3);
+        i32x16    sc, m;
+        if (j < 4) {
+            sc = s[0] >> i & 63;
+            m  = s[1] >> i & 63;
+        } else {
+            const auto low = (u32x16)s[2] >> i;
+            sc             = (i32x16)((low & 15) | ((u32x16)s[0] >> (i + 6) & 3) << 4);
+            m              = (i32x16)((low >> 4 & 15) | ((u32x16)s[1] >> (i + 6) & 3) << 4);
+        }
+        scale = d * __builtin_convertvector(sc, f32x16);
+        min   = dmin * __builtin_convertvector(m, f32x16);
+    }
+};
+
+struct FormatQ4_K {
+    static constexpr int    items = 256, bytes = 144;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {0, 9};
+    ScalesK                 scales;
+
+    INLINE void header(const std::byte* p) { scales.read(p); }
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
+        i32x16 q[8];
+        load(p, 16 + j / 2 * 32, 8, q); // two tiles share their bytes
+        nibbles_at(q, j % 2 * 4, to.w);
+        scales.at(j, to.scale, to.second);
+    }
+
+    // GEMV: the dot products of tiles j and j + 1 with one token. Nibbles are not shifted down, so that they count 256 or 16 times;
+    // a sum of 16 columns still fits. Only the topmost is shifted, as it would be a sign. The loop is not unrolled, as in
+    // dot_tiles(). Prefetching goes to the L2 where a vector is a cache line, else to the L1: the other way round each loses 5 %.
+    static constexpr int early = sizeof(Lanes) == sizeof(f32x16) ? 2 : 3;
+    INLINE void          two_sums(const std::byte* p, int j, const std::int16_t* x, i32x16* dot) {
+        i32x16 a{}, b{}, c{}, d{};
+#pragma clang loop unroll(disable)
+        for (int i = 0; i < 8; i++) {
+            u16x32           v;
+            const std::byte* q = p + 16 * (16 + j / 2 * 32) + 64 * i;
+            LOAD16(v, q);
+            __builtin_prefetch(q + 8192, 0, early);
+            DOT(a, (i16x32)(v & 0x000f), PAIR(x + 4 * i));
+            DOT(b, (i16x32)(v & 0x0f00), PAIR(x + 4 * i + 2));
+            DOT(c, (i16x32)(v & 0x00f0), PAIR(x + 4 * i + 32));
+            DOT(d, (i16x32)(v >> 12), PAIR(x + 4 * i + 34));
+        }
+        dot[0] = a + (b >> 8);
+        dot[1] = (c >> 4) + d;
+    }
+    INLINE void tile_scales(int j, UnpackedTile& to) { scales.at(j, to.scale, to.second); }
+};
+
+struct FormatQ5_K {
+    static constexpr int    items = 256, bytes = 176;
+    static constexpr bool   has_min = true, two_scales = false;
+    static constexpr Pieces pieces = {0, 11};
+    ScalesK                 scales;
+
+    INLINE void header(const std::byte* p) { scales.read(p); }
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
+        i32x16 q[8], high[8];
+        load(p, 48 + j / 2 * 32, 8, q);
+        load(p, 16, 8, high);
+        nibbles_at(q, j % 2 * 4, to.w);
+        for (int i = 0; i < 8; i++) {
+            const auto h = (u16x32)high[i] >> j;
+            to.w[2 * i] |= (i16x32)(h << 4 & 16);
+            to.w[2 * i + 1] |= (i16x32)(h >> 4 & 16);
+        }
+        scales.at(j, to.scale, to.second);
+    }
+};
+
+// For each 16 columns a scale of one byte, times that of the block. w · byte fits 14 bits.
+struct FormatQ6_K {
+    static constexpr int    items = 256, bytes = 210;
+    static constexpr bool   has_min = false, two_scales = true;
+    static constexpr Pieces pieces{0, 13, {{{208, 2}}}};
+    f32x16                  d;
+
+    INLINE void header(const std::byte* p) { load_fp16(p, 208, d); }
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
+        const int half = j / 4, quarter = j % 4;
+        i32x16    low[8], high[8], scales;
+        load(p, half * 64 + quarter % 2 * 32, 8, low);
+        load(p, 128 + half * 32, 8, high);
+        load(p, 192 + j / 2 * 4, 1, &scales); // two of the four are this tile's
+        nibbles_at(low, quarter / 2 * 4, to.w);
+        for (int i = 0; i < 8; i++) {
+            const auto h = (u16x32)high[i] >> (2 * quarter);
+            to.w[2 * i] |= (i16x32)(h << 4 & 0x30);
+            to.w[2 * i + 1] |= (i16x32)(h >> 4 & 0x30);
+        }
+        for (int half = 0; half < 2; half++) {
+            const i32x16 byte = scales << (24 - (j % 2 * 2 + half) * 8) >> 24;
+            const auto   both = (i16x32)((byte & 0xffff) | byte << 16);
+            for (int i = 8 * half; i < 8 * half + 8; i++) to.w[i] = (to.w[i] - 32) * both;
+        }
+        to.scale = d;
+    }
+
+    static constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                                2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+    // Of two blocks, each four times 64 columns: the h-th 16 of the i-th 64 columns in lane 4h + i. The second 32 columns have their
+    // high bits two bits further up.
+    INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
+        for (int block = 0; block < 2; block++, p += bytes, dot++) {
+            i32x16 v[4];
+            for (int i = 0; i < 4; i++, x += 128) {
+                u8x64 q, h, first, second; // of x: low and high bytes, or even and odd columns
+                LOAD16(q, p + i / 2 * 64);
+                load_two(p + 128 + i / 2 * 32, p + 128 + i / 2 * 32, h);
+                LOAD16(first, x);
+                LOAD16(second, x + 64);
+                const u16x32 bits = i % 2 ? (u16x32)h >> second_half_by_2 : (u16x32)h << (4 - second_half_by_2);
+                const u8x64  w    = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
+                i32x16       sum{};
+                if constexpr (SPLIT_BYTES) {
+                    BYTE_DOT(sum, w, second);
+                    sum <<= 8;
+                    BYTE_DOT(sum, first, w - 32);
+                } else {
+                    DOT(sum, (i16x32)((u16x32)w & 255), (i16x32)first);
+                    DOT(sum, (i16x32)((u16x32)w >> 8), (i16x32)second);
+                }
+                v[i] = sum;
+            }
+            sums_of_fours(v, *dot);
+        }
+    }
+    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
+        i32x16 v[2];
+        u16x16 h[2];
+        for (int block = 0; block < 2; block++, p += bytes) {
+            i8x16         s;
+            std::uint16_t d;
+            LOAD16(s, p + 192);
+            LOAD16(d, p + 208);
+            s        = __builtin_shufflevector(s, s, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            v[block] = dot[block] * __builtin_convertvector(s, i32x16);
+            h[block] = u16x16{} + d;
+        }
+        FROM_FP16(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
+        const i32x16 half[2] = {
+            __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+            __builtin_shufflevector(v[0], v[1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)};
+        f32x16 tiles; // 0, 2, 4, 6, 1, 3, 5, 7 of each block
+        add_halves(half, tiles);
+        value = __builtin_shufflevector(tiles, tiles, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    }
+    INLINE void zeros(std::byte* p) {
+        for (int block = 0; block < 2; block++, p += bytes) {
+            std::memset(p, 0, 128);
+            std::memset(p + 128, 0xaa, 64);
+        }
+    }
+};

@@ -1,0 +1,222 @@
+// quire.compute.cuda.lowering: a program's operations with device addresses in place of its values. Owns nothing.
+module;
+
+#include "../../../cuda/kernels.h"
+
+export module quire.compute.cuda.lowering;
+
+import quire.compute.backend;
+import quire.compute.cuda.fusion;
+import quire.compute.cuda.weights;
+import quire.compute.program;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+
+export namespace quire {
+
+// One for each operation, in order. RoPE's frequencies go to `memory`; `window` is that of the step's split-KV items.
+std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                                    int window, DeviceMemory& memory, cuda::Context& gpu);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+class Lowering {
+public:
+    Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers, int window,
+             DeviceMemory& memory, cuda::Context& gpu)
+        : program_(program), values_(values), layers_(layers), window_(window), memory_(memory), gpu_(gpu) {}
+
+    LoweredOperation lower(const Embed& op);
+    LoweredOperation lower(const Norm& op);
+    LoweredOperation lower(const Gemm& op);
+    LoweredOperation lower(const GatedGemm& op);
+    LoweredOperation lower(const Activate& op);
+    LoweredOperation lower(const RopeAndStore& op);
+    LoweredOperation lower(const quire::Attention& op);
+    LoweredOperation lower(const Add& op);
+    LoweredOperation lower(const SelectRows& op);
+    LoweredOperation lower(const Argmax& op);
+    cuda::Projection lower(const Projection& p) const;
+
+private:
+    using Half = cuda::Half;
+    void* device_of(ValueId id) const { return values_.at(id, {}).data; }
+
+    const Program&                 program_;
+    const Activations&             values_;
+    std::span<const KvLayer>       layers_;
+    int                            window_;
+    DeviceMemory&                  memory_;
+    cuda::Context&                 gpu_;
+    std::map<const float*, float*> frequencies_; // on the device, by those of the program
+};
+
+std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+                                    int window, DeviceMemory& memory, cuda::Context& gpu) {
+    Lowering                      lowering(program, values, layers, window, memory, gpu);
+    std::vector<LoweredOperation> lowered;
+    for (const Operation& operation : program.operations)
+        lowered.push_back(std::visit([&](const auto& op) { return lowering.lower(op); }, operation));
+    return lowered;
+}
+
+cuda::Projection Lowering::lower(const Projection& p) const {
+    return {weight_of(p.weight), vector_of(p.bias), device_of(p.out), program_[p.out].f32};
+}
+
+LoweredOperation Lowering::lower(const Embed& op) {
+    LoweredOperation to;
+    to.device.rows     = 1;
+    to.device.weight   = weight_of(op.table);
+    to.device.residual = static_cast<float*>(device_of(op.out));
+    to.known           = !op.positions;
+    if (op.positions) to.positions = &weight_of(op.positions);
+    return to;
+}
+
+LoweredOperation Lowering::lower(const Norm& op) {
+    const Value&     x = program_[op.x];
+    LoweredOperation to;
+    check(!program_[op.out].f32, "norm: the result is for a GEMM");
+    to.device.kind        = cuda::Operation::norm;
+    to.device.x           = device_of(op.x);
+    to.device.x_is_float  = x.f32;
+    to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
+    to.device.norm_weight = vector_of(op.weight);
+    to.device.eps         = op.eps;
+    to.device.out         = device_of(op.out);
+    to.device.rows        = x.cols / op.group; // of one row: its heads
+    to.device.cols        = op.group;
+    to.logit_rows         = x.logit_rows;
+    to.norm_bias          = vector_of(op.bias);
+    to.known              = !op.bias;
+    to.fusible            = to.known && op.group == x.cols && !x.logit_rows;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const Gemm& op) {
+    const Value&     x = program_[op.x];
+    LoweredOperation to;
+    to.device.kind = cuda::Operation::gemm;
+    to.device.x    = device_of(op.x);
+    to.device.rows = 1;
+    to.device.cols = x.cols;
+    check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
+    for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p);
+    to.logit_rows = x.logit_rows;
+    to.fusible    = !x.logit_rows;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const GatedGemm& op) {
+    check(op.activation == Activation::silu, "gated_gemm: an activation this backend does not have");
+    LoweredOperation to;
+    to.device.kind          = cuda::Operation::gated_gemm;
+    to.device.x             = device_of(op.x);
+    to.device.rows          = 1;
+    to.device.cols          = program_[op.x].cols;
+    to.device.projection[0] = lower(op.gate);
+    to.device.projection[1] = lower(op.up);
+    to.device.n_projections = 2;
+    to.fusible              = true;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const Activate& op) {
+    check(op.activation == Activation::gelu_tanh, "activate: an activation this backend does not have");
+    LoweredOperation to;
+    to.device.x    = device_of(op.x);
+    to.device.rows = 1;
+    to.device.cols = program_[op.x].cols;
+    to.known       = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const RopeAndStore& op) {
+    const Rope& rope        = op.rope;
+    float*&     frequencies = frequencies_[rope.inv_freq.data()];
+    if (frequencies == nullptr && !rope.inv_freq.empty()) {
+        frequencies = static_cast<float*>(memory_.take(rope.inv_freq.size_bytes()));
+        check(frequencies != nullptr, "no memory for the frequencies of RoPE");
+        cuda::upload(frequencies, rope.inv_freq.data(), rope.inv_freq.size_bytes(), gpu_);
+    }
+    const KvLayer&   cache = layers_[std::size_t(op.layer)];
+    LoweredOperation to;
+    cuda::RopeStore& args = to.device.rope;
+    args.q                = static_cast<Half*>(device_of(op.q));
+    args.k                = static_cast<Half*>(device_of(op.k));
+    args.v                = static_cast<Half*>(device_of(op.v));
+    args.cache_k          = static_cast<Half*>(cache.k);
+    args.cache_v          = static_cast<Half*>(cache.v);
+    args.inv_freq         = frequencies;
+    args.n_pairs          = int(rope.inv_freq.size());
+    args.n_heads          = int(program_[op.q].cols / cache.head_dim);
+    args.n_kv_heads       = cache.n_kv_heads;
+    args.head_dim         = cache.head_dim;
+    args.block_size       = cache.block_size;
+    args.scale            = rope.scale;
+    args.neox             = rope.neox;
+    to.device.kind        = cuda::Operation::rope_and_store;
+    to.device.rows        = 1;
+    to.fusible            = true;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const quire::Attention& op) {
+    check(op.window == window_, "attention: a window of its own layer, which the step's split-KV items do not know");
+    const KvLayer&   cache = layers_[std::size_t(op.layer)];
+    LoweredOperation to;
+    cuda::Attention& args = to.device.attend;
+    args.q                = static_cast<const Half*>(device_of(op.q));
+    args.out              = static_cast<Half*>(device_of(op.out));
+    args.cache_k          = static_cast<const Half*>(cache.k);
+    args.cache_v          = static_cast<const Half*>(cache.v);
+    args.n_heads          = op.n_heads;
+    args.n_kv_heads       = cache.n_kv_heads;
+    args.head_dim         = cache.head_dim;
+    args.block_size       = cache.block_size;
+    args.scale            = op.scale;
+    args.window           = op.window;
+    args.softcap          = op.softcap;
+    to.device.kind        = cuda::Operation::attention;
+    to.device.rows        = 1;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const Add& op) {
+    LoweredOperation to;
+    to.device.kind     = cuda::Operation::add;
+    to.device.residual = static_cast<float*>(device_of(op.residual));
+    to.device.x        = device_of(op.x);
+    to.device.rows     = 1;
+    to.device.cols     = program_[op.x].cols;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const SelectRows& op) {
+    LoweredOperation to;
+    to.device.kind     = cuda::Operation::select_rows;
+    to.device.x        = device_of(op.x);
+    to.device.residual = static_cast<float*>(device_of(op.out));
+    to.device.rows     = 1;
+    to.device.cols     = program_[op.x].cols;
+    to.logit_rows      = true;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const Argmax& op) {
+    LoweredOperation to;
+    to.device.x    = device_of(op.logits);
+    to.device.rows = 1;
+    to.device.cols = program_[op.logits].cols;
+    to.logit_rows  = true;
+    to.known       = false;
+    return to;
+}
+
+} // namespace quire

@@ -1,0 +1,79 @@
+// quire.decode.step_rows: the logit rows of a step: what a device sampled from a row, or else the row itself on the host. Plain
+// views, valid until the next step.
+export module quire.decode.step_rows;
+
+import quire.core.base;
+import quire.core.std;
+import quire.schedule.batch;
+import quire.schedule.request;
+import quire.schedule.step_plan;
+
+export namespace quire {
+
+class StepRows {
+public:
+    explicit StepRows(int vocab_size) : vocab_(std::size_t(vocab_size)) {}
+
+    // Before the step: its sampling tasks, one for a row at most.
+    void clear_tasks(std::size_t n_rows) { tasks_.assign(n_rows, SamplingTask{.row = -1}); }
+    void add_task(const SamplingTask& task) { tasks_[std::size_t(task.row)] = task; }
+    // After it. `results` stays until the rows of the next step.
+    void begin(const StepResults& results);
+
+    // Of row i of an item's rows: the logits, copied to the host at the first call; the results of its sampling task, if there
+    // was one, and how many of them are tokens that it sampled; the most likely token, where the device says it; the hidden state.
+    std::span<const float>        logits(const Scheduled& item, int i);
+    std::span<const TokenLogprob> sampled(const Scheduled& item, int i) const;
+    int                    n_sampled(const Scheduled& item, int i) const { return tasks_[at(item, i)].n_uniforms; }
+    std::optional<Token>   best(const Scheduled& item, int i) const;
+    std::span<const float> hidden(const Scheduled& item, int i) const {
+        return results_->hidden(item.first_logit_row + i);
+    }
+
+private:
+    static std::size_t at(const Scheduled& item, int i) { return std::size_t(item.first_logit_row) + std::size_t(i); }
+
+    std::size_t               vocab_;
+    const StepResults*        results_ = nullptr;
+    std::span<const float>    logits_; // of all rows, once one was wanted
+    std::vector<SamplingTask> tasks_;  // by logit row; row -1: none
+};
+
+// The chosen token and the best ones, from a device's results.
+PositionLogprobs logprobs_of(TokenLogprob chosen, std::span<const TokenLogprob> top, int n_top);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void StepRows::begin(const StepResults& results) {
+    results_ = &results;
+    logits_  = {};
+}
+
+std::span<const float> StepRows::logits(const Scheduled& item, int i) {
+    if (logits_.empty()) logits_ = results_->rows();
+    return logits_.subspan(at(item, i) * vocab_, vocab_);
+}
+
+std::span<const TokenLogprob> StepRows::sampled(const Scheduled& item, int i) const {
+    if (results_->sampled.empty() || at(item, i) >= tasks_.size() || tasks_[at(item, i)].row < 0) return {};
+    const SamplingTask& task = tasks_[at(item, i)];
+    return results_->sampled.subspan(std::size_t(task.first_result), std::size_t(task.n_results()));
+}
+
+std::optional<Token> StepRows::best(const Scheduled& item, int i) const {
+    return results_->best.empty() ? std::nullopt : std::optional(results_->best[at(item, i)]);
+}
+
+PositionLogprobs logprobs_of(TokenLogprob chosen, std::span<const TokenLogprob> top, int n_top) {
+    PositionLogprobs result;
+    result.chosen = chosen;
+    const auto n  = std::min(top.size(), std::size_t(std::max(n_top, 0)));
+    result.top.assign(top.begin(), top.begin() + std::ptrdiff_t(n));
+    return result;
+}
+
+} // namespace quire

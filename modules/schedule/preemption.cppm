@@ -1,0 +1,79 @@
+// quire.schedule.preemption: when blocks run out, which running request gives up all of its blocks, and whether these are swapped or
+// computed again (the paper, section 4.5). Owns nothing.
+export module quire.schedule.preemption;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block_manager;
+import quire.schedule.sequence;
+
+export namespace quire {
+
+// How a preempted request gets its KV back. `automatic`: the faster way according to PreemptionCosts.
+enum class PreemptionMode : std::uint8_t { automatic, swap, recompute };
+
+// Measured by the engine; 0: not yet.
+struct PreemptionCosts {
+    double seconds_per_block = 0; // copy between device and swap pool, one way
+    double seconds_per_token = 0; // prefill
+};
+
+struct PreemptionStats {
+    std::uint64_t preemptions = 0, swaps_out = 0, swaps_in = 0, recomputations = 0;
+    std::uint64_t priority_preemptions = 0; // for a waiting request of better priority
+    std::uint64_t swapped_blocks       = 0; // in both directions
+    std::uint64_t recomputed_tokens    = 0; // their KV was dropped; computed again unless still in the cache
+};
+
+// Whether a running request can be preempted for a waiting one: of strictly worse priority, later in the order, and not
+// preempted this way too often already.
+bool can_preempt(const SequenceGroup& waiting, const SequenceGroup& running);
+
+// Takes all blocks of all sequences of a group. Its status says how: swapped, or preempted for recomputation.
+void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs,
+             PreemptionStats& stats);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+bool can_preempt(const SequenceGroup& waiting, const SequenceGroup& running) {
+    constexpr int most_times = 3;
+    return waiting.request.priority < running.request.priority && waiting.key < running.key &&
+           running.n_priority_preempted < most_times;
+}
+
+// Swapping moves each block twice; recomputing runs every token once, except those that are still in the cache.
+bool prefers_swap(const SequenceGroup& group, PreemptionMode mode, const PreemptionCosts& costs, int block_size) {
+    if (mode == PreemptionMode::recompute) return false;
+    // A partly computed prompt is not swapped: its full blocks are in the cache.
+    for (const auto& s : group.sequences)
+        if (s->n_computed + 1 != int(s->tokens.size())) return false;
+    if (mode == PreemptionMode::swap || costs.seconds_per_block <= 0 || costs.seconds_per_token <= 0) return true;
+    return 2 * costs.seconds_per_block < costs.seconds_per_token * block_size;
+}
+
+void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs,
+             PreemptionStats& stats) {
+    group.n_preempted++;
+    stats.preemptions++;
+    const int n_swap_free = blocks.n_swap_free();
+    if (prefers_swap(group, mode, costs, blocks.block_size()) && blocks.swap_out(group.block_tables())) {
+        group.status = GroupStatus::swapped;
+        stats.swaps_out++;
+        stats.swapped_blocks += std::uint64_t(n_swap_free - blocks.n_swap_free());
+        return;
+    }
+    group.status = GroupStatus::preempted;
+    stats.recomputations++;
+    for (auto& s : group.sequences) {
+        group.n_recomputed += s->n_computed;
+        stats.recomputed_tokens += std::uint64_t(s->n_computed);
+        blocks.close_table(std::exchange(s->table, -1));
+        s->n_computed = 0;
+    }
+}
+
+} // namespace quire

@@ -1,0 +1,98 @@
+// quire.schedule.sequence: the sequences of a request (its answers or beams) and the group that they form. A group **owns** its
+// sequences; the block manager has their block tables.
+export module quire.schedule.sequence;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block_hash;
+import quire.paging.block;
+import quire.paging.block_manager;
+import quire.paging.snapshot;
+import quire.schedule.request;
+
+export namespace quire {
+
+enum class GroupStatus : std::uint8_t { waiting, running, preempted, swapped, finished };
+
+// Requests run in ascending order of these: the step of arrival plus aging_steps for each level of priority, then the order of
+// arrival. So no request waits for ever.
+using QueueKey = std::pair<std::int64_t, std::uint64_t>;
+
+// One answer: the prompt and the tokens generated after it.
+struct Sequence {
+    int                           index = 0; // which answer of its request
+    std::vector<Token>            tokens;
+    int                           n_computed = 0;  // leading tokens whose KV is written
+    TableId                       table      = -1; // while it has blocks
+    double                        logprob    = 0;  // of what was generated, summed, where answers are ranked by it
+    std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
+    FinishReason                  finish = FinishReason::none;
+};
+
+// One request with all its sequences: admitted, preempted and resumed together (a sequence group).
+struct SequenceGroup {
+    RequestId                              id = 0;
+    Request                                request;
+    std::vector<std::unique_ptr<Sequence>> sequences; // still running; one until the prompt is computed
+    std::vector<std::unique_ptr<Sequence>> finished;  // without blocks
+    GroupStatus                            status               = GroupStatus::waiting;
+    int                                    n_cached             = 0;     // prompt tokens found in the cache
+    int                                    n_recomputed         = 0;     // tokens computed again after preemptions
+    int                                    n_preempted          = 0;     // how often it was preempted
+    int                                    n_priority_preempted = 0;     // of these, for a more urgent request
+    bool                                   prompt_done          = false; // the prompt is computed, all sequences exist
+    std::vector<int>                       cancelled; // answers cancelled before their sequences existed
+    SharingStats                           sharing;
+    std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
+
+    int n_prompt() const { return int(request.prompt.size()); }
+    int n_generated(const Sequence& s) const { return int(s.tokens.size() - request.prompt.size()); }
+
+    // -- the scheduler's
+    QueueKey                               key;
+    CacheNamespace                         space;
+    std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
+    std::vector<TableId>                   tables; // scratch of block_tables()
+
+    // The tables of all sequences that have blocks, valid until the next call.
+    std::span<const TableId> block_tables();
+};
+
+// Appends the group's sequences to a snapshot, and to its blocks how far they are filled.
+void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blocks, Snapshot& snapshot);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::span<const TableId> SequenceGroup::block_tables() {
+    tables.clear();
+    for (const auto& s : sequences)
+        if (s->table >= 0) tables.push_back(s->table);
+    return tables;
+}
+
+void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blocks, Snapshot& snapshot) {
+    for (const auto& s : group.sequences) {
+        SequenceView& v = snapshot.sequences.emplace_back();
+        v.request       = group.id;
+        v.index         = s->index;
+        v.status        = status;
+        v.n_prompt      = group.n_prompt();
+        v.n_tokens      = int(s->tokens.size());
+        v.n_computed    = s->n_computed;
+        if (s->table < 0) continue;
+        const std::span<const BlockId> table = blocks.blocks(s->table);
+        v.blocks.assign(table.begin(), table.end());
+        if (status == ViewStatus::swapped) continue;
+        const int size = blocks.block_size();
+        for (std::size_t i = 0; i < v.blocks.size(); i++) {
+            int& filled = snapshot.blocks[std::size_t(v.blocks[i])].filled;
+            filled      = std::max(filled, std::clamp(v.n_computed - int(i) * size, 0, size));
+        }
+    }
+}
+
+} // namespace quire

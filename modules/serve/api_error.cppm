@@ -1,0 +1,71 @@
+// quire.serve.api_error: why a request is refused, in OpenAI's form. Owns nothing.
+export module quire.serve.api_error;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+
+export namespace quire {
+
+// Why a request is refused: {"error": {message, type, param, code}}.
+struct ApiError {
+    int         status = 400;
+    std::string message;
+    std::string param; // the field that is wrong; "": null
+    std::string code;  // "": null
+};
+
+template <class T>
+using Parsed = std::expected<T, ApiError>;
+
+std::string error_body(const ApiError& error);
+
+// That a prompt does not fit, in the words by which clients of OpenAI know it. `param`: what the prompt came in. `at_least`:
+// its tokens were not counted.
+ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least = false);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+std::string_view error_type(int status) {
+    switch (status) {
+        case 401: return "authentication_error";
+        case 403: return "permission_error";
+        case 404: return "not_found_error";
+        case 429: return "rate_limit_error";
+        case 501: return "not_supported_error";
+        case 503: return "unavailable_error";
+        default: return status >= 500 ? "server_error" : "invalid_request_error";
+    }
+}
+
+Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
+
+} // namespace
+
+ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
+                          const std::string& param, bool at_least) {
+    return {400,
+            cat("This model's maximum context length is ", context, " tokens. However, you requested ",
+                prompt_tokens + completion_tokens, " tokens (", prompt_tokens, " in the ", param, ", ",
+                completion_tokens, " in the completion). Please reduce the length of the ", param,
+                completion_tokens > 0 ? " or completion." : ".",
+                at_least ? " (At least: a text this long is not split into tokens.)" : ""),
+            param, "context_length_exceeded"};
+}
+
+std::string error_body(const ApiError& error) {
+    return json_dump(Json{{"error",
+                           {{"message", error.message},
+                            {"type", error_type(error.status)},
+                            {"param", or_null(error.param)},
+                            {"code", or_null(error.code)}}}});
+}
+
+} // namespace quire

@@ -1,0 +1,569 @@
+// quire.serve.openai_request: the bodies of requests, JSON text → values, with the field names of OpenAI, vLLM and llama.cpp. Uses no
+// sockets, no engine and no tokenizer. Owns nothing.
+export module quire.serve.openai_request;
+
+import quire.core.base;
+import quire.text.chat_template;
+import quire.core.json;
+import quire.schedule.request;
+import quire.serve.api_error;
+import quire.serve.json_fields;
+import quire.serve.unsupported_fields;
+import quire.core.std;
+
+export namespace quire {
+
+struct ApiLimits {
+    std::vector<std::string> models; // names that a request may use; the first is the one in responses
+    int                      vocab_size = 0;
+    int                      context    = 0;
+    int                      n = 128, best_of = 128; // answers; beams
+    int                      max_tokens     = 0;     // that a request may ask for; 0: any number, cut at the context
+    int                      default_tokens = -1;   // where a request sets none; -1: OpenAI's 16, for chats the context
+    int                      stops          = 64;   // strings; as many bad words
+    int                      stop_bytes     = 512;  // of each
+    int                      prompts        = 1024; // of one request
+    int                      messages       = 4096;
+    int                      logprobs       = 20;
+    int                      logit_bias     = 1024;                 // entries
+    double                   temperature = 1, top_p = 1, min_p = 0; // where a request sets none
+    int                      top_k = 0;
+    JsonLimits               json;
+};
+
+// Text and token ids in a row; the ids stand for themselves.
+using PromptPart = std::variant<std::string, std::vector<Token>>;
+using Prompt     = std::vector<PromptPart>;
+
+// A conversation, and how it becomes a prompt.
+struct Conversation {
+    std::vector<ChatMessage> messages;
+    bool                     add_generation_prompt = true;
+    bool                     continue_final        = false; // the last message is the beginning of the answer
+};
+
+// What /v1/completions and /v1/chat/completions take.
+struct GenerationRequest {
+    bool                                       chat = false;
+    std::vector<Prompt>                        prompts; // of completions
+    Conversation                               conversation;
+    bool                                       add_special_tokens = true;
+    Request                                    request;    // all but the prompt and max_tokens
+    std::optional<int>                         max_tokens; // 0: nothing is generated; absent: up to the context
+    bool                                       has_seed = false;
+    std::vector<std::string>                   stop, bad_words;
+    std::vector<std::pair<std::string, float>> text_bias; // logit_bias of all tokens of a text
+    bool                                       include_stop = false, skip_special_tokens = true;
+    bool                                       stream = false, include_usage = false, continuous_usage = false;
+    bool                     echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
+    int                      prompt_logprobs = -1; // as the field asks, in vLLM's shape
+    int                      truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
+    bool                     cache_prompt    = true;
+    std::string              id;      // request_id, if it is a plain word
+    std::vector<std::string> unknown; // unknown fields, for the log
+};
+
+Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
+Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
+// Sets max_tokens and min_tokens of an engine request with one of the prompts: what `from` asks for, at most what the context has
+// room for.
+void limit_tokens(const GenerationRequest& from, int context, Request& request);
+
+struct EmbeddingRequest {
+    std::vector<Prompt>      inputs;
+    bool                     base64             = false;
+    bool                     add_special_tokens = true;
+    std::string              cache_salt;
+    std::optional<int>       dimensions;
+    std::vector<std::string> unknown;
+};
+Parsed<EmbeddingRequest> parse_embedding_request(std::string_view json, const ApiLimits& limits);
+
+// /tokenize, /apply-template, /pin: a text or a conversation.
+struct TextRequest {
+    std::optional<std::string>  text;
+    std::optional<Conversation> conversation;
+    bool                        add_special = true, parse_special = true, with_pieces = false, token_strings = false;
+    std::string                 cache_salt;
+};
+Parsed<TextRequest> parse_text_request(std::string_view json, const ApiLimits& limits);
+
+// /detokenize.
+Parsed<std::vector<Token>> parse_detokenize_request(std::string_view json, const ApiLimits& limits);
+// {"id": "…"} of /unpin.
+Parsed<std::string> parse_id_request(std::string_view json, const ApiLimits& limits);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+std::unexpected<ApiError> refuse(std::string param, std::string message, int status = 400, std::string code = "") {
+    return std::unexpected(ApiError{status, std::move(message), std::move(param), std::move(code)});
+}
+
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
+    Result<JsonDocument> json = json_document(text, limits.json);
+    if (!json) return refuse("", cat("the body cannot be used: ", json.error().message));
+    if (!(*json)->is_object()) return refuse("", cat("the body is ", type_name(*json), "; it has to be a JSON object"));
+    return std::move(*json);
+}
+
+void parse_model(JsonFields& f, const ApiLimits& limits) {
+    const Json* v = f.find("model");
+    if (!v) return;
+    if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
+    const auto& name = v->get_ref<const std::string&>();
+    if (name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
+    f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
+                    "model", "model_not_found"});
+}
+
+void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    const Json* v = f.find("logit_bias");
+    if (!v) return;
+    if (!v->is_object() && !v->is_array())
+        return f.fail("logit_bias", cat("logit_bias is ", type_name(*v), "; it has to be an object of token ids"));
+    if (v->size() > std::size_t(limits.logit_bias))
+        return f.fail("logit_bias", cat("logit_bias has ", v->size(), " entries; ", limits.logit_bias, " are allowed"));
+    const auto add = [&](const Json& key, const Json& bias) {
+        float value = 0;
+        if (bias.is_boolean() && !bias.get<bool>()) value = -std::numeric_limits<float>::infinity(); // never
+        else if (bias.is_number() && std::abs(bias.get<double>()) <= 100) value = bias.get<float>();
+        else return f.fail("logit_bias", "a bias has to be a number in -100..100");
+        std::optional<std::int64_t> id;
+        if (key.is_string()) {
+            const auto&  text       = key.get_ref<const std::string&>();
+            std::int64_t n          = 0;
+            const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), n);
+            if (wrong == std::errc{} && end == text.data() + text.size()) id = n;
+            else if (wrong == std::errc{} || text.empty() || wrong == std::errc::result_out_of_range ||
+                     text.size() > std::size_t(limits.stop_bytes))
+                return f.fail("logit_bias", cat("logit_bias has the key ", quote(text), ", which is no token id"));
+            else return void(out.text_bias.emplace_back(text, value));
+        } else {
+            id = JsonFields::integer_of(key);
+        }
+        if (!id || *id < 0 || *id >= limits.vocab_size)
+            return f.fail("logit_bias", cat("logit_bias names ",
+                                            key.is_string() ? quote(key.get<std::string>()) : JsonFields::shown(key),
+                                            ", which is no token id in 0..", limits.vocab_size - 1));
+        out.request.sampling.logit_bias.emplace_back(Token(*id), value);
+    };
+    if (v->is_object()) {
+        for (auto at = v->begin(); at != v->end(); ++at) add(Json(at.key()), at.value());
+        return;
+    }
+    for (const Json& pair : *v)
+        if (pair.is_array() && pair.size() == 2) add(pair[0], pair[1]);
+        else return f.fail("logit_bias", "a list of logit_bias has pairs of a token and a bias");
+}
+
+void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    SamplingParams& s    = out.request.sampling;
+    s.temperature        = float(f.number("temperature", 0, 100, limits.temperature));
+    s.top_p              = float(f.number("top_p", 0, 1, limits.top_p, true));
+    s.min_p              = float(f.number("min_p", 0, 1, limits.min_p));
+    s.top_k              = std::max(f.integer("top_k", -1, std::numeric_limits<int>::max(), limits.top_k), 0);
+    s.presence_penalty   = float(f.number("presence_penalty", -2, 2, 0));
+    s.frequency_penalty  = float(f.number("frequency_penalty", -2, 2, 0));
+    const double repeat  = f.number("repeat_penalty", 0, 100, 1, true); // llama.cpp's name
+    s.repetition_penalty = float(f.number("repetition_penalty", 0, 100, repeat, true));
+    s.repeat_last_n      = f.integer("repeat_last_n", -1, std::numeric_limits<int>::max(), -1);
+    s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
+    s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
+    if (const auto seed =
+            f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
+        seed && *seed != -1) {
+        s.seed       = std::uint64_t(*seed);
+        out.has_seed = true;
+    }
+    s.allowed_tokens = f.tokens("allowed_token_ids", limits.vocab_size);
+    if (const Json* v = f.find("allowed_token_ids"); v && v->is_array() && v->empty())
+        f.fail("allowed_token_ids", "allowed_token_ids is empty: no token could come");
+    out.bad_words = f.texts("bad_words", limits.stops, limits.stop_bytes);
+    parse_bias(f, out, limits);
+}
+
+void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    Request&   r       = out.request;
+    const bool beams   = f.boolean("use_beam_search", false);
+    const int  width   = f.integer("beam_width", 0, limits.best_of, 0);
+    const auto penalty = f.number("length_penalty", -100, 100, 1);
+    r.length_penalty   = float(penalty);
+    if (const Json* v = f.find("early_stopping")) {
+        if (v->is_boolean()) r.early_stopping = v->get<bool>() ? EarlyStopping::yes : EarlyStopping::no;
+        else if (*v == "never") r.early_stopping = EarlyStopping::never;
+        else f.fail("early_stopping", "early_stopping has to be true, false or \"never\"");
+    }
+    if (!beams && width == 0) {
+        if (penalty != 1) f.fail("length_penalty", "length_penalty needs use_beam_search");
+        if (r.early_stopping != EarlyStopping::no) f.fail("early_stopping", "early_stopping needs use_beam_search");
+        return;
+    }
+    if (!beams) return f.fail("beam_width", "beam_width needs use_beam_search");
+    r.beam_width = width > 0 ? width : std::max(r.best_of, r.n);
+    r.best_of    = 0;
+    if (r.beam_width < r.n)
+        f.fail("beam_width", cat("beam_width is ", r.beam_width, ", less than the ", r.n, " answers wanted"));
+    // Beams follow the model's own distribution.
+    const SamplingParams& s = r.sampling;
+    if (s.temperature != 0 && f.has("temperature") && s.temperature != 1)
+        f.fail("temperature", "beam search takes the model's own probabilities: temperature can be 0 or 1");
+    if (f.has("top_p") && s.top_p != 1) f.fail("top_p", "top_p does not go with beam search");
+    if (f.has("top_k") && s.top_k != 0) f.fail("top_k", "top_k does not go with beam search");
+    if (f.has("min_p") && s.min_p != 0) f.fail("min_p", "min_p does not go with beam search");
+    if (s.presence_penalty != 0) f.fail("presence_penalty", "presence_penalty does not go with beam search");
+    if (s.frequency_penalty != 0) f.fail("frequency_penalty", "frequency_penalty does not go with beam search");
+    if (s.repetition_penalty != 1)
+        f.fail(f.has("repetition_penalty") ? "repetition_penalty" : "repeat_penalty",
+               "a repetition penalty does not go with beam search");
+    if (!s.logit_bias.empty() || !out.text_bias.empty())
+        f.fail("logit_bias", "logit_bias does not go with beam search");
+    if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
+    if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
+    if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
+}
+
+void parse_stream(JsonFields& f, GenerationRequest& out) {
+    out.stream          = f.boolean("stream", false);
+    const Json* options = f.find("stream_options");
+    if (!options) return;
+    if (!options->is_object()) return f.fail("stream_options", "stream_options has to be an object");
+    JsonFields o(*options);
+    out.include_usage    = o.boolean("include_usage", false);
+    out.continuous_usage = o.boolean("continuous_usage_stats", false);
+    if (!out.stream && (out.include_usage || out.continuous_usage))
+        return f.fail("stream_options", "stream_options needs stream");
+    if (o.boolean("include_obfuscation", false)) o.fail("include_obfuscation", "include_obfuscation is not supported");
+    if (o.failed()) f.fail("stream_options", o.error().error().message);
+    for (const std::string& name : o.unknown()) out.unknown.push_back("stream_options." + name);
+}
+
+// Answers' lengths: under three names, with a default and a limit of the server. limit_tokens() applies the result.
+void parse_max_tokens(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    constexpr int huge = std::numeric_limits<int>::max();
+    Request&      r    = out.request;
+    const char*   name = f.has("max_completion_tokens") ? "max_completion_tokens"
+                         : f.has("max_tokens")          ? "max_tokens"
+                                                        : "n_predict";
+    for (const char* other : {"max_completion_tokens", "max_tokens", "n_predict"})
+        if (const auto n = f.integer(other, -1, huge); n && other == std::string_view(name) && *n >= 0)
+            out.max_tokens = int(*n);
+    if (!f.has(name) && (limits.default_tokens >= 0 || !out.chat))
+        out.max_tokens = limits.default_tokens >= 0 ? limits.default_tokens : 16;
+    if (limits.max_tokens > 0) {
+        const int asked = out.max_tokens.value_or(limits.max_tokens);
+        if (asked > limits.max_tokens && f.has(name))
+            f.fail(name, cat(name, " is ", asked, "; this server allows ", limits.max_tokens));
+        out.max_tokens = std::min(asked, limits.max_tokens);
+    }
+    r.min_tokens = f.integer("min_tokens", 0, huge, 0);
+    if (out.max_tokens && r.min_tokens > *out.max_tokens)
+        f.fail("min_tokens", cat("min_tokens is ", r.min_tokens, ", more than the ", *out.max_tokens, " of ",
+                                 f.has(name) ? name : "max_tokens"));
+}
+
+// What completions and chats have in common.
+void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    constexpr int huge = std::numeric_limits<int>::max();
+    Request&      r    = out.request;
+    parse_model(f, limits);
+    r.n       = f.integer("n", 1, limits.n, 1);
+    r.best_of = f.integer("best_of", 1, limits.best_of, r.n);
+    if (r.best_of < r.n)
+        f.fail("best_of", cat("best_of is ", r.best_of, ", less than the ", r.n, " answers that n wants"));
+
+    parse_max_tokens(f, out, limits);
+    r.ignore_end  = f.boolean("ignore_eos", false);
+    r.stop_tokens = f.tokens("stop_token_ids", limits.vocab_size);
+    if (r.stop_tokens.size() > std::size_t(limits.stops) * 16)
+        f.fail("stop_token_ids",
+               cat("stop_token_ids has ", r.stop_tokens.size(), " ids; ", limits.stops * 16, " are allowed"));
+    out.stop                = f.texts("stop", limits.stops, limits.stop_bytes);
+    out.include_stop        = f.boolean("include_stop_str_in_output", false);
+    out.skip_special_tokens = f.boolean("skip_special_tokens", true);
+
+    parse_sampling(f, out, limits);
+    parse_beams(f, out, limits);
+    parse_stream(f, out);
+    r.priority           = f.integer("priority", -1'000'000, 1'000'000, 0);
+    r.cache_salt         = f.text("cache_salt", 1024);
+    out.cache_prompt     = f.boolean("cache_prompt", true);
+    out.return_token_ids = f.boolean("return_token_ids", false) || f.boolean("return_tokens", false);
+    out.tokens_as_ids    = f.boolean("return_tokens_as_token_ids", false);
+    out.truncate_prompt  = f.integer("truncate_prompt_tokens", -1, huge, 0);
+    out.prompt_logprobs  = f.integer("prompt_logprobs", 0, limits.logprobs, -1);
+    if (out.prompt_logprobs >= 0 && out.stream) f.fail("prompt_logprobs", "prompt_logprobs does not go with stream");
+    if (out.stream && r.beam_width == 0 && r.best_of > r.n)
+        f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
+    if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
+    refuse_unsupported(f);
+}
+
+// Text and ids in one list, as in llama.cpp.
+bool parse_mixed(JsonFields& f, const std::string& param, const Json& list, const ApiLimits& limits, Prompt& out) {
+    for (const Json& item : list) {
+        if (item.is_string()) {
+            out.emplace_back(item.get<std::string>());
+            continue;
+        }
+        const std::optional<Token> id = JsonFields::token_of(item, limits.vocab_size);
+        if (!id) {
+            f.fail(param, cat(param, ": ", JsonFields::shown(item), " is neither a text nor a token id in 0..",
+                              limits.vocab_size - 1));
+            return false;
+        }
+        if (out.empty() || !std::holds_alternative<std::vector<Token>>(out.back()))
+            out.emplace_back(std::vector<Token>());
+        std::get<std::vector<Token>>(out.back()).push_back(*id);
+    }
+    return true;
+}
+
+std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const ApiLimits& limits) {
+    std::vector<Prompt> prompts;
+    const Json*         v = f.find(param);
+    if (!v) {
+        f.fail(param, cat(param, " is missing"));
+        return prompts;
+    }
+    if (v->is_string()) {
+        prompts.push_back({v->get<std::string>()});
+        return prompts;
+    }
+    if (!v->is_array() || v->empty()) {
+        f.fail(param, v->is_array() ? cat(param, " is empty")
+                                    : cat(param, " is ", type_name(*v), "; it has to be a string or a list"));
+        return prompts;
+    }
+    const bool nested = std::ranges::any_of(*v, [](const Json& item) { return item.is_array(); });
+    const bool texts  = std::ranges::all_of(*v, [](const Json& item) { return item.is_string(); });
+    if (!nested && !texts) {
+        if (Prompt one; parse_mixed(f, param, *v, limits, one)) prompts.push_back(std::move(one));
+        return prompts;
+    }
+    if (v->size() > std::size_t(limits.prompts)) {
+        f.fail(param, cat(param, " has ", v->size(), " prompts; ", limits.prompts, " are allowed"));
+        return prompts;
+    }
+    for (const Json& item : *v) {
+        Prompt one;
+        if (item.is_string()) one.emplace_back(item.get<std::string>());
+        else if (!item.is_array() || item.empty()) {
+            f.fail(param, cat(param, " is a list with ", item.is_array() ? "an empty list" : type_name(item),
+                              " among its prompts"));
+            break;
+        } else if (!parse_mixed(f, param, item, limits, one)) break;
+        prompts.push_back(std::move(one));
+    }
+    return prompts;
+}
+
+// The text of a message: a string, or parts of type text.
+std::optional<std::string> parse_content(JsonFields& f, const Json& message, const std::string& where) {
+    const auto at = message.find("content");
+    if (at == message.end() || at->is_null()) {
+        f.fail("messages", cat(where, " has no content"));
+        return std::nullopt;
+    }
+    if (at->is_string()) return at->get<std::string>();
+    if (!at->is_array()) {
+        f.fail("messages", cat("the content of ", where, " is ", type_name(*at), "; it has to be a string or parts"));
+        return std::nullopt;
+    }
+    std::string text;
+    for (const Json& part : *at) {
+        const bool is_text = part.is_object() && part.contains("type") && part["type"] == "text" &&
+                             part.contains("text") && part["text"].is_string();
+        if (!is_text) {
+            f.fail("messages", cat("the content of ", where, " has a part that is not text"));
+            return std::nullopt;
+        }
+        text += part["text"].get_ref<const std::string&>();
+    }
+    return text;
+}
+
+Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
+    Conversation out;
+    const Json*  v = f.find("messages");
+    if (!v || !v->is_array() || v->empty()) {
+        f.fail("messages", !v               ? "messages is missing"
+                           : !v->is_array() ? cat("messages is ", type_name(*v), "; it has to be a list")
+                                            : std::string("messages is empty"));
+        return out;
+    }
+    if (v->size() > std::size_t(limits.messages)) {
+        f.fail("messages", cat("messages has ", v->size(), " of them; ", limits.messages, " are allowed"));
+        return out;
+    }
+    for (std::size_t i = 0; i < v->size(); i++) {
+        const Json&       m     = (*v)[i];
+        const std::string where = cat("message ", i);
+        if (!m.is_object())
+            return f.fail("messages", cat(where, " is ", type_name(m), "; it has to be an object")), out;
+        if (!m.contains("role") || !m["role"].is_string()) return f.fail("messages", cat(where, " has no role")), out;
+        std::string role = m["role"].get<std::string>();
+        if (role == "developer") role = "system"; // OpenAI's newer name
+        if (role != "system" && role != "user" && role != "assistant")
+            return f.fail("messages",
+                          cat(where, " has the role ", quote(role), "; system, user and assistant are known")),
+                   out;
+        for (const char* calls : {"tool_calls", "function_call", "audio"})
+            if (m.contains(calls) && !m[calls].is_null() && !m[calls].empty())
+                return f.fail("messages", cat(where, " has ", calls, ", which are not supported")), out;
+        std::optional<std::string> text = parse_content(f, m, where);
+        if (!text) return out;
+        out.messages.push_back({std::move(role), std::move(*text)});
+    }
+    // The last message may be the beginning of the answer: as requested, or because it is by the assistant (as in llama.cpp).
+    const bool last_is_answer = out.messages.back().role == "assistant";
+    const bool add            = f.boolean("add_generation_prompt", true);
+    out.continue_final        = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
+    out.add_generation_prompt = add;
+    if (out.continue_final && f.has("add_generation_prompt") && add)
+        f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+    if (out.continue_final && !last_is_answer)
+        f.fail("continue_final_message", "continue_final_message needs a last message by the assistant");
+    if (out.continue_final && out.messages.size() > 1 && out.messages[out.messages.size() - 2].role == "assistant")
+        f.fail("messages", "there are two assistant messages at the end");
+    return out;
+}
+
+// llama.cpp's name for log-probabilities; 0 is none.
+int parse_n_probs(JsonFields& f, const ApiLimits& limits) { return f.integer("n_probs", 0, limits.logprobs, 0); }
+
+} // namespace
+
+Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields        f(*json);
+    GenerationRequest out;
+    parse_common(f, out, limits);
+    out.prompts            = parse_prompts(f, "prompt", limits);
+    out.add_special_tokens = f.boolean("add_special_tokens", true);
+    out.echo               = f.boolean("echo", false);
+    int logprobs           = -1;
+    if (const int n = parse_n_probs(f, limits); n > 0) logprobs = n;
+    logprobs                      = f.integer("logprobs", 0, limits.logprobs, logprobs);
+    out.logprobs                  = logprobs >= 0;
+    out.request.sampling.logprobs = logprobs;
+    if (f.integer("top_logprobs", 0, limits.logprobs, 0) > 0)
+        f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
+    if (f.has("messages")) f.fail("messages", "messages belongs to /v1/chat/completions");
+    for (const std::string& name : f.unknown()) out.unknown.push_back(name);
+    if (f.failed()) return f.error();
+    return out;
+}
+
+Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields        f(*json);
+    GenerationRequest out;
+    out.chat         = true;
+    out.conversation = parse_conversation(f, limits);
+    parse_common(f, out, limits);
+    out.add_special_tokens = f.boolean("add_special_tokens", false); // templates write them
+    if (f.boolean("echo", false)) f.fail("echo", "echo belongs to /v1/completions");
+    if (f.has("prompt")) f.fail("prompt", "prompt belongs to /v1/completions");
+    const int n_probs = parse_n_probs(f, limits);
+    out.logprobs      = f.boolean("logprobs", n_probs > 0);
+    const int top     = f.integer("top_logprobs", 0, limits.logprobs, n_probs);
+    if (n_probs > 0 && !out.logprobs) f.fail("n_probs", "n_probs needs logprobs, which is false");
+    if (top > 0 && !out.logprobs) f.fail("top_logprobs", "top_logprobs needs logprobs");
+    if (out.logprobs) out.request.sampling.logprobs = top;
+    for (const std::string& name : f.unknown()) out.unknown.push_back(name);
+    if (f.failed()) return f.error();
+    return out;
+}
+
+void limit_tokens(const GenerationRequest& from, int context, Request& request) {
+    const int prompt   = int(std::min<std::size_t>(request.prompt.size(), std::size_t(context) - 1));
+    request.max_tokens = std::min(from.max_tokens.value_or(context), context - prompt); // room for at least 1
+    request.min_tokens = std::min(request.min_tokens, request.max_tokens);
+}
+
+Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields       f(*json);
+    EmbeddingRequest out;
+    parse_model(f, limits);
+    out.inputs             = parse_prompts(f, f.has("input") || !f.has("content") ? "input" : "content", limits);
+    out.add_special_tokens = f.boolean("add_special_tokens", true);
+    out.cache_salt         = f.text("cache_salt", 1024);
+    const std::string form = f.text("encoding_format", 64, "float");
+    if (form != "float" && form != "base64")
+        f.fail("encoding_format", cat("encoding_format is ", quote(form), "; it has to be float or base64"));
+    out.base64 = form == "base64";
+    if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
+    (void)f.find("user");
+    out.unknown = f.unknown();
+    if (f.failed()) return f.error();
+    return out;
+}
+
+Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields  f(*json);
+    TextRequest out;
+    parse_model(f, limits);
+    const int given = int(f.has("prompt")) + int(f.has("content")) + int(f.has("messages"));
+    if (given != 1) f.fail(given == 0 ? "prompt" : "messages", "one of prompt, content and messages is needed");
+    const bool by_content = f.has("content");
+    if (f.has("messages")) out.conversation = parse_conversation(f, limits);
+    else out.text = f.text(by_content ? "content" : "prompt", limits.json.bytes);
+    // vLLM's names and defaults, or llama.cpp's.
+    out.add_special   = f.boolean("add_special", !by_content && !out.conversation);
+    out.add_special   = f.boolean("add_special_tokens", out.add_special);
+    out.parse_special = f.boolean("parse_special", true);
+    out.with_pieces   = f.boolean("with_pieces", false);
+    out.token_strings = f.boolean("return_token_strs", false);
+    out.cache_salt    = f.text("cache_salt", 1024);
+    for (const char* name : {"chat_template", "tools"})
+        if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
+            f.fail(name, cat(name, " is not supported"));
+    if (f.failed()) return f.error();
+    return out;
+}
+
+Parsed<std::vector<Token>> parse_detokenize_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields f(*json);
+    parse_model(f, limits);
+    const Json* v = f.find("tokens");
+    if (!v || !v->is_array()) f.fail("tokens", "tokens has to be a list of token ids");
+    std::vector<Token> ids;
+    if (v && v->is_array())
+        for (const Json& item : *v) {
+            const std::optional<Token> id = JsonFields::token_of(item, limits.vocab_size);
+            if (!id) {
+                f.fail("tokens",
+                       cat("tokens: ", JsonFields::shown(item), " is no token id in 0..", limits.vocab_size - 1));
+                break;
+            }
+            ids.push_back(*id);
+        }
+    if (f.failed()) return f.error();
+    return ids;
+}
+
+Parsed<std::string> parse_id_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields  f(*json);
+    std::string id = f.text("id", 128);
+    if (id.empty()) f.fail("id", "id is missing");
+    if (f.failed()) return f.error();
+    return id;
+}
+
+} // namespace quire

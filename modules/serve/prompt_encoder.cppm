@@ -1,0 +1,177 @@
+// quire.serve.prompt_encoder: prompts, texts and conversations → token ids, and whether they fit the context and the KV pool. Owns
+// nothing.
+export module quire.serve.prompt_encoder;
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.engine;
+import quire.serve.api_error;
+import quire.serve.openai_request;
+import quire.text.chat_template;
+import quire.text.tokenizer;
+
+export namespace quire {
+
+// Any thread. The tokenizer and the options must outlive it.
+class PromptEncoder {
+public:
+    PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options, ChatForm form);
+
+    // The text of a conversation, by the model's chat template.
+    Parsed<std::string> render(const Conversation& conversation) const;
+
+    // `param`: the field of the request that an error names.
+    Parsed<std::vector<Token>> encode(const Prompt& prompt, bool add_special, const std::string& param) const;
+    Parsed<std::vector<Token>> encode(const TextRequest& request) const;
+    // A text that render() made.
+    std::vector<Token> encode_rendered(const std::string& text, bool add_special) const;
+    // A text in the middle of another.
+    std::vector<Token> encode_inside(std::string_view text) const;
+
+    // Whether so many bytes can fit the context, however they are split into tokens. `completion`: tokens asked for.
+    Parsed<void> check_size(std::size_t bytes, int completion, const std::string& param) const;
+    // Whether a text is short enough to be split into tokens at all. It may be longer than the context: it is only looked
+    // at, or truncated.
+    Parsed<void> check_split(std::size_t bytes, const std::string& param) const;
+    // Whether the prompt, and one token if any is generated, fit the context and the KV pool; a longer answer is cut there.
+    // `width`: sequences of the request, each of which has a block of its own.
+    Parsed<void> check_length(std::size_t tokens, int completion, int width, const std::string& param) const;
+
+private:
+    std::vector<Token> encode_text(std::string_view text, bool add_special, bool parse_special = true) const;
+
+    const Tokenizer*     tokenizer_;
+    const EngineOptions* options_;
+    ChatForm             form_;
+    std::size_t          longest_token_ = 1; // bytes
+};
+
+// Of the parts that are text.
+std::size_t text_bytes(const Prompt& prompt);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+PromptEncoder::PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options, ChatForm form)
+    : tokenizer_(&tokenizer), options_(&options), form_(form) {
+    for (Token id = 0; id < tokenizer.vocab_size(); id++)
+        longest_token_ = std::max(longest_token_, tokenizer.bytes(id, true).size());
+}
+
+std::size_t text_bytes(const Prompt& prompt) {
+    std::size_t bytes = 0;
+    for (const PromptPart& part : prompt)
+        if (const auto* text = std::get_if<std::string>(&part)) bytes += text->size();
+    return bytes;
+}
+
+// -- limits
+
+Parsed<void> PromptEncoder::check_size(std::size_t bytes, int completion, const std::string& param) const {
+    const int  context = options_->context;
+    const auto tokens  = std::int64_t(bytes / longest_token_);
+    if (tokens <= context) return {};
+    return std::unexpected(context_overflow(context, tokens, completion, param, true));
+}
+
+Parsed<void> PromptEncoder::check_split(std::size_t bytes, const std::string& param) const {
+    const std::size_t most = std::max(std::size_t(1) << 20, std::size_t(options_->context) * 16);
+    if (bytes <= most) return {};
+    return std::unexpected(ApiError{400,
+                                    cat(param, " has ", bytes, " bytes; for a context of ", options_->context,
+                                        " tokens texts of ", most, " are split"),
+                                    param, "context_length_exceeded"});
+}
+
+Parsed<void> PromptEncoder::check_length(std::size_t tokens, int completion, int width,
+                                         const std::string& param) const {
+    const EngineOptions& o    = *options_;
+    const auto           pool = std::int64_t(std::max(o.kv_blocks - width + 1, 0)) * o.block_size;
+    const std::int64_t   room = std::min<std::int64_t>(o.context, pool);
+    if (std::int64_t(tokens) + (completion > 0 ? 1 : 0) <= room) return {};
+    ApiError error = context_overflow(room, std::int64_t(tokens), completion, param);
+    if (room < o.context)
+        error.message += cat(" (The context is ", o.context, ", but the KV pool has ", o.kv_blocks, " blocks of ",
+                             o.block_size, " tokens.)");
+    return std::unexpected(std::move(error));
+}
+
+// -- text → tokens
+
+std::vector<Token> PromptEncoder::encode_text(std::string_view text, bool add_special, bool parse_special) const {
+    return tokenizer_->encode(text, {.add_special = add_special, .parse_special = parse_special});
+}
+
+// Some vocabularies put a space before the first word of a text: a newline stands there instead, and its tokens are removed.
+std::vector<Token> PromptEncoder::encode_inside(std::string_view text) const {
+    const std::string        anchor = "\n";
+    const std::vector<Token> before = encode_text(anchor, false);
+    std::vector<Token>       all    = encode_text(cat(anchor, text), false);
+    if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
+        return encode_text(text, false);
+    all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
+    return all;
+}
+
+// A template may have written BOS itself; it must be there once.
+std::vector<Token> PromptEncoder::encode_rendered(const std::string& text, bool add_special) const {
+    const Tokenizer&   t   = *tokenizer_;
+    std::vector<Token> ids = encode_text(text, add_special);
+    if (t.adds_bos() && t.bos() >= 0 && (ids.empty() || ids[0] != t.bos())) ids.insert(ids.begin(), t.bos());
+    return ids;
+}
+
+Parsed<std::vector<Token>> PromptEncoder::encode(const Prompt& prompt, bool add_special,
+                                                 const std::string& param) const {
+    std::vector<Token> ids;
+    for (std::size_t i = 0; i < prompt.size(); i++) {
+        if (const auto* tokens = std::get_if<std::vector<Token>>(&prompt[i])) {
+            ids.insert(ids.end(), tokens->begin(), tokens->end());
+            continue;
+        }
+        const auto&              text  = std::get<std::string>(prompt[i]);
+        const std::vector<Token> piece = i == 0 ? encode_text(text, add_special) : encode_inside(text);
+        ids.insert(ids.end(), piece.begin(), piece.end());
+    }
+    if (ids.empty()) return std::unexpected(ApiError{400, cat(param, " has no tokens in it"), param, ""});
+    return ids;
+}
+
+Parsed<std::vector<Token>> PromptEncoder::encode(const TextRequest& request) const {
+    if (!request.conversation) {
+        const std::string_view text = request.text ? std::string_view(*request.text) : std::string_view();
+        if (auto ok = check_split(text.size(), "prompt"); !ok) return std::unexpected(ok.error());
+        return encode_text(text, request.add_special, request.parse_special);
+    }
+    Parsed<std::string> text = render(*request.conversation);
+    if (!text) return std::unexpected(text.error());
+    if (auto ok = check_split(text->size(), "messages"); !ok) return std::unexpected(ok.error());
+    return encode_rendered(*text, request.add_special);
+}
+
+Parsed<std::string> PromptEncoder::render(const Conversation& conversation) const {
+    const Tokenizer& t = *tokenizer_;
+    ChatVariables    v;
+    if (t.bos() >= 0) v.bos_token = t.piece(t.bos());
+    if (t.eos() >= 0) v.eos_token = t.piece(t.eos());
+    std::vector<ChatMessage> messages = conversation.messages;
+    std::string              begun; // of the answer
+    v.add_generation_prompt = conversation.add_generation_prompt || conversation.continue_final;
+    if (conversation.continue_final) {
+        begun = std::move(messages.back().content);
+        messages.pop_back();
+    }
+    if (!chat_form_has_system(form_) && messages.size() > 1 && messages[0].role == "system") {
+        // A form without system messages: it goes before the first message's text.
+        messages[1].content = cat(messages[0].content, "\n\n", messages[1].content);
+        messages.erase(messages.begin());
+    }
+    Result<std::string> text = chat_render(form_, messages, v);
+    if (!text) return std::unexpected(ApiError{400, text.error().message, "messages", ""});
+    return *text + begun;
+}
+
+} // namespace quire

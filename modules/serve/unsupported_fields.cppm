@@ -1,0 +1,145 @@
+// quire.serve.unsupported_fields: the fields of OpenAI, vLLM and llama.cpp that quire knows and does not implement. Owns nothing.
+export module quire.serve.unsupported_fields;
+
+import quire.core.base;
+import quire.core.json;
+import quire.serve.json_fields;
+import quire.core.std;
+
+export namespace quire {
+
+// Sets an error for a field whose value asks for what quire does not do.
+void refuse_unsupported(JsonFields& f);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+// Fields that quire does not implement, and the values that are accepted because they ask for nothing.
+struct Unsupported {
+    const char* name;
+    const char* harmless; // a JSON list
+};
+
+constexpr Unsupported unsupported[] = {
+    // OpenAI
+    {"suffix", R"([""])"},
+    {"tools", "[[]]"},
+    {"tool_choice", R"(["none"])"},
+    {"functions", "[[]]"},
+    {"function_call", R"(["none"])"},
+    {"modalities", R"([["text"],[]])"},
+    {"audio", "[]"},
+    {"prediction", "[]"},
+    {"web_search_options", "[]"},
+    {"reasoning_effort", R"(["none","medium"])"},
+    {"verbosity", R"(["medium"])"},
+    {"store", "[false]"},
+    {"service_tier", R"(["auto","default"])"},
+    {"moderation", "[]"},
+    // vLLM
+    {"structured_outputs", "[]"},
+    {"guided_json", "[]"},
+    {"guided_regex", "[]"},
+    {"guided_choice", "[]"},
+    {"guided_grammar", "[]"},
+    {"guided_decoding_backend", "[]"},
+    {"guided_whitespace_pattern", "[]"},
+    {"structural_tag", "[]"},
+    {"chat_template", "[]"},
+    {"chat_template_kwargs", "[{}]"},
+    {"documents", "[[]]"},
+    {"mm_processor_kwargs", "[{}]"},
+    {"media_io_kwargs", "[{}]"},
+    {"prompt_embeds", "[]"},
+    {"logits_processors", "[[]]"},
+    {"kv_transfer_params", "[{}]"},
+    {"vllm_xargs", "[{}]"},
+    {"thinking_token_budget", "[]"},
+    {"repetition_detection", "[]"},
+    {"spaces_between_special_tokens", "[true]"},
+    {"include_reasoning", "[true,false]"},
+    {"logprob_token_ids", "[]"},
+    {"bad_words_ids", "[]"},
+    // llama.cpp
+    {"grammar", R"([""])"},
+    {"grammar_lazy", "[false]"},
+    {"grammar_triggers", "[[]]"},
+    {"json_schema", "[{}]"},
+    {"typical_p", "[1]"},
+    {"top_n_sigma", "[-1,0]"},
+    {"dynatemp_range", "[0]"},
+    {"xtc_probability", "[0]"},
+    {"dry_multiplier", "[0]"},
+    {"adaptive_target", "[-1]"},
+    {"mirostat", "[0]"},
+    {"samplers", "[]"},
+    {"n_keep", "[0]"},
+    {"n_discard", "[0]"},
+    {"id_slot", "[-1]"},
+    {"min_keep", "[0]"},
+    {"t_max_predict_ms", "[0,-1]"},
+    {"n_indent", "[0]"},
+    {"timings_per_token", "[false]"},
+    {"post_sampling_probs", "[false]"},
+    {"return_progress", "[false]"},
+    {"lora", "[[]]"},
+    {"image_data", "[[]]"},
+    {"response_fields", "[[]]"},
+    {"reasoning_budget_tokens", "[-1]"},
+    {"thinking_budget_tokens", "[-1]"},
+    {"n_cmpl", "[1]"},
+    {"input_prefix", R"([""])"},
+    {"input_suffix", R"([""])"},
+    {"input_extra", "[[]]"},
+};
+
+// Fields that have no effect here, whatever their value: names of users, settings of samplers that are off, labels.
+constexpr const char* idle[] = {"user",
+                                "metadata",
+                                "safety_identifier",
+                                "prompt_cache_key",
+                                "dry_base",
+                                "dry_allowed_length",
+                                "dry_penalty_last_n",
+                                "dry_sequence_breakers",
+                                "xtc_threshold",
+                                "dynatemp_exponent",
+                                "mirostat_tau",
+                                "mirostat_eta",
+                                "adaptive_decay",
+                                "parallel_tool_calls",
+                                "prompt_cache_retention",
+                                "reasoning_format",
+                                "preserved_tokens",
+                                "generation_prompt"};
+
+std::string accepted(const Json& harmless) {
+    std::string list;
+    for (const Json& value : harmless) list += cat(list.empty() ? "" : " or ", json_dump(value));
+    return list.empty() ? list : cat(" here; only ", list, " is accepted");
+}
+
+} // namespace
+
+void refuse_unsupported(JsonFields& f) {
+    for (const Unsupported& u : unsupported) {
+        const Json* v = f.find(u.name);
+        if (!v) continue;
+        const Json harmless = Json::parse(u.harmless);
+        if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
+            f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));
+    }
+    for (const char* name : idle) (void)f.find(name);
+    if (const Json* v = f.find("response_format")) {
+        const bool text = v->is_object() && v->contains("type") && (*v)["type"] == "text";
+        if (!text)
+            f.fail("response_format", "response_format can only be of type text; answers are not constrained here");
+    }
+}
+
+} // namespace quire

@@ -1,0 +1,54 @@
+// bench batched: many sequences at once, like llama-batched-bench.
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.engine.engine;
+
+#include "commands.h"
+
+namespace quire::bench {
+
+// llama-batched-bench's columns.
+int batched(const Arguments& a) {
+    Result<Work> work = work_of(a.model);
+    if (!work) return complain(work.error());
+    const int     most    = *std::max_element(a.npl.begin(), a.npl.end());
+    EngineOptions options = options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp, step_tokens(a)));
+    options.prefix_cache  = a.prompt_shared;
+    Result<Engine> engine = Engine::load(a.model, options);
+    if (!engine) return complain(engine.error());
+    std::fprintf(stderr, "%s\n", engine->describe().c_str());
+    if (!a.json)
+        std::printf(
+            "|    PP |    TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s | of "
+            "the limit |\n"
+            "| ----: | ----: | ---: | -----: | -------: | -------: | -------: | -------: | -------: | -------: | "
+            "-----------: |\n");
+    for (int n : a.npl) {
+        if (Result<Timed> warm = run_batch(*engine, n, a.npp, std::min(a.ntg, 4), 1, a.prompt_shared); !warm)
+            return complain(warm.error());
+        Result<Timed> t = run_batch(*engine, n, a.npp, a.ntg, 2, a.prompt_shared);
+        if (!t) return complain(t.error());
+        const double s_pp = double(n) * a.npp / t->prefill, s_tg = double(n) * a.ntg / t->decode,
+                     all   = t->prefill + t->decode;
+        const double bytes = work->weight_bytes + double(n) * (a.npp + a.ntg / 2.0) * work->kv_bytes_per_token;
+        if (a.json)
+            std::printf("%s\n", json_dump(Json{{"pp", a.npp},
+                                               {"tg", a.ntg},
+                                               {"pl", n},
+                                               {"t_pp", t->prefill},
+                                               {"speed_pp", s_pp},
+                                               {"t_tg", t->decode},
+                                               {"speed_tg", s_tg}})
+                                    .c_str());
+        else
+            std::printf("| %5d | %5d | %4d | %6d | %8.3f | %8.2f | %8.3f | %8.2f | %8.3f | %8.2f | %12s |\n", a.npp,
+                        a.ntg, n, n * (a.npp + a.ntg), t->prefill, s_pp, t->decode, s_tg, all,
+                        n * double(a.npp + a.ntg) / all,
+                        limit_of(a, n / s_tg, bytes, 2 * work->parameters * n).c_str());
+        std::fflush(stdout);
+    }
+    return 0;
+}
+
+} // namespace quire::bench

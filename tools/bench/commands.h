@@ -1,0 +1,77 @@
+// What bench's subcommands share. To be included last, below the imports.
+#pragma once
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.engine;
+import quire.tools.bench.load_report;
+
+namespace CLI {
+class App;
+}
+
+namespace quire::bench {
+
+struct Arguments {
+    double           gpu_memory_utilization = 0.92;
+    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa;
+    std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
+    int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
+        max_sequences       = 256;
+    int                 npp = 512, ntg = 128;
+    double              bandwidth = 0, tflops = 0;
+    bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false;
+    std::optional<bool> pipeline;
+    // compare
+    std::string llama_bench, llama_batched_bench;
+    int         rounds = 3;
+};
+
+struct ServeArguments {
+    std::string              base_url = "http://127.0.0.1:8080", endpoint = "/v1/completions", api_key, model, dataset;
+    std::string              extra_body;
+    std::vector<std::string> goodput;
+    int           n_prompts = 1000, n_input = 1024, n_output = 128, prefix = 0, vocabulary = 1000, n_warmups = 0;
+    double        range_ratio = 0, burstiness = 1, temperature = 0, timeout = 3600, duration = 0;
+    std::uint64_t seed       = 0;
+    bool          ignore_eos = false, check = false, json = false;
+    ReportOptions report;
+};
+
+// -- the subcommands: each returns the exit code
+
+int  blocks(int repetitions, bool json);
+int  model(Arguments a);
+int  batched(const Arguments& a);
+int  compare(const Arguments& a);
+int  throughput(const Arguments& a);
+int  kernels(const Arguments& a);
+int  make_model(const Arguments& a);
+int  serve(ServeArguments a);
+void add_serve_flags(CLI::App* c, ServeArguments& a);
+
+// -- run_batch.cpp
+
+int complain(const Error& error);
+
+// What a step has to move and to multiply at least.
+struct Work {
+    double weight_bytes = 0, parameters = 0, kv_bytes_per_token = 0;
+};
+
+Result<Work>       work_of(const std::string& path);
+std::vector<Token> random_prompt(const Engine& engine, int n, unsigned seed);
+
+struct Timed {
+    double prefill = 0, decode = 0; // seconds
+    int    steps = 0;               // of decoding
+};
+
+int           head_start(int n_sequences, int n_prompt, int step_tokens);
+int           step_tokens(const Arguments& a);
+Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed,
+                        bool shared = false);
+EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens);
+std::string   limit_of(const Arguments& a, double seconds, double bytes, double flop);
+
+} // namespace quire::bench

@@ -1,0 +1,447 @@
+// bench kernel: single GPU kernels, the bytes or operations over the time of a launch; weights and caches larger than the L2.
+#include "../../cuda/kernels.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+
+#include "commands.h"
+
+namespace quire::bench {
+
+namespace {
+
+class Gpu {
+public:
+    Gpu() {
+        const char* why = nullptr;
+        context_        = cuda::create_context(0, why);
+        check(context_ != nullptr, cat("no GPU to measure on: ", why != nullptr ? why : ""));
+        cuda::open_cublaslt(*context_);
+        cuda::prepare_layer_kernel(*context_);
+        begin_ = cuda::create_event(), end_ = cuda::create_event();
+    }
+    Gpu(const Gpu&)            = delete;
+    Gpu& operator=(const Gpu&) = delete;
+    ~Gpu() {
+        clear();
+        cuda::destroy_event(begin_), cuda::destroy_event(end_);
+        cuda::destroy_context(context_);
+    }
+    cuda::Context& context() { return *context_; }
+    // Random halves of about one seventieth.
+    void* halves(std::size_t n) {
+        static const std::vector<std::uint16_t> pattern = [] {
+            std::vector<std::uint16_t>      made((std::size_t(4) << 20) | 1);
+            std::mt19937                    random(1);
+            std::normal_distribution<float> normal(0, 1.0f / 70);
+            for (auto& h : made) h = f32_to_f16(normal(random));
+            return made;
+        }();
+        auto* to = static_cast<std::uint16_t*>(cuda::allocate(*context_, n * 2));
+        check(to != nullptr, "the GPU's memory is full");
+        for (std::size_t at = 0; at < n; at += pattern.size())
+            cuda::upload(to + at, pattern.data(), std::min(pattern.size(), n - at) * 2, *context_);
+        return memory_.emplace_back(to);
+    }
+    void* ints(const std::vector<std::int32_t>& values) {
+        void* to = cuda::allocate(*context_, values.size() * 4);
+        cuda::upload(to, values.data(), values.size() * 4, *context_);
+        return memory_.emplace_back(to);
+    }
+    void* zeros(std::size_t bytes) { return memory_.emplace_back(cuda::allocate(*context_, bytes)); }
+    void  clear() {
+        for (void* m : memory_) cuda::release(m);
+        memory_.clear();
+    }
+    // Median seconds of one launch; `launch` gets the number of the repetition.
+    double seconds(const std::function<void(int)>& launch, int each = 10) {
+        std::vector<double> samples;
+        for (int i = 0; i < 3; i++) launch(i);
+        for (int round = 0; round < 9; round++) {
+            cuda::record_event(begin_, *context_);
+            for (int i = 0; i < each; i++) launch(round * each + i);
+            cuda::record_event(end_, *context_);
+            samples.push_back(cuda::seconds_between(begin_, end_) / each);
+        }
+        if (const char* error = cuda::last_error(*context_)) std::fprintf(stderr, "bench: CUDA: %s\n", error);
+        std::sort(samples.begin(), samples.end());
+        return samples[samples.size() / 2];
+    }
+
+private:
+    cuda::Context*     context_;
+    void *             begin_, *end_;
+    std::vector<void*> memory_;
+};
+
+void kernel_line(const std::string& kernel, const std::string& shape, double seconds, double bytes, double flop,
+                 const Arguments& a) {
+    const double of = std::max(bytes / seconds / ((a.bandwidth > 0 ? a.bandwidth : 4300) * 1e9),
+                               flop / seconds / ((a.tflops > 0 ? a.tflops : 790) * 1e12));
+    std::printf("| %-18s | %-28s | %9.1f | %6.2f | %7.1f | %5.0f %% |\n", kernel.c_str(), shape.c_str(), seconds * 1e6,
+                bytes / seconds / 1e12, flop / seconds / 1e12, 100 * of);
+    std::fflush(stdout);
+}
+
+// What stands between two attentions of a layer of the 13 B shape, as one kernel.
+void dense_kernels(Gpu& gpu, const Arguments& a) {
+    if (!std::string_view("dense").starts_with(a.only)) return;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = cuda::max_layer_kernel_rows;
+    const auto halves   = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
+    auto *     attended = halves(most * hidden), *delta = halves(most * hidden), *normed = halves(most * hidden),
+         *gate = halves(most * ff), *up = halves(most * ff), *q = halves(most * hidden), *k = halves(most * hidden),
+         *v        = halves(most * hidden);
+    auto *residual = static_cast<float*>(gpu.zeros(most * hidden * 4)),
+         *norm     = static_cast<float*>(gpu.zeros(hidden * 4));
+    struct Layer {
+        cuda::Projection o, gate, up, down, q, k, v;
+    };
+    const auto product = [&](std::int64_t rows, std::int64_t cols, cuda::Half* out) {
+        cuda::Projection p;
+        p.weight.rows = rows, p.weight.cols = cols, p.weight.data = halves(rows * cols), p.out = out;
+        return p;
+    };
+    std::vector<Layer> layers;
+    for (int i = 0; i < 4; i++)
+        layers.push_back({product(hidden, hidden, delta), product(ff, hidden, gate), product(ff, hidden, up),
+                          product(hidden, ff, delta), product(hidden, hidden, q), product(hidden, hidden, k),
+                          product(hidden, hidden, v)});
+    const double weights = double(4 * hidden * hidden + 3 * hidden * ff);
+    for (int n : {4, 8, 16, 32, 64, 128}) {
+        const auto run = [&](const Layer& l) {
+            cuda::Operation ops[6];
+            const auto      products = [&](cuda::Operation& op, const void* x,
+                                      std::initializer_list<cuda::Projection> list) {
+                op.kind = cuda::Operation::gemm, op.x = x, op.rows = n, op.cols = list.begin()->weight.cols;
+                for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
+            };
+            for (cuda::Operation* op : {&ops[1], &ops[4]}) {
+                op->kind = cuda::Operation::norm, op->x = delta, op->residual = residual, op->norm_weight = norm;
+                op->eps = 1e-5f, op->out = normed, op->rows = n, op->cols = hidden;
+            }
+            products(ops[0], attended, {l.o});
+            products(ops[2], normed, {l.gate, l.up});
+            ops[2].kind = cuda::Operation::gated_gemm;
+            products(ops[3], gate, {l.down});
+            products(ops[5], normed, {l.q, l.k, l.v});
+            return cuda::run_layer_kernel(ops, 6, n, {}, gpu.context());
+        };
+        if (run(layers[0]) == 0) break;
+        const double s = gpu.seconds([&](int i) { run(layers[std::size_t(i) % layers.size()]); });
+        kernel_line("dense f16", cat(n, " rows, a layer of 13 B"), s, weights * 2, 2 * n * weights, a);
+    }
+    gpu.clear();
+}
+
+// The products of a layer of the 13 B shape with a prompt's rows, by our kernel and by cuBLASLt: for some tenths of a second,
+// so that the card is as warm as in use.
+void prompt_kernels(Gpu& gpu, const Arguments& a) {
+    if (!std::string_view("prompt").starts_with(a.only)) return;
+    constexpr std::int64_t hidden = 5120, ff = 13824, most = 2048;
+    constexpr int          n_layers = 4;
+    const auto halves = [&](std::int64_t n) { return static_cast<cuda::Half*>(gpu.halves(std::size_t(n))); };
+    auto *     x = halves(most * hidden), *wide = halves(most * ff), *gate = halves(2 * most * ff),
+         *qkv = halves(3 * most * hidden), *delta = halves(most * hidden);
+    struct Products {
+        const char*       name;
+        std::int64_t      rows, cols;
+        int               n;
+        bool              gated;
+        const cuda::Half* x;
+        cuda::Half *      out, *weight[n_layers] = {};
+    };
+    Products all[] = {{"q, k, v", hidden, hidden, 3, false, x, qkv},
+                      {"o", hidden, hidden, 1, false, x, delta},
+                      {"gate, up, SwiGLU", ff, hidden, 2, true, x, gate},
+                      {"down", hidden, ff, 1, false, wide, delta}};
+    for (Products& p : all)
+        for (auto& w : p.weight) w = halves(p.rows * p.cols * p.n);
+    std::set<std::pair<std::int64_t, std::int64_t>> tuned; // rows of a matrix, of x
+    for (std::int64_t n : {256, 512, 1024, 2048}) {
+        const auto ours = [&](const Products& p, int layer) {
+            cuda::Operation op;
+            op.kind = p.gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
+            op.x = p.x, op.rows = n, op.cols = p.cols, op.n_projections = p.n;
+            for (int i = 0; i < p.n; i++) {
+                op.projection[i].weight.rows = p.rows, op.projection[i].weight.cols = p.cols;
+                op.projection[i].weight.data = p.weight[layer] + i * p.rows * p.cols;
+                op.projection[i].out         = p.out + i * n * p.rows;
+            }
+            return cuda::match_prefill_gemm(&op, 1, gpu.context()) > 0 &&
+                   cuda::run_prefill_gemm(&op, 1, {}, gpu.context()) == 1;
+        };
+        const auto theirs = [&](const Products& p, int layer) {
+            const cuda::CublasltShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
+            if (tuned.insert({p.rows, n}).second) cuda::tune_cublaslt(shape, p.weight[layer], n, n, gpu.context());
+            const bool ran = cuda::cublaslt_gemm(p.x, n, p.weight[layer], shape, p.out, gpu.context());
+            if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.context());
+            return ran;
+        };
+        const auto line = [&](const char* kernel, const std::string& what, double weights, const auto& multiply) {
+            if (!multiply(0)) return;
+            const double s = gpu.seconds([&](int i) { multiply(i % n_layers); }, n == most ? 60 : 20);
+            kernel_line(cat(kernel, " f16"), cat(n, " rows, ", what), s, weights * 2, 2 * double(n) * weights, a);
+        };
+        const auto each = [&](const char* kernel, const auto& multiply) {
+            double total = 0;
+            for (const Products& p : all) {
+                const double weights = double(p.rows * p.cols * p.n);
+                total += weights;
+                line(kernel, p.name, weights, [&](int layer) { return multiply(p, layer); });
+            }
+            line(kernel, "a layer of 13 B", total, [&](int layer) {
+                return std::ranges::all_of(all, [&](const Products& p) { return multiply(p, layer); });
+            });
+        };
+        each("prompt", ours);
+        each("prompt, cuBLASLt", theirs);
+    }
+    gpu.clear();
+}
+
+// The kernels that move a step's activations, blocks and logits, by the bytes that they cannot do without.
+void small_kernels(Gpu& gpu, const Arguments& a) {
+    const auto wanted = [&](std::string_view name) { return name.starts_with(a.only); };
+    const auto halves = [&](std::size_t n) { return static_cast<cuda::Half*>(gpu.halves(n)); };
+    const auto floats = [&](std::size_t n) { return static_cast<float*>(gpu.zeros(n * 4)); };
+    const auto line   = [&](const char* name, const std::string& shape, double bytes,
+                          const std::function<void()>& launch) {
+        if (wanted(name)) kernel_line(name, shape, gpu.seconds([&](int) { launch(); }), bytes, 0, a);
+        gpu.clear();
+    };
+    constexpr std::size_t hidden = 5120, ff = 13824, heads = 40, D = 128, vocab = 32000, block = 16;
+    for (const std::size_t T : {std::size_t(8), std::size_t(64), std::size_t(2048)}) {
+        const auto n = std::int64_t(T);
+        if (wanted("norm")) {
+            auto *x = halves(T * hidden), *out = halves(T * hidden);
+            auto *residual = floats(T * hidden), *weight = floats(hidden);
+            line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
+                cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.context());
+            });
+        }
+        if (wanted("swiglu")) {
+            auto *gate = halves(T * ff), *up = halves(T * ff);
+            line("swiglu", cat(T, " × ", ff), double(T * ff) * 6,
+                 [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.context()); });
+        }
+        if (wanted("rope + store")) {
+            std::vector<std::int32_t> numbers(T);
+            std::iota(numbers.begin(), numbers.end(), 0);
+            cuda::Plan plan;
+            plan.positions = plan.slots = static_cast<std::int32_t*>(gpu.ints(numbers));
+            cuda::RopeStore r;
+            r.q = halves(T * hidden), r.k = halves(T * hidden), r.v = halves(T * hidden);
+            r.cache_k = halves((T + block) * hidden), r.cache_v = halves((T + block) * hidden);
+            r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
+            r.head_dim = int(D), r.block_size = int(block);
+            line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
+                 [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
+        }
+    }
+    if (wanted("copy blocks")) { // of 40 layers
+        constexpr std::size_t    n_arrays = 80, n_copies = 16, bytes = block * hidden * 2;
+        std::vector<const void*> arrays;
+        for (std::size_t i = 0; i < n_arrays; i++) arrays.push_back(gpu.zeros(2 * n_copies * bytes));
+        void* bases = gpu.zeros(n_arrays * sizeof(void*));
+        cuda::upload(bases, static_cast<const void*>(arrays.data()), n_arrays * sizeof(void*), gpu.context());
+        std::vector<std::int32_t> pairs;
+        for (int i = 0; i < int(n_copies); i++) pairs.insert(pairs.end(), {i, int(n_copies) + i});
+        const auto*      list = static_cast<std::int32_t*>(gpu.ints(pairs));
+        cuda::BlockPools pools;
+        pools.from = static_cast<const void**>(bases), pools.to = static_cast<void**>(bases);
+        pools.n_arrays = int(n_arrays), pools.block_bytes = bytes;
+        line("copy blocks", cat(n_copies, " of 40 layers"), double(n_copies * n_arrays * bytes) * 2,
+             [&] { cuda::copy_blocks(pools, list, int(n_copies), gpu.context()); });
+    }
+    constexpr std::size_t rows = 64;
+    if (wanted("argmax")) {
+        auto* logits = floats(rows * vocab);
+        auto* best   = static_cast<std::int32_t*>(gpu.zeros(rows * 4));
+        line("argmax", cat(rows, " × ", vocab), double(rows * vocab) * 4,
+             [&] { cuda::argmax(logits, best, std::int64_t(rows), std::int64_t(vocab), gpu.context()); });
+    }
+    if (wanted("sample")) {
+        std::mt19937                    random(1);
+        std::normal_distribution<float> normal(0, 3);
+        std::vector<float>              values(rows * vocab);
+        for (float& v : values) v = normal(random);
+        auto* logits = floats(rows * vocab);
+        cuda::upload(logits, values.data(), values.size() * 4, gpu.context());
+        std::vector<cuda::SampleTask> tasks(rows);
+        std::vector<double>           draws(rows);
+        for (std::size_t i = 0; i < rows; i++) {
+            cuda::SampleTask& t = tasks[i];
+            t.row = t.first_draw = int(i), t.first_out = int(2 * i), t.n_draws = 1;
+            t.temperature = 0.8f, t.top_k = 40, t.top_p = 0.95f;
+            draws[i] = double(random()) / 4294967296.0;
+        }
+        auto* list    = static_cast<cuda::SampleTask*>(gpu.zeros(rows * sizeof(cuda::SampleTask)));
+        auto* numbers = static_cast<double*>(gpu.zeros(rows * 8));
+        cuda::upload(list, tasks.data(), rows * sizeof(cuda::SampleTask), gpu.context());
+        cuda::upload(numbers, draws.data(), rows * 8, gpu.context());
+        auto* answers = static_cast<std::int32_t*>(gpu.zeros(rows * 16));
+        line("sample", cat(rows, " × ", vocab, ", top_k 40"), double(rows * vocab) * 4, [&] {
+            cuda::sample(logits, std::int64_t(vocab), list, int(rows), nullptr, numbers, answers, gpu.context());
+        });
+    }
+}
+
+} // namespace
+
+int kernels(const Arguments& a) {
+    cuda::DeviceInfo info;
+    if (const char* why = cuda::open_device(0, info))
+        return complain({ErrorKind::system, cat("no GPU to measure: ", why)});
+    std::printf(
+        "%s\n\n| kernel | shape | µs | TB/s | TFLOP/s | of the limit |\n| --- | --- | ---: | ---: | ---: | ---: |\n",
+        info.name);
+    Gpu        gpu;
+    const auto wanted = [&](std::initializer_list<std::string_view> names) {
+        return std::ranges::any_of(names, [&](std::string_view name) { return name.starts_with(a.only); });
+    };
+    struct Matrix {
+        int rows, cols;
+    };
+    for (const auto& [form, name, bits] :
+         {std::tuple(cuda::WeightForm::f16, "f16", 16.0), std::tuple(cuda::WeightForm::i8, "q8_0", 8.5),
+          std::tuple(cuda::WeightForm::q4_k, "q4_k", 4.5)})
+        for (auto [rows, cols] :
+             {Matrix{5120, 5120}, Matrix{15360, 5120}, Matrix{13824, 5120}, Matrix{5120, 13824}, Matrix{32000, 5120}})
+            for (int n : {1, 2, 4, 8, 16, 32, 64}) {
+                if (n > 1 && rows != 13824 && (rows != 5120 || n == 2 || n == 4)) continue;
+                if (!wanted({"vector", "batch", "cuBLASLt"}) || (a.only == "vector" && n > cuda::max_gemv_rows))
+                    continue;
+                const double              bytes  = double(rows) * cols * bits / 8;
+                const int                 copies = std::max(1, int(400e6 / bytes)); // more than the L2 holds
+                cuda::Weight              w;
+                std::vector<cuda::Weight> all;
+                for (int i = 0; i < copies; i++) {
+                    w.form = form, w.rows = rows, w.cols = cols;
+                    w.data = gpu.halves(std::size_t(bytes / 2) + 64);
+                    w.scales =
+                        form == cuda::WeightForm::i8 ? gpu.halves(std::size_t(rows) * std::size_t(cols) / 32) : nullptr;
+                    all.push_back(w);
+                }
+                auto *x         = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(cols))),
+                     *out       = static_cast<cuda::Half*>(gpu.halves(std::size_t(64) * std::size_t(rows)));
+                const auto line = [&](const char* kernel, const auto& product) {
+                    if (!std::string_view(kernel).starts_with(a.only)) return;
+                    const double s = gpu.seconds([&](int i) { product(all[std::size_t(i % copies)]); });
+                    kernel_line(cat(kernel, " ", name), cat(n, " × ", cols, " → ", rows), s, bytes,
+                                2.0 * n * double(rows) * double(cols), a);
+                };
+                const auto products = [&](const cuda::Weight& weight, auto multiply) {
+                    const cuda::Projection p{weight, nullptr, out, false};
+                    multiply(&p);
+                };
+                if (n <= cuda::max_gemv_rows)
+                    line("vector", [&](const cuda::Weight& weight) {
+                        products(weight, [&](const cuda::Projection* p) {
+                            cuda::gemv(x, n, cols, p, 1, false, gpu.context());
+                        });
+                    });
+                if (n > 1)
+                    line("batch", [&](const cuda::Weight& weight) {
+                        products(weight, [&](const cuda::Projection* p) {
+                            cuda::skinny_gemm(x, n, cols, p, 1, gpu.context());
+                        });
+                    });
+                if (n > 4 && form == cuda::WeightForm::f16) {
+                    const cuda::CublasltShape shape{rows, cols};
+                    const auto                values = [](const cuda::Weight& weight) {
+                        return static_cast<const cuda::Half*>(weight.data);
+                    };
+                    cuda::tune_cublaslt(shape, values(w), n, n, gpu.context());
+                    line("cuBLASLt", [&](const cuda::Weight& weight) {
+                        cuda::cublaslt_gemm(x, n, values(weight), shape, out, gpu.context());
+                    });
+                }
+                gpu.clear();
+            }
+    struct Shape {
+        int sequences, context, heads, kv_heads;
+    };
+    constexpr int D = 128, block = 16;
+    for (auto [S, L, H, K] :
+         {Shape{1, 4096, 40, 40}, Shape{1, 16384, 40, 40}, Shape{8, 1024, 40, 40}, Shape{32, 1024, 40, 40},
+          Shape{64, 512, 40, 40}, Shape{128, 1024, 40, 40}, Shape{8, 4096, 32, 8}, Shape{64, 2048, 32, 8},
+          Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
+        for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
+            if (!wanted({"decode"})) continue;
+            const int                 per = L / size;
+            std::vector<std::int32_t> table, starts, positions, items, short_items;
+            std::mt19937              random(3);
+            for (int i = 0; i < S * per; i++) table.push_back(i);
+            std::shuffle(table.begin(), table.end(), random);
+            for (int s = 0; s < S; s++) {
+                starts.push_back(s * per);
+                positions.push_back(L - 1);
+                const auto lengths = cuda::split_lengths(gpu.context(), D, std::int64_t(S) * L * K);
+                const auto cut     = [&](int chunk, std::vector<std::int32_t>& to) {
+                    const auto [chunks, length] = cuda::splits_of(L, chunk);
+                    for (int c = 0; c < chunks; c++)
+                        to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), chunks, c, 0});
+                };
+                cut(lengths.length, items);
+                if (lengths.short_length > 0) cut(lengths.short_length, short_items);
+            }
+            const int n_items = int(items.size() / 7);
+            items.insert(items.end(), short_items.begin(), short_items.end());
+            cuda::Plan plan;
+            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
+            plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
+            plan.items = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
+            const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
+            const double                 bytes  = double(n) * 4;
+            const int                    copies = std::max(1, int(400e6 / bytes));
+            std::vector<cuda::Attention> all;
+            for (int i = 0; i < copies; i++) {
+                cuda::Attention t;
+                t.q       = static_cast<cuda::Half*>(gpu.halves(std::size_t(S) * std::size_t(H) * D));
+                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
+                t.cache_k = static_cast<cuda::Half*>(gpu.halves(n));
+                t.cache_v = static_cast<cuda::Half*>(gpu.halves(n));
+                t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
+                all.push_back(t);
+            }
+            auto*        partial = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
+            auto*        tickets = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
+            const double s       = gpu.seconds([&](int i) {
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, tickets, gpu.context());
+            });
+            kernel_line(size == block ? "decode paged 16" : "decode contiguous",
+                        cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
+            gpu.clear();
+        }
+    for (int L : {2048, 8192}) {
+        if (!wanted({"prefill"})) continue;
+        const int                 H = 40;
+        std::vector<std::int32_t> table, positions, tiles;
+        for (int i = 0; i < L / block; i++) table.push_back(i);
+        for (int i = 0; i < L; i++) positions.push_back(i);
+        const int tile = cuda::prefill_tile(gpu.context(), D);
+        for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
+        cuda::Plan plan;
+        plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
+        plan.table_start       = static_cast<std::int32_t*>(gpu.ints({0}));
+        plan.positions         = static_cast<std::int32_t*>(gpu.ints(positions));
+        const auto*       list = static_cast<cuda::PrefillTile*>(gpu.ints(tiles));
+        const std::size_t n    = std::size_t(L) * H * D;
+        cuda::Attention   t;
+        t.q = static_cast<cuda::Half*>(gpu.halves(n)), t.cache_k = static_cast<cuda::Half*>(gpu.halves(n));
+        t.cache_v = static_cast<cuda::Half*>(gpu.halves(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
+        t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
+        const double s =
+            gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
+        kernel_line("prefill causal", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
+        gpu.clear();
+    }
+    prompt_kernels(gpu, a);
+    dense_kernels(gpu, a);
+    small_kernels(gpu, a);
+    return 0;
+}
+
+} // namespace quire::bench

@@ -1,0 +1,118 @@
+// bench model: prefill and decode of one sequence, like llama-bench.
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.core.tensor;
+import quire.core.thread_pool;
+import quire.engine.engine;
+import quire.model_file.gguf;
+
+#include "commands.h"
+
+namespace quire::bench {
+
+namespace {
+
+// GB/s at which `threads` cores read the mapped file, the best of some passes: what decoding can reach at most.
+double read_bandwidth(const std::string& path, int threads) {
+    Result<Gguf> file = Gguf::open(path);
+    if (!file || file->tensors().empty()) return 0;
+    std::span<const std::byte> bytes;
+    for (const GgufTensor& t : file->tensors()) // a part in one piece
+        if (t.bytes > bytes.size()) bytes = {static_cast<const std::byte*>(t.view().data), t.bytes};
+    if (bytes.size() < (std::size_t(32) << 20)) return 0; // would measure a cache
+    double            best = 0;
+    std::atomic<long> sink = 0; // or nothing is read
+    for (int pass = 0; pass < 6; pass++) {
+        Stopwatch                watch;
+        std::vector<std::thread> workers;
+        const std::size_t        part = bytes.size() / std::size_t(threads) / 64 * 64;
+        for (int i = 0; i < threads; i++)
+            workers.emplace_back([&, i] {
+                const std::byte* at      = bytes.data() + std::size_t(i) * part;
+                long             sum[32] = {}, words[32];
+                for (std::size_t k = 0; k + sizeof words <= part; k += sizeof words) {
+                    std::memcpy(words, at + k, sizeof words);
+                    for (int j = 0; j < 32; j++) sum[j] ^= words[j];
+                }
+                for (long v : sum) sink += v;
+            });
+        for (std::thread& w : workers) w.join();
+        best = std::max(best, double(part) * threads / watch.seconds() / 1e9);
+    }
+    return best;
+}
+
+} // namespace
+
+// llama-bench's columns, and the fraction of the limit: bytes of weights and KV over the bandwidth, or operations.
+int model(Arguments a) {
+    Result<Work> work = work_of(a.model);
+    if (!work) return complain(work.error());
+    const int longest =
+        a.depth + std::max(*std::max_element(a.pp.begin(), a.pp.end()), *std::max_element(a.tg.begin(), a.tg.end())) +
+        8;
+    Stopwatch      start;
+    Result<Engine> engine = Engine::load(a.model, options_of(a, 1, longest));
+    if (!engine) return complain(engine.error());
+    std::fprintf(stderr, "%s; loaded in %.2f s\n", engine->describe().c_str(), start.seconds());
+    if (a.explain) {
+        std::printf("%s", engine->explain().c_str());
+        return 0;
+    }
+    if (a.bandwidth <= 0 && !a.json && engine->describe().starts_with("cpu")) {
+        a.bandwidth = read_bandwidth(a.model, a.threads > 0 ? a.threads : physical_cores());
+        if (a.bandwidth > 0) std::fprintf(stderr, "reads %.1f GB/s\n", a.bandwidth);
+    }
+    Json out = Json::array();
+    if (!a.json)
+        std::printf(
+            "| model | size | params | test | t/s | GB/s | GFLOP/s | of the limit |\n"
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n");
+    const auto measure = [&](bool prompt, int n) -> Result<void> {
+        std::vector<double> rates, seconds;
+        for (int i = a.no_warmup ? 0 : -1; i < a.repetitions; i++) { // the first one warms up, with a few tokens
+            Result<Timed> timed =
+                prompt ? run_batch(*engine, 1, n, 0, unsigned(i + 2))
+                       : run_batch(*engine, 1, std::max(1, a.depth), i < 0 ? std::min(n, 8) : n, unsigned(i + 2));
+            if (!timed) return std::unexpected(timed.error());
+            const double s = prompt ? timed->prefill : timed->decode * n / std::max(1, timed->steps);
+            if (i >= 0) rates.push_back(n / s), seconds.push_back(s / n);
+        }
+        double mean = 0, squares = 0;
+        for (double r : rates) mean += r / double(rates.size());
+        for (double r : rates) squares += (r - mean) * (r - mean);
+        const double      deviation = rates.size() > 1 ? std::sqrt(squares / double(rates.size() - 1)) : 0;
+        const std::string test      = cat(prompt ? "pp" : "tg", n, a.depth > 0 && !prompt ? cat(" @ d", a.depth) : "");
+        const double      context   = a.depth + n / 2.0;
+        const double      moved     = prompt ? work->weight_bytes / n // bytes of a token
+                                             : work->weight_bytes + context * work->kv_bytes_per_token;
+        const std::string limit     = prompt ? limit_of(a, n / mean, work->weight_bytes, 2 * work->parameters * n)
+                                             : limit_of(a, 1 / mean, moved, 0);
+        const std::string name      = std::filesystem::path(a.model).filename().string();
+        if (a.json)
+            out.push_back(Json{{"model_filename", a.model},
+                               {"model_size", work->weight_bytes},
+                               {"model_n_params", work->parameters},
+                               {"test", test},
+                               {"avg_ts", mean},
+                               {"stddev_ts", deviation},
+                               {"samples_ts", rates}});
+        else
+            std::printf("| %s | %.2f GiB | %.2f B | %s | %.2f ± %.2f | %.1f | %.0f | %s |\n", name.c_str(),
+                        work->weight_bytes / double(1 << 30), work->parameters / 1e9, test.c_str(), mean, deviation,
+                        moved * mean / 1e9, 2 * work->parameters * mean / 1e9, limit.c_str());
+        std::fflush(stdout);
+        return {};
+    };
+    for (int n : a.pp)
+        if (n > 0)
+            if (auto ok = measure(true, n); !ok) return complain(ok.error());
+    for (int n : a.tg)
+        if (n > 0)
+            if (auto ok = measure(false, n); !ok) return complain(ok.error());
+    if (a.json) std::printf("%s\n", json_dump(out).c_str());
+    return 0;
+}
+
+} // namespace quire::bench

@@ -1,0 +1,351 @@
+// quire.tools.chat.conversation: a conversation as messages and as the tokens that the model saw. **Owns** both; prints each answer as
+// it comes, and its timings.
+module;
+
+#include <cstdio>
+#include <cstdlib>
+
+export module quire.tools.chat.conversation;
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.text.chat_template;
+import quire.text.tokenizer;
+import quire.tools.chat.flags;
+import quire.tools.chat.terminal;
+
+export namespace quire {
+
+class Chat {
+public:
+    // All of them outlive the conversation.
+    Chat(Engine& engine, const ChatArguments& arguments, ChatForm form, TerminalFacts facts);
+    ~Chat();
+
+    void clear();
+    // Adds the user's message and answers it. False: there was no answer, and the message is gone again.
+    bool say(std::string text);
+    // Another answer to the last message.
+    bool regenerate();
+    // A line about the program itself: never on standard output, where only answers belong.
+    void note(std::string_view text) const;
+
+    bool failed() const; // an answer ended because the model's numbers are not finite
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+struct Chat::Impl {
+    Impl(Engine& engine, const ChatArguments& arguments, ChatForm form, TerminalFacts facts)
+        : engine_(engine), arguments_(arguments), form_(form),
+          color_(arguments.color == "on" ||
+                 (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
+          timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)),
+          timings_file_(facts.out ? stdout : stderr), progress_(facts.err && !facts.dumb),
+          seed_(arguments.seed >= 0 ? std::uint64_t(arguments.seed) : std::random_device{}()) {
+        clear();
+    }
+
+    void clear() {
+        messages_.clear();
+        if (!arguments_.system.empty()) messages_.push_back({"system", arguments_.system});
+        known_ = {};
+    }
+
+    // Adds the user's message and answers it. False: there was no answer, and the message is gone again.
+    bool say(std::string text) {
+        messages_.push_back({"user", std::move(text)});
+        if (answer()) return true;
+        messages_.pop_back();
+        return false;
+    }
+
+    // Another answer to the last message.
+    bool regenerate() {
+        if (messages_.empty() || messages_.back().role != "assistant") {
+            note("There is no answer yet.");
+            return false;
+        }
+        ChatMessage old = std::move(messages_.back());
+        messages_.pop_back();
+        if (answer()) return true;
+        messages_.push_back(std::move(old));
+        return false;
+    }
+
+    // A line about the program itself: never on standard output, where only answers belong.
+    void note(std::string_view text) const { std::fprintf(stderr, "%.*s\n", int(text.size()), text.data()); }
+
+    // The last prompt and its answer as the model saw them. Keeping the ids, in place of tokenising the whole text
+    // anew, makes sure that the next prompt begins with them, and that the prefix cache has its blocks.
+    struct Known {
+        std::string        text, answer;
+        std::vector<Token> ids, answer_ids; // the answer without an end token
+        bool               whole = false;   // answer_ids spell `answer`
+    };
+
+    Result<std::string> render() const {
+        ChatVariables    v;
+        const Tokenizer& t = engine_.tokenizer();
+        if (t.bos() >= 0) v.bos_token = t.piece(t.bos());
+        if (t.eos() >= 0) v.eos_token = t.piece(t.eos());
+        std::vector<ChatMessage> messages = messages_;
+        if (!chat_form_has_system(form_) && messages.size() > 1 && messages[0].role == "system") {
+            // Where a form has no place for it, it stands before the first message.
+            messages[1].content = cat(messages[0].content, "\n\n", messages[1].content);
+            messages.erase(messages.begin());
+        }
+        return chat_render(form_, messages, v);
+    }
+
+    std::vector<Token> encode_whole(const std::string& text) const {
+        const Tokenizer&   t   = engine_.tokenizer();
+        std::vector<Token> ids = t.encode(text, {.add_special = false, .parse_special = true});
+        // A template may have written BOS itself; it must be there once.
+        if (t.adds_bos() && t.bos() >= 0 && (ids.empty() || ids[0] != t.bos())) ids.insert(ids.begin(), t.bos());
+        return ids;
+    }
+
+    // Tokens of a text in the middle: behind an anchor, since some vocabularies put a space before a beginning.
+    std::vector<Token> encode_rest(std::string_view rest) const {
+        const Tokenizer&    t = engine_.tokenizer();
+        const EncodeOptions options{.add_special = false, .parse_special = true};
+        const std::string   anchor = "\n";
+        std::vector<Token>  before = t.encode(anchor, options), all = t.encode(cat(anchor, rest), options);
+        if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
+            return t.encode(rest, options);
+        all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
+        return all;
+    }
+
+    static std::string_view trimmed(std::string_view text) {
+        constexpr std::string_view blanks = " \t\r\n";
+        const std::size_t          first  = text.find_first_not_of(blanks);
+        return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(blanks) - first + 1);
+    }
+
+    // Where in `text` the last answer ends, if `text` is the last prompt, that answer and more. A form may have
+    // trimmed the answer: then the blanks stay as the model wrote them.
+    std::optional<std::size_t> end_of_known(std::string_view text) const {
+        if (!known_.whole || !text.starts_with(known_.text)) return std::nullopt;
+        const std::string_view rest = text.substr(known_.text.size());
+        if (rest.starts_with(known_.answer)) return known_.text.size() + known_.answer.size();
+        const std::string_view core  = trimmed(known_.answer);
+        const std::size_t      first = rest.find_first_not_of(" \t\r\n");
+        if (first == std::string::npos || !rest.substr(first).starts_with(core)) return std::nullopt;
+        return known_.text.size() + first + core.size();
+    }
+
+    std::vector<Token> encode(const std::string& text) const {
+        if (known_.whole && text == known_.text) return known_.ids;
+        const std::optional<std::size_t> end = end_of_known(text);
+        if (!end) return encode_whole(text);
+        std::vector<Token> ids = known_.ids, rest = encode_rest(std::string_view(text).substr(*end));
+        ids.insert(ids.end(), known_.answer_ids.begin(), known_.answer_ids.end());
+        ids.insert(ids.end(), rest.begin(), rest.end());
+        return ids;
+    }
+
+    // What a sequence can hold at most.
+    int room() const {
+        const EngineOptions o = engine_.options();
+        return std::min(o.context, o.kv_blocks * o.block_size);
+    }
+
+    void say_full() const {
+        note(cat("The context of ", room(), " tokens is full; /clear starts a new conversation."));
+    }
+
+    // Why a prompt was refused: the last message alone is too long, or all of them together are.
+    void say_too_long(std::size_t n_prompt) const {
+        const bool only = std::ranges::count_if(messages_, [](const ChatMessage& m) { return m.role == "user"; }) == 1;
+        const std::size_t n = only ? n_prompt : encode_whole(messages_.back().content).size();
+        if (n < std::size_t(room())) return say_full();
+        note(cat("The message is too long: it has ", n, " tokens", only ? ", with the chat template," : "",
+                 " and the context ", room(), "."));
+    }
+
+    // Prompt tokens that the model has read since the request was submitted, those from the cache included.
+    int n_read(const EngineStats& before) const {
+        const EngineStats now = engine_.stats();
+        return int(now.prefill_tokens + now.cached_tokens - before.prefill_tokens - before.cached_tokens);
+    }
+
+    // Prints the answer's text as it comes; the blank with which many begin is left out.
+    class Printer {
+    public:
+        void print(std::string_view text) {
+            if (!begun_ && text.starts_with(' ')) text.remove_prefix(1);
+            begun_                  = begun_ || !text.empty();
+            const std::string shown = printable(text);
+            if (!shown.empty()) line_open_ = shown.back() != '\n';
+            std::fwrite(shown.data(), 1, shown.size(), stdout);
+            std::fflush(stdout);
+        }
+        ~Printer() {
+            if (line_open_) std::fputs("\n", stdout);
+            std::fflush(stdout);
+        }
+
+    private:
+        bool begun_ = false, line_open_ = true;
+    };
+
+    // Without end tokens of its own, a plain conversation ends where the model begins to write the user's part.
+    static constexpr std::string_view plain_stop = "\nUser:";
+
+    bool answer() {
+        Result<std::string> text = render();
+        if (!text) {
+            note(text.error().message);
+            return false;
+        }
+        Request request;
+        request.prompt     = encode(*text);
+        request.max_tokens = arguments_.n > 0 ? arguments_.n : std::max(1, room() - int(request.prompt.size()));
+        request.ignore_end = arguments_.ignore_eos;
+        request.sampling.temperature        = arguments_.temperature.value_or(0.8f);
+        request.sampling.top_k              = arguments_.top_k;
+        request.sampling.top_p              = arguments_.top_p;
+        request.sampling.min_p              = arguments_.min_p;
+        request.sampling.repetition_penalty = arguments_.repeat;
+        request.sampling.presence_penalty   = arguments_.presence;
+        request.sampling.frequency_penalty  = arguments_.frequency;
+        request.sampling.repeat_last_n      = arguments_.repeat_last_n;
+        request.sampling.seed               = seed_ + n_answers_++;
+        const std::vector<Token> prompt     = request.prompt;
+        const EngineStats        before     = engine_.stats();
+        Stopwatch                watch;
+        Result<RequestId>        id = engine_.submit(std::move(request));
+        if (!id) {
+            if (id.error().kind == ErrorKind::limit) say_too_long(prompt.size());
+            else note(id.error().message);
+            return false;
+        }
+
+        const Tokenizer&    tokenizer = engine_.tokenizer();
+        Detokenizer         detokenizer(tokenizer);
+        std::vector<Output> events;
+        std::vector<Token>  ids;
+        std::string         reply;
+        std::size_t         printed  = 0;
+        int                 n_tokens = 0, n_cached = 0;
+        double              first = 0, last = 0;
+        FinishReason        finish = FinishReason::none;
+        std::string         refusal;
+        bool                stopped = false; // at plain_stop
+        {
+            StatusLine status(progress_);
+            Printer    printer;
+            auto       show = [&](bool all) { // but not what may become the stop text
+                std::size_t upto = reply.size();
+                if (form_ == ChatForm::plain) {
+                    if (std::size_t at = reply.find(plain_stop); at != std::string::npos) {
+                        if (!stopped) engine_.cancel(*id);
+                        stopped = true;
+                        upto    = at;
+                        reply.resize(at);
+                    } else if (std::size_t line = reply.rfind('\n');
+                               !all && line != std::string::npos &&
+                               plain_stop.starts_with(std::string_view(reply).substr(line))) {
+                        upto = line;
+                    }
+                }
+                if (upto > printed) printer.print(std::string_view(reply).substr(printed, upto - printed));
+                printed = std::max(printed, upto);
+            };
+            for (bool more = true; more && finish == FinishReason::none;) {
+                if (interrupted()) engine_.cancel(*id);
+                events.clear();
+                more = engine_.step(events);
+                for (const Output& event : events) {
+                    if (event.id != *id) continue;
+                    last = watch.seconds();
+                    if (n_tokens == 0) first = last;
+                    status.clear();
+                    n_tokens += int(event.tokens.size());
+                    n_cached = std::max(n_cached, event.cached_tokens);
+                    for (Token token : event.tokens) {
+                        if (stopped || (tokenizer.is_end(token) && !arguments_.ignore_eos)) continue;
+                        ids.push_back(token);
+                        reply += detokenizer.push(token);
+                        show(false);
+                    }
+                    finish  = event.finish;
+                    refusal = event.message;
+                }
+                const int n = n_read(before);
+                if (n_tokens == 0 && finish == FinishReason::none && n > 0 &&
+                    (prompt.size() >= 256 || watch.seconds() > 0.5))
+                    status.show(cat("reading ", n, " of ", prompt.size(), " tokens"));
+            }
+            status.clear();
+            (void)interrupted(); // a Ctrl-C that came with the last token was meant for this answer
+            if (!stopped) reply += detokenizer.finish();
+            show(true);
+        }
+        if (finish == FinishReason::refused || finish == FinishReason::failed) {
+            note(refusal);
+            failed_ = failed_ || finish == FinishReason::failed;
+            return false;
+        }
+
+        const bool answered = n_tokens > 0;
+        const int  read     = answered ? int(prompt.size()) : n_read(before);
+        known_              = {*text, reply, prompt, std::move(ids), !stopped};
+        messages_.push_back({"assistant", std::move(reply)});
+        if (timings_) show_timings(read, n_cached, n_tokens, answered ? first : last, last);
+        if (!answered && finish == FinishReason::cancelled)
+            note(cat("Stopped when ", read, " of ", prompt.size(), " tokens were read. /regen ",
+                     arguments_.engine.prefix_cache ? "goes on from there" : "begins again", "."));
+        if (finish == FinishReason::length && (arguments_.n < 0 || n_tokens < arguments_.n)) say_full();
+        return true;
+    }
+
+    void show_timings(int n_prompt, int n_cached, int n_tokens, double first, double last) const {
+        auto rate = [](int n, double seconds) {
+            char text[32];
+            std::snprintf(text, sizeof text, "%.1f t/s", seconds > 0 ? n / seconds : 0.0);
+            return std::string(text);
+        };
+        // The first token comes with the prompt's last step.
+        std::string line = cat("[ prompt ", n_prompt - n_cached, " tokens, ", n_cached, " from cache, ",
+                               rate(n_prompt - n_cached, first), " | answer ", n_tokens, " tokens, ",
+                               rate(n_tokens - 1, last - first), " ]");
+        std::fprintf(timings_file_, "%s%s%s\n", color_ ? "\x1b[2m" : "", line.c_str(), color_ ? "\x1b[0m" : "");
+        std::fflush(timings_file_);
+    }
+
+    Engine&                  engine_;
+    const ChatArguments&     arguments_;
+    ChatForm                 form_;
+    bool                     color_, timings_;
+    std::FILE*               timings_file_;
+    bool                     progress_; // of long prompts is shown
+    std::uint64_t            seed_, n_answers_ = 0;
+    std::vector<ChatMessage> messages_;
+    Known                    known_;
+    bool                     failed_ = false;
+};
+
+Chat::Chat(Engine& engine, const ChatArguments& arguments, ChatForm form, TerminalFacts facts)
+    : impl_(std::make_unique<Impl>(engine, arguments, form, facts)) {}
+Chat::~Chat() = default;
+
+void Chat::clear() { impl_->clear(); }
+bool Chat::say(std::string text) { return impl_->say(std::move(text)); }
+bool Chat::regenerate() { return impl_->regenerate(); }
+void Chat::note(std::string_view text) const { impl_->note(text); }
+bool Chat::failed() const { return impl_->failed_; }
+
+} // namespace quire

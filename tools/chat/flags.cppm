@@ -1,0 +1,98 @@
+// quire.tools.chat.flags: the flags of chat. Owns nothing.
+module;
+
+#include <CLI/CLI.hpp>
+
+export module quire.tools.chat.flags;
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.options;
+import quire.tools.common.engine_flags;
+
+export namespace quire {
+
+struct ChatArguments {
+    std::string          model, prompt, prompt_file, system, form_name, form_file, color = "auto";
+    EngineOptions        engine;
+    int                  n = -1, top_k = 40, repeat_last_n = 64;
+    std::optional<float> temperature; // default 0.8; 0 for the toy model
+    float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
+    std::int64_t         seed        = -1;
+    bool                 single_turn = false, ignore_eos = false, timings = false, no_timings = false, escapes = false;
+};
+
+void add_chat_flags(CLI::App& app, ChatArguments& a);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void add_chat_flags(CLI::App& app, ChatArguments& a) {
+    add_model_flag(app, a.model);
+    auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
+    app.add_option("-f,--file", a.prompt_file, "the first message, from a file")->excludes(prompt);
+    app.add_option("--system-prompt", a.system, "system message (short: -sys)");
+    app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st); a piped text is one message");
+    app.add_flag("-e,--escape", a.escapes, "\\n, \\t and the like in -p and -sys mean what they do in C");
+    app.add_option("-n,--predict,--n-predict", a.n, "most tokens in an answer; -1: no limit but the context")
+        ->check(
+            [](const std::string& text) {
+                return text == "-1" ? std::string() : out_of_bounds(text, 1, 1 << 24, "-1 or at least 1");
+            },
+            "-1 or at least 1")
+        ->capture_default_str();
+    app.add_option("-c,--ctx-size", a.engine.context, "context length in tokens; 0: the model's")
+        ->check(within(0, 1 << 24))
+        ->capture_default_str();
+    add_device_flags(app, a.engine);
+    app.add_option("-t,--threads", a.engine.threads, "threads; 0: one per physical core")
+        ->check(within(0, 1024))
+        ->capture_default_str();
+    app.add_option("-s,--seed", a.seed, "random seed; -1: a new one each time")
+        ->check(within(-1, 0x1p63, "-1 or more"))
+        ->capture_default_str();
+    app.add_option("--temp", a.temperature,
+                   "temperature; 0: always the most likely token (default 0.8; 0 for the toy model)")
+        ->check(within(0.0, 100.0));
+    app.add_option("--top-k", a.top_k, "choose from the k most likely tokens; 0: all")
+        ->check(within(0, 1 << 30))
+        ->capture_default_str();
+    app.add_option("--top-p", a.top_p, "choose from the most likely tokens with this total probability; 1: all")
+        ->check(within(1e-9, 1, "above 0, at most 1"))
+        ->capture_default_str();
+    app.add_option("--min-p", a.min_p, "choose from tokens with at least this fraction of the top probability; 0: all")
+        ->check(within(0.0, 1.0))
+        ->capture_default_str();
+    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens that occurred before become less likely")
+        ->check(within(0.01, 100.0))
+        ->capture_default_str();
+    app.add_option("--repeat-last-n", a.repeat_last_n, "number of last tokens that the penalties count; -1: all")
+        ->check(within(-1, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--presence-penalty", a.presence, "subtracted from the logits of tokens generated before")
+        ->check(within(-100.0, 100.0))
+        ->capture_default_str();
+    app.add_option("--frequency-penalty", a.frequency, "subtracted once for each time a token was generated")
+        ->check(within(-100.0, 100.0))
+        ->capture_default_str();
+    app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
+    CLI::Option* form = add_chat_template_flag(app, a.form_name);
+    app.add_option("--chat-template-file", a.form_file, "file with a Jinja template of one of these formats")
+        ->excludes(form);
+    add_block_size_flag(app, a.engine);
+    app.add_option("--kv-blocks", a.engine.kv_blocks, "number of KV blocks; 0: enough for a full context")
+        ->check(within(0, 1 << 24))
+        ->capture_default_str();
+    add_cache_flags(app, a.engine);
+    auto* timings =
+        app.add_flag("--show-timings", a.timings, "print timings after each answer; the default on a terminal");
+    app.add_flag("--no-show-timings", a.no_timings, "do not print timings")->excludes(timings);
+    app.add_option("--color", a.color, "colours: auto, on, off; alone: on")
+        ->check(CLI::IsMember({"auto", "on", "off"}))
+        ->capture_default_str();
+}
+
+} // namespace quire

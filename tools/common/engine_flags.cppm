@@ -1,0 +1,144 @@
+// quire.tools.common.engine_flags: the flags that the programs with an engine share, the model they open without -m, and how a
+// command line is parsed. Owns nothing: the flags write into the caller's options.
+module;
+
+#include <CLI/CLI.hpp>
+
+export module quire.tools.common.engine_flags;
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.options;
+import quire.text.chat_template;
+import quire.tools.common.foreign_flags;
+
+export namespace quire {
+
+// Without -m: the first models/*.gguf beside the program.
+Result<std::string> default_model();
+
+// Why a text is not a number from `least` to `most`: the end of a sentence with those bounds in words; "" when it is one.
+std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds);
+// The same as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
+CLI::Validator within(double least, double most, std::string bounds = "");
+
+// -m
+void add_model_flag(CLI::App& app, std::string& model);
+// --device, --gpu-memory-utilization, --deterministic
+void add_device_flags(CLI::App& app, EngineOptions& options);
+// --block-size
+void add_block_size_flag(CLI::App& app, EngineOptions& options);
+// --kv-type, --no-prefix-cache
+void add_cache_flags(CLI::App& app, EngineOptions& options);
+// --chat-template: the name of a form; "": the file's
+CLI::Option* add_chat_template_flag(CLI::App& app, std::string& name);
+
+// Parses the command line with the flags of other programs translated. `adjust`: what to change in the words before. Returns the
+// exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
+std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
+                               const std::function<void(std::vector<std::string>&)>& adjust = {});
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Result<std::string> default_model() {
+    std::error_code             error;
+    const std::filesystem::path folder =
+        std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "models";
+    std::vector<std::string> found;
+    for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+        if (at->path().extension() == ".gguf") found.push_back(at->path().string());
+    if (found.empty()) return fail("no model: name one with -m FILE.gguf or put one into ", folder.string());
+    return *std::ranges::min_element(found);
+}
+
+std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds) {
+    double value      = 0;
+    auto [end, fault] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (fault == std::errc{} && end == text.data() + text.size() && value >= least && value <= most) return "";
+    return cat(quote(text), " is not a number that is ", bounds);
+}
+
+CLI::Validator within(double least, double most, std::string bounds) {
+    auto shown = [](double v) { return std::trunc(v) == v ? cat(std::int64_t(v)) : cat(v); };
+    if (bounds.empty()) bounds = cat("in ", shown(least), "..", shown(most));
+    return {[=](const std::string& text) { return out_of_bounds(text, least, most, bounds); }, bounds};
+}
+
+void add_model_flag(CLI::App& app, std::string& model) {
+    app.add_option("-m,--model", model, "GGUF file; default: the first one in models/ next to this program");
+}
+
+void add_device_flags(CLI::App& app, EngineOptions& options) {
+    app.add_option("--device", options.device, "device to run on; auto: the GPU if there is one")
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+        ->capture_default_str();
+    app.add_option("--gpu-memory-utilization", options.gpu_memory_utilization,
+                   "fraction of the GPU's memory for weights and KV together")
+        ->check(within(0.01, 1))
+        ->capture_default_str();
+    app.add_flag("--deterministic", options.deterministic, "on a GPU: bit-identical logits in any batch");
+}
+
+void add_block_size_flag(CLI::App& app, EngineOptions& options) {
+    app.add_option("--block-size", options.block_size, "tokens in a KV block")
+        ->check(within(1, 256))
+        ->capture_default_str();
+}
+
+void add_cache_flags(CLI::App& app, EngineOptions& options) {
+    app.add_option_function<std::string>(
+           "--kv-type",
+           [&options](const std::string& type) { options.kv_type = type == "f32" ? KvType::f32 : KvType::f16; },
+           "element type of the KV cache")
+        ->check(CLI::IsMember({"f16", "f32"}))
+        ->default_str("f16");
+    app.add_flag_callback(
+        "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
+}
+
+CLI::Option* add_chat_template_flag(CLI::App& app, std::string& name) {
+    const auto unknown = [](const std::string& form) {
+        return chat_form_named(form)
+                   ? std::string()
+                   : cat(quote(form), " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
+    };
+    return app
+        .add_option("--chat-template", name,
+                    "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; default: the file's")
+        ->check(unknown, "NAME");
+}
+
+std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
+                               const std::function<void(std::vector<std::string>&)>& adjust) {
+    const auto complain = [&](const std::string& text) {
+        std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), text.c_str());
+        return 2;
+    };
+    const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
+        const CLI::Option* option = app.get_option_no_throw(name);
+        return option ? std::optional(option->get_items_expected_min() > 0) : std::nullopt;
+    };
+    const std::vector<std::string> typed(argv + 1, argv + argc);
+    Result<TranslatedFlags>        flags = translate_flags(program, typed, own);
+    if (!flags) return complain(flags.error().message);
+    if (adjust) adjust(flags->words);
+    try {
+        app.parse(
+            std::vector<std::string>(flags->words.rbegin(), flags->words.rend())); // in reverse, as CLI11 wants them
+    } catch (const CLI::Success& e) {
+        return app.exit(e); // --help and --version
+    } catch (const CLI::ParseError& e) {
+        std::string text = e.what();
+        for (char& c : text)
+            if (c == '\n') c = ' ';
+        return complain(text);
+    }
+    if (!flags->note.empty()) std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), flags->note.c_str());
+    return std::nullopt;
+}
+
+} // namespace quire
