@@ -48,8 +48,5 @@ struct BlockOf {
     }
     __device__ int operator()(int position) const { return power ? position >> shift : position / block_size; }
 };
-__device__ inline BlockOf blocks_of_size(int block_size) {
-    return {block_size, 31 - __clz(block_size), (block_size & (block_size - 1)) == 0};
-}
 
 } // namespace quire::cuda

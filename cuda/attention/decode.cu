@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     std::uint32_t q[D / 8];
     MmaHeads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
     __syncthreads();
-    const BlockOf block_of = blocks_of_size(a.block_size);
-    const auto    row_of   = [&](int position) { // of this KV head
+    const BlockOf block_of{a.block_size};
+    const auto    row_of = [&](int position) { // of this KV head
         const int block = block_of(position);
         return kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size);
     };

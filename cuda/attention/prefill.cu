@@ -73,8 +73,8 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int   begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
     const int   n_tiles = (last - begin) / N + 1;
 
-    const BlockOf block_of = blocks_of_size(a.block_size);
-    const auto    load     = [&](int t) { // K and V of one tile of positions
+    const BlockOf block_of{a.block_size};
+    const auto    load = [&](int t) { // K and V of one tile of positions
         constexpr int words = D / 8;
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
             const int          block = valid ? block_of(position) : 0;
             const std::int64_t at =
                 valid
-                           ? kv_row_of_position(position, block, table[block], kv_head, a.n_kv_heads, a.block_size) * D + w * 8
-                           : 0;
+                       ? kv_row_of_position(position, block, table[block], kv_head, a.n_kv_heads, a.block_size) * D + w * 8
+                       : 0;
             cp_async(k + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at, valid);
             cp_async(v + n * stride + w * 8, reinterpret_cast<const __half*>(a.cache_v) + at, valid);
         }
