@@ -26,30 +26,30 @@ inline std::vector<std::byte> random_rows(DType type, std::int64_t rows, std::in
         }
         return out;
     }
-    // Where the halves of a block stand, and what they are for values of about 1.
-    struct Half {
+    // Where the fp16 scales of a block stand, and what they are for values of about 1.
+    struct Scale {
         int   at;
         float value;
     };
-    std::vector<Half> halves;
+    std::vector<Scale> scales;
     switch (type) {
-        case DType::Q8_0: halves = {{0, 1.0f / 74}}; break;
-        case DType::Q4_0: halves = {{0, 1.0f / 4.6f}}; break;
-        case DType::Q4_1: halves = {{0, 1.0f / 4.6f}, {2, -7.5f / 4.6f}}; break;
-        case DType::Q5_0: halves = {{0, 1.0f / 9.2f}}; break;
-        case DType::Q5_1: halves = {{0, 1.0f / 9.2f}, {2, -15.5f / 9.2f}}; break;
-        case DType::Q2_K: halves = {{80, 1.0f / 10}, {82, 1.0f / 10}}; break;
-        case DType::Q3_K: halves = {{108, 1.0f / 42}}; break;
-        case DType::Q4_K: halves = {{0, 1.0f / 150}, {2, 1.0f / 20}}; break;
-        case DType::Q5_K: halves = {{0, 1.0f / 300}, {2, 1.0f / 20}}; break;
-        case DType::Q6_K: halves = {{208, 1.0f / 1400}}; break;
-        case DType::IQ4_NL: halves = {{0, 1.0f / 74}}; break;
-        case DType::IQ4_XS: halves = {{0, 1.0f / 1400}}; break;
+        case DType::Q8_0: scales = {{0, 1.0f / 74}}; break;
+        case DType::Q4_0: scales = {{0, 1.0f / 4.6f}}; break;
+        case DType::Q4_1: scales = {{0, 1.0f / 4.6f}, {2, -7.5f / 4.6f}}; break;
+        case DType::Q5_0: scales = {{0, 1.0f / 9.2f}}; break;
+        case DType::Q5_1: scales = {{0, 1.0f / 9.2f}, {2, -15.5f / 9.2f}}; break;
+        case DType::Q2_K: scales = {{80, 1.0f / 10}, {82, 1.0f / 10}}; break;
+        case DType::Q3_K: scales = {{108, 1.0f / 42}}; break;
+        case DType::Q4_K: scales = {{0, 1.0f / 150}, {2, 1.0f / 20}}; break;
+        case DType::Q5_K: scales = {{0, 1.0f / 300}, {2, 1.0f / 20}}; break;
+        case DType::Q6_K: scales = {{208, 1.0f / 1400}}; break;
+        case DType::IQ4_NL: scales = {{0, 1.0f / 74}}; break;
+        case DType::IQ4_XS: scales = {{0, 1.0f / 1400}}; break;
         default: break;
     }
     for (std::byte& b : out) b = std::byte(random() & 255);
     for (std::size_t at = 0; at < out.size(); at += std::size_t(dtype_info(type).bytes))
-        for (auto [place, value] : halves) {
+        for (auto [place, value] : scales) {
             const std::uint16_t h = f32_to_f16(value * deviation);
             std::memcpy(out.data() + at + std::size_t(place), &h, 2);
         }

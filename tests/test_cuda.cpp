@@ -72,9 +72,9 @@ struct OnDevice {
     T*          data;
 };
 
-constexpr std::uint16_t half_nan = 0x7e00;
+constexpr std::uint16_t fp16_nan = 0x7e00;
 
-std::vector<std::uint16_t> random_halves(std::size_t n, std::mt19937& random, float scale = 1) {
+std::vector<std::uint16_t> random_fp16(std::size_t n, std::mt19937& random, float scale = 1) {
     std::normal_distribution<float> normal(0, scale);
     std::vector<std::uint16_t>      out(n);
     for (auto& h : out) h = f32_to_f16(normal(random));
@@ -90,15 +90,15 @@ double relative_error(const std::vector<float>& got, const std::vector<double>& 
     return std::isnan(d) ? 1e30 : std::sqrt(d / std::max(all, 1e-30));
 }
 
-std::vector<float> floats_of(const std::vector<std::uint16_t>& halves) {
-    std::vector<float> out(halves.size());
-    for (std::size_t i = 0; i < halves.size(); i++) out[i] = f16_to_f32(halves[i]);
+std::vector<float> floats_of(const std::vector<std::uint16_t>& fp16) {
+    std::vector<float> out(fp16.size());
+    for (std::size_t i = 0; i < fp16.size(); i++) out[i] = f16_to_f32(fp16[i]);
     return out;
 }
 
 } // namespace
 
-TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") {
+TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
     if (no_gpu()) return;
     const Gpu    gpu;
     std::mt19937 random(1);
@@ -106,12 +106,12 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
         for (auto [rows, cols] : {std::pair(1, 256), std::pair(7, 512), std::pair(64, 1280), std::pair(130, 768)})
             for (int n : {1, 2, 3, 5, 8, 9, 17, 31, 64}) {
                 CAPTURE(dtype_info(type).name, rows, cols, n);
-                // Random blocks whose scales are small halves.
+                // Random blocks whose scales are small fp16.
                 const DTypeInfo&       info = dtype_info(type);
                 std::vector<std::byte> blocks(row_bytes(type, cols) * std::size_t(rows));
                 for (std::byte& b : blocks) b = std::byte(random() & 255);
                 if (type == DType::F16) {
-                    const auto h = random_halves(std::size_t(rows) * std::size_t(cols), random);
+                    const auto h = random_fp16(std::size_t(rows) * std::size_t(cols), random);
                     std::memcpy(blocks.data(), h.data(), blocks.size());
                 } else {
                     const std::vector<int> places = type == DType::Q6_K                          ? std::vector{208}
@@ -127,7 +127,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 for (int r = 0; r < rows; r++)
                     dequantize(type, blocks.data() + std::size_t(r) * row_bytes(type, cols),
                                weights.data() + std::ptrdiff_t(r) * cols, cols);
-                const auto          x = random_halves(std::size_t(64) * std::size_t(cols), random);
+                const auto          x = random_fp16(std::size_t(64) * std::size_t(cols), random);
                 std::vector<double> want;
                 std::vector<float>  bias(std::size_t(rows), 0.0f);
                 for (int r = 0; r < rows; r++) bias[std::size_t(r)] = float(r % 5);
@@ -176,7 +176,7 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                     std::vector<std::uint16_t> small = x;
                     for (std::uint16_t& h : small) h = f32_to_f16(f16_to_f32(h) / 64);
                     OnDevice<std::uint16_t> little(gpu, small),
-                        both(gpu, std::vector<std::uint16_t>(std::size_t(rows), half_nan));
+                        both(gpu, std::vector<std::uint16_t>(std::size_t(rows), fp16_nan));
                     if (cuda::gemv_gated(little.data, product.weight, product.weight, both.data, gpu)) {
                         std::vector<double> gated;
                         for (std::size_t r = 0; r < want.size(); r++) {
@@ -189,30 +189,30 @@ TEST_CASE("GPU: products with every kind of weight equal plain sums", "[cuda]") 
                 REQUIRE(cuda::can_skinny_gemm(gpu, product.weight));
                 OnDevice<float> again(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 product.out = again.data;
-                for (int round = 0; round < 2; round++) // the tickets are ready for the next launch
+                for (int round = 0; round < 2; round++) // the arrivals are ready for the next launch
                     cuda::skinny_gemm(there.data, n, cols, &product, 1, gpu);
                 CHECK(relative_error(again.back(gpu), want) < 4e-3);
             }
 }
 
-TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal plain sums", "[cuda]") {
+TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") {
     if (no_gpu()) return;
     const Gpu    gpu;
     std::mt19937 random(7);
-    enum Then { write, swiglu, rotate_neighbours, rotate_halves };
+    enum Epilogue { write, swiglu, rope_interleaved, rope_neox };
     struct Shape {
         int n, cols, rows;
-        int others; // rows of a second and third product, 0: none
+        int others; // rows of a second and third projection, 0: none
     };
-    // Fewer tiles than processors and more, whole ones and strips of a half and a quarter.
+    // Fewer tiles than SMs and more, whole ones and strips of a half and a quarter.
     for (const auto& [n, cols, rows, others] :
          {Shape{1, 8, 8, 0}, Shape{7, 64, 264, 8}, Shape{64, 72, 256, 128}, Shape{129, 200, 520, 136},
           Shape{129, 200, 512, 256}, Shape{256, 1024, 128, 0}, Shape{257, 136, 5000, 0}, Shape{513, 320, 384, 1024},
           Shape{70, 64, 19456, 0}, Shape{40, 136, 34048, 256}, Shape{300, 64, 10000, 0}})
-        for (Then then : {write, swiglu, rotate_neighbours, rotate_halves}) {
-            const bool gated = then == swiglu, turned = then > swiglu;
+        for (Epilogue then : {write, swiglu, rope_interleaved, rope_neox}) {
+            const bool gated = then == swiglu, with_rope = then > swiglu;
             const int  D = n % 2 != 0 ? 128 : 64, block_size = 4;
-            if (turned && (others == 0 || rows % D != 0 || others % D != 0)) continue;
+            if (with_rope && (others == 0 || rows % D != 0 || others % D != 0)) continue;
             CAPTURE(n, cols, rows, others, then, D);
             cuda::Operation ops[2] = {};
             ops[0].kind            = gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
@@ -221,7 +221,7 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             if (gated) all_rows.push_back(rows);
             else if (others > 0) all_rows.insert(all_rows.end(), {others, others});
 
-            const auto                              x = random_halves(std::size_t(n) * std::size_t(cols), random);
+            const auto                              x = random_fp16(std::size_t(n) * std::size_t(cols), random);
             const OnDevice<std::uint16_t>           there_x(gpu, x);
             std::vector<std::vector<std::uint16_t>> weights;
             std::vector<std::vector<float>>         biases;
@@ -229,15 +229,14 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             std::deque<OnDevice<float>>             there_biases;
             ops[0].x = there_x.data;
             for (int r : all_rows) {
-                weights.push_back(
-                    random_halves(std::size_t(r) * std::size_t(cols), random, 1 / std::sqrt(float(cols))));
-                biases.push_back(floats_of(random_halves(std::size_t(r), random)));
+                weights.push_back(random_fp16(std::size_t(r) * std::size_t(cols), random, 1 / std::sqrt(float(cols))));
+                biases.push_back(floats_of(random_fp16(std::size_t(r), random)));
                 cuda::Projection& p = ops[0].projection[ops[0].n_projections++];
                 p.weight.rows = r, p.weight.cols = cols;
                 p.weight.data = there_weights.emplace_back(gpu, weights.back()).data;
                 if (!gated) p.bias = there_biases.emplace_back(gpu, biases.back()).data;
                 p.out =
-                    out.emplace_back(gpu, std::vector<std::uint16_t>(std::size_t(n) * std::size_t(r) + 64, half_nan))
+                    out.emplace_back(gpu, std::vector<std::uint16_t>(std::size_t(n) * std::size_t(r) + 64, fp16_nan))
                         .data;
             }
             // Positions and slots; the last token has none where there are several.
@@ -248,12 +247,12 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             for (int i = 0; i < D / 2; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / D)));
             const OnDevice<std::int32_t>  there_positions(gpu, positions), there_slots(gpu, slots);
             const OnDevice<float>         there_frequencies(gpu, frequencies);
-            const std::size_t             cache_size = turned ? std::size_t(2 * n + 8) * std::size_t(others) : 1;
-            const OnDevice<std::uint16_t> cache_k(gpu, std::vector<std::uint16_t>(cache_size, half_nan)),
-                cache_v(gpu, std::vector<std::uint16_t>(cache_size, half_nan));
+            const std::size_t             cache_size = with_rope ? std::size_t(2 * n + 8) * std::size_t(others) : 1;
+            const OnDevice<std::uint16_t> cache_k(gpu, std::vector<std::uint16_t>(cache_size, fp16_nan)),
+                cache_v(gpu, std::vector<std::uint16_t>(cache_size, fp16_nan));
             cuda::Plan plan;
             plan.positions = there_positions.data, plan.slots = there_slots.data;
-            if (turned) {
+            if (with_rope) {
                 cuda::RopeStore& rope = ops[1].rope;
                 ops[1].kind           = cuda::Operation::rope_and_store;
                 rope.q                = static_cast<cuda::Half*>(ops[0].projection[0].out);
@@ -261,10 +260,10 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                 rope.v                = static_cast<cuda::Half*>(ops[0].projection[2].out);
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
                 rope.n_pairs = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
-                rope.block_size = block_size, rope.scale = 1.25f, rope.neox = then == rotate_halves;
+                rope.block_size = block_size, rope.scale = 1.25f, rope.neox = then == rope_neox;
             }
             if (cuda::match_prefill_gemm(ops, 1, gpu) == 0) break;
-            REQUIRE(cuda::run_prefill_gemm(ops, turned ? 2 : 1, plan, gpu) == (turned ? 2 : 1));
+            REQUIRE(cuda::run_prefill_gemm(ops, with_rope ? 2 : 1, plan, gpu) == (with_rope ? 2 : 1));
 
             const std::vector<float> xs      = floats_of(x);
             const auto               product = [&](std::size_t k) {
@@ -282,14 +281,14 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
             const auto rotated = [&](std::vector<double> sums) {
                 for (std::size_t head = 0; head < sums.size(); head += std::size_t(D))
                     for (int i = 0; i < D / 2; i++) {
-                        const bool halves  = then == rotate_halves;
-                        double &   a       = sums[head + std::size_t(halves ? i : 2 * i)],
-                               &b          = sums[head + std::size_t(halves ? i + D / 2 : 2 * i + 1)];
+                        const bool neox    = then == rope_neox;
+                        double &   a       = sums[head + std::size_t(neox ? i : 2 * i)],
+                               &b          = sums[head + std::size_t(neox ? i + D / 2 : 2 * i + 1)];
                         const double angle = double(positions[head * std::size_t(n) / sums.size()]) *
                                              double(frequencies[std::size_t(i)]);
-                        const double turn = 1.25 * (a * std::cos(angle) - b * std::sin(angle));
-                        b                 = 1.25 * (a * std::sin(angle) + b * std::cos(angle));
-                        a                 = turn;
+                        const double rotated = 1.25 * (a * std::cos(angle) - b * std::sin(angle));
+                        b                    = 1.25 * (a * std::sin(angle) + b * std::cos(angle));
+                        a                    = rotated;
                     }
                 return sums;
             };
@@ -299,10 +298,10 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                     const std::vector<double> up = product(1);
                     for (std::size_t i = 0; i < want.size(); i++) want[i] = want[i] / (1 + std::exp(-want[i])) * up[i];
                 }
-                if (turned && k < 2) want = rotated(want);
+                if (with_rope && k < 2) want = rotated(want);
                 std::vector<std::uint16_t> got = out[k].back(gpu);
-                if (turned && k > 0) { // in the cache: as rows again
-                    CHECK(std::ranges::all_of(got, [](std::uint16_t h) { return h == half_nan; }));
+                if (with_rope && k > 0) { // in the cache: as rows again
+                    CHECK(std::ranges::all_of(got, [](std::uint16_t h) { return h == fp16_nan; }));
                     const auto                 cache = (k == 1 ? cache_k : cache_v).back(gpu);
                     std::vector<std::uint16_t> rows_of;
                     std::size_t                n_written = 0;
@@ -316,17 +315,17 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                             rows_of.push_back(slot < 0 ? 0 : cache[std::size_t(at)]);
                             n_written += slot >= 0;
                         }
-                    CHECK(std::ranges::count_if(cache, [](std::uint16_t h) { return h != half_nan; }) ==
+                    CHECK(std::ranges::count_if(cache, [](std::uint16_t h) { return h != fp16_nan; }) ==
                           std::ptrdiff_t(n_written));
                     CHECK(relative_error(floats_of(rows_of), want) < 1e-3);
                     continue;
                 }
                 CHECK(std::ranges::all_of(std::span(got).subspan(want.size()),
-                                          [](std::uint16_t h) { return h == half_nan; }));
+                                          [](std::uint16_t h) { return h == fp16_nan; }));
                 got.resize(want.size());
                 CHECK(relative_error(floats_of(got), want) < 1e-3);
-                if (n > 1 && !turned) { // the first rows alone have the same bits
-                    const auto poison = std::vector<std::uint16_t>(out[k].n, half_nan);
+                if (n > 1 && !with_rope) { // the first rows alone have the same bits
+                    const auto poison = std::vector<std::uint16_t>(out[k].n, fp16_nan);
                     cuda::upload(out[k].data, poison.data(), poison.size() * 2, gpu);
                     ops[0].rows = n / 2;
                     REQUIRE(cuda::run_prefill_gemm(ops, 1, plan, gpu) == 1);
@@ -335,13 +334,13 @@ TEST_CASE("GPU: products with the rows of a prompt, and what follows them, equal
                     const auto first_half = out[k].back(gpu);
                     CHECK(std::equal(got.begin(), got.begin() + n_first, first_half.begin()));
                     CHECK(std::all_of(first_half.begin() + n_first, first_half.end(),
-                                      [](std::uint16_t h) { return h == half_nan; }));
+                                      [](std::uint16_t h) { return h == fp16_nan; }));
                 }
             }
         }
 }
 
-TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain sums", "[cuda]") {
+TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
     if (no_gpu()) return;
     const Gpu    gpu;
     std::mt19937 random(4);
@@ -349,7 +348,7 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
         int from, hidden, ff, kv, D; // columns of the first x; of the norms; of SwiGLU; rows of k and v; head_dim
     };
     using Rows         = std::vector<double>;
-    const auto rounded = [](Rows rows) { // as halves
+    const auto rounded = [](Rows rows) { // as fp16
         for (double& v : rows) v = double(f16_to_f32(f32_to_f16(float(v))));
         return rows;
     };
@@ -367,7 +366,7 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
         return out;
     };
     cuda::prepare_layer_kernel(gpu);
-    int mode = 0; // what becomes of q, k and v: nothing, they are rotated by neighbours, or by halves
+    int mode = 0; // what becomes of q, k and v: nothing, RoPE with interleaved pairs, or with NeoX pairs
     for (const auto& [from, hidden, ff, kv, D] : {Shape{64, 64, 128, 16, 16}, Shape{40, 208, 72, 144, 16},
                                                   Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
         for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128}) {
@@ -376,16 +375,16 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
             CAPTURE(from, hidden, ff, kv, D, n, mode);
             const int  q_rows = std::min(hidden, 384);
             const auto matrix = [&](int rows, int cols) {
-                return random_halves(std::size_t(rows) * std::size_t(cols), random, 1 / std::sqrt(float(cols)));
+                return random_fp16(std::size_t(rows) * std::size_t(cols), random, 1 / std::sqrt(float(cols)));
             };
-            const auto x = random_halves(std::size_t(n * from), random), o = matrix(hidden, from),
+            const auto x = random_fp16(std::size_t(n * from), random), o = matrix(hidden, from),
                        gate = matrix(ff, hidden), up = matrix(ff, hidden), down = matrix(hidden, ff),
                        q = matrix(q_rows, hidden), k = matrix(kv, hidden), v = matrix(kv, hidden);
-            const std::vector<float> residual = floats_of(random_halves(std::size_t(n * hidden), random)),
-                                     norm_a   = floats_of(random_halves(std::size_t(hidden), random)),
-                                     norm_b   = floats_of(random_halves(std::size_t(hidden), random)),
-                                     bias     = floats_of(random_halves(std::size_t(hidden), random));
-            // What the parts of a layer make of it, rounded where they hand halves on.
+            const std::vector<float> residual = floats_of(random_fp16(std::size_t(n * hidden), random)),
+                                     norm_a   = floats_of(random_fp16(std::size_t(hidden), random)),
+                                     norm_b   = floats_of(random_fp16(std::size_t(hidden), random)),
+                                     bias     = floats_of(random_fp16(std::size_t(hidden), random));
+            // What the parts of a layer make of it, rounded where they hand fp16 on.
             Rows       sum(residual.begin(), residual.end());
             const auto normed = [&](const Rows& more, const std::vector<float>& weight) {
                 Rows out;
@@ -428,21 +427,21 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                             double &     x = (*rows)[head + std::size_t(one)], &y = (*rows)[head + std::size_t(other)];
                             const double angle = double(positions[head * std::size_t(n) / rows->size()]) *
                                                  double(frequencies[std::size_t(i)]);
-                            const double turned = x * std::cos(angle) - y * std::sin(angle);
-                            y                   = x * std::sin(angle) + y * std::cos(angle);
-                            x                   = turned;
+                            const double with_rope = x * std::cos(angle) - y * std::sin(angle);
+                            y                      = x * std::sin(angle) + y * std::cos(angle);
+                            x                      = with_rope;
                         }
 
             const OnDevice<std::uint16_t> there_x(gpu, x), there_o(gpu, o), there_gate(gpu, gate), there_up(gpu, up),
                 there_down(gpu, down), there_q(gpu, q), there_k(gpu, k), there_v(gpu, v),
-                not_written(gpu, std::vector<std::uint16_t>(first.size(), half_nan)),
-                there_a(gpu, std::vector<std::uint16_t>(a.size(), half_nan)),
-                there_g(gpu, std::vector<std::uint16_t>(g.size(), half_nan)),
-                there_u(gpu, std::vector<std::uint16_t>(g.size(), half_nan)),
-                there_b(gpu, std::vector<std::uint16_t>(b.size(), half_nan)),
-                out_q(gpu, std::vector<std::uint16_t>(wants[0].size(), half_nan)),
-                out_k(gpu, std::vector<std::uint16_t>(wants[1].size(), half_nan)),
-                out_vh(gpu, std::vector<std::uint16_t>(wants[2].size(), half_nan));
+                not_written(gpu, std::vector<std::uint16_t>(first.size(), fp16_nan)),
+                there_a(gpu, std::vector<std::uint16_t>(a.size(), fp16_nan)),
+                there_g(gpu, std::vector<std::uint16_t>(g.size(), fp16_nan)),
+                there_u(gpu, std::vector<std::uint16_t>(g.size(), fp16_nan)),
+                there_b(gpu, std::vector<std::uint16_t>(b.size(), fp16_nan)),
+                out_q(gpu, std::vector<std::uint16_t>(wants[0].size(), fp16_nan)),
+                out_k(gpu, std::vector<std::uint16_t>(wants[1].size(), fp16_nan)),
+                out_vh(gpu, std::vector<std::uint16_t>(wants[2].size(), fp16_nan));
             const OnDevice<float> there_norm_a(gpu, norm_a), there_norm_b(gpu, norm_b), there_bias(gpu, bias),
                 out_v(gpu, std::vector<float>(wants[2].size(), std::numeric_limits<float>::quiet_NaN()));
             std::vector<cuda::Operation> ops(6);
@@ -451,8 +450,8 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                 w.rows = rows, w.cols = cols, w.data = data.data;
                 return w;
             };
-            const auto products = [&](cuda::Operation& op, const OnDevice<std::uint16_t>& of, int cols,
-                                      std::initializer_list<cuda::Projection> list) {
+            const auto gemm = [&](cuda::Operation& op, const OnDevice<std::uint16_t>& of, int cols,
+                                  std::initializer_list<cuda::Projection> list) {
                 op.kind = cuda::Operation::gemm, op.x = of.data, op.rows = n, op.cols = cols;
                 for (const cuda::Projection& p : list) op.projection[op.n_projections++] = p;
             };
@@ -461,23 +460,22 @@ TEST_CASE("GPU: what stands between two attentions, as one kernel, equals plain 
                 op.kind = cuda::Operation::norm, op.x = not_written.data, op.residual = there_residual.data;
                 op.norm_weight = w.data, op.eps = 1e-5f, op.out = out.data, op.rows = n, op.cols = hidden;
             };
-            products(ops[0], there_x, from,
-                     {{weight(there_o, hidden, from), there_bias.data, not_written.data, false}});
+            gemm(ops[0], there_x, from, {{weight(there_o, hidden, from), there_bias.data, not_written.data, false}});
             norm(ops[1], there_a, there_norm_a);
-            products(ops[2], there_a, hidden,
-                     {{weight(there_gate, ff, hidden), nullptr, there_g.data, false},
-                      {weight(there_up, ff, hidden), nullptr, there_u.data, false}});
+            gemm(ops[2], there_a, hidden,
+                 {{weight(there_gate, ff, hidden), nullptr, there_g.data, false},
+                  {weight(there_up, ff, hidden), nullptr, there_u.data, false}});
             ops[2].kind = cuda::Operation::gated_gemm;
-            products(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false}});
+            gemm(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false}});
             norm(ops[4], there_b, there_norm_b);
-            products(ops[5], there_b, hidden,
-                     {{weight(there_q, q_rows, hidden), nullptr, out_q.data, false},
-                      {weight(there_k, kv, hidden), nullptr, out_k.data, false},
-                      {weight(there_v, kv, hidden), nullptr, mode > 0 ? static_cast<void*>(out_vh.data) : out_v.data,
-                       mode == 0}});
+            gemm(ops[5], there_b, hidden,
+                 {{weight(there_q, q_rows, hidden), nullptr, out_q.data, false},
+                  {weight(there_k, kv, hidden), nullptr, out_k.data, false},
+                  {weight(there_v, kv, hidden), nullptr, mode > 0 ? static_cast<void*>(out_vh.data) : out_v.data,
+                   mode == 0}});
             const OnDevice<std::int32_t> there_positions(gpu, positions), there_slots(gpu, slots);
             const OnDevice<float>        there_frequencies(gpu, frequencies);
-            const auto cache = std::vector<std::uint16_t>(std::size_t(70) * 4 * std::size_t(kv), half_nan);
+            const auto cache = std::vector<std::uint16_t>(std::size_t(70) * 4 * std::size_t(kv), fp16_nan);
             const OnDevice<std::uint16_t> cache_k(gpu, cache), cache_v(gpu, cache);
             cuda::Plan                    plan;
             plan.positions = there_positions.data, plan.slots = there_slots.data;
@@ -545,13 +543,13 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                                             std::pair(2100, 1), std::pair(70, 70), std::pair(200, 131)})
                 cases.push_back({D, heads, kv, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
                                  random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f});
-    for (int D : {64, 128}) { // block sizes of all kinds; and more tiles than a GPU has processors
+    for (int D : {64, 128}) { // block sizes of all kinds; and more tiles than a GPU has SMs
         for (int block : {1, 4, 8, 12, 16, 32, 40, 64, 128, 256, 384})
             cases.push_back({D, 2, 1, block, 333, 261, block == 32 ? 200 : 0, 0});
         cases.push_back({D, 45, 5, 16, 260, 257, 0, 0});
     }
     for (auto [D, queries] :
-         {std::pair(64, 56), std::pair(128, 34), std::pair(256, 12)}) // the last heads' chunks are shorter
+         {std::pair(64, 56), std::pair(128, 34), std::pair(256, 12)}) // the last heads' splits are shorter
         for (int window : {0, 500}) cases.push_back({D, 24, 24, 16, 600, queries, window, 0, true});
     for (const Case& c : cases) {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
@@ -561,8 +559,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         std::iota(ids.begin(), ids.end(), 0);
         std::shuffle(ids.begin(), ids.end(), random);
         const auto  n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(c.kv_heads) * std::size_t(c.D);
-        auto        k = random_halves(n_cache, random), v = random_halves(n_cache, random);
-        const auto  q     = random_halves(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
+        auto        k = random_fp16(n_cache, random), v = random_fp16(n_cache, random);
+        const auto  q     = random_fp16(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
         const float scale = 1 / std::sqrt(float(c.D));
         auto        at    = [&](int position, int head, int d) {
             return ((std::size_t(ids[std::size_t(position / c.block)]) * std::size_t(c.kv_heads) + std::size_t(head)) *
@@ -573,7 +571,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         };
         for (int position = c.context; position < n_blocks * c.block; position++) // nobody may read what is not written
             for (int head = 0; head < c.kv_heads; head++)
-                for (int d = 0; d < c.D; d++) k[at(position, head, d)] = v[at(position, head, d)] = half_nan;
+                for (int d = 0; d < c.D; d++) k[at(position, head, d)] = v[at(position, head, d)] = fp16_nan;
         std::vector<double> want;
         for (int t = 0; t < c.n_queries; t++) {
             const int last = c.context - c.n_queries + t, first = c.window > 0 ? std::max(0, last - c.window + 1) : 0;
@@ -603,7 +601,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             }
         }
         OnDevice<std::uint16_t> dk(gpu, k), dv(gpu, v), dq(gpu, q),
-            out(gpu, std::vector<std::uint16_t>(want.size(), half_nan));
+            out(gpu, std::vector<std::uint16_t>(want.size(), fp16_nan));
         OnDevice<std::int32_t> dtable(gpu, ids), dstart(gpu, {0}), dpositions(gpu, positions);
         cuda::Plan             plan;
         plan.block_tables = dtable.data, plan.table_start = dstart.data, plan.positions = dpositions.data;
@@ -613,7 +611,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         a.window = c.window, a.softcap = c.softcap;
         const int tile = cuda::prefill_tile(gpu, c.D);
         if (c.decodes && tile > 0) {
-            // Short chunks, and as long as the device likes them.
+            // Short splits, and of the lengths that the device is given.
             const auto lengths =
                 random() % 2 == 0 && c.n_queries == 1
                     ? cuda::SplitLengths{}
@@ -634,12 +632,12 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             plan.items.n = cut(lengths.length);
             if (lengths.short_length > 0) plan.items.n_short = cut(lengths.short_length);
             OnDevice<std::int32_t> list(gpu, items),
-                tickets(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
+                arrivals(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
             OnDevice<float> partial(gpu,
                                     std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(c.D + 2)));
             plan.items.list = reinterpret_cast<const cuda::SplitKvItem*>(list.data);
-            for (int again = 0; again < 2; again++) // the tickets are ready for the next launch
-                cuda::attention_decode(a, plan, partial.data, tickets.data, gpu);
+            for (int again = 0; again < 2; again++) // the arrivals are ready for the next launch
+                cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         } else {
             const int most = std::max(tile, 16);
@@ -903,12 +901,12 @@ TEST_CASE("GPU: the engine answers as on the CPU", "[cuda]") {
     }
 }
 
-TEST_CASE("GPU: a sequence alone, its steps being one kernel, answers as on the CPU", "[cuda]") {
+TEST_CASE("GPU: a sequence alone, by the decode megakernel, answers as on the CPU", "[cuda]") {
     if (no_gpu()) return;
     constexpr ModelShape shapes[] = {{"heads of 64, groups of 4", 3, 512, 8, 2, 1280, 2048, 2048},
                                      {"one kv head for 16", 2, 1024, 16, 1, 512, 2048, 2048},
                                      {"heads of 128, 8 of them", 2, 1024, 8, 8, 2816, 2048, 2048},
-                                     {"rows that blocks claim", 1, 5120, 40, 8, 6400, 2048, 2048}};
+                                     {"tiles by the dynamic scheduler", 1, 5120, 40, 8, 6400, 2048, 2048}};
     const std::string    path     = temporary();
     for (const ModelShape& shape : shapes)
         for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K}) {
@@ -986,7 +984,7 @@ TEST_CASE("GPU, deterministic: random mixes give every request the bits it gets 
     CHECK(preemptions > 0);
 }
 
-TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equal plain sums", "[cuda]") {
+TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal plain sums", "[cuda]") {
     if (no_gpu()) return;
     const Gpu    gpu;
     std::mt19937 random(11);
@@ -995,11 +993,11 @@ TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equa
             CAPTURE(cols, mode);
             constexpr int            rows = 3;
             const auto               n    = std::size_t(rows * cols);
-            const auto               x    = random_halves(n, random);
-            const std::vector<float> xs = floats_of(x), residual = floats_of(random_halves(n, random)),
-                                     weight = floats_of(random_halves(std::size_t(cols), random)),
-                                     bias   = floats_of(random_halves(std::size_t(cols), random));
-            OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(n, half_nan));
+            const auto               x    = random_fp16(n, random);
+            const std::vector<float> xs = floats_of(x), residual = floats_of(random_fp16(n, random)),
+                                     weight = floats_of(random_fp16(std::size_t(cols), random)),
+                                     bias   = floats_of(random_fp16(std::size_t(cols), random));
+            OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(n, fp16_nan));
             OnDevice<float>         sums(gpu, residual), w(gpu, weight), b(gpu, bias);
             const bool              adds = mode % 2 != 0, layer = mode / 2 != 0;
             std::vector<double>     want;
@@ -1023,7 +1021,7 @@ TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equa
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 2e-3);
         }
     for (int n : {1, 7, 8, 1003}) {
-        const auto gate = random_halves(std::size_t(n), random), up = random_halves(std::size_t(n), random);
+        const auto              gate = random_fp16(std::size_t(n), random), up = random_fp16(std::size_t(n), random);
         OnDevice<std::uint16_t> there(gpu, gate), other(gpu, up);
         std::vector<double>     want;
         for (int i = 0; i < n; i++) {
@@ -1036,10 +1034,9 @@ TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equa
     for (auto [rows, cols, n] :
          {std::tuple(1, 1, 1), std::tuple(5, 7, 3), std::tuple(130, 33, 19), std::tuple(9, 1001, 70)}) {
         CAPTURE(rows, cols, n);
-        const auto x                = random_halves(std::size_t(n * cols), random),
-                   w                = random_halves(std::size_t(rows * cols), random);
+        const auto x = random_fp16(std::size_t(n * cols), random), w = random_fp16(std::size_t(rows * cols), random);
         const std::vector<float> xs = floats_of(x), ws = floats_of(w),
-                                 bias = floats_of(random_halves(std::size_t(rows), random));
+                                 bias = floats_of(random_fp16(std::size_t(rows), random));
         std::vector<double> want;
         for (int t = 0; t < n; t++)
             for (int r = 0; r < rows; r++) {
@@ -1049,29 +1046,29 @@ TEST_CASE("GPU: norms, activations, products and block copies of odd shapes equa
                 want.push_back(sum);
             }
         for (const bool floats : {false, true}) { // of the weights: as a vector of the file stands
-            OnDevice<std::uint16_t> there(gpu, x), halves(gpu, w);
+            OnDevice<std::uint16_t> there(gpu, x), fp16(gpu, w);
             OnDevice<float>         full(gpu, ws), b(gpu, bias),
                 out(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
             cuda::Projection p;
             p.weight.form = floats ? cuda::WeightForm::f32 : cuda::WeightForm::f16;
             p.weight.rows = rows, p.weight.cols = cols;
-            p.weight.data = floats ? static_cast<void*>(full.data) : halves.data;
+            p.weight.data = floats ? static_cast<void*>(full.data) : fp16.data;
             p.bias = b.data, p.out = out.data, p.out_is_float = true;
             CHECK(cuda::is_regular(p.weight) == false);
             cuda::gemm_plain(there.data, n, cols, &p, 1, gpu);
             CHECK(relative_error(out.back(gpu), want) < 1e-3);
         }
     }
-    for (int halves : {1, 4, 12, 13, 24}) { // of a block
-        std::vector<std::uint16_t> pool(std::size_t(5 * halves));
+    for (int fp16 : {1, 4, 12, 13, 24}) { // of a block
+        std::vector<std::uint16_t> pool(std::size_t(5 * fp16));
         std::iota(pool.begin(), pool.end(), std::uint16_t(1));
         OnDevice<std::uint16_t> there(gpu, pool);
         OnDevice<void*>         bases(gpu, {static_cast<void*>(there.data)});
         OnDevice<std::int32_t>  pairs(gpu, {4, 0, 1, 3});
-        cuda::BlockPools        pools{bases.data, bases.data, 1, std::size_t(halves) * 2};
+        cuda::BlockPools        pools{bases.data, bases.data, 1, std::size_t(fp16) * 2};
         cuda::copy_blocks(pools, pairs.data, 2, gpu);
         for (auto [from, to] : {std::pair(4, 0), std::pair(1, 3)})
-            std::copy_n(pool.begin() + from * halves, halves, pool.begin() + to * halves);
+            std::copy_n(pool.begin() + from * fp16, fp16, pool.begin() + to * fp16);
         CHECK(there.back(gpu) == pool);
     }
 }
@@ -1161,7 +1158,7 @@ std::vector<std::vector<Token>> tokens_of(Engine& engine, const std::vector<Requ
 
 } // namespace
 
-// The steps of both, of several tokens and of one, are kernels whose blocks wait for one another on all processors.
+// The steps of both, of several tokens and of one, are kernels with grid barriers over all SMs.
 TEST_CASE("GPU: two engines side by side, each in a thread, give the tokens that each gives alone", "[cuda]") {
     if (no_gpu()) return;
     constexpr ModelShape shapes[] = {{"one", 3, 512, 8, 2, 1280, 2048, 2048},
@@ -1223,7 +1220,7 @@ TEST_CASE("GPU: two engines side by side, each in a thread, give the tokens that
     }
 }
 
-TEST_CASE("the numbers of rows that cuBLASLt's algorithms are tried for, and which one serves others") {
+TEST_CASE("the values of M that cuBLASLt is tuned for, and which one serves others") {
     STATIC_CHECK(cuda::cublaslt_bucket(1) == 0);
     for (int at = 0; at < cuda::n_cublaslt_m; at++) {
         const int rows = cuda::cublaslt_m[at];
@@ -1233,8 +1230,7 @@ TEST_CASE("the numbers of rows that cuBLASLt's algorithms are tried for, and whi
     CHECK(cuda::cublaslt_bucket(1 << 20) == cuda::n_cublaslt_m);
 }
 
-TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equal plain sums; a refused one is told",
-          "[cuda]") {
+TEST_CASE("GPU: GEMM by cuBLASLt, tuned for its M or not, equals plain sums; a refused one is reported", "[cuda]") {
     if (no_gpu()) return;
     const Gpu gpu;
     if (const char* why = cuda::open_cublaslt(gpu)) {
@@ -1245,8 +1241,8 @@ TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equ
     for (const bool floats : {false, true})
         for (int matrices : {1, 3}) {
             constexpr int rows = 136, cols = 264, most = 2500;
-            const auto    w                  = random_halves(std::size_t(matrices * rows * cols), random, 1 / 16.0f),
-                       x                     = random_halves(std::size_t(most * cols), random);
+            const auto    w                  = random_fp16(std::size_t(matrices * rows * cols), random, 1 / 16.0f),
+                       x                     = random_fp16(std::size_t(most * cols), random);
             const std::vector<float>      ws = floats_of(w), xs = floats_of(x);
             const OnDevice<std::uint16_t> weight(gpu, w), there(gpu, x);
             cuda::CublasltShape           shape{rows, cols, floats, matrices, rows * cols, 0};
@@ -1263,13 +1259,13 @@ TEST_CASE("GPU: products by cuBLASLt, tried for their number of rows or not, equ
                                        double(xs[std::size_t(t * cols + c)]);
                             want.push_back(sum);
                         }
-                const OnDevice<std::uint16_t> halves(gpu, std::vector<std::uint16_t>(want.size(), half_nan));
+                const OnDevice<std::uint16_t> fp16(gpu, std::vector<std::uint16_t>(want.size(), fp16_nan));
                 const OnDevice<float>         full(gpu,
                                                    std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
                 shape.out_stride = std::int64_t(n) * rows;
                 REQUIRE(cuda::cublaslt_gemm(there.data, n, weight.data, shape,
-                                            floats ? static_cast<void*>(full.data) : halves.data, gpu));
-                CHECK(relative_error(floats ? full.back(gpu) : floats_of(halves.back(gpu)), want) < 2e-3);
+                                            floats ? static_cast<void*>(full.data) : fp16.data, gpu));
+                CHECK(relative_error(floats ? full.back(gpu) : floats_of(fp16.back(gpu)), want) < 2e-3);
             }
             CHECK(!cuda::cublaslt_gemm(there.data, 0, weight.data, shape, there.data,
                                        gpu)); // no rows: the library refuses

@@ -31,7 +31,7 @@ struct ModelConfig {
     int          rope_original_context = 0; // yarn
     float        yarn_attn_factor      = 1; // multiplies the mscale that the factor implies
     float        yarn_beta_fast = 32, yarn_beta_slow = 1;
-    bool         rope_neox    = false; // rotate (i, i + d/2) pairs; else neighbouring (2i, 2i + 1)
+    bool         rope_neox      = false; // rotate (i, i + d/2) pairs; else neighbouring (2i, 2i + 1)
     int          sliding_window = 0;     // position i sees i-W+1..i; 0 = all
     // GPT-2: positions are learned vectors instead of rotations, LayerNorm instead of RMSNorm, a GELU without a gate.
     bool learned_positions = false;
@@ -162,7 +162,7 @@ Result<ModelConfig> read_config(const Gguf& file) {
         return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");
     c.architecture      = known->architecture;
     c.architecture_name = known->name;
-    c.rope_neox       = known->rope_neox;
+    c.rope_neox         = known->rope_neox;
     c.learned_positions = c.architecture == Architecture::gpt2;
 
     Keys                     keys(file, c.architecture_name + ".");
