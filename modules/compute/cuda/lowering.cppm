@@ -60,6 +60,7 @@ std::vector<LoweredOperation> lower(const Program& program, const Activations& v
                                     int window, DeviceMemory& memory, cuda::Context& gpu) {
     Lowering                      lowering(program, values, layers, window, memory, gpu);
     std::vector<LoweredOperation> lowered;
+    lowered.reserve(program.operations.size());
     for (const Operation& operation : program.operations)
         lowered.push_back(std::visit([&](const auto& op) { return lowering.lower(op); }, operation));
     return lowered;
