@@ -22,13 +22,17 @@ struct Tensor {
 };
 
 // The paged K and V of one layer. Both arrays: [block][kv_head][offset in block][head_dim], so that the part of a
-// block that one head reads is contiguous.
+// block that one head reads is contiguous. A latent cache (DeepSeek-V2, section 2.1) has no V: the first value_dim numbers
+// of K's row are the value.
 struct KvLayer {
     void* k        = nullptr;
-    void* v        = nullptr;
+    void* v        = nullptr;    // latent: null
     DType type     = DType::F16; // or F32
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
-    bool  on_host = false; // the swap pool
+    int   value_dim = 0;   // head_dim, unless latent
+    bool  on_host   = false; // the swap pool
+
+    bool latent() const { return v == nullptr; }
 
     std::size_t block_bytes() const {
         return std::size_t(n_kv_heads) * std::size_t(block_size) * row_bytes(type, head_dim);
@@ -38,7 +42,7 @@ struct KvLayer {
 // Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
     int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
-    int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, vocab_size = 0, window = 0;
+    int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
 };
 
 // Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not
@@ -97,6 +101,11 @@ public:
     // -- weights
     // A weight of the file, made ready for a GEMM, an embedding or a norm. The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
+    // The same for `n` matrices of the same shape, one after the other, of which operations read some.
+    virtual Result<TensorView> prepare_stack(const TensorView& weights, int n) {
+        (void)n;
+        return prepare(weights);
+    }
     // The same for one that Embed alone reads, a row at a time.
     virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
     // After the last prepare(): gives back what only that needed.

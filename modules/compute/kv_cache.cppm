@@ -42,7 +42,7 @@ module :private;
 namespace quire {
 
 std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
-    return 2 * std::size_t(config.n_layers) * std::size_t(config.n_kv_heads) * row_bytes(type, config.head_dim);
+    return std::size_t(config.n_layers) * row_bytes(type, config.cache_width());
 }
 
 Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
@@ -51,18 +51,18 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
     for (const bool swap : {false, true}) {
         const int n = swap ? n_swap : n_blocks;
         if (n == 0) continue;
-        KvLayer           shape{nullptr, nullptr, type, n, block_size, config.n_kv_heads, config.head_dim, swap};
-        const std::size_t array = shape.block_bytes() * std::size_t(n),
-                          bytes = 2 * array * std::size_t(config.n_layers);
+        KvLayer shape{nullptr, nullptr, type, n, block_size, config.n_kv_heads, config.head_dim, config.value_dim, swap};
+        const std::size_t array = shape.block_bytes() * std::size_t(n), layer = config.latent ? array : 2 * array,
+                          bytes = layer * std::size_t(config.n_layers);
         Result<Buffer> memory   = swap ? backend.allocate_host(bytes) : backend.allocate(bytes);
         if (!memory)
             return fail_with(ErrorKind::system, swap ? "the swap pool needs " : "the KV cache needs ", n, " blocks of ",
                              block_size, " tokens at ", bytes_per_token(config, type),
                              " bytes each: ", memory.error().message);
         auto* at = static_cast<std::byte*>(memory->data());
-        for (int i = 0; i < config.n_layers; i++, at += 2 * array) {
+        for (int i = 0; i < config.n_layers; i++, at += layer) {
             shape.k = at;
-            shape.v = at + array;
+            shape.v = config.latent ? nullptr : at + array;
             (swap ? cache.swap_layers_ : cache.layers_).push_back(shape);
         }
         (swap ? cache.swap_memory_ : cache.memory_) = std::move(*memory);
@@ -70,7 +70,7 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
     return cache;
 }
 
-std::size_t KvCache::block_bytes() const { return layers_.empty() ? 0 : 2 * layers_[0].block_bytes() * layers_.size(); }
+std::size_t KvCache::block_bytes() const { return layers_.empty() ? 0 : (layers_[0].latent() ? 1 : 2) * layers_[0].block_bytes() * layers_.size(); }
 
 void KvCache::move_blocks(Backend& backend, const BlockMoves& moves) const {
     backend.copy_blocks(moves.swap_out, layers_, swap_layers_);

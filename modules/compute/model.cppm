@@ -9,19 +9,21 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.config;
+import quire.model_file.family;
 import quire.model_file.quants;
 import quire.model_file.weights;
 
 export namespace quire {
 
-// The operations of a model whose weights are prepared. Shapes are those of `config`.
-Program build_program(const ModelConfig& config, const ModelTensors& weights);
+// The operations of a model whose weights are prepared. Shapes are those of `config`. `context`: the longest sequence, which decides
+// between the two sets of frequencies of a model with rope_long.
+Program build_program(const ModelConfig& config, const ModelTensors& weights, int context);
 
 class Model {
 public:
     // Prepares every weight and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of logits.
     // `progress` is called with the fraction of the layers that are ready.
-    static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors,
+    static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int context,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
     const Program&     program() const { return program_; }
@@ -35,12 +37,13 @@ private:
     Program            program_;
     Activations        values_;
     float              norm_eps_ = 0;
+    NormKind           norm_     = NormKind::rms;
     std::vector<float> output_norm_, output_norm_bias_, hidden_row_;
 };
 
-// The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by the file's
-// rope_freqs if there are any. Cosine and sine are multiplied by `scale`.
-std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const float> divisors, float& scale);
+// The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by `divisors` if there are
+// any. `local`: those of LayerConfig::local_rope. Cosine and sine are multiplied by `scale`.
+std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors, float& scale);
 
 } // namespace quire
 
@@ -48,27 +51,29 @@ module :private;
 
 namespace quire {
 
-std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const float> divisors, float& scale) {
+std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors, float& scale) {
     const int          half = config.rope_dim / 2;
     std::vector<float> freq(static_cast<std::size_t>(half));
-    scale      = 1;
-    double low = 0, high = 0;
-    if (config.rope_scaling == RopeScaling::yarn) {
+    const auto         base    = double(local ? config.rope_base_local : config.rope_base);
+    const RopeScaling  scaling = local ? RopeScaling::none : config.rope_scaling;
+    double             low = 0, high = 0;
+    scale = local ? 1.0f : config.rope_attn_factor;
+    if (scaling == RopeScaling::yarn) {
         // The index of the pair that makes `rotations` full rotations over the original context.
         auto pair_of = [&](double rotations) {
             return config.rope_dim * std::log(config.rope_original_context / (rotations * 2 * 3.14159265358979323846)) /
-                   (2 * std::log(double(config.rope_base)));
+                   (2 * std::log(base));
         };
         low  = std::max(std::floor(pair_of(double(config.yarn_beta_fast))), 0.0);
         high = std::min(std::ceil(pair_of(double(config.yarn_beta_slow))), double(config.rope_dim - 1));
         if (high <= low) high = low + 0.001;
-        scale = float((config.rope_factor > 1 ? 0.1 * std::log(double(config.rope_factor)) + 1.0 : 1.0) *
-                      double(config.yarn_attn_factor));
+        if (config.yarn_scales_rope && config.rope_factor > 1)
+            scale = float((0.1 * std::log(double(config.rope_factor)) + 1.0) * double(config.rope_attn_factor));
     }
     for (int i = 0; i < half; i++) {
-        double f = std::pow(double(config.rope_base), -2.0 * i / config.rope_dim);
-        if (config.rope_scaling == RopeScaling::linear) f /= double(config.rope_factor);
-        if (config.rope_scaling == RopeScaling::yarn) {
+        double f = std::pow(base, -2.0 * i / config.rope_dim);
+        if (scaling == RopeScaling::linear) f /= double(config.rope_factor);
+        if (scaling == RopeScaling::yarn) {
             double slow = std::clamp((i - low) / (high - low), 0.0, 1.0); // 1: interpolate, 0: leave
             f           = f / double(config.rope_factor) * slow + f * (1 - slow);
         }
@@ -78,96 +83,278 @@ std::vector<float> rope_frequencies(const ModelConfig& config, std::span<const f
     return freq;
 }
 
-Program build_program(const ModelConfig& c, const ModelTensors& w) {
-    Program            p;
-    const std::int64_t q_cols = std::int64_t(c.n_heads) * c.head_dim, kv_cols = std::int64_t(c.n_kv_heads) * c.head_dim;
-    const ValueId      x = p.value({"x", c.hidden_size, false, true}), // the residual
-        h                = p.value({"h", c.hidden_size}),              // a norm of it
-        q = p.value({"q", q_cols}), k = p.value({"k", kv_cols}), v = p.value({"v", kv_cols}),
-                  attended = p.value({"attended", q_cols}),
-                  delta    = p.value({"delta", c.hidden_size}), // on its way into the residual
-        gate = p.value({"gate", c.ff_size}), up = p.value({"up", c.ff_size}),
-                  selected = p.value({"selected", c.hidden_size, true, true}),
-                  last = p.value({"last", c.hidden_size, true}), logits = p.value({"logits", c.vocab_size, true, true});
-    Rope                   rope;
-    std::span<const float> divisors;
-    if (w.rope_freqs) divisors = {static_cast<const float*>(w.rope_freqs.data), std::size_t(w.rope_freqs.cols)};
-    p.frequencies.push_back(rope_frequencies(c, divisors, rope.scale));
-    rope.inv_freq = p.frequencies.back();
-    rope.neox     = c.rope_neox;
-
-    const auto emit = [&](Operation operation) { p.operations.push_back(std::move(operation)); };
-    const auto norm = [&](ValueId in, ValueId residual, ValueId out, const TensorView& weight, const TensorView& bias) {
-        emit(Norm{in, residual, out, weight, bias, c.norm_eps, weight.cols});
-    };
-    emit(Embed{w.token_embd, w.position_embd, x});
-    for (int i = 0; i < c.n_layers; i++) {
-        const LayerTensors& l = w.layers[std::size_t(i)];
-        p.layers.push_back(p.operations.size());
-        // attention; the first norm has nothing to add to the residual yet
-        norm(i > 0 ? delta : x, i > 0 ? x : none, h, l.attn_norm, l.attn_norm_bias);
-        emit(Gemm{h, {{l.attn_q, l.attn_q_bias, q}, {l.attn_k, l.attn_k_bias, k}, {l.attn_v, l.attn_v_bias, v}}});
-        if (l.attn_q_norm) norm(q, none, q, l.attn_q_norm, {});
-        if (l.attn_k_norm) norm(k, none, k, l.attn_k_norm, {});
-        emit(RopeAndStore{q, k, v, rope, i});
-        emit(Attention{q, attended, i, c.n_heads, 1 / std::sqrt(float(c.head_dim)), 0, c.sliding_window});
-        emit(Gemm{attended, {{l.attn_output, l.attn_output_bias, delta}}});
-        // feed-forward
-        norm(delta, x, h, l.ffn_norm, l.ffn_norm_bias);
-        if (l.ffn_gate) {
-            emit(GatedGemm{h, {l.ffn_gate, {}, gate}, {l.ffn_up, {}, up}, Activation::silu});
-            emit(Gemm{gate, {{l.ffn_down, {}, delta}}});
+// Emits the operations of a model, layer by layer.
+class ProgramBuilder {
+public:
+    ProgramBuilder(const ModelConfig& config, const ModelTensors& weights, int context)
+        : c_(config), w_(weights), neox_(config.family->rope == RopePairs::neox) {
+        const std::int64_t heads = c_.n_heads, kv_heads = c_.n_kv_heads, hidden = c_.hidden_size;
+        x_     = value("x", hidden, {.f32 = true});
+        h_     = value("h", hidden);
+        delta_ = value("delta", hidden);
+        q_     = value("q", heads * (c_.latent ? c_.latent->nope_dim + c_.rope_dim : c_.head_dim));
+        if (c_.latent) {
+            if (c_.latent->q_rank > 0) q_rank_ = value("q_rank", c_.latent->q_rank);
+            k_        = value("k_rope", c_.rope_dim);
+            v_        = value("latent", c_.latent->kv_rank);
+            q_latent_ = value("q_latent", heads * c_.head_dim);
+            latent_   = value("latents", heads * c_.latent->kv_rank);
+            attended_ = value("attended", heads * c_.latent->value_dim);
         } else {
-            emit(Gemm{h, {{l.ffn_up, l.ffn_up_bias, up}}});
-            emit(Activate{up, Activation::gelu_tanh});
-            emit(Gemm{up, {{l.ffn_down, l.ffn_down_bias, delta}}});
+            k_        = value("k", kv_heads * c_.head_dim);
+            v_        = value("v", kv_heads * c_.value_dim);
+            attended_ = value("attended", heads * c_.value_dim);
         }
+        const ExpertConfig& e = c_.experts;
+        if (!std::ranges::all_of(c_.layers, &LayerConfig::experts)) {
+            gate_ = value("gate", c_.ff_size);
+            up_   = value("up", c_.ff_size);
+        }
+        if (e.shared_ff_size > 0) {
+            shared_gate_ = value("shared_gate", e.shared_ff_size);
+            shared_up_   = value("shared_up", e.shared_ff_size);
+        }
+        if (e.n > 0) {
+            routes_      = value("routes", std::int64_t(2) * e.used, {.f32 = true});
+            expert_gate_ = value("expert_gate", std::int64_t(e.used) * e.ff_size);
+            expert_up_   = value("expert_up", std::int64_t(e.used) * e.ff_size);
+        }
+        if (c_.family->residual == Residual::parallel || c_.family->may_be_parallel || e.shared_ff_size > 0)
+            other_ = value("other", hidden);
+
+        const auto add_rope = [&](bool local) {
+            const TensorView& factors = !w_.rope_long                       ? w_.rope_freqs
+                                        : context > c_.rope_original_context ? w_.rope_long
+                                                                             : w_.rope_short;
+            std::span<const float> divisors;
+            if (factors && !local) divisors = {static_cast<const float*>(factors.data), std::size_t(factors.cols)};
+            Rope rope;
+            p_.frequencies.push_back(rope_frequencies(c_, local, divisors, rope.scale));
+            rope.inv_freq = p_.frequencies.back();
+            rope.neox     = neox_;
+            return rope;
+        };
+        if (c_.family->rope != RopePairs::none) rope_ = add_rope(false);
+        if (std::ranges::any_of(c_.layers, &LayerConfig::local_rope)) local_rope_ = add_rope(true);
     }
-    p.head     = p.operations.size();
-    p.selected = selected;
-    p.logits   = logits;
-    emit(Add{x, delta});
-    emit(SelectRows{x, selected});
-    norm(selected, none, last, w.output_norm, w.output_norm_bias);
-    emit(Gemm{last, {{w.output, {}, logits}}});
-    emit(Argmax{logits});
-    return p;
+
+    Program build() && {
+        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset});
+        for (int i = 0; i < c_.n_layers; i++) {
+            p_.layers.push_back(p_.operations.size());
+            layer(i);
+        }
+        head();
+        return std::move(p_);
+    }
+
+private:
+    struct Form {
+        bool logit_rows = false, f32 = false;
+    };
+    ValueId value(std::string_view name, std::int64_t cols) { return value(name, cols, {}); }
+    ValueId value(std::string_view name, std::int64_t cols, Form form) {
+        return p_.value({name, cols, form.logit_rows, form.f32});
+    }
+    void emit(Operation operation) { p_.operations.push_back(std::move(operation)); }
+
+    // out = norm(in); in place or not, without the residual.
+    void norm(ValueId in, ValueId out, const TensorView& weight) {
+        emit(Norm{in, none, out, weight, {}, c_.norm_eps, weight.cols, NormKind::rms});
+    }
+    // h = norm of the residual, which takes up what waits for it first. An empty norm: h = the residual.
+    void norm_residual(const Linear& weight) {
+        const ValueId waiting = std::exchange(waiting_, none);
+        emit(Norm{waiting != none ? waiting : x_, waiting != none ? x_ : none, h_, weight.weight, weight.bias, c_.norm_eps,
+                  c_.hidden_size, weight ? c_.family->norm : NormKind::none});
+    }
+    // What attention or feed-forward made is added to the residual by the next norm.
+    void add(ValueId part) {
+        if (waiting_ != none) emit(Add{x_, waiting_});
+        waiting_ = part;
+    }
+
+    void layer(int i) {
+        const LayerTensors& l        = w_.layers[std::size_t(i)];
+        const bool          parallel = c_.family->residual == Residual::parallel ||
+                              (c_.family->may_be_parallel && !l.ffn_norm);
+        norm_residual(l.attn_norm);
+        if (l.latent) latent_attention(i, l);
+        else attention(i, l);
+        if (l.attn_post_norm) norm(delta_, delta_, l.attn_post_norm);
+        add(delta_);
+        if (!parallel) norm_residual(l.ffn_norm);
+        const ValueId out = parallel ? other_ : delta_;
+        if (l.experts) experts(*l.experts, out);
+        else feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, gate_, up_, out);
+        if (l.ffn_post_norm) norm(out, out, l.ffn_post_norm);
+        add(out);
+    }
+
+    Rope rope_of(const LayerConfig& layer) const { return !layer.rope ? Rope() : layer.local_rope ? local_rope_ : rope_; }
+
+    void attention(int i, const LayerTensors& l) {
+        const LayerConfig& layer = c_.layers[std::size_t(i)];
+        emit(Gemm{h_,
+                  {{l.attn_q.weight, l.attn_q.bias, q_},
+                   {l.attn_k.weight, l.attn_k.bias, k_},
+                   {l.attn_v.weight, l.attn_v.bias, v_}}});
+        if (l.attn_q_norm) norm(q_, q_, l.attn_q_norm);
+        if (l.attn_k_norm) norm(k_, k_, l.attn_k_norm);
+        emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.head_dim, 0});
+        emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window, l.attn_sinks});
+        emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
+    }
+
+    // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
+    // the latent rows themselves.
+    void latent_attention(int i, const LayerTensors& l) {
+        const LayerConfig&   layer = c_.layers[std::size_t(i)];
+        const LatentTensors& t     = *l.latent;
+        ValueId              q_in  = h_;
+        std::vector<Projection> first{{t.kv_a, {}, v_}, {t.k_rope, {}, k_}};
+        if (t.q_a) first.push_back({t.q_a.weight, t.q_a.bias, q_rank_});
+        else first.push_back({l.attn_q.weight, l.attn_q.bias, q_});
+        emit(Gemm{h_, std::move(first)});
+        if (t.q_a) {
+            norm(q_rank_, q_rank_, t.q_a_norm);
+            q_in = q_rank_;
+            emit(Gemm{q_in, {{l.attn_q.weight, l.attn_q.bias, q_}}});
+        }
+        norm(v_, v_, t.kv_a_norm);
+        emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.latent->nope_dim + c_.rope_dim, c_.latent->nope_dim});
+        emit(HeadGemm{q_, q_latent_, t.k_b, c_.n_heads});
+        emit(Attention{q_latent_, latent_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
+                       l.attn_sinks});
+        emit(HeadGemm{latent_, attended_, t.v_b, c_.n_heads});
+        emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
+    }
+
+    void feed_forward(const Linear& gate, const Linear& up, const Linear& down, ValueId gated, ValueId inner, ValueId out) {
+        if (gate) {
+            emit(GatedGemm{h_, {gate.weight, gate.bias, gated}, {up.weight, up.bias, inner}, c_.family->activation});
+            inner = gated;
+        } else {
+            emit(Gemm{h_, {{up.weight, up.bias, inner}}});
+            emit(Activate{inner, c_.family->activation});
+        }
+        emit(Gemm{inner, {{down.weight, down.bias, out}}, c_.residual_scale});
+    }
+
+    void experts(const ExpertTensors& t, ValueId out) {
+        const ExpertConfig& e = c_.experts;
+        emit(Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale});
+        emit(ExpertGatedGemm{h_, routes_, {t.gate.weight, t.gate.bias, expert_gate_}, {t.up.weight, t.up.bias, expert_up_},
+                             e.n, e.used, c_.family->activation});
+        emit(ExpertCombineGemm{expert_gate_, routes_, {t.down.weight, t.down.bias, out}, e.n, e.used, c_.residual_scale});
+        if (!t.shared_up) return;
+        feed_forward(t.shared_gate, t.shared_up, t.shared_down, shared_gate_, shared_up_, other_);
+        if (t.shared_weight) emit(GateRows{other_, h_, t.shared_weight});
+        add(other_);
+    }
+
+    void head() {
+        const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true}),
+                      last     = value("last", c_.hidden_size, {.logit_rows = true}),
+                      logits   = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
+        p_.head     = p_.operations.size();
+        p_.selected = selected;
+        p_.logits   = logits;
+        emit(Add{x_, waiting_});
+        emit(SelectRows{x_, selected});
+        emit(Norm{selected, none, last, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
+                  c_.family->norm});
+        emit(Gemm{last, {{w_.output.weight, w_.output.bias, logits}}, c_.logit_scale});
+        if (c_.logit_softcap > 0) emit(SoftCap{logits, c_.logit_softcap});
+        emit(Argmax{logits});
+    }
+
+    const ModelConfig&  c_;
+    const ModelTensors& w_;
+    bool                neox_;
+    Program             p_;
+    Rope                rope_, local_rope_;
+    ValueId             waiting_ = none; // to be added to the residual
+    ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
+            attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none, shared_up_ = none, routes_ = none, expert_gate_ = none,
+            expert_up_ = none;
+};
+
+Program build_program(const ModelConfig& c, const ModelTensors& w, int context) {
+    return ProgramBuilder(c, w, context).build();
 }
 
-Result<Model> Model::create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int max_tokens,
-                            int max_logit_rows, const std::function<void(double)>& progress) {
-    Model        model;
-    ModelTensors m       = tensors;
-    const auto   prepare = [&](std::initializer_list<TensorView*> weights) -> Result<void> {
-        for (TensorView* w : weights) {
-            if (!*w) continue;
-            Result<TensorView> ready = backend.prepare(*w);
-            if (!ready) return std::unexpected(ready.error());
-            *w = *ready;
-        }
-        return {};
-    };
-    const bool tied = m.output.data == m.token_embd.data;
-    for (TensorView* w : {&m.token_embd, &m.position_embd}) {
-        if (!*w) continue;
-        const bool         lookup = w == &m.position_embd || !tied;
-        Result<TensorView> ready  = lookup ? backend.prepare_lookup(*w) : backend.prepare(*w);
-        if (!ready) return std::unexpected(ready.error());
-        *w = *ready;
+// Every weight of the file, made ready by the backend.
+class Preparer {
+public:
+    explicit Preparer(Backend& backend) : backend_(backend) {}
+
+    void operator()(TensorView& w) {
+        if (w && !error_) keep(w, backend_.prepare(w));
     }
-    if (auto r = prepare({&m.output_norm, &m.output_norm_bias}); !r) return std::unexpected(r.error());
-    if (tied) m.output = m.token_embd;
-    else if (auto r = prepare({&m.output}); !r) return std::unexpected(r.error());
-    for (std::size_t i = 0; i < m.layers.size(); i++) {
-        LayerTensors& l = m.layers[i];
-        if (auto r = prepare({&l.attn_norm_bias, &l.ffn_norm_bias, &l.attn_output_bias, &l.ffn_up_bias,
-                              &l.ffn_down_bias, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_q_bias,
-                              &l.attn_k_bias, &l.attn_v_bias, &l.attn_q_norm, &l.attn_k_norm, &l.attn_output,
-                              &l.ffn_norm, &l.ffn_gate, &l.ffn_up, &l.ffn_down});
-            !r)
-            return std::unexpected(r.error());
+    void operator()(Linear& l) {
+        (*this)(l.weight);
+        (*this)(l.bias);
+    }
+    void lookup(TensorView& w) {
+        if (w && !error_) keep(w, backend_.prepare_lookup(w));
+    }
+    void stack(TensorView& w, int n) {
+        if (w && !error_) keep(w, backend_.prepare_stack(w, n));
+    }
+    void stack(Linear& l, int n) {
+        stack(l.weight, n);
+        (*this)(l.bias);
+    }
+    void operator()(LayerTensors& l, const ModelConfig& c) {
+        for (Linear* w : {&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
+                          &l.ffn_up, &l.ffn_down})
+            (*this)(*w);
+        for (TensorView* w : {&l.attn_q_norm, &l.attn_k_norm, &l.attn_sinks, &l.attn_post_norm, &l.ffn_post_norm}) (*this)(*w);
+        if (l.experts) {
+            ExpertTensors& e = *l.experts;
+            (*this)(e.router);
+            for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
+            for (Linear* w : {&e.shared_gate, &e.shared_up, &e.shared_down}) (*this)(*w);
+            (*this)(e.choice_bias);
+            (*this)(e.shared_weight);
+        }
+        if (l.latent) {
+            LatentTensors& t = *l.latent;
+            (*this)(t.q_a);
+            for (TensorView* w : {&t.q_a_norm, &t.kv_a, &t.k_rope, &t.kv_a_norm}) (*this)(*w);
+            for (TensorView* w : {&t.k_b, &t.v_b}) stack(*w, c.n_heads);
+        }
+    }
+    const std::optional<Error>& error() const { return error_; }
+
+private:
+    void keep(TensorView& w, const Result<TensorView>& ready) {
+        if (ready) w = *ready;
+        else error_ = ready.error();
+    }
+    Backend&             backend_;
+    std::optional<Error> error_;
+};
+
+Result<Model> Model::create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int context,
+                            int max_tokens, int max_logit_rows, const std::function<void(double)>& progress) {
+    Model        model;
+    ModelTensors m = tensors;
+    Preparer     prepare(backend);
+    const bool   tied = m.output.weight.data == m.token_embd.data;
+    if (tied) prepare(m.token_embd);
+    else prepare.lookup(m.token_embd);
+    prepare.lookup(m.position_embd);
+    prepare(m.output_norm);
+    if (tied) m.output.weight = m.token_embd;
+    else prepare(m.output.weight);
+    prepare(m.output.bias);
+    for (std::size_t i = 0; i < m.layers.size() && !prepare.error(); i++) {
+        prepare(m.layers[i], config);
         if (progress) progress(double(i + 1) / double(m.layers.size()));
     }
+    if (prepare.error()) return std::unexpected(*prepare.error());
     backend.end_weights();
 
     const auto on_host = [](const TensorView& w, std::vector<float>& out) {
@@ -175,10 +362,11 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
         out.resize(std::size_t(w.rows * w.cols));
         dequantize(w.type, w.data, out.data(), w.rows * w.cols);
     };
-    on_host(tensors.output_norm, model.output_norm_);
-    on_host(tensors.output_norm_bias, model.output_norm_bias_);
+    on_host(tensors.output_norm.weight, model.output_norm_);
+    on_host(tensors.output_norm.bias, model.output_norm_bias_);
     model.norm_eps_ = config.norm_eps;
-    model.program_  = build_program(config, m);
+    model.norm_     = config.family->norm;
+    model.program_  = build_program(config, m, context);
     // Some devices read rows in groups of 8.
     Result<Activations> values =
         Activations::create(backend, model.program_, std::max(max_tokens, 8), std::max(max_logit_rows, 8));
@@ -191,7 +379,7 @@ std::span<const float> Model::hidden_state(std::span<const float> x) {
     const bool bias = !output_norm_bias_.empty();
     double     mean = 0, squares = 0;
     for (float v : x) mean += double(v);
-    mean = bias ? mean / double(x.size()) : 0;
+    mean = norm_ == NormKind::layer ? mean / double(x.size()) : 0;
     for (float v : x) squares += (double(v) - mean) * (double(v) - mean);
     const double scale = 1 / std::sqrt(squares / double(x.size()) + double(norm_eps_));
     hidden_row_.resize(x.size());

@@ -5,6 +5,7 @@ export module quire.compute.program;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.family;
 
 export namespace quire {
 
@@ -27,8 +28,6 @@ struct Projection {
 };
 inline constexpr int max_projections = 3; // of one Gemm
 
-enum class Activation : std::uint8_t { silu, gelu_tanh };
-
 // RoPE: pair i of a head is rotated by position * inv_freq[i]; cosine and sine are multiplied by `scale`.
 struct Rope {
     std::span<const float> inv_freq; // [rope_dim / 2]; dimensions from rope_dim on are left alone
@@ -38,28 +37,32 @@ struct Rope {
 
 // -- the operations; `out` is never an input unless said
 
-// out [float32] = row tokens[t] of `table`, plus row positions[t] of `positions` if there is one.
+// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` if there is one.
 struct Embed {
     TensorView table, positions;
-    ValueId    out = none;
+    ValueId    out    = none;
+    float      scale  = 1;
+    int        offset = 0;
 };
 
-// out = norm(x) · weight: RMSNorm, or with a bias LayerNorm. With `residual` (float32): residual += x first, and the norm is
-// that of the sum. Each run of `group` columns is normed alone: the whole row, or one head. `out` may be x.
+// out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
+// `group` columns is normed alone: the whole row, or one head. `out` may be x. NormKind::none: out is the sum, or x.
 struct Norm {
     ValueId      x = none, residual = none, out = none;
     TensorView   weight, bias; // [group]
     float        eps   = 0;
     std::int64_t group = 0;
+    NormKind     kind  = NormKind::rms;
 };
 
-// Up to max_projections GEMMs with one input, M = rows, N = weight.rows, K = x's width.
+// Up to max_projections GEMMs with one input, M = rows, N = weight.rows, K = x's width; each output times `scale`.
 struct Gemm {
     ValueId                 x = none;
     std::vector<Projection> projections;
+    float                   scale = 1;
 };
 
-// gate.out = activation(x · gateᵀ) · (x · upᵀ); up.out is scratch memory. No biases.
+// gate.out = activation(x · gateᵀ) · (x · upᵀ); up.out is scratch memory.
 struct GatedGemm {
     ValueId    x = none;
     Projection gate, up;
@@ -72,20 +75,71 @@ struct Activate {
     Activation activation = Activation::gelu_tanh;
 };
 
-// RoPE on q [heads · head_dim] in place; k [kv_heads · head_dim], with RoPE, and v go to the step's slots of the layer's cache.
+// A GEMM for each of n_heads heads: of x's head the first `in` columns · weight_headᵀ, then the head's other columns as they are.
+// weight: the matrices of all heads, one after the other, [n_heads·rows × in].
+struct HeadGemm {
+    ValueId    x = none, out = none;
+    TensorView weight;
+    int        n_heads = 0;
+};
+
+// RoPE on q [heads · q_dim] in place, dimensions q_first .. of each head; k [kv_heads · head_dim], with RoPE, and v go to the step's
+// slots of the layer's cache. In a latent cache (KvLayer::latent()) the row of a token is v, then k.
 struct RopeAndStore {
     ValueId q = none, k = none, v = none;
-    Rope    rope; // no frequencies: k is stored as it is
-    int     layer = 0;
+    Rope    rope; // no frequencies: q and k are left as they are
+    int     layer = 0, q_dim = 0, q_first = 0;
 };
 
 // out: each query over the cached positions of its sequence up to its own. Prefill and decode alike.
 struct Attention {
-    ValueId q = none, out = none;
-    int     layer = 0, n_heads = 0;
-    float   scale   = 1; // of q·k, before the soft-cap
-    float   softcap = 0; // scores are softcap · tanh(score / softcap); 0: as they are
-    int     window  = 0; // position i sees i-window+1 .. i; 0: all before it
+    ValueId    q = none, out = none;
+    int        layer = 0, n_heads = 0;
+    float      scale   = 1; // of q·k, before the soft-cap
+    float      softcap = 0; // scores are softcap · tanh(score / softcap); 0: as they are
+    int        window  = 0; // position i sees i-window+1 .. i; 0: all before it
+    TensorView sinks;       // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
+};
+
+// A mixture of experts in three operations. Route: scores = x · weightᵀ + bias in float32; the n_used experts with the highest
+// gated score + choice_bias, the lowest index of equal ones; their weights by `gating`, `normalised` to the sum 1, times `scale`.
+// out [float32, 2 · n_used]: the experts' indices as int32, best first, then their weights.
+struct Route {
+    ValueId    x = none, out = none;
+    TensorView weight, bias, choice_bias; // [experts × hidden] and [experts], float32
+    int        n_used     = 0;
+    Gating     gating     = Gating::softmax;
+    bool       normalised = false;
+    float      scale      = 1;
+};
+
+// out [n_used · ff]: activation(x · gateᵀ) · (x · upᵀ) of each expert that a row chose. The order of rows and columns in `out` is the
+// backend's. gate.out is `out`, up.out scratch memory of the same size; stacks of weights and biases as in ExpertTensors.
+struct ExpertGatedGemm {
+    ValueId    x = none, routes = none;
+    Projection gate, up;
+    int        n_experts = 0, n_used = 0;
+    Activation activation = Activation::silu;
+};
+
+// down.out = Σ over the chosen experts, best first, of weight · (x · downᵀ + bias), x as ExpertGatedGemm left it; times `scale`.
+struct ExpertCombineGemm {
+    ValueId    x = none, routes = none;
+    Projection down;
+    int        n_experts = 0, n_used = 0;
+    float      scale = 1;
+};
+
+// x = x · sigmoid(gate · weight), a factor for each row
+struct GateRows {
+    ValueId    x = none, gate = none;
+    TensorView weight; // [gate's width], float32
+};
+
+// x = cap · tanh(x / cap)
+struct SoftCap {
+    ValueId x   = none;
+    float   cap = 0;
 };
 
 // residual [float32] += x
@@ -103,8 +157,8 @@ struct Argmax {
     ValueId logits = none;
 };
 
-using Operation =
-    std::variant<Embed, Norm, Gemm, GatedGemm, Activate, RopeAndStore, Attention, Add, SelectRows, Argmax>;
+using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route, ExpertGatedGemm,
+                               ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax>;
 
 struct Program {
     Program()                              = default;
@@ -149,23 +203,31 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",          "norm",      "gemm", "gated_gemm",  "activate",
-        "rope_and_store", "attention", "add",  "select_rows", "argmax"};
+        "embed",     "norm",  "gemm",         "gated_gemm",     "activate",  "head_gemm", "rope_and_store",
+        "attention", "route", "expert_gated", "expert_combine", "gate_rows", "soft_cap",  "add",
+        "select_rows", "argmax"};
     return names[operation.index()];
 }
 
 std::string describe(const Program& program, const Operation& operation) {
     const auto name  = [&](ValueId id) { return program[id].name; };
     const auto shape = [](const TensorView& w) { return cat(dtype_info(w.type).name, " ", w.rows, " × ", w.cols); };
-    const auto act   = [](Activation a) { return a == Activation::silu ? "silu" : "gelu"; };
+    const auto act   = [](Activation a) {
+        constexpr std::array<std::string_view, 5> names{"silu", "gelu", "gelu (erf)", "relu", "clamped swiglu"};
+        return names[std::size_t(a)];
+    };
+    const auto times = [](float factor) { return factor == 1 ? std::string() : cat(", × ", factor); };
     const auto text  = std::visit(
         Match{[&](const Embed& o) {
                   return cat("tokens", o.positions ? ", positions" : "", " → ", name(o.out), "  (", shape(o.table),
-                              ")");
+                              times(o.scale), ")");
               },
               [&](const Norm& o) {
-                  return cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)),
-                             " → ", name(o.out), o.bias ? "  (LayerNorm" : "  (RMSNorm",
+                  const std::string sum =
+                      cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)), " → ",
+                           name(o.out));
+                  if (o.kind == NormKind::none) return sum;
+                  return cat(sum, o.kind == NormKind::layer ? "  (LayerNorm" : "  (RMSNorm",
                              o.group != program[o.x].cols ? cat(" of ", o.group, ")") : std::string(")"));
               },
               [&](const Gemm& o) {
@@ -174,13 +236,17 @@ std::string describe(const Program& program, const Operation& operation) {
                       outs += cat(outs.empty() ? "" : ", ", name(p.out));
                       shapes += cat(shapes.empty() ? "" : ", ", shape(p.weight), p.bias ? " + bias" : "");
                   }
-                  return cat(name(o.x), " → ", outs, "  (", shapes, ")");
+                  return cat(name(o.x), " → ", outs, "  (", shapes, times(o.scale), ")");
               },
               [&](const GatedGemm& o) {
                   return cat(name(o.x), " → ", name(o.gate.out), "  (", act(o.activation), ", ", shape(o.gate.weight),
                               ", ", shape(o.up.weight), ")");
               },
               [&](const Activate& o) { return cat(name(o.x), "  (", act(o.activation), ")"); },
+              [&](const HeadGemm& o) {
+                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ", dtype_info(o.weight.type).name,
+                              " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
+              },
               [&](const RopeAndStore& o) {
                   return cat(name(o.q), ", ", name(o.k), ", ", name(o.v), " → KV cache",
                              o.rope.inv_freq.empty() ? std::string("  (no RoPE)")
@@ -190,8 +256,23 @@ std::string describe(const Program& program, const Operation& operation) {
               [&](const Attention& o) {
                   return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
                              o.window > 0 ? cat(", window ", o.window) : std::string(),
-                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), ")");
+                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "", ")");
               },
+              [&](const Route& o) {
+                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_used, " of ", o.weight.rows, " experts)");
+              },
+              [&](const ExpertGatedGemm& o) {
+                  return cat(name(o.x), ", ", name(o.routes), " → ", name(o.gate.out), "  (", act(o.activation), ", ",
+                              o.n_experts, " × ", dtype_info(o.gate.weight.type).name, " ",
+                              o.gate.weight.rows / o.n_experts, " × ", o.gate.weight.cols, " twice)");
+              },
+              [&](const ExpertCombineGemm& o) {
+                  return cat(name(o.x), ", ", name(o.routes), " → ", name(o.down.out), "  (", o.n_experts, " × ",
+                              dtype_info(o.down.weight.type).name, " ", o.down.weight.rows / o.n_experts, " × ",
+                              o.down.weight.cols, times(o.scale), ")");
+              },
+              [&](const GateRows& o) { return cat(name(o.x), " *= sigmoid of ", name(o.gate)); },
+              [&](const SoftCap& o) { return cat(name(o.x), "  (soft-cap ", o.cap, ")"); },
               [&](const Add& o) { return cat(name(o.residual), " += ", name(o.x)); },
               [&](const SelectRows& o) { return cat(name(o.x), " → ", name(o.out)); },
               [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); }},

@@ -14,6 +14,7 @@ import quire.core.std;
 import quire.core.tensor;
 import quire.engine.options;
 import quire.model_file.config;
+import quire.model_file.family;
 import quire.model_file.weights;
 import quire.paging.block;
 import quire.schedule.step_plan;
@@ -189,7 +190,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         !ok)
         return std::unexpected(ok.error());
 
-    Result<Model> model = Model::create(**backend, config, tensors, o.max_batch_tokens, max_logit_rows, progress);
+    Result<Model> model = Model::create(**backend, config, tensors, o.context > 0 ? o.context : config.context_length,
+                                        o.max_batch_tokens, max_logit_rows, progress);
     if (!model) return std::unexpected(model.error());
 
     const std::size_t weight_bytes = (*backend)->memory_taken() - model->values().bytes();
@@ -205,7 +207,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
     }
 
-    if (config.learned_positions && o.context > config.context_length)
+    if (config.family->learned_positions && o.context > config.context_length)
         return fail(path, ": the model has vectors for ", config.context_length, " positions, not for a context of ",
                     o.context);
     // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
@@ -232,8 +234,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     limits.n_heads                 = config.n_heads;
     limits.n_kv_heads              = config.n_kv_heads;
     limits.head_dim                = config.head_dim;
+    limits.value_dim               = config.value_dim;
     limits.vocab_size              = config.vocab_size;
-    limits.window                  = config.sliding_window;
     if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
 
     return std::make_unique<LocalExecutor>(std::move(*backend), std::move(*model), std::move(*cache), weight_bytes);

@@ -2,43 +2,80 @@
 export module quire.model_file.config;
 
 import quire.core.base;
+import quire.model_file.family;
 import quire.model_file.gguf;
 import quire.core.std;
 
 export namespace quire {
 
-enum class Architecture { llama, qwen2, qwen3, gpt2 };
-enum class RopeScaling { none, linear, yarn };
+enum class RopeScaling { none, linear, yarn, longrope };
+
+// A mixture of experts: of `n` networks, each token runs `used`.
+struct ExpertConfig {
+    int    n = 0, used = 0; // 0: the model has none
+    int    ff_size        = 0;
+    int    shared_ff_size = 0; // of the network that every token runs besides, or 0
+    Gating gating         = Gating::softmax;
+    bool   normalised     = false; // weights are divided by their sum
+    float  scale          = 1;     // then multiplied by this
+};
+
+// Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one row of kv_rank + rope_dim numbers for a token.
+struct LatentConfig {
+    int q_rank = 0, kv_rank = 0; // q_rank 0: q is projected directly
+    int nope_dim = 0;            // of a query's head: the part without RoPE, before the rope_dim with it
+    int value_dim = 0;           // of a head of the output
+};
+
+struct LayerConfig {
+    int  window     = 0;     // position i sees i-window+1..i; 0 = all
+    bool rope       = true;
+    bool local_rope = false; // base rope_base_local and no scaling
+    bool experts    = false;
+};
 
 // One transformer's hyper-parameters, from `<architecture>.*` keys. Every number here is safe to compute with.
 struct ModelConfig {
-    Architecture architecture = Architecture::llama;
-    std::string  architecture_name;
-    std::string  name; // general.name, or the file's name
-    int          vocab_size            = 0;
-    int          context_length        = 0; // trained length in tokens
-    int          hidden_size           = 0;
-    int          n_layers              = 0;
-    int          n_heads               = 0;
-    int          n_kv_heads            = 0;
-    int          head_dim              = 0; // of K, V and Q alike
-    int          ff_size               = 0;
-    float        norm_eps              = 0;
-    int          rope_dim              = 0; // rotated leading dimensions of a head, even
-    float        rope_base             = 10000;
-    RopeScaling  rope_scaling          = RopeScaling::none;
-    float        rope_factor           = 1;
-    int          rope_original_context = 0; // yarn
-    float        yarn_attn_factor      = 1; // multiplies the mscale that the factor implies
-    float        yarn_beta_fast = 32, yarn_beta_slow = 1;
-    bool         rope_neox      = false; // rotate (i, i + d/2) pairs; else neighbouring (2i, 2i + 1)
-    int          sliding_window = 0;     // position i sees i-W+1..i; 0 = all
-    // GPT-2: positions are learned vectors instead of rotations, LayerNorm instead of RMSNorm, a GELU without a gate.
-    bool learned_positions = false;
-};
+    const Family* family = nullptr;
+    std::string   architecture_name;
+    std::string   name; // general.name, or the file's name
+    int           vocab_size            = 0;
+    int           context_length        = 0; // trained length in tokens
+    int           hidden_size           = 0;
+    int           n_layers              = 0;
+    int           n_heads               = 0;
+    int           n_kv_heads            = 0;
+    int           head_dim              = 0; // of Q and of K in the cache
+    int           value_dim             = 0; // of V
+    int           ff_size               = 0; // of layers without experts
+    float         norm_eps              = 0;
+    int           rope_dim              = 0; // rotated dimensions of a head, even
+    float         rope_base             = 10000;
+    float         rope_base_local       = 10000; // LayerConfig::local_rope
+    RopeScaling   rope_scaling          = RopeScaling::none;
+    float         rope_factor           = 1;
+    int           rope_original_context = 0; // yarn, longrope
+    float         rope_attn_factor      = 1; // multiplies cosine and sine, besides what YaRN's factor implies
+    bool          yarn_scales_rope      = true;
+    float         yarn_beta_fast = 32, yarn_beta_slow = 1;
+    int           position_offset   = 0; // row of position 0 in the learned vectors
+    float         embedding_scale   = 1;
+    float         attention_scale   = 1; // of q·k
+    float         attention_softcap = 0, logit_softcap = 0; // x → cap · tanh(x / cap); 0: not at all
+    float         residual_scale = 1;                       // of what attention and feed-forward add
+    float         logit_scale    = 1;
+    int           sliding_window = 0; // of the layers that have one; 0: none has
+    ExpertConfig  experts;
+    std::optional<LatentConfig> latent;
+    std::vector<LayerConfig>    layers;
 
-// Every architecture name that read_config() accepts.
-std::span<const std::string_view> supported_architectures();
+    // A position that every layer has lost sight of: `p` sees no more than this many positions. 0: there is a layer that sees all.
+    int widest_window() const;
+    // How many numbers of K and V a layer's cache holds for one token.
+    std::int64_t cache_width() const {
+        return std::int64_t(n_kv_heads) * (head_dim + (latent ? 0 : value_dim));
+    }
+};
 
 // True for an architecture that the format knows and quire cannot run: such a file can still be looked at.
 bool is_foreign_architecture(std::string_view name);
@@ -52,25 +89,9 @@ module :private;
 
 namespace quire {
 
-struct ArchitectureInfo {
-    std::string_view name;
-    Architecture     architecture;
-    bool             rope_neox;
-};
-constexpr std::array architectures{
-    ArchitectureInfo{"llama", Architecture::llama, false}, ArchitectureInfo{"qwen2", Architecture::qwen2, true},
-    ArchitectureInfo{"qwen3", Architecture::qwen3, true}, ArchitectureInfo{"gpt2", Architecture::gpt2, false}};
-constexpr std::array architecture_names{architectures[0].name, architectures[1].name, architectures[2].name,
-                                        architectures[3].name};
 // Names of the GGUF format document that quire cannot run.
-constexpr std::array other_names{
-    std::string_view("opt"),       std::string_view("gemma"),      std::string_view("gemma2"),
-    std::string_view("phi2"),      std::string_view("phi3"),       std::string_view("falcon"),
-    std::string_view("starcoder"), std::string_view("starcoder2"), std::string_view("mpt"),
-    std::string_view("bloom"),     std::string_view("gptneox"),    std::string_view("command-r"),
-    std::string_view("qwen2moe"),  std::string_view("qwen3moe")};
-
-std::span<const std::string_view> supported_architectures() { return architecture_names; }
+constexpr std::array<std::string_view, 8> other_names{"falcon", "starcoder", "mpt",  "bloom",
+                                                      "gptneox", "mamba",     "rwkv",   "bert"};
 
 bool is_foreign_architecture(std::string_view name) {
     return std::ranges::find(other_names, name) != other_names.end();
@@ -101,6 +122,7 @@ public:
             return set_error({ErrorKind::input,
                               cat(file_.path(), ": ", full, " is ", *value, ", not a finite number above ", least)}),
                    0;
+        if (least < 0) return float(*value);
         return std::max(float(*value), std::numeric_limits<float>::min()); // a double may vanish as a float
     }
     std::string text(std::string_view key, std::string_view fallback) {
@@ -108,7 +130,36 @@ public:
         if (!value) return set_error(value.error()), "";
         return std::string(*value);
     }
-    bool has(std::string_view key) const { return file_.find(prefix_ + std::string(key)) != nullptr; }
+    bool flag(std::string_view key, bool fallback) {
+        Result<bool> value = file_.boolean(prefix_ + std::string(key), fallback);
+        if (!value) return set_error(value.error()), false;
+        return *value;
+    }
+    // A list of one flag for each layer; empty if the key is missing or not a list.
+    std::vector<bool> flags(std::string_view key, int n_layers) {
+        const GgufValue* value = file_.find(full(key));
+        const auto*      list  = value ? std::get_if<GgufArray>(value) : nullptr;
+        if (!list) return {};
+        if (list->bools.size() != std::size_t(n_layers)) {
+            refuse(cat(full(key), " is a list of ", list->size(), ", not of a true or false for each of ", n_layers,
+                       " layers"));
+            return {};
+        }
+        return list->bools;
+    }
+    bool has(std::string_view key) const { return file_.find(full(key)) != nullptr; }
+    // Whether the value is 0, false or an empty list.
+    bool is_zero(std::string_view key) const {
+        const GgufValue* value = file_.find(full(key));
+        return value && std::visit(
+                            [](const auto& v) {
+                                using V = std::decay_t<decltype(v)>;
+                                if constexpr (std::is_same_v<V, GgufArray>) return v.size() == 0;
+                                else return v == V();
+                            },
+                            *value);
+    }
+    std::string full(std::string_view key) const { return prefix_ + std::string(key); }
     void refuse(const std::string& why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
     const std::optional<Error>& error() const { return error_; }
 
@@ -121,49 +172,178 @@ private:
     std::optional<Error> error_;
 };
 
-void read_rope(Keys& keys, ModelConfig& c) {
-    c.rope_dim = keys.integer("rope.dimension_count", c.head_dim, 2, std::max(c.head_dim, 2));
+void read_rope(Keys& keys, ModelConfig& c, int longest) {
+    c.rope_dim = keys.integer("rope.dimension_count", longest, 2, std::max(longest, 2));
     // YaRN divides by the logarithm of the base, and a base of 1 or less would turn every pair alike
     c.rope_base = keys.number("rope.freq_base", 10000.0, 1);
     if (c.rope_dim % 2 != 0) keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", an odd number"));
-    if (c.rope_dim > c.head_dim)
-        keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", more than the ", c.head_dim, " of a head"));
+    if (c.rope_dim > longest)
+        keys.refuse(cat("rope.dimension_count is ", c.rope_dim, ", more than the ", longest, " of a head"));
+    const float local = c.family->local_rope_base > 0 ? c.family->local_rope_base : c.rope_base;
+    c.rope_base_local = keys.number("rope.freq_base_swa", double(local), 1);
+    if (!c.family->local_rope && c.rope_base_local != c.rope_base)
+        keys.refuse(cat("rope.freq_base_swa is ", c.rope_base_local, ", which the family ", c.family->name,
+                        " has no use for"));
 
     // "rope.scale_linear" is what files said before there were several types.
     const bool        old  = keys.has("rope.scale_linear") && !keys.has("rope.scaling.type");
     const std::string type = keys.text("rope.scaling.type", old ? "linear" : "none");
     if (type == "linear") c.rope_scaling = RopeScaling::linear;
     else if (type == "yarn") c.rope_scaling = RopeScaling::yarn;
-    else if (type != "none") keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn"));
-    if (c.rope_scaling == RopeScaling::none) return;
+    else if (type == "longrope") c.rope_scaling = RopeScaling::longrope;
+    else if (type != "none")
+        keys.refuse(cat("rope.scaling.type ", quote(type), " is not one of none, linear, yarn, longrope"));
+    // Files with tensors rope_factors_long and rope_factors_short need not name the type.
+    c.rope_original_context = keys.integer("rope.scaling.original_context_length", c.context_length, 1, 1 << 30);
+    c.rope_attn_factor      = keys.number("rope.scaling.attn_factor", 1.0, 0);
+    if (c.rope_scaling == RopeScaling::none || c.rope_scaling == RopeScaling::longrope) return;
     c.rope_factor =
         keys.number(old ? "rope.scale_linear" : "rope.scaling.factor", old ? std::nullopt : std::optional(1.0), 0);
     if (c.rope_scaling != RopeScaling::yarn) return;
-    c.rope_original_context = keys.integer("rope.scaling.original_context_length", c.context_length, 1, 1 << 30);
-    c.yarn_attn_factor      = keys.number("rope.scaling.attn_factor", 1.0, 0);
-    c.yarn_beta_fast        = keys.number("rope.scaling.yarn_beta_fast", 32.0, 0);
-    c.yarn_beta_slow        = keys.number("rope.scaling.yarn_beta_slow", 1.0, 0);
+    c.yarn_beta_fast = keys.number("rope.scaling.yarn_beta_fast", 32.0, 0);
+    c.yarn_beta_slow = keys.number("rope.scaling.yarn_beta_slow", 1.0, 0);
     if (c.yarn_beta_fast <= c.yarn_beta_slow)
         keys.refuse(
             cat("rope.scaling.yarn_beta_fast ", c.yarn_beta_fast, " is not above yarn_beta_slow ", c.yarn_beta_slow));
+}
+
+// Which layers have a window, RoPE and experts.
+void read_layers(Keys& keys, ModelConfig& c) {
+    const Family& f  = *c.family;
+    c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
+    const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers);
+    const int               period =
+        listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
+    const int dense = keys.integer("leading_dense_block_count", 0, 0, std::max(c.n_layers, 1));
+    if (keys.error()) return;
+    for (int i = 0; i < c.n_layers; i++) {
+        LayerConfig& l   = c.layers.emplace_back();
+        const bool   all = !listed.empty() ? !listed[std::size_t(i)] : period > 0 && (i + 1) % period == 0;
+        l.window         = all ? 0 : c.sliding_window;
+        l.rope           = f.rope != RopePairs::none && (f.no_rope_period == 0 || (i + 1) % f.no_rope_period != 0);
+        l.local_rope     = f.local_rope && l.window > 0;
+        l.experts        = c.experts.n > 0 && i >= dense;
+    }
+}
+
+void read_experts(Keys& keys, ModelConfig& c) {
+    ExpertConfig& e = c.experts;
+    e.n             = keys.integer("expert_count", 0, 0, 1 << 12);
+    if (e.n == 0) return;
+    e.used       = keys.integer("expert_used_count", {}, 1, std::min(e.n, 64));
+    e.ff_size    = keys.integer("expert_feed_forward_length", c.ff_size, 1, 1 << 24);
+    e.normalised = keys.flag("expert_weights_norm", c.family->experts_normalised);
+    e.scale      = keys.number("expert_weights_scale", 1.0, -1e30);
+    if (e.scale == 0) e.scale = 1; // how converters write that there is none
+    const int shared_count = keys.integer("expert_shared_count", 0, 0, 1 << 10);
+    e.shared_ff_size = keys.integer("expert_shared_feed_forward_length", std::int64_t(shared_count) * e.ff_size, 0, 1 << 24);
+    switch (keys.integer("expert_gating_func", 0, 0, 3)) {
+        case 1: e.gating = Gating::softmax; break;
+        case 2: e.gating = Gating::sigmoid; break;
+        case 3: e.gating = Gating::softmax_chosen; break;
+        default: e.gating = c.family->gating;
+    }
+    if (keys.integer("expert_group_count", 0, 0, 1 << 12) > 1)
+        keys.refuse("expert_group_count is above 1; experts that are chosen by groups are not supported");
+}
+
+// The sizes of heads.
+void read_heads(Keys& keys, ModelConfig& c) {
+    c.n_heads    = keys.integer("attention.head_count", {}, 1, 1 << 16);
+    c.n_kv_heads = keys.integer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1));
+    if (keys.error()) return;
+    if (c.n_heads % c.n_kv_heads != 0)
+        keys.refuse(
+            cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
+    if (!keys.has("attention.key_length") && c.hidden_size % c.n_heads != 0)
+        keys.refuse(cat("embedding_length ", c.hidden_size, " is not a multiple of attention.head_count ", c.n_heads));
+    const int most = c.family->latent ? 4096 : 512;
+    c.head_dim     = keys.integer("attention.key_length", c.hidden_size / c.n_heads, 1, most);
+    c.value_dim    = keys.integer("attention.value_length", c.head_dim, 1, most);
+    if (!c.family->latent) {
+        if (!keys.error() && c.value_dim != c.head_dim)
+            keys.refuse(cat("attention.value_length ", c.value_dim, " differs from attention.key_length ", c.head_dim,
+                            ", which quire does not support"));
+        return;
+    }
+    LatentConfig l;
+    l.kv_rank     = keys.integer("attention.kv_lora_rank", {}, 1, 4096);
+    l.q_rank      = keys.integer("attention.q_lora_rank", 0, 0, 1 << 16);
+    c.rope_dim    = keys.integer("rope.dimension_count", {}, 2, 512);
+    l.value_dim   = keys.integer("attention.value_length_mla", {}, 1, 512);
+    const int key = keys.integer("attention.key_length_mla", {}, 1, 1024);
+    if (keys.error()) return;
+    if (c.n_kv_heads != 1)
+        keys.refuse(cat("attention.head_count_kv is ", c.n_kv_heads,
+                        ", a file from before latent attention kept one row a token; convert the model again"));
+    if (c.head_dim != l.kv_rank + c.rope_dim)
+        keys.refuse(cat("attention.key_length ", c.head_dim, " is not attention.kv_lora_rank ", l.kv_rank,
+                        " + rope.dimension_count ", c.rope_dim));
+    if (c.value_dim != l.kv_rank)
+        keys.refuse(cat("attention.value_length ", c.value_dim, " is not attention.kv_lora_rank ", l.kv_rank));
+    if (key <= c.rope_dim)
+        keys.refuse(cat("attention.key_length_mla ", key, " is not above rope.dimension_count ", c.rope_dim));
+    l.nope_dim = key - c.rope_dim;
+    c.latent   = l;
+}
+
+// Factors and soft-caps. `scored`: the dimensions of the dot product that attention scales.
+void read_scales(Keys& keys, ModelConfig& c, int scored) {
+    const Family& f   = *c.family;
+    c.embedding_scale = keys.number("embedding_scale", f.embedding_sqrt ? std::sqrt(double(c.hidden_size)) : 1.0, 0);
+    c.residual_scale  = keys.number("residual_scale", 1.0, 0);
+    c.logit_scale     = keys.number("logit_scale", 1.0, 0);
+    if (f.logits_divided) c.logit_scale = 1 / c.logit_scale;
+    const bool wide   = f.wide_scale_layers > 0 && c.n_layers == f.wide_scale_layers;
+    c.attention_scale = keys.number(
+        "attention.scale", 1 / std::sqrt(wide ? double(c.hidden_size) / double(c.n_heads) : double(scored)), 0);
+    if (f.softcaps) {
+        c.attention_softcap = keys.number("attn_logit_softcapping", double(f.attention_softcap), -1);
+        c.logit_softcap     = keys.number("final_logit_softcapping", double(f.logit_softcap), -1);
+        for (float* cap : {&c.attention_softcap, &c.logit_softcap})
+            if (*cap < 1e-30f) *cap = 0; // none
+    }
+    if (c.latent && c.rope_scaling == RopeScaling::yarn && keys.has("rope.scaling.yarn_log_multiplier")) {
+        // YaRN's factor then belongs to the scores, not to cosine and sine (DeepSeek-V2, section 3.1.4).
+        const float m      = keys.number("rope.scaling.yarn_log_multiplier", {}, -1);
+        const float mscale = 1 + m * std::log(std::max(c.rope_factor, 1.0f));
+        c.attention_scale *= mscale * mscale;
+        c.yarn_scales_rope = false;
+    }
+}
+
+// Keys that would change what is computed, in ways that no family here knows; each with its harmless value.
+void refuse_unknown(Keys& keys) {
+    for (const char* key : {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale",
+                            "attention.layer_indices", "router_logit_softcapping", "nextn_predict_layers",
+                            "rope.scaling.alpha", "swin_norm", "embedding_length_per_layer_input",
+                            "attention.shared_kv_layers", "attention.indexer.head_count", "expert_group_scale"})
+        if (keys.has(key) && !keys.is_zero(key)) keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
+    if (!keys.flag("attention.causal", true)) keys.refuse("attention.causal is false: not a model that generates text");
+}
+
+int ModelConfig::widest_window() const {
+    int widest = 0;
+    for (const LayerConfig& l : layers) {
+        if (l.window == 0) return 0;
+        widest = std::max(widest, l.window);
+    }
+    return widest;
 }
 
 Result<ModelConfig> read_config(const Gguf& file) {
     ModelConfig              c;
     Result<std::string_view> name = file.text("general.architecture");
     if (!name) return std::unexpected(name.error());
-    const auto known = std::ranges::find(architectures, *name, &ArchitectureInfo::name);
-    if (known == architectures.end()) {
+    c.family = find_family(*name);
+    if (!c.family) {
         std::string list;
-        for (std::string_view n : architecture_names) list += cat(list.empty() ? "" : ", ", n);
+        for (const Family& f : families()) list += cat(list.empty() ? "" : ", ", f.name);
         return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list, ")");
     }
     if (file.tensors().empty())
         return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");
-    c.architecture      = known->architecture;
-    c.architecture_name = known->name;
-    c.rope_neox         = known->rope_neox;
-    c.learned_positions = c.architecture == Architecture::gpt2;
+    c.architecture_name = *name;
 
     Keys                     keys(file, c.architecture_name + ".");
     Result<std::string_view> title = file.text("general.name", "");
@@ -174,25 +354,22 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.context_length = keys.integer("context_length", 2048, 1, 1 << 30);
     c.hidden_size    = keys.integer("embedding_length", {}, 1, 1 << 20);
     c.n_layers       = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));
-    c.ff_size        = keys.integer("feed_forward_length", {}, 1, 1 << 24);
-    c.n_heads        = keys.integer("attention.head_count", {}, 1, 1 << 16);
-    c.n_kv_heads     = keys.integer("attention.head_count_kv", c.n_heads, 1, std::max(c.n_heads, 1));
-    c.norm_eps =
-        keys.number(c.learned_positions ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
-    c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
-    if (std::optional<Error> error = keys.error()) return std::unexpected(*error);
-    if (c.n_heads % c.n_kv_heads != 0)
-        keys.refuse(
-            cat("attention.head_count ", c.n_heads, " is not a multiple of attention.head_count_kv ", c.n_kv_heads));
-    if (!keys.has("attention.key_length") && c.hidden_size % c.n_heads != 0)
-        keys.refuse(cat("embedding_length ", c.hidden_size, " is not a multiple of attention.head_count ", c.n_heads));
-    c.head_dim = keys.integer("attention.key_length", c.hidden_size / c.n_heads, 1, 512);
-    if (const int v = keys.integer("attention.value_length", c.head_dim, 1, 512); !keys.error() && v != c.head_dim)
-        keys.refuse(cat("attention.value_length ", v, " differs from attention.key_length ", c.head_dim,
-                        ", which quire does not support"));
-    if (keys.integer("expert_count", 0, 0, 1 << 16) > 0)
-        keys.refuse("expert_count is not 0; mixtures of experts are not supported");
-    if (!keys.error() && !c.learned_positions) read_rope(keys, c);
+    const bool experts_alone = keys.has("expert_feed_forward_length") && keys.has("expert_count");
+    c.ff_size = keys.integer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24);
+    c.norm_eps = keys.number(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
+                                                               : "attention.layer_norm_rms_epsilon",
+                             {}, 0);
+    if (keys.error()) return std::unexpected(*keys.error());
+    read_heads(keys, c);
+    read_experts(keys, c);
+    if (!keys.error()) read_layers(keys, c);
+    if (!keys.error() && c.family->rope != RopePairs::none) read_rope(keys, c, c.latent ? c.rope_dim : c.head_dim);
+    if (!keys.error()) read_scales(keys, c, c.latent ? c.latent->nope_dim + c.rope_dim : c.head_dim);
+    if (c.family->learned_positions)
+        c.position_offset = keys.integer("position_offset", c.family->position_offset, 0, 1 << 20);
+    if (!keys.flag("do_layer_norm_before", true))
+        keys.refuse(cat(keys.full("do_layer_norm_before"), " is false; only norms before attention are supported"));
+    refuse_unknown(keys);
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");

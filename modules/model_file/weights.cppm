@@ -3,38 +3,66 @@ export module quire.model_file.weights;
 
 import quire.core.base;
 import quire.model_file.config;
+import quire.model_file.family;
 import quire.model_file.gguf;
 import quire.core.std;
 import quire.core.tensor;
 
 export namespace quire {
 
-// Views into the file's mapping; an empty view is a tensor this architecture does not have.
-// A matrix of shape out × in has rows = out, cols = in. Vectors are F32.
+// A matrix and its bias, if the file has one.
+struct Linear {
+    TensorView weight; // out × in: rows = out, cols = in
+    TensorView bias;   // [out]
+    explicit   operator bool() const { return bool(weight); }
+};
+
+// A mixture of experts. A stack holds the matrices of all experts, one after the other: rows = n · out.
+struct ExpertTensors {
+    Linear     router;         // [n × hidden]
+    TensorView choice_bias;    // [n], added to the scores only to choose
+    Linear     gate, up, down; // stacks of [ff × hidden] and [hidden × ff]; biases [n × out]
+    Linear     shared_gate, shared_up, shared_down;
+    TensorView shared_weight; // [hidden]: sigmoid(h · this) is the shared network's factor
+};
+
+// Multi-head latent attention. A stack holds the matrices of all heads, one after the other.
+struct LatentTensors {
+    Linear     q_a;      // [q_rank × hidden], or empty
+    TensorView q_a_norm; // [q_rank]
+    TensorView kv_a;     // [kv_rank × hidden]: what a token's latent row is made from
+    TensorView k_rope;   // [rope_dim × hidden]: and its part with RoPE
+    TensorView kv_a_norm; // [kv_rank]
+    TensorView k_b;       // stack of [kv_rank × nope_dim]: a query's head → latent
+    TensorView v_b;       // stack of [value_dim × kv_rank]: a latent row → a head of the output
+};
+
+// Views into the file's mapping; an empty view is a tensor that the file does not have. Vectors are F32.
 struct LayerTensors {
-    TensorView attn_norm;                     // [hidden]
-    TensorView attn_norm_bias, ffn_norm_bias; // [hidden], GPT-2's LayerNorm
-    TensorView attn_q, attn_k, attn_v;        // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice
-    TensorView attn_q_bias, attn_k_bias, attn_v_bias;
-    TensorView attn_q_norm, attn_k_norm;                     // [head_dim], qwen3
-    TensorView attn_output;                                  // [hidden × heads*head_dim]
-    TensorView attn_output_bias, ffn_up_bias, ffn_down_bias; // GPT-2
-    TensorView ffn_norm;                                     // [hidden]
-    TensorView ffn_gate, ffn_up;                             // [ff × hidden]; no gate in GPT-2
-    TensorView ffn_down;                                     // [hidden × ff]
+    Linear     attn_norm; // [hidden], or empty: attention reads the residual
+    Linear     attn_q, attn_k, attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
+    TensorView attn_q_norm, attn_k_norm; // [head_dim], or [heads*head_dim]: a norm of all heads at once
+    TensorView attn_sinks;               // [heads]
+    Linear     attn_output;              // [hidden × heads*value_dim]
+    TensorView attn_post_norm, ffn_post_norm; // [hidden], of what attention and feed-forward add
+    Linear     ffn_norm;                      // [hidden]
+    Linear     ffn_gate, ffn_up; // [ff × hidden]; no gate: the activation is applied to `up`
+    Linear     ffn_down;         // [hidden × ff]
+    std::optional<ExpertTensors> experts; // instead of ffn_*
+    std::optional<LatentTensors> latent;
 };
 
 struct ModelTensors {
-    TensorView                token_embd;    // [vocab × hidden]
-    TensorView                position_embd; // [context × hidden] in GPT-2, or empty
-    TensorView                output_norm;   // [hidden]
-    TensorView                output_norm_bias;
-    TensorView                output;     // [vocab × hidden]; the embedding again when tied
-    TensorView                rope_freqs; // [rope_dim/2] divisors of the frequencies, or empty
+    TensorView token_embd;    // [vocab × hidden]
+    TensorView position_embd; // [context × hidden], or empty
+    Linear     output_norm;   // [hidden]
+    Linear     output;        // [vocab × hidden]; the embedding again when tied
+    // [rope_dim/2] divisors of the frequencies, or empty. Long and short: for contexts longer than the original one, and others.
+    TensorView                rope_freqs, rope_long, rope_short;
     std::vector<LayerTensors> layers;
 };
 
-// Error: the first tensor that is missing or of another shape, with both shapes.
+// Error: the first tensor that is missing or of another shape, with both shapes; or that nothing here computes with.
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& config);
 
 } // namespace quire
@@ -52,25 +80,63 @@ class Binder {
 public:
     explicit Binder(const Gguf& file) : file_(file) {}
 
-    TensorView matrix(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
+    const GgufTensor* find(const std::string& name) const { return file_.tensor(name); }
+    bool              has(const std::string& name) const { return find(name) != nullptr; }
+    // `n` matrices of rows × cols, as the file's third dimension counts them.
+    TensorView stack(const std::string& name, std::int64_t n, std::int64_t rows, std::int64_t cols, bool required = true) {
         const GgufTensor* t = file_.tensor(name);
         if (!t) {
             if (required) refuse(cat("tensor ", name, " is missing"));
             return {};
         }
+        bound_.insert(t);
         const TensorView view = t->view();
-        if (t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
-            refuse(cat("tensor ", name, " is ", shape_of(view.rows, view.cols), ", the model needs ",
-                       shape_of(rows, cols)));
+        if (n > 1 ? t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != n || t->dims[3] != 1
+                  : t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
+            refuse(cat("tensor ", name, " is ", n > 1 ? sizes_of(*t) : shape_of(view.rows, view.cols),
+                       ", the model needs ", n > 1 ? cat("[", n, " × ", rows, " × ", cols, "]") : shape_of(rows, cols)));
         return view;
     }
-    TensorView vector(const std::string& name, std::int64_t cols, bool required = true) {
-        const TensorView view = matrix(name, 1, cols, required);
+    TensorView matrix(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
+        return stack(name, 1, rows, cols, required);
+    }
+    // F32; `rows` vectors one after the other.
+    TensorView vectors(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
+        const TensorView view = matrix(name, rows, cols, required);
         if (view && view.type != DType::F32)
             refuse(cat("tensor ", name, " has type ", dtype_info(view.type).name, "; a vector has to be F32"));
         if (view && reinterpret_cast<std::uintptr_t>(view.data) % alignof(float) != 0)
             refuse(cat("tensor ", name, " is not aligned to its 4-byte floats"));
         return view;
+    }
+    TensorView vector(const std::string& name, std::int64_t cols, bool required = true) {
+        return vectors(name, 1, cols, required);
+    }
+    // NAME.weight and, where there is one, NAME.bias.
+    Linear linear(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
+        Linear l{matrix(name + ".weight", rows, cols, required), {}};
+        if (l) l.bias = vector(name + ".bias", rows, false);
+        return l;
+    }
+    // Only a LayerNorm has a bias; that of an RMSNorm is left over, and refused.
+    Linear norm(const std::string& name, std::int64_t cols, NormKind kind, bool required = true) {
+        Linear l{vector(name + ".weight", cols, required), {}};
+        if (l && kind == NormKind::layer) l.bias = vector(name + ".bias", cols, false);
+        return l;
+    }
+    // The matrices of `n` experts with their biases.
+    Linear experts(const std::string& name, std::int64_t n, std::int64_t rows, std::int64_t cols, bool required = true) {
+        Linear l{stack(name + ".weight", n, rows, cols, required), {}};
+        if (l) l.bias = vectors(name + ".bias", n, rows, false);
+        return l;
+    }
+    // Refuses a tensor that was never asked for: whoever made the file computes with it.
+    void refuse_others(std::string_view family) {
+        for (const GgufTensor& t : file_.tensors())
+            if (!bound_.contains(&t)) {
+                refuse(cat("tensor ", t.name, " is one that quire does not compute with (in the family ", family, ")"));
+                return;
+            }
     }
     void refuse(const std::string& why) {
         if (!error_) error_ = Error{ErrorKind::input, cat(file_.path(), ": ", why)};
@@ -78,8 +144,13 @@ public:
     const std::optional<Error>& error() const { return error_; }
 
 private:
-    const Gguf&          file_;
-    std::optional<Error> error_;
+    static std::string sizes_of(const GgufTensor& t) {
+        return cat("[", t.dims[2], " × ", t.dims[1], " × ", t.dims[0], "]");
+    }
+
+    const Gguf&                           file_;
+    std::unordered_set<const GgufTensor*> bound_;
+    std::optional<Error>                  error_;
 };
 
 // Rows first .. first + rows - 1 of a matrix, or that many elements of a vector.
@@ -93,74 +164,146 @@ TensorView part_of(const TensorView& whole, std::int64_t first, std::int64_t n) 
     return part;
 }
 
-// GPT-2: q, k and v in one matrix, a bias everywhere.
-void bind_gpt2_layer(Binder& bind, LayerTensors& l, const std::function<std::string(const char*)>& name,
-                     const ModelConfig& c) {
+Linear part_of(const Linear& whole, std::int64_t first, std::int64_t n) {
+    return {part_of(whole.weight, first, n), part_of(whole.bias, first, n)};
+}
+
+using Name = std::function<std::string(const char*)>; // of a layer's tensor
+
+// Some files have q, k and v in one matrix.
+void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
     const std::int64_t h = c.hidden_size, q = std::int64_t(c.n_heads) * c.head_dim,
                        kv = std::int64_t(c.n_kv_heads) * c.head_dim;
-    l.attn_norm           = bind.vector(name("attn_norm.weight"), h);
-    l.attn_norm_bias      = bind.vector(name("attn_norm.bias"), h);
-    const TensorView qkv  = bind.matrix(name("attn_qkv.weight"), q + 2 * kv, h),
-                     bias = bind.vector(name("attn_qkv.bias"), q + 2 * kv);
+    if (bind.has(name("attn_qkv.weight"))) {
+        const Linear qkv = bind.linear(name("attn_qkv"), q + 2 * kv, h);
+        if (bind.error()) return;
+        l.attn_q = part_of(qkv, 0, q);
+        l.attn_k = part_of(qkv, q, kv);
+        l.attn_v = part_of(qkv, q + kv, kv);
+    } else {
+        l.attn_q = bind.linear(name("attn_q"), q, h);
+        l.attn_k = bind.linear(name("attn_k"), kv, h);
+        l.attn_v = bind.linear(name("attn_v"), kv, h);
+    }
+    // One norm for each head, or one for all of them together.
+    const auto head_norm = [&](const char* part, std::int64_t cols) {
+        const GgufTensor* t = bind.find(name(part));
+        return bind.vector(name(part), t && t->dims[0] == cols ? cols : c.head_dim, c.family->qk_norm);
+    };
+    l.attn_q_norm = head_norm("attn_q_norm.weight", q);
+    l.attn_k_norm = head_norm("attn_k_norm.weight", kv);
+    l.attn_sinks  = bind.vector(name("attn_sinks.weight"), c.n_heads, false);
+    l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * c.value_dim);
+}
+
+void bind_latent_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
+    const LatentConfig& s = *c.latent;
+    const std::int64_t  h = c.hidden_size, q = std::int64_t(c.n_heads) * (s.nope_dim + c.rope_dim);
+    LatentTensors&      t = l.latent.emplace();
+    if (s.q_rank > 0) {
+        t.q_a      = bind.linear(name("attn_q_a"), s.q_rank, h);
+        t.q_a_norm = bind.vector(name("attn_q_a_norm.weight"), s.q_rank);
+        l.attn_q   = bind.linear(name("attn_q_b"), q, s.q_rank);
+    } else l.attn_q = bind.linear(name("attn_q"), q, h);
+    const TensorView kv_a = bind.matrix(name("attn_kv_a_mqa.weight"), s.kv_rank + c.rope_dim, h);
+    if (bind.has(name("attn_kv_b.weight")) && !bind.has(name("attn_k_b.weight")))
+        bind.refuse(cat("tensor ", name("attn_kv_b.weight"),
+                        " joins what newer files keep as attn_k_b and attn_v_b; convert the model again"));
+    t.kv_a_norm = bind.vector(name("attn_kv_a_norm.weight"), s.kv_rank);
+    t.k_b       = bind.stack(name("attn_k_b.weight"), c.n_heads, s.kv_rank, s.nope_dim);
+    t.v_b       = bind.stack(name("attn_v_b.weight"), c.n_heads, s.value_dim, s.kv_rank);
+    bind.matrix(name("attn_kv_b.weight"), std::int64_t(c.n_heads) * (s.nope_dim + s.value_dim), s.kv_rank, false); // again
+    l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * s.value_dim);
     if (bind.error()) return;
-    l.attn_q           = part_of(qkv, 0, q);
-    l.attn_k           = part_of(qkv, q, kv);
-    l.attn_v           = part_of(qkv, q + kv, kv);
-    l.attn_q_bias      = part_of(bias, 0, q);
-    l.attn_k_bias      = part_of(bias, q, kv);
-    l.attn_v_bias      = part_of(bias, q + kv, kv);
-    l.attn_output      = bind.matrix(name("attn_output.weight"), h, q);
-    l.attn_output_bias = bind.vector(name("attn_output.bias"), h);
-    l.ffn_norm         = bind.vector(name("ffn_norm.weight"), h);
-    l.ffn_norm_bias    = bind.vector(name("ffn_norm.bias"), h);
-    l.ffn_up           = bind.matrix(name("ffn_up.weight"), c.ff_size, h);
-    l.ffn_up_bias      = bind.vector(name("ffn_up.bias"), c.ff_size);
-    l.ffn_down         = bind.matrix(name("ffn_down.weight"), h, c.ff_size);
-    l.ffn_down_bias    = bind.vector(name("ffn_down.bias"), h);
+    t.kv_a   = part_of(kv_a, 0, s.kv_rank);
+    t.k_rope = part_of(kv_a, s.kv_rank, c.rope_dim);
+}
+
+void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
+    const ExpertConfig& e = c.experts;
+    const std::int64_t  h = c.hidden_size;
+    ExpertTensors&      t = l.experts.emplace();
+    if (bind.has(name("ffn_gate.0.weight")))
+        bind.refuse(cat("tensor ", name("ffn_gate.0.weight"),
+                        " is of a file with a tensor for each expert; newer files stack them: convert the model again"));
+    t.router      = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, false)};
+    t.choice_bias = bind.vector(name("exp_probs_b.bias"), e.n, false);
+    t.gate        = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h);
+    t.up          = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h);
+    t.down        = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size);
+    if (e.shared_ff_size == 0) return;
+    t.shared_gate   = bind.linear(name("ffn_gate_shexp"), e.shared_ff_size, h);
+    t.shared_up     = bind.linear(name("ffn_up_shexp"), e.shared_ff_size, h);
+    t.shared_down   = bind.linear(name("ffn_down_shexp"), h, e.shared_ff_size);
+    t.shared_weight = bind.vector(name("ffn_gate_inp_shexp.weight"), h, false);
+}
+
+// A gate may be the first half of `up`.
+void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
+    const std::int64_t h = c.hidden_size, ff = c.ff_size;
+    const GgufTensor*  up = bind.find(name("ffn_up.weight"));
+    if (c.family->gated && up && !bind.has(name("ffn_gate.weight")) && up->dims[1] == 2 * ff) {
+        const Linear both = bind.linear(name("ffn_up"), 2 * ff, h);
+        if (bind.error()) return;
+        l.ffn_gate = part_of(both, 0, ff);
+        l.ffn_up   = part_of(both, ff, ff);
+    } else {
+        if (c.family->gated) l.ffn_gate = bind.linear(name("ffn_gate"), ff, h);
+        l.ffn_up = bind.linear(name("ffn_up"), ff, h);
+    }
+    l.ffn_down = bind.linear(name("ffn_down"), h, ff);
+}
+
+void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, const LayerConfig& layer) {
+    const Residual residual = c.family->residual;
+    const auto     h        = c.hidden_size;
+    if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, c.family->norm);
+    if (c.latent) bind_latent_attention(bind, l, name, c);
+    else bind_attention(bind, l, name, c);
+    if (residual == Residual::sandwich || residual == Residual::post_norm) {
+        l.attn_post_norm = bind.vector(name("post_attention_norm.weight"), h);
+        l.ffn_post_norm  = bind.vector(name("post_ffw_norm.weight"), h);
+    }
+    if (residual == Residual::pre_norm || residual == Residual::sandwich) {
+        // gpt-oss calls it by its place behind attention
+        const bool other = residual == Residual::pre_norm && !bind.has(name("ffn_norm.weight")) &&
+                           bind.has(name("post_attention_norm.weight"));
+        l.ffn_norm = bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, c.family->norm, !c.family->may_be_parallel);
+    }
+    if (layer.experts) bind_experts(bind, l, name, c);
+    else bind_feed_forward(bind, l, name, c);
+}
+
+// Divisors of the RoPE frequencies.
+TensorView bind_divisors(Binder& bind, const std::string& name, const ModelConfig& c) {
+    const TensorView view = bind.vector(name, c.rope_dim / 2, false);
+    for (std::int64_t i = 0; i < view.cols && !bind.error(); i++)
+        if (const float f = static_cast<const float*>(view.data)[i]; !(f > 0) || !std::isfinite(f))
+            bind.refuse(cat("tensor ", name, " divides by ", f));
+    return view;
 }
 
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
-    Binder             bind(file);
-    ModelTensors       m;
-    const std::int64_t q = std::int64_t(c.n_heads) * c.head_dim, kv = std::int64_t(c.n_kv_heads) * c.head_dim;
-    const bool qkv_bias = c.architecture == Architecture::qwen2, qk_norm = c.architecture == Architecture::qwen3;
+    Binder       bind(file);
+    ModelTensors m;
     m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
-    m.output_norm = bind.vector("output_norm.weight", c.hidden_size);
-    m.output      = bind.matrix("output.weight", c.vocab_size, c.hidden_size, false);
-    if (!m.output) m.output = m.token_embd; // tied
-    if (c.learned_positions) {
-        m.position_embd    = bind.matrix("position_embd.weight", c.context_length, c.hidden_size);
-        m.output_norm_bias = bind.vector("output_norm.bias", c.hidden_size);
-    }
-    m.rope_freqs = bind.vector("rope_freqs.weight", c.rope_dim / 2, false);
-    for (std::int64_t i = 0; i < m.rope_freqs.cols && !bind.error(); i++)
-        if (const float f = static_cast<const float*>(m.rope_freqs.data)[i]; !(f > 0) || !std::isfinite(f))
-            bind.refuse(cat("tensor rope_freqs.weight divides by ", f));
-    for (int i = 0; i < c.n_layers && !bind.error(); i++) {
-        auto          name = [&](const char* part) { return cat("blk.", i, ".", part); };
-        LayerTensors& l    = m.layers.emplace_back();
-        if (c.architecture == Architecture::gpt2) {
-            bind_gpt2_layer(bind, l, name, c);
-            continue;
-        }
-        l.attn_norm   = bind.vector(name("attn_norm.weight"), c.hidden_size);
-        l.attn_q      = bind.matrix(name("attn_q.weight"), q, c.hidden_size);
-        l.attn_k      = bind.matrix(name("attn_k.weight"), kv, c.hidden_size);
-        l.attn_v      = bind.matrix(name("attn_v.weight"), kv, c.hidden_size);
-        l.attn_q_bias = bind.vector(name("attn_q.bias"), q, qkv_bias);
-        l.attn_k_bias = bind.vector(name("attn_k.bias"), kv, qkv_bias);
-        l.attn_v_bias = bind.vector(name("attn_v.bias"), kv, qkv_bias);
-        l.attn_q_norm = bind.vector(name("attn_q_norm.weight"), c.head_dim, qk_norm);
-        l.attn_k_norm = bind.vector(name("attn_k_norm.weight"), c.head_dim, qk_norm);
-        l.attn_output = bind.matrix(name("attn_output.weight"), c.hidden_size, q);
-        l.ffn_norm    = bind.vector(name("ffn_norm.weight"), c.hidden_size);
-        l.ffn_gate    = bind.matrix(name("ffn_gate.weight"), c.ff_size, c.hidden_size);
-        l.ffn_up      = bind.matrix(name("ffn_up.weight"), c.ff_size, c.hidden_size);
-        l.ffn_down    = bind.matrix(name("ffn_down.weight"), c.hidden_size, c.ff_size);
-        for (const char* part : {"attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
-            if (file.tensor(name(part)))
-                bind.refuse(cat("tensor ", name(part), " is one that quire does not compute with"));
-    }
+    m.output_norm = bind.norm("output_norm", c.hidden_size, c.family->norm);
+    m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false);
+    if (!m.output) m.output.weight = m.token_embd; // tied
+    if (c.family->learned_positions)
+        m.position_embd =
+            bind.matrix("position_embd.weight", std::int64_t(c.context_length) + c.position_offset, c.hidden_size);
+    m.rope_freqs = bind_divisors(bind, "rope_freqs.weight", c);
+    m.rope_long  = bind_divisors(bind, "rope_factors_long.weight", c);
+    m.rope_short = bind_divisors(bind, "rope_factors_short.weight", c);
+    if (bool(m.rope_long) != bool(m.rope_short))
+        bind.refuse("of rope_factors_long.weight and rope_factors_short.weight one is missing");
+    if (c.rope_scaling == RopeScaling::longrope && !m.rope_long)
+        bind.refuse("rope.scaling.type is longrope, but tensor rope_factors_long.weight is missing");
+    for (int i = 0; i < c.n_layers && !bind.error(); i++)
+        bind_layer(bind, m.layers.emplace_back(), [&](const char* part) { return cat("blk.", i, ".", part); }, c,
+                   c.layers[std::size_t(i)]);
+    if (!bind.error()) bind.refuse_others(c.family->name);
     if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;
 }

@@ -20,9 +20,9 @@ std::size_t attention_scratch(int n_queries, int head_dim) {
 // One chunk as floats: K transposed (by dimension), so that a vector holds 16 positions, and V by position.
 struct Chunk {
     float* k;    // [head_dim × 64]
-    float* v;    // [64 × padded]
+    float* v;    // [64 × padded_v]
     float* rows; // [16 × padded], on the way to k
-    int    padded;
+    int    padded, padded_v;
 };
 
 template <bool Fma>
@@ -36,7 +36,8 @@ INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int
                std::size_t(p % task.block_size) * row_size;
     };
     for (int p = from; p < to; p++)
-        widen_row<Fma>(task.kv_type, task.v + offset_of(p), c.v + std::size_t(p - chunk) * width, D);
+        widen_row<Fma>(task.kv_type, task.v + offset_of(p), c.v + std::size_t(p - chunk) * std::size_t(c.padded_v),
+                       task.value_dim);
     for (int first = from / 16 * 16; first < to; first += 16) {
         for (int p = std::max(first, from); p < std::min(first + 16, to); p++)
             widen_row<Fma>(task.kv_type, task.k + offset_of(p), c.rows + std::size_t(p - first) * width, D);
@@ -51,7 +52,7 @@ INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int
 // Whether V of positions a .. b-1 of the chunk is finite.
 INLINE bool finite_values(const Chunk& c, int a, int b) {
     i32x16 special{};
-    for (int i = a * c.padded; i < b * c.padded; i += 16) {
+    for (int i = a * c.padded_v; i < b * c.padded_v; i += 16) {
         i32x16 v;
         LOAD16(v, c.v + i);
         special |= (v & 0x7f800000) == 0x7f800000;
@@ -88,14 +89,16 @@ INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_
 // Converts one query's scores of a chunk, of which it sees positions a .. b-1, into weights exp(score - row max), and updates row max
 // and row sum. Returns the factor by which the earlier sums are rescaled.
 template <bool Fma>
-INLINE float online_softmax(float* score, int a, int b, float scale, float* row_max, float* row_sum) {
+INLINE float online_softmax(float* score, int a, int b, float scale, float softcap, float* row_max, float* row_sum) {
     i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best, total{};
     for (int j = 0; j < attention_chunk; j += 16) {
         f32x16       s;
         const i32x16 seen = (lane + j >= a) & (lane + j < b);
         LOAD16(s, score + j);
-        s    = (f32x16)(((i32x16)(s * scale) & seen) | ((i32x16)hidden & ~seen));
+        s *= scale;
+        if (softcap > 0) softcap16<Fma>(&s, softcap);
+        s    = (f32x16)(((i32x16)s & seen) | ((i32x16)hidden & ~seen));
         best = __builtin_elementwise_max(best, s);
         STORE16(score + j, s);
     }
@@ -144,26 +147,28 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
         const int b        = std::min(to, position + 1) - chunk;
         rescale[i]         = 1;
         if (a < b) {
-            rescale[i] = online_softmax<Fma>(row[i], a, b, task.scale, row_max + first + i, row_sum + first + i);
+            rescale[i] = online_softmax<Fma>(row[i], a, b, task.scale, task.softcap, row_max + first + i,
+                                             row_sum + first + i);
             low = std::min(low, a), high = std::max(high, b);
         } else {
             std::fill(row[i], row[i] + attention_chunk, 0.0f);
         }
     }
     int d = 0;
-    for (; d + 16 * V <= c.padded; d += 16 * V) {
-        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
-        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded, low, high, rescale, out);
+    for (; d + 16 * V <= c.padded_v; d += 16 * V) {
+        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded_v + d;
+        weighted_sums<Fma, Q, V>(row, c.v + d, c.padded_v, low, high, rescale, out);
     }
-    for (; d < c.padded; d += 16) {
-        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded + d;
-        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded, low, high, rescale, out);
+    for (; d < c.padded_v; d += 16) {
+        for (int i = 0; i < Q; i++) out[i] = acc + (first + i) * c.padded_v + d;
+        weighted_sums<Fma, Q, 1>(row, c.v + d, c.padded_v, low, high, rescale, out);
     }
 }
 
 template <bool Fma, int Q, int V>
 INLINE void attention_body(const AttentionTask& task) {
-    const int D = task.head_dim, padded = (D + 15) / 16 * 16;
+    const int D = task.head_dim, padded = (D + 15) / 16 * 16, value_dim = task.value_dim,
+              padded_v  = (value_dim + 15) / 16 * 16;
     int       n_queries = 0;
     for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * task.n_heads;
     float* at   = task.scratch;
@@ -172,20 +177,23 @@ INLINE void attention_body(const AttentionTask& task) {
         at += n;
         return begin;
     };
-    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded), take(16 * padded), padded};
-    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded);
+    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded_v), take(16 * padded), padded, padded_v};
+    float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded_v);
     auto*       query   = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
     float *     row_max = take(n_queries), *row_sum = take(n_queries);
-    std::fill(acc, acc + n_queries * padded, 0.0f);
-    std::fill(row_max, row_max + n_queries, -std::numeric_limits<float>::infinity());
-    std::fill(row_sum, row_sum + n_queries, 0.0f);
-    for (int p = 0; p < attention_chunk && D < padded; p++) // the padding of V's rows stays zero
-        std::fill(c.v + p * padded + D, c.v + (p + 1) * padded, 0.0f);
+    std::fill(acc, acc + n_queries * padded_v, 0.0f);
+    // A sink is a first score, with a value of zero.
+    for (int i = 0; i < n_queries; i++) {
+        row_max[i] = task.sinks ? task.sinks[i % task.n_heads] : -std::numeric_limits<float>::infinity();
+        row_sum[i] = task.sinks ? 1.0f : 0.0f;
+    }
+    for (int p = 0; p < attention_chunk && value_dim < padded_v; p++) // the padding of V's rows stays zero
+        std::fill(c.v + p * padded_v + value_dim, c.v + (p + 1) * padded_v, 0.0f);
     int next = 0;
     for (const AttentionPart& part : task.parts)
         for (int t = 0; t < part.n_tokens; t++)
             for (int h = 0; h < task.n_heads; h++)
-                query[next++] = {part.q + t * task.row_stride + h * D, part.first_position + t};
+                query[next++] = {part.q + t * task.q_stride + h * D, part.first_position + t};
 
     const auto pass = [&](int chunk, int from, int to, int first, int last, bool apart) __attribute__((always_inline)) {
         int i = first;
@@ -215,7 +223,7 @@ INLINE void attention_body(const AttentionTask& task) {
     for (const AttentionPart& part : task.parts)
         for (int t = 0; t < part.n_tokens; t++)
             for (int h = 0; h < task.n_heads; h++, next++) {
-                float* out = part.out + t * task.row_stride + h * D;
-                for (int d = 0; d < D; d++) out[d] = acc[next * padded + d] / row_sum[next];
+                float* out = part.out + t * task.out_stride + h * value_dim;
+                for (int d = 0; d < value_dim; d++) out[d] = acc[next * padded_v + d] / row_sum[next];
             }
 }

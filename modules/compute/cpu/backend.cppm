@@ -13,10 +13,12 @@ import quire.compute.backend;
 import quire.compute.cpu.kernels;
 import quire.compute.memory;
 import quire.compute.program;
+import quire.compute.routing;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
+import quire.model_file.family;
 import quire.model_file.quants;
 import quire.paging.block;
 import quire.schedule.step_plan;
@@ -67,6 +69,7 @@ public:
         return {};
     }
     Result<TensorView>     prepare(const TensorView& weight) override;
+    Result<TensorView>     prepare_stack(const TensorView& weights, int n) override;
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
     std::span<const float> to_host(const Tensor& t) override { return {floats(t), std::size_t(t.rows * t.cols)}; }
 
@@ -101,8 +104,14 @@ private:
     void   execute(const Gemm& op);
     void   execute(const GatedGemm& op);
     void   execute(const Activate& op);
+    void   execute(const HeadGemm& op);
     void   execute(const RopeAndStore& op);
     void   execute(const Attention& op);
+    void   execute(const Route& op);
+    void   execute(const ExpertGatedGemm& op);
+    void   execute(const ExpertCombineGemm& op);
+    void   execute(const GateRows& op);
+    void   execute(const SoftCap& op);
     void   execute(const Add& op);
     void   execute(const SelectRows& op);
     void   execute(const Argmax&) {} // the host reads the logits
@@ -111,15 +120,26 @@ private:
         const Projection* projection;
         Tensor            out;
     };
+    // One GEMM, or several with the same input. Several such groups are computed at once.
+    struct GemmGroup {
+        Tensor                              x;
+        std::array<Output, max_projections> outputs;
+        std::size_t                         n_outputs = 0;
+        QuantisedRows                       quantised; // the rest is gemm()'s
+        const float*                        packed = nullptr;
+        std::array<std::int64_t, max_projections + 1> begin{}; // of the groups of 16 rows of each, in one list of them all
+        std::int64_t                                  first_item = 0;
+    };
     void gemm(Tensor x, std::span<const Output> outputs);
-    void silu_mul(Tensor gate, Tensor up);
+    void gemm(std::span<GemmGroup> groups);
+    void activate(Activation activation, Tensor gate, const float* up);
+    void multiply(const Tensor& x, float factor);
+    void group_by_expert(const Tensor& routes, int n_experts, int n_used);
 
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
     static float* grown(std::vector<float>& memory, std::size_t n);
     float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
 
-    QuantisedRows quantise(const Tensor& x, bool for_wide);
-    const float*  pack(const Tensor& x);
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -132,8 +152,14 @@ private:
     ThreadPool                      pool_;
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
-    std::vector<float>              quantised_; // the activations of the current GEMM: int16-quantised
+    std::vector<float>              quantised_; // the activations of the current GEMMs: int16-quantised
     std::vector<float>              packed_;    // and as packed panels
+    std::vector<GemmGroup>          gemms_;
+    std::vector<Projection>         projections_; // of these
+    // A step's rows in the order of the experts that they chose: begin of each expert's rows; the token of each row; where
+    // each (token, slot) is. And their inputs and outputs.
+    std::vector<std::int32_t> expert_begin_, row_token_, slot_row_;
+    std::vector<float>        scores_, gathered_, expert_out_;
     std::vector<std::vector<float>> vectors_;   // copies of the weights that are vectors
     // Repacked copies of weights, by their address in the file.
     std::unordered_map<const void*, const std::byte*> repacked_;
@@ -281,15 +307,17 @@ void CpuBackend::execute(const Embed& op) {
     for (std::int64_t t = 0; t < out.rows; t++) {
         float* to = floats(out) + t * out.cols;
         dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
+        for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
         if (!positions) continue;
-        dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)]), position.data(), positions.cols);
+        dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)] + op.offset), position.data(),
+                   positions.cols);
         kernels_.add(to, position.data(), out.cols);
     }
     if (const auto pages = lookups_.find(weight.data); pages != lookups_.end() && out.rows > few_rows)
         give_back(pages->second, weight.data, std::size_t(weight.rows) * row_bytes(weight.type, weight.cols));
 }
 
-// Rare enough (GPT-2) to be plain: sums in double, so that their order does not show.
+// Rare enough to be plain: sums in double, so that their order does not show.
 static void layer_norm(const float* x, float* residual, const float* weight, const float* bias, float eps, float* out,
                        std::int64_t n) {
     if (residual) {
@@ -301,19 +329,27 @@ static void layer_norm(const float* x, float* residual, const float* weight, con
     mean /= double(n);
     for (std::int64_t i = 0; i < n; i++) variance += (double(x[i]) - mean) * (double(x[i]) - mean);
     const double scale = 1 / std::sqrt(variance / double(n) + double(eps));
-    for (std::int64_t i = 0; i < n; i++) out[i] = float((double(x[i]) - mean) * scale) * weight[i] + bias[i];
+    for (std::int64_t i = 0; i < n; i++) 
+        out[i] = float((double(x[i]) - mean) * scale) * weight[i] + (bias ? bias[i] : 0.0f);
 }
 
 void CpuBackend::execute(const Norm& op) {
     Tensor x = at(op.x), out = at(op.out);
-    check(op.weight.cols == op.group && op.weight.type == DType::F32 && x.cols % op.group == 0, "norm: shapes");
     float* residual = op.residual != none ? floats(at(op.residual)) : nullptr;
+    if (op.kind == NormKind::none) {
+        split(x.rows * x.cols, 65536, [&](std::int64_t first, std::int64_t last) {
+            if (residual) kernels_.add(residual + first, floats(x) + first, last - first);
+            std::memcpy(floats(out) + first, (residual ? residual : floats(x)) + first, std::size_t(last - first) * sizeof(float));
+        });
+        return;
+    }
+    check(op.weight.cols == op.group && op.weight.type == DType::F32 && x.cols % op.group == 0, "norm: shapes");
     x               = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
     const auto* w   = static_cast<const float*>(op.weight.data);
     split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t r = first; r < last; r++) {
             float* sum = residual ? residual + r * x.cols : nullptr;
-            if (op.bias)
+            if (op.kind == NormKind::layer)
                 layer_norm(floats(x) + r * x.cols, sum, w, static_cast<const float*>(op.bias.data), op.eps,
                            floats(out) + r * x.cols, x.cols);
             else kernels_.norm(floats(x) + r * x.cols, sum, w, op.eps, floats(out) + r * x.cols, x.cols);
@@ -355,26 +391,23 @@ Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
     return weight;
 }
 
-QuantisedRows CpuBackend::quantise(const Tensor& x, bool for_wide) {
-    const auto        n = std::size_t(x.rows), cols = std::size_t(x.cols);
-    const std::size_t tiles = cols / 32;
-    QuantisedRows     to;
-    to.m = x.rows, to.k = x.cols, to.for_wide = for_wide;
-    to.integers = reinterpret_cast<std::int16_t*>(grown(quantised_, n * (cols / 2 + 3 * tiles)));
-    to.scales   = reinterpret_cast<float*>(to.integers + n * cols);
-    to.sums     = to.scales + n * tiles;
-    to.products = reinterpret_cast<std::int32_t*>(to.sums + n * tiles);
-    split(x.rows, x.rows > few_rows ? 8 : std::max<std::int64_t>(1, 16384 / x.cols), // eight share lines of memory
-          [&](std::int64_t first, std::int64_t last) { kernels_.quantise_rows(floats(x), to, first, last); });
-    return to;
-}
-
-const float* CpuBackend::pack(const Tensor& x) {
-    float* to = grown(packed_, std::size_t(x.rows * x.cols));
-    split(kernels_.token_tiles(x.rows), 4, [&](std::int64_t first, std::int64_t last) {
-        kernels_.pack_panels(floats(x), x.rows, x.cols, to, first, last);
-    });
-    return to;
+// The same memory repacked as one matrix if no group of 16 rows lies in two of them.
+Result<TensorView> CpuBackend::prepare_stack(const TensorView& weights, int n) {
+    const std::int64_t rows  = weights.rows / n;
+    const std::size_t  bytes = std::size_t(rows) * row_bytes(weights.type, weights.cols);
+    const auto         part  = [&](int i) {
+        return TensorView{weights.type, rows, weights.cols, static_cast<const std::byte*>(weights.data) + std::size_t(i) * bytes};
+    };
+    if (!repacked_at_load(weights.type)) return weights;
+    if (rows % 16 == 0) {
+        if (auto all = prepare(weights); !all) return all;
+        const std::byte* copy = repacked_.at(weights.data);
+        for (int i = 1; i < n; i++) repacked_.emplace(part(i).data, copy + std::size_t(i) * bytes);
+        return weights;
+    }
+    for (int i = 0; i < n; i++)
+        if (auto one = prepare(part(i)); !one) return one;
+    return weights;
 }
 
 void CpuBackend::execute(const Gemm& op) {
@@ -383,58 +416,290 @@ void CpuBackend::execute(const Gemm& op) {
     for (std::size_t i = 0; i < op.projections.size(); i++)
         outputs[i] = {&op.projections[i], at(op.projections[i].out)};
     gemm(at(op.x), std::span(outputs).first(op.projections.size()));
+    if (op.scale != 1)
+        for (std::size_t i = 0; i < op.projections.size(); i++) multiply(outputs[i].out, op.scale);
+}
+
+void CpuBackend::multiply(const Tensor& x, float factor) {
+    split(x.rows * x.cols, 65536, [&](std::int64_t first, std::int64_t last) {
+        for (float *v = floats(x) + first, *end = floats(x) + last; v < end; v++) *v *= factor;
+    });
 }
 
 void CpuBackend::gemm(Tensor x, std::span<const Output> outputs) {
-    QuantisedRows quantised;
-    const bool    for_wide =
-        std::ranges::any_of(outputs, [](const Output& o) { return wide_integers(o.projection->weight.type); });
-    const float*                                  packed = nullptr;
-    std::array<TensorView, max_projections>       weight;
-    std::array<std::int64_t, max_projections + 1> begin{}; // of the groups of 16 rows of each, in one list of them all
-    for (std::size_t i = 0; i < outputs.size(); i++) {
-        const auto& [projection, out] = outputs[i];
-        const TensorView& w           = projection->weight;
-        weight[i]                     = w;
-        check(x.cols == w.cols && out.cols == w.rows && out.rows == x.rows, "gemm: shapes");
-        begin[i + 1] = begin[i] + (w.rows + 15) / 16;
-        if (!uses_integer_gemm(w.type)) {
-            if (!packed) packed = pack(x);
-            continue;
+    GemmGroup group;
+    group.x         = x;
+    group.n_outputs = outputs.size();
+    std::ranges::copy(outputs, group.outputs.begin());
+    gemm(std::span(&group, 1));
+}
+
+void CpuBackend::gemm(std::span<GemmGroup> groups) {
+    // What each needs of its input: int16-quantised, packed, or both. Their memory is one piece.
+    constexpr auto on_line = [](std::size_t n) { return (n + 15) / 16 * 16; };
+    std::size_t    quantised = 0, packed = 0;
+    std::int64_t   all = 0, most_rows = 0;
+    bool           any_packed = false;
+    double         work       = 0;
+    for (GemmGroup& g : groups) {
+        bool integer = false, floating = false;
+        g.quantised = {};
+        g.packed    = nullptr;
+        for (std::size_t i = 0; i < g.n_outputs; i++) {
+            const TensorView& w = g.outputs[i].projection->weight;
+            check(g.x.cols == w.cols && g.outputs[i].out.cols == w.rows && g.outputs[i].out.rows == g.x.rows,
+                  "gemm: shapes");
+            g.begin[i + 1] = g.begin[i] + (w.rows + 15) / 16;
+            (uses_integer_gemm(w.type) ? integer : floating) = true;
+            g.quantised.for_wide |= wide_integers(w.type);
         }
-        if (repacked_at_load(w.type)) {
-            const auto copy = repacked_.find(w.data);
-            check(copy != repacked_.end(), "gemm: a weight that was not prepared");
-            weight[i].data = copy->second;
+        const auto n = std::size_t(g.x.rows), cols = std::size_t(g.x.cols);
+        if (integer) {
+            g.quantised.m = g.x.rows, g.quantised.k = g.x.cols;
+            quantised += on_line(n * (cols / 2 + 3 * (cols / 32)));
         }
-        if (quantised.m == 0) quantised = quantise(x, for_wide);
+        if (floating) packed += on_line(n * cols), any_packed = true;
+        all += g.begin[g.n_outputs];
+        most_rows = std::max(most_rows, g.x.rows);
+        work += double(g.x.rows) * double(g.begin[g.n_outputs]) * 16 * double(g.x.cols);
     }
-    const std::int64_t all = begin[outputs.size()], threads = pool_.n_threads();
-    const bool         alone = x.rows * all * 16 * x.cols < worth_threads;
+    float *to_quantised = quantised > 0 ? grown(quantised_, quantised) : nullptr,
+          *to_packed    = packed > 0 ? grown(packed_, packed) : nullptr;
+    for (GemmGroup& g : groups) {
+        const auto n = std::size_t(g.x.rows), cols = std::size_t(g.x.cols), tiles = cols / 32;
+        bool       floating = false;
+        for (std::size_t i = 0; i < g.n_outputs; i++) floating |= !uses_integer_gemm(g.outputs[i].projection->weight.type);
+        if (QuantisedRows& q = g.quantised; q.m > 0) {
+            q.integers = reinterpret_cast<std::int16_t*>(to_quantised);
+            q.scales   = reinterpret_cast<float*>(q.integers + n * cols);
+            q.sums     = q.scales + n * tiles;
+            q.products = reinterpret_cast<std::int32_t*>(q.sums + n * tiles);
+            to_quantised += on_line(n * (cols / 2 + 3 * tiles));
+        }
+        if (floating) {
+            g.packed = to_packed;
+            to_packed += on_line(n * cols);
+        }
+    }
+    // Pieces of a single group are shared among the threads; groups are, if there are several.
+    const auto prepare_rows = [&](GemmGroup& g, auto&& over) {
+        if (g.quantised.m > 0)
+            over(g.x.rows, g.x.rows > few_rows ? 8 : std::max<std::int64_t>(1, 16384 / g.x.cols), // eight share lines
+                 [&](std::int64_t first, std::int64_t last) {
+                     kernels_.quantise_rows(floats(g.x), g.quantised, first, last);
+                 });
+        if (g.packed)
+            over(kernels_.token_tiles(g.x.rows), 4, [&](std::int64_t first, std::int64_t last) {
+                kernels_.pack_panels(floats(g.x), g.x.rows, g.x.cols, const_cast<float*>(g.packed), first, last);
+            });
+    };
+    if (groups.size() == 1) {
+        prepare_rows(groups[0], [&](std::int64_t n, std::int64_t grain, auto&& body) { split(n, grain, body); });
+    } else {
+        split(std::int64_t(groups.size()), 1, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t i = first; i < last; i++)
+                prepare_rows(groups[std::size_t(i)], [](std::int64_t n, std::int64_t, auto&& body) { body(0, n); });
+        });
+    }
+
+    const std::int64_t threads = pool_.n_threads();
+    const bool         alone   = work < double(worth_threads);
     // Many tokens pass over a piece in several goes: it should still be in a cache then.
-    const std::int64_t most  = packed              ? 9
-                               : x.rows > few_rows ? 8
-                                                   : 64;    // 9 · 16 rows are three row blocks of the float GEMM
+    const std::int64_t most  = any_packed             ? 9
+                               : most_rows > few_rows ? 8
+                                                      : 64; // 9 · 16 rows are three row blocks of the float GEMM
     const std::int64_t even  = all / (8 * threads) / 2 * 2; // two groups at once cost less than each alone
     const std::int64_t piece = alone ? all : std::clamp<std::int64_t>(even, 1, most);
-    pool_.run(int((all + piece - 1) / piece), [&](int item, int thread) {
-        const std::int64_t first = item * piece, last = std::min(all, first + piece);
-        for (std::size_t i = 0; i < outputs.size(); i++) {
-            if (first >= begin[i + 1] || last <= begin[i]) continue;
-            const auto& [projection, out] = outputs[i];
-            const auto* bias              = static_cast<const float*>(projection->bias.data);
-            GemmTask    task{&weight[i], bias, floats(x), &quantised, packed, floats(out), x.rows};
-            task.first   = (std::max(first, begin[i]) - begin[i]) * 16;
-            task.last    = std::min((std::min(last, begin[i + 1]) - begin[i]) * 16, projection->weight.rows);
+    std::int64_t       items = 0;
+    for (GemmGroup& g : groups) {
+        g.first_item = items;
+        items += (g.begin[g.n_outputs] + piece - 1) / piece;
+    }
+    const auto run = [&](int item, int thread) {
+        const auto after = std::upper_bound(groups.begin(), groups.end(), std::int64_t(item),
+                                            [](std::int64_t i, const GemmGroup& g) { return i < g.first_item; });
+        const GemmGroup&   g     = *(after - 1);
+        const std::int64_t first = (item - g.first_item) * piece, last = std::min(g.begin[g.n_outputs], first + piece);
+        for (std::size_t i = 0; i < g.n_outputs; i++) {
+            if (first >= g.begin[i + 1] || last <= g.begin[i]) continue;
+            const auto& [projection, out] = g.outputs[i];
+            TensorView weight             = projection->weight;
+            if (repacked_at_load(weight.type)) {
+                const auto copy = repacked_.find(weight.data);
+                check(copy != repacked_.end(), "gemm: a weight that was not prepared");
+                weight.data = copy->second;
+            }
+            const auto* bias = static_cast<const float*>(projection->bias.data);
+            GemmTask    task{&weight, bias, floats(g.x), &g.quantised, g.packed, floats(out), g.x.rows};
+            task.first   = (std::max(first, g.begin[i]) - g.begin[i]) * 16;
+            task.last    = std::min((std::min(last, g.begin[i + 1]) - g.begin[i]) * 16, weight.rows);
             task.scratch = scratch(thread, gemm_scratch);
             kernels_.gemm(task);
         }
+    };
+    if (alone)
+        for (std::int64_t i = 0; i < items; i++) run(int(i), 0);
+    else pool_.run(int(items), run);
+}
+
+// `n` matrices in one: matrix i of it.
+static TensorView in_stack(const TensorView& stack, std::int64_t n, std::int64_t i) {
+    const std::int64_t rows = stack.rows / n;
+    return {stack.type, rows, stack.cols,
+            static_cast<const std::byte*>(stack.data) + std::size_t(i * rows) * row_bytes(stack.type, stack.cols)};
+}
+
+void CpuBackend::execute(const HeadGemm& op) {
+    const Tensor       x = at(op.x), out = at(op.out);
+    const std::int64_t n = op.n_heads, T = x.rows, in = op.weight.cols, rows = op.weight.rows / n, x_dim = x.cols / n,
+                       out_dim = out.cols / n;
+    check(out_dim - rows == x_dim - in, "head_gemm: shapes");
+    float* inputs  = grown(gathered_, std::size_t(T * n * in));
+    float* outputs = grown(expert_out_, std::size_t(T * n * rows));
+    gemms_.resize(std::size_t(n));
+    projections_.resize(std::size_t(n));
+    split(n, 1, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t h = first; h < last; h++)
+            for (std::int64_t t = 0; t < T; t++)
+                std::memcpy(inputs + (h * T + t) * in, floats(x) + t * x.cols + h * x_dim, std::size_t(in) * sizeof(float));
+    });
+    for (std::int64_t h = 0; h < n; h++) {
+        projections_[std::size_t(h)] = {in_stack(op.weight, n, h), {}, none};
+        GemmGroup& g                 = gemms_[std::size_t(h)];
+        g.x                          = {inputs + h * T * in, T, in, DType::F32};
+        g.outputs[0]                 = {&projections_[std::size_t(h)], {outputs + h * T * rows, T, rows, DType::F32}};
+        g.n_outputs                  = 1;
+    }
+    gemm(gemms_);
+    split(n, 1, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t h = first; h < last; h++)
+            for (std::int64_t t = 0; t < T; t++) {
+                float* to = floats(out) + t * out.cols + h * out_dim;
+                std::memcpy(to, outputs + (h * T + t) * rows, std::size_t(rows) * sizeof(float));
+                std::memcpy(to + rows, floats(x) + t * x.cols + h * x_dim + in, std::size_t(x_dim - in) * sizeof(float));
+            }
+    });
+}
+
+// -- experts
+
+void CpuBackend::execute(const Route& op) {
+    const Tensor       x = at(op.x), out = at(op.out);
+    const std::int64_t n = op.weight.rows, k = op.n_used;
+    const Tensor       scores{grown(scores_, std::size_t(x.rows * n)), x.rows, n, DType::F32};
+    const Projection   router{op.weight, op.bias, none};
+    gemm(x, std::array{Output{&router, scores}});
+    split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++)
+            route(op, floats(scores) + t * n, reinterpret_cast<std::int32_t*>(floats(out) + t * 2 * k), floats(out) + t * 2 * k + k);
+    });
+}
+
+// The rows of a step in the order of the experts that they chose, and within one in their own.
+void CpuBackend::group_by_expert(const Tensor& routes, int n_experts, int n_used) {
+    const std::int64_t n    = routes.rows * n_used;
+    const auto         each = [&](auto&& body) { // (token, slot) by (token, slot)
+        for (std::int64_t i = 0; i < n; i++)
+            body(i, reinterpret_cast<const std::int32_t*>(floats(routes) + i / n_used * 2 * n_used)[i % n_used]);
+    };
+    expert_begin_.assign(std::size_t(n_experts) + 1, 0);
+    row_token_.resize(std::size_t(n));
+    slot_row_.resize(std::size_t(n));
+    each([&](std::int64_t, std::int32_t expert) { expert_begin_[std::size_t(expert) + 1]++; });
+    for (std::size_t e = 0; e < std::size_t(n_experts); e++) expert_begin_[e + 1] += expert_begin_[e];
+    each([&](std::int64_t i, std::int32_t expert) {
+        const std::int32_t row         = expert_begin_[std::size_t(expert)]++;
+        row_token_[std::size_t(row)]   = std::int32_t(i / n_used);
+        slot_row_[std::size_t(i)]      = row;
+    });
+    for (auto e = std::size_t(n_experts); e > 0; e--) expert_begin_[e] = expert_begin_[e - 1]; // the loop moved each to the next
+    expert_begin_[0] = 0;
+}
+
+void CpuBackend::execute(const ExpertGatedGemm& op) {
+    const Tensor       x = at(op.x), gate = at(op.gate.out), up = at(op.up.out);
+    const std::int64_t hidden = x.cols, ff = op.gate.weight.rows / op.n_experts;
+    group_by_expert(at(op.routes), op.n_experts, op.n_used);
+    const auto rows   = std::int64_t(row_token_.size());
+    float*     inputs = grown(gathered_, std::size_t(rows * hidden));
+    split(rows, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t r = first; r < last; r++)
+            std::memcpy(inputs + r * hidden, floats(x) + row_token_[std::size_t(r)] * hidden, std::size_t(hidden) * sizeof(float));
+    });
+    gemms_.clear();
+    projections_.resize(std::size_t(op.n_experts) * 2);
+    for (int e = 0; e < op.n_experts; e++) {
+        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
+        if (n == 0) continue;
+        GemmGroup& g = gemms_.emplace_back();
+        g.x          = {inputs + first * hidden, n, hidden, DType::F32};
+        g.n_outputs  = 2;
+        for (std::size_t i = 0; i < 2; i++) {
+            const Projection& p = i == 0 ? op.gate : op.up;
+            Projection&       mine = projections_[std::size_t(e) * 2 + i];
+            mine         = {in_stack(p.weight, op.n_experts, e), p.bias ? in_stack(p.bias, op.n_experts, e) : TensorView(), none};
+            g.outputs[i] = {&mine, {floats(i == 0 ? gate : up) + first * ff, n, ff, DType::F32}};
+        }
+    }
+    gemm(gemms_);
+    activate(op.activation, {gate.data, rows, ff, DType::F32}, floats(up));
+}
+
+void CpuBackend::execute(const ExpertCombineGemm& op) {
+    const Tensor       x = at(op.x), routes = at(op.routes), out = at(op.down.out);
+    const std::int64_t hidden = out.cols, ff = op.down.weight.cols, k = op.n_used;
+    float*             parts  = grown(expert_out_, std::size_t(out.rows * k * hidden));
+    gemms_.clear();
+    projections_.resize(std::size_t(op.n_experts));
+    for (int e = 0; e < op.n_experts; e++) {
+        const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
+        if (n == 0) continue;
+        Projection& mine = projections_[std::size_t(e)];
+        mine = {in_stack(op.down.weight, op.n_experts, e), op.down.bias ? in_stack(op.down.bias, op.n_experts, e) : TensorView(), none};
+        GemmGroup& g = gemms_.emplace_back();
+        g.x          = {floats(x) + first * ff, n, ff, DType::F32};
+        g.outputs[0] = {&mine, {parts + first * hidden, n, hidden, DType::F32}};
+        g.n_outputs  = 1;
+    }
+    gemm(gemms_);
+    split(out.rows, std::max<std::int64_t>(1, 8192 / (hidden * k)), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++) {
+            const float* weights = floats(routes) + t * 2 * k + k;
+            float*       to      = floats(out) + t * hidden;
+            for (std::int64_t s = 0; s < k; s++) {
+                const float* part = parts + slot_row_[std::size_t(t * k + s)] * hidden;
+                for (std::int64_t i = 0; i < hidden; i++) {
+                    const float term = weights[s] * part[i];
+                    to[i]            = s == 0 ? term : to[i] + term;
+                }
+            }
+        }
+    });
+    if (op.scale != 1) multiply(out, op.scale);
+}
+
+void CpuBackend::execute(const GateRows& op) {
+    const Tensor x = at(op.x), gate = at(op.gate);
+    const auto*  w = static_cast<const float*>(op.weight.data);
+    split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++) {
+            double sum = 0;
+            for (std::int64_t i = 0; i < gate.cols; i++) sum += double(floats(gate)[t * gate.cols + i]) * double(w[i]);
+            const auto factor = float(1 / (1 + std::exp(-sum)));
+            for (std::int64_t i = 0; i < x.cols; i++) floats(x)[t * x.cols + i] *= factor;
+        }
+    });
+}
+
+void CpuBackend::execute(const SoftCap& op) {
+    const Tensor x = at(op.x);
+    split(x.rows * x.cols, 8192, [&](std::int64_t first, std::int64_t last) {
+        kernels_.softcap(floats(x) + first, op.cap, last - first);
     });
 }
 
 // A few hundred rows at a time, so that `up` takes no more memory than these.
 void CpuBackend::execute(const GatedGemm& op) {
-    check(op.activation == Activation::silu, "gated_gemm: an activation this backend does not have");
     constexpr std::int64_t at_once = 256;
     const Tensor           x = at(op.x), gate = at(op.gate.out), up = at(op.up.out);
     for (std::int64_t first = 0; first < x.rows; first += at_once) {
@@ -442,7 +707,7 @@ void CpuBackend::execute(const GatedGemm& op) {
         const auto   rows    = [&](const Tensor& t) { return Tensor{floats(t) + first * t.cols, n, t.cols, t.type}; };
         const Tensor out     = rows(gate), other{up.data, n, up.cols, up.type};
         gemm(rows(x), std::array{Output{&op.gate, out}, Output{&op.up, other}});
-        silu_mul(out, other);
+        activate(op.activation, out, floats(other));
     }
 }
 
@@ -451,6 +716,8 @@ void CpuBackend::execute(const RopeAndStore& op) {
     const Rope&    rope  = op.rope;
     const KvLayer& cache = layers_[std::size_t(op.layer)];
     const int      half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
+    const auto     k_dim = int(k.cols / K), v_dim = int(v.cols / K);
+    check(cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D, "rope_and_store: shapes");
     const int      i_step = rope.neox ? 1 : 2, partner = rope.neox ? half : 1;
     const auto     T = q.rows;
     if (angles_of_ != rope.inv_freq.data() ||
@@ -471,8 +738,9 @@ void CpuBackend::execute(const RopeAndStore& op) {
     split(T, std::max<std::int64_t>(1, 4096 / q.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t t = first; t < last; t++) {
             const float* angles = angles_.data() + t * half * 2;
-            for (const Tensor* x : {&q, &k})
-                for (float *head = floats(*x) + t * x->cols, *end = head + x->cols; head < end; head += D)
+            for (const auto& [x, dim, start] : {std::tuple(&q, op.q_dim, op.q_first), std::tuple(&k, k_dim, 0)})
+                for (float *head = floats(*x) + t * x->cols + start, *end = floats(*x) + (t + 1) * x->cols; head < end;
+                     head += dim)
                     for (int i = 0; i < half; i++) {
                         const float c = angles[2 * i], s = angles[2 * i + 1];
                         float &     a = head[i * i_step], &b = head[i * i_step + partner];
@@ -483,25 +751,26 @@ void CpuBackend::execute(const RopeAndStore& op) {
             const int         slot     = plan_->slots[std::size_t(t)];
             const std::size_t row      = row_bytes(cache.type, D);
             const std::size_t in_block = std::size_t(slot % cache.block_size);
+            const auto        store    = [&](const Tensor& from, int h, int dim, void* array, int first) {
+                std::byte* to = static_cast<std::byte*>(array) + std::size_t(slot / cache.block_size) * cache.block_bytes() +
+                                (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row + row_bytes(cache.type, first);
+                const float* x = floats(from) + t * from.cols + h * dim;
+                if (cache.type == DType::F16) kernels_.store_f16(x, reinterpret_cast<std::uint16_t*>(to), dim);
+                else std::memcpy(to, x, row_bytes(cache.type, dim));
+            };
             for (int h = 0; h < K; h++) {
-                const std::size_t at = std::size_t(slot / cache.block_size) * cache.block_bytes() +
-                                       (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row;
-                for (auto [tensor, array] : {std::pair(&k, cache.k), std::pair(&v, cache.v)}) {
-                    const float* from = floats(*tensor) + t * tensor->cols + h * D;
-                    std::byte*   to   = static_cast<std::byte*>(array) + at;
-                    if (cache.type == DType::F16) kernels_.store_f16(from, reinterpret_cast<std::uint16_t*>(to), D);
-                    else std::memcpy(to, from, row);
-                }
+                store(k, h, k_dim, cache.k, cache.latent() ? v_dim : 0);
+                store(v, h, v_dim, cache.latent() ? cache.k : cache.v, 0);
             }
         }
     });
 }
 
 void CpuBackend::execute(const Attention& params) {
-    check(params.softcap == 0, "attention: a soft-cap this backend does not have");
     const Tensor      q = at(params.q), out = at(params.out);
     const KvLayer&    cache = layers_[std::size_t(params.layer)];
-    const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim;
+    const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim,
+                      Dv = cache.value_dim;
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
@@ -513,8 +782,8 @@ void CpuBackend::execute(const Attention& params) {
         for (int i = 0; i < tiles.n; i++) {
             const QueryTile& tile  = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part  = parts[std::size_t(i)];
-            const auto       place = tile.first_row * q.cols + std::int64_t(h) * group * D;
-            part = {floats(q) + place, floats(out) + place, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
+            part = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
+                    floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
                     plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)]};
             n_queries += tile.n_rows * group;
             shared = std::min(shared, part.first_position + 1);
@@ -522,13 +791,17 @@ void CpuBackend::execute(const Attention& params) {
         AttentionTask task;
         task.parts        = std::span(parts).first(std::size_t(tiles.n));
         task.shared       = params.window > 0 ? 0 : shared / attention_chunk * attention_chunk;
-        task.row_stride   = q.cols;
+        task.q_stride     = q.cols;
+        task.out_stride   = out.cols;
         task.n_heads      = group;
         task.head_dim     = D;
+        task.value_dim    = Dv;
         task.window       = params.window;
         task.scale        = params.scale;
+        task.softcap      = params.softcap;
+        task.sinks = params.sinks ? static_cast<const float*>(params.sinks.data) + h * group : nullptr;
         task.k            = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
-        task.v            = static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
+        task.v = cache.latent() ? task.k : static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
         task.block_stride = cache.block_bytes();
         task.block_size   = cache.block_size;
         task.kv_type      = cache.type;
@@ -543,20 +816,13 @@ void CpuBackend::execute(const Attention& params) {
     }
 }
 
-void CpuBackend::silu_mul(Tensor gate, Tensor up) {
+void CpuBackend::activate(Activation activation, Tensor gate, const float* up) {
     split(gate.rows * gate.cols, 8192, [&](std::int64_t first, std::int64_t last) {
-        kernels_.silu_mul(floats(gate) + first, floats(up) + first, last - first);
+        kernels_.activate(activation, floats(gate) + first, up ? up + first : nullptr, last - first);
     });
 }
 
-void CpuBackend::execute(const Activate& op) {
-    check(op.activation == Activation::gelu_tanh, "activate: an activation this backend does not have");
-    const Tensor x = at(op.x);
-    split(x.rows * x.cols, 8192, [&](std::int64_t first, std::int64_t last) {
-        for (float *v = floats(x) + first, *end = floats(x) + last; v < end; v++)
-            *v = 0.5f * *v * (1 + std::tanh(0.7978845608028654f * (*v + 0.044715f * *v * *v * *v)));
-    });
-}
+void CpuBackend::execute(const Activate& op) { activate(op.activation, at(op.x), nullptr); }
 
 void CpuBackend::execute(const Add& op) {
     const Tensor x = at(op.residual), y = at(op.x);
@@ -580,7 +846,7 @@ void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const 
         const KvLayer &   source = from[std::size_t(item)], &target = to[std::size_t(item)];
         const std::size_t bytes = source.block_bytes();
         for (auto [read, write] : {std::pair(source.k, target.k), std::pair(source.v, target.v)})
-            for (const BlockCopy& copy : copies)
+            for (const BlockCopy& copy : write ? copies : copies.first(0))
                 std::memcpy(static_cast<std::byte*>(write) + std::size_t(copy.to) * bytes,
                             static_cast<std::byte*>(read) + std::size_t(copy.from) * bytes, bytes);
     });

@@ -14,6 +14,7 @@
 export module quire.compute.cpu.kernels;
 
 import quire.core.base;
+import quire.model_file.family;
 import quire.model_file.quants;
 import quire.core.std;
 import quire.core.tensor;
@@ -88,13 +89,15 @@ struct AttentionPart {
 // Queries of some sequences that share a kv head. Where the sequences begin with the same blocks, these are read once.
 struct AttentionTask {
     std::span<const AttentionPart> parts;
-    int              shared     = 0; // leading positions in the same blocks: whole chunks, seen by all queries
-    std::int64_t     row_stride = 0; // floats from one token to the next, in q and out
-    int              n_heads = 0, head_dim = 0;
+    int              shared   = 0; // leading positions in the same blocks: whole chunks, seen by all queries
+    std::int64_t     q_stride = 0, out_stride = 0; // floats from one token to the next
+    int              n_heads = 0, head_dim = 0, value_dim = 0;
     int              window       = 0; // 0: all; else nothing is shared
     float            scale        = 1;
+    float            softcap      = 0;       // 0: none
+    const float*     sinks        = nullptr; // a score of each head that has no value, or null
     const std::byte* k            = nullptr; // this kv head's part of block 0
-    const std::byte* v            = nullptr;
+    const std::byte* v            = nullptr; // likewise; value_dim numbers of rows as long as those of k
     std::size_t      block_stride = 0; // bytes from a block's part to the next block's
     int              block_size   = 0;
     DType            kv_type      = DType::F16;
@@ -118,7 +121,9 @@ struct CpuKernels {
     void (*attention)(const AttentionTask&);
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
     void (*norm)(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n);
-    void (*silu_mul)(float* gate, const float* up, std::int64_t n); // gate = silu(gate) * up
+    // gate = activation(gate), times `up` if there is one. [n]
+    void (*activate)(Activation activation, float* gate, const float* up, std::int64_t n);
+    void (*softcap)(float* x, float cap, std::int64_t n); // x = cap · tanh(x / cap)
     void (*add)(float* x, const float* y, std::int64_t n);
     void (*store_f16)(const float* x, std::uint16_t* out, std::int64_t n);
 };
@@ -191,8 +196,9 @@ struct Pieces {
 
 #include "vector_math.h"
 
-#include "attention.h"
 #include "elementwise.h"
+
+#include "attention.h"
 
 // -- the kernels of each target: gemm.h is included once for each, with the macros that it lists. The integer GEMM has more
 // variants than the rest, so two sets of kernels can share their float kernels.
@@ -208,7 +214,10 @@ struct Pieces {
     void norm_##NAME(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) { \
         norm_body<FMA_>(x, residual, weight, eps, out, n);                                                          \
     }                                                                                                               \
-    void silu_mul_##NAME(float* gate, const float* up, std::int64_t n) { silu_mul_body<FMA_>(gate, up, n); }        \
+    void activate_##NAME(Activation activation, float* gate, const float* up, std::int64_t n) {                     \
+        activate_body<FMA_>(activation, gate, up, n);                                                               \
+    }                                                                                                               \
+    void softcap_##NAME(float* x, float cap, std::int64_t n) { softcap_body<FMA_>(x, cap, n); }                     \
     void add_##NAME(float* x, const float* y, std::int64_t n) { add_body(x, y, n); }                                \
     void store_f16_##NAME(const float* x, std::uint16_t* out, std::int64_t n) { store_f16_body<FMA_>(x, out, n); }
 
@@ -233,7 +242,8 @@ struct Pieces {
                                     gemm_##NAME,             \
                                     attention_##FLOAT_SET,   \
                                     norm_##FLOAT_SET,        \
-                                    silu_mul_##FLOAT_SET,    \
+                                    activate_##FLOAT_SET,    \
+                                    softcap_##FLOAT_SET,     \
                                     add_##FLOAT_SET,         \
                                     store_f16_##FLOAT_SET};
 

@@ -153,6 +153,8 @@ private:
     void execute(const Activate&, const LoweredOperation& op);
     void execute(const RopeAndStore&, const LoweredOperation& op);
     void execute(const quire::Attention&, const LoweredOperation& op);
+    template <class Op>
+    void execute(const Op&, const LoweredOperation&) {}
     void execute(const Add&, const LoweredOperation& op);
     void execute(const SelectRows&, const LoweredOperation& op);
     void execute(const Argmax& argmax, const LoweredOperation& op);
@@ -327,7 +329,7 @@ bool CudaBackend::begin_step(const StepPlan& plan) {
     }
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
-    const AttentionShape attention{limits_.head_dim, limits_.n_kv_heads, limits_.window, options_.deterministic,
+    const AttentionShape attention{limits_.head_dim, limits_.n_kv_heads, 0, options_.deterministic,
                                    decoding};
     work_                    = plan_attention(plan, attention, *gpu_, host_ + at_items_, host_ + at_tiles_);
     on_device_.items.n       = work_.n_items;
@@ -403,7 +405,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     cuda::use(*gpu_);
     program_ = &program;
     values_  = &values;
-    lowered_ = lower(program, values, layers, limits_.window, memory_, *gpu_);
+    lowered_ = lower(program, values, layers, 0, memory_, *gpu_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});

@@ -12,6 +12,7 @@ import quire.compute.program;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.family;
 
 export namespace quire {
 
@@ -41,6 +42,12 @@ public:
     LoweredOperation lower(const Add& op);
     LoweredOperation lower(const SelectRows& op);
     LoweredOperation lower(const Argmax& op);
+    LoweredOperation lower(const HeadGemm&) { return {}; }
+    LoweredOperation lower(const Route&) { return {}; }
+    LoweredOperation lower(const ExpertGatedGemm&) { return {}; }
+    LoweredOperation lower(const ExpertCombineGemm&) { return {}; }
+    LoweredOperation lower(const GateRows&) { return {}; }
+    LoweredOperation lower(const SoftCap&) { return {}; }
     cuda::Projection lower(const Projection& p) const;
 
 private:

@@ -1,0 +1,59 @@
+// quire.compute.routing: the choice of experts for one token, as the CPU makes it and as the GPU's is checked against. Owns nothing.
+export module quire.compute.routing;
+
+import quire.compute.program;
+import quire.core.base;
+import quire.core.std;
+import quire.model_file.family;
+
+export namespace quire {
+
+// One row of Route, from its scores [experts], which become the gated scores. `experts`, `weights`: [n_used].
+void route(const Route& op, float* scores, std::int32_t* experts, float* weights);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+static void softmax(std::span<float> scores) {
+    const float best = *std::ranges::max_element(scores);
+    float       sum  = 0;
+    for (float& s : scores) sum += s = std::exp(s - best);
+    for (float& s : scores) s /= sum;
+}
+
+void route(const Route& op, float* scores, std::int32_t* experts, float* weights) {
+    const auto  n = std::size_t(op.weight.rows), k = std::size_t(op.n_used);
+    const auto* choice_bias = static_cast<const float*>(op.choice_bias.data);
+    if (op.gating == Gating::softmax) softmax({scores, n});
+    if (op.gating == Gating::sigmoid)
+        for (std::size_t e = 0; e < n; e++) scores[e] = 1 / (1 + std::exp(-scores[e]));
+    // The best k in order, by insertion: the lowest index of equal ones comes first. A NaN is never chosen over a number, and if
+    // nothing else is left the indices are still those of experts.
+    const auto rank = [&](std::size_t e) {
+        const float s = scores[e] + (choice_bias ? choice_bias[e] : 0.0f);
+        return std::isnan(s) ? -std::numeric_limits<float>::infinity() : s;
+    };
+    std::size_t taken = 0;
+    for (std::size_t e = 0; e < n; e++) {
+        const float mine = rank(e);
+        std::size_t at   = taken;
+        while (at > 0 && rank(std::size_t(experts[at - 1])) < mine) at--;
+        if (at == k) continue;
+        taken = std::min(taken + 1, k);
+        for (std::size_t i = taken - 1; i > at; i--) experts[i] = experts[i - 1];
+        experts[at] = std::int32_t(e);
+    }
+    for (std::size_t i = 0; i < k; i++) weights[i] = scores[experts[i]];
+    if (op.gating == Gating::softmax_chosen) softmax({weights, k});
+    if (op.normalised) {
+        float sum = 0;
+        for (std::size_t i = 0; i < k; i++) sum += weights[i];
+        for (std::size_t i = 0; i < k; i++) weights[i] /= std::max(sum, 6.103515625e-5f); // the smallest normal half, as peers do
+    }
+    for (std::size_t i = 0; i < k; i++) weights[i] *= op.scale;
+}
+
+} // namespace quire

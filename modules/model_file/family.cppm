@@ -1,0 +1,126 @@
+// quire.model_file.family: what sets one model family apart from another, as one table. Plain values, owns nothing.
+//
+// A family is a row of this table. What a file can say itself (numbers in its metadata, tensors that are there or not) is not
+// repeated here: see quire.model_file.config and quire.model_file.weights.
+export module quire.model_file.family;
+
+import quire.core.std;
+
+export namespace quire {
+
+enum class NormKind : std::uint8_t {
+    rms,   // RMSNorm
+    layer, // LayerNorm, with or without a bias
+    none   // the values themselves
+};
+
+// Which dimensions of a head RoPE rotates together: neighbours (2i, 2i + 1), or (i, i + rope_dim / 2) as in GPT-NeoX.
+enum class RopePairs : std::uint8_t { none, interleaved, neox };
+
+// How attention and feed-forward join the residual stream x.
+enum class Residual : std::uint8_t {
+    pre_norm,  // x += attention(norm(x)), x += ffn(norm(x))
+    parallel,  // x += attention(h) + ffn(h) with one h = norm(x)
+    sandwich,  // x += norm(attention(norm(x))), x += norm(ffn(norm(x)))
+    post_norm, // x += norm(attention(x)), x += norm(ffn(x))
+};
+
+// Of the feed-forward network; gated: activation(gate) · up.
+enum class Activation : std::uint8_t {
+    silu,
+    gelu_tanh,      // the approximation with tanh
+    gelu_erf,       // exact
+    relu,
+    clamped_swiglu, // gpt-oss: g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1)
+};
+
+// How a router's scores become the weights of the experts it chose.
+enum class Gating : std::uint8_t {
+    softmax,       // over all experts
+    sigmoid,       // of each
+    softmax_chosen // over the chosen ones
+};
+
+struct Family {
+    std::string_view name; // general.architecture
+    RopePairs        rope       = RopePairs::neox;
+    NormKind         norm       = NormKind::rms;
+    Residual         residual   = Residual::pre_norm;
+    Activation       activation = Activation::silu;
+    bool             gated      = true; // the feed-forward network has a gate
+
+    bool learned_positions = false; // vectors added to the embedding
+    int  position_offset   = 0;     // row of position 0 among them, unless the file says
+    bool qk_norm           = false; // a norm of q and k before RoPE has to be there; others may have one
+    bool embedding_sqrt    = false; // embeddings are multiplied by sqrt(hidden)
+    bool logits_divided    = false; // logit_scale divides; else it multiplies
+    // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
+    int   window_period     = 0;
+    float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
+    bool  softcaps          = false;                // the keys of soft-caps mean something
+    int   no_rope_period    = 0;                    // the last of so many layers has no RoPE
+    // Layers with the window have a RoPE of their own: no scaling, this base unless the file says (0: as the other layers).
+    bool  local_rope = false;
+    float local_rope_base = 0;
+    int   wide_scale_layers = 0;     // with so many layers q·k is scaled by sqrt(heads / hidden), not by the head's size
+    bool  may_be_parallel   = false; // a file without ffn_norm is `parallel`
+
+    Gating gating              = Gating::softmax;
+    bool   experts_normalised  = false; // the weights of the chosen experts are divided by their sum, unless the file says
+    bool   latent              = false; // multi-head latent attention
+};
+
+// Alphabetical.
+std::span<const Family> families();
+const Family*           find_family(std::string_view name); // or nullptr
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+using enum NormKind;
+using enum Residual;
+using enum Activation;
+constexpr RopePairs interleaved = RopePairs::interleaved;
+
+// clang-format off
+constexpr std::array table{
+    Family{.name = "command-r", .rope = interleaved, .norm = layer, .residual = parallel},
+    Family{.name = "deepseek2", .rope = interleaved, .latent = true},
+    Family{.name = "gemma", .activation = gelu_tanh, .embedding_sqrt = true},
+    Family{.name = "gemma2", .residual = sandwich, .activation = gelu_tanh, .embedding_sqrt = true, .window_period = 2,
+           .attention_softcap = 50, .logit_softcap = 30, .softcaps = true, .wide_scale_layers = 46},
+    Family{.name = "gemma3", .residual = sandwich, .activation = gelu_tanh, .qk_norm = true, .embedding_sqrt = true,
+           .window_period = 6, .softcaps = true, .local_rope = true, .local_rope_base = 10000,
+           .wide_scale_layers = 62},
+    Family{.name = "glm4", .rope = interleaved, .residual = sandwich},
+    Family{.name = "gpt-oss", .activation = clamped_swiglu, .window_period = 2, .gating = Gating::softmax_chosen},
+    Family{.name = "gpt2", .rope = RopePairs::none, .norm = layer, .activation = gelu_tanh, .gated = false,
+           .learned_positions = true},
+    Family{.name = "granite", .rope = interleaved, .logits_divided = true},
+    Family{.name = "llama", .rope = interleaved, .experts_normalised = true}, // and Mistral, Mixtral
+    Family{.name = "olmo2", .residual = post_norm, .qk_norm = true, .window_period = 4, .local_rope = true},
+    Family{.name = "opt", .rope = RopePairs::none, .norm = layer, .activation = relu, .gated = false,
+           .learned_positions = true, .position_offset = 2},
+    Family{.name = "phi2", .norm = layer, .residual = parallel, .activation = gelu_tanh, .gated = false},
+    Family{.name = "phi3"},
+    Family{.name = "qwen2"},
+    Family{.name = "qwen2moe"},
+    Family{.name = "qwen3", .qk_norm = true},
+    Family{.name = "qwen3moe", .qk_norm = true, .experts_normalised = true},
+    Family{.name = "smollm3", .rope = interleaved, .no_rope_period = 4},
+    Family{.name = "stablelm", .norm = layer, .may_be_parallel = true},
+    Family{.name = "starcoder2", .norm = layer, .activation = gelu_tanh, .gated = false},
+};
+// clang-format on
+
+std::span<const Family> families() { return table; }
+
+const Family* find_family(std::string_view name) {
+    const auto found = std::ranges::find(table, name, &Family::name);
+    return found == table.end() ? nullptr : &*found;
+}
+
+} // namespace quire
