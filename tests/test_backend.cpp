@@ -88,7 +88,7 @@ TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
     REQUIRE(backend);
     Backend&    b = **backend;
     ModelConfig c;
-    c.n_layers = 1, c.n_heads = 2, c.n_kv_heads = 1, c.head_dim = 8, c.rope_dim = 4;
+    c.n_layers = 1, c.n_heads = 2, c.n_kv_heads = 1, c.head_dim = c.value_dim = 8, c.rope_dim = 4;
     auto cache = KvCache::create(b, c, DType::F32, 3, 4);
     REQUIRE(cache);
     const std::array<float, 2> freq{1.0f, 0.25f};
@@ -103,7 +103,7 @@ TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
         plan.table_start  = {0, 2};
         OneOperation  one;
         const ValueId q_id = one.value("q", 16), k_id = one.value("k", 8), v_id = one.value("v", 8);
-        one.compile(b, RopeAndStore{q_id, k_id, v_id, {freq, 2.0f, neox}, 0}, cache->layers(), 2);
+        one.compile(b, RopeAndStore{q_id, k_id, v_id, {freq, 2.0f, neox}, 0, 8, 0}, cache->layers(), 2);
         float *q = one.data(q_id), *k = one.data(k_id), *v = one.data(v_id);
         std::fill_n(q, 32, 1.0f);
         for (std::size_t i = 0; i < 16; i++) k[i] = float(i), v[i] = 100 + float(i);
@@ -129,7 +129,7 @@ TEST_CASE("copied blocks carry K and V of every layer") {
     auto backend = make_cpu_backend(2);
     REQUIRE(backend);
     ModelConfig c;
-    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = 2;
+    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = c.value_dim = 2;
     auto cache = KvCache::create(**backend, c, DType::F32, 4, 2);
     REQUIRE(cache);
     for (const KvLayer& l : cache->layers())
@@ -149,7 +149,7 @@ TEST_CASE("copied blocks carry K and V of every layer") {
 // Decoding sequences that begin with the same blocks, others between them, and a prompt: the same bits as each alone.
 TEST_CASE("attention over a shared prefix gives every sequence what it gets alone") {
     ModelConfig c;
-    c.n_layers = 1, c.n_heads = 14, c.n_kv_heads = 2, c.head_dim = 24; // groups of 7, which no tile divides
+    c.n_layers = 1, c.n_heads = 14, c.n_kv_heads = 2, c.head_dim = c.value_dim = 24; // groups of 7, which no tile divides
     constexpr int                   block = 5, shared = 30, n_seqs = 9, cols = 14 * 24;
     std::mt19937                    random(4);
     std::normal_distribution<float> normal;
@@ -184,7 +184,7 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
             for (float& x : q) x = normal(random);
             OneOperation  attend;
             const ValueId q_id = attend.value("q", cols), out_id = attend.value("out", cols);
-            attend.compile(b, Attention{q_id, out_id, 0, 14, 0.2f, 0, 0}, cache->layers(), all.n_tokens());
+            attend.compile(b, Attention{q_id, out_id, 0, 14, 0.2f, 0, 0, {}}, cache->layers(), all.n_tokens());
             std::ranges::copy(q, attend.data(q_id));
             b.run(all);
             std::copy_n(attend.data(out_id), together.size(), together.begin());
@@ -210,7 +210,7 @@ TEST_CASE("blocks go to the swap pool and come back elsewhere") {
     auto backend = make_cpu_backend(2);
     REQUIRE(backend);
     ModelConfig c;
-    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = 2;
+    c.n_layers = 3, c.n_heads = 1, c.n_kv_heads = 1, c.head_dim = c.value_dim = 2;
     auto cache = KvCache::create(**backend, c, DType::F32, 4, 2, 3);
     REQUIRE(cache);
     float value = 0;
@@ -240,15 +240,22 @@ TEST_CASE("rope frequencies: plain, linear, divided by the file's factors") {
     c.rope_dim  = 4;
     c.rope_base = 10000;
     float scale = 0;
-    CHECK(rope_frequencies(c, {}, scale)[1] == Catch::Approx(0.01f));
+    CHECK(rope_frequencies(c, false, {}, scale)[1] == Catch::Approx(0.01f));
     CHECK(scale == 1);
     const std::array<float, 2> divisors{2, 4};
-    CHECK(rope_frequencies(c, divisors, scale)[1] == Catch::Approx(0.0025f));
+    CHECK(rope_frequencies(c, false, divisors, scale)[1] == Catch::Approx(0.0025f));
     c.rope_scaling = RopeScaling::linear;
     c.rope_factor  = 4;
-    CHECK(rope_frequencies(c, {}, scale)[0] == Catch::Approx(0.25f));
+    CHECK(rope_frequencies(c, false, {}, scale)[0] == Catch::Approx(0.25f));
     c.rope_scaling          = RopeScaling::yarn; // against `transformers` in the engine's reference test (qwen2-yarn)
     c.rope_original_context = 64;
-    CHECK(rope_frequencies(c, {}, scale).size() == 2);
+    CHECK(rope_frequencies(c, false, {}, scale).size() == 2);
     CHECK(scale == Catch::Approx(0.1 * std::log(4.0) + 1));
+    c.yarn_scales_rope = false; // the scores are scaled instead
+    c.rope_attn_factor = 0.5f;
+    rope_frequencies(c, false, {}, scale);
+    CHECK(scale == 0.5f);
+    c.rope_base_local = 100; // layers with a window: another base, no scaling
+    CHECK(rope_frequencies(c, true, {}, scale)[1] == Catch::Approx(0.1f));
+    CHECK(scale == 1);
 }

@@ -10,6 +10,7 @@
 
 import quire.core.base;
 import quire.model_file.config;
+import quire.model_file.family;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
 import quire.core.std;
@@ -94,8 +95,8 @@ Loaded load(const std::string& path) {
     if (!out.config) out.error = out.config.error().message;
     else if (const Result<ModelTensors> m = bind_tensors(*file, *out.config); !m) out.error = m.error().message;
     else {
-        out.output_is_embedding = m->output.data == m->token_embd.data;
-        out.has_q_bias          = bool(m->layers[0].attn_q_bias);
+        out.output_is_embedding = m->output.weight.data == m->token_embd.data;
+        out.has_q_bias          = bool(m->layers[0].attn_q.bias);
     }
     return out;
 }
@@ -145,7 +146,7 @@ TEST_CASE("the three architectures are read, and what a file leaves out has its 
         CHECK(c.rope_dim == 8);
         CHECK(c.rope_base == 10000);
         CHECK(c.rope_scaling == RopeScaling::none);
-        CHECK(c.rope_neox == (architecture != "llama"));
+        CHECK((c.family->rope == RopePairs::neox) == (architecture != "llama"));
         CHECK(c.sliding_window == 0);
         CHECK(c.vocab_size == 40);
         CHECK(got.error.find("tensor blk.0.attn_k.weight is missing") != std::string::npos);
@@ -157,7 +158,7 @@ TEST_CASE("the reference models say what they are known to be", "[config]") {
     const Loaded mistral = load(reference("models/mistral-swa-Q8_0.gguf")),
                  qwen    = load(reference("models/qwen2-Q4_0.gguf"));
     REQUIRE(mistral.error == "");
-    CHECK(mistral.config->architecture == Architecture::llama);
+    CHECK(mistral.config->family->name == "llama");
     CHECK(mistral.config->sliding_window == 32);
     CHECK(mistral.config->n_layers == 3);
     REQUIRE(qwen.error == "");
@@ -194,9 +195,17 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
         w.set("llama.attention.value_length", 1u);
     });
     refused("llama.block_count", 0x80000000u, "block_count is 2147483648, not in 1..12");
-    refused("llama.expert_count", 8u, "mixtures of experts are not supported");
+    refused("llama.expert_count", 8u, "llama.expert_used_count is missing");
+    refused("llama.expert_group_count", 4u, "chosen by groups are not supported", [](GgufWriter& w) {
+        w.set("llama.expert_count", 8u);
+        w.set("llama.expert_used_count", 2u);
+    });
+    refused("llama.attention.clamp_kqv", 8.f, "llama.attention.clamp_kqv is one that quire does not compute with");
+    refused("llama.attention.causal", false, "not a model that generates text");
+    refused("llama.attention.sliding_window_pattern", std::vector<bool>{true, false, true},
+            "a list of 3, not of a true or false for each of 1 layers");
     refused("llama.attention.sliding_window", -1, "sliding_window is -1");
-    refused("general.architecture", "nosuch", "'nosuch', not one that quire runs (llama, qwen2, qwen3, gpt2)");
+    refused("general.architecture", "nosuch", "'nosuch', not one that quire runs (command-r, deepseek2, gemma");
     refused("general.architecture", 5u, "general.architecture is an unsigned integer");
     refused("general.name", 5u, "general.name is an unsigned integer");
     for (const char* key : {"embedding_length", "block_count", "feed_forward_length", "attention.head_count",
@@ -229,7 +238,7 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
     REQUIRE(yarn.config);
     CHECK(yarn.config->rope_scaling == RopeScaling::yarn);
     CHECK(yarn.config->rope_original_context == 32);
-    CHECK(yarn.config->yarn_attn_factor == 0.5f);
+    CHECK(yarn.config->rope_attn_factor == 0.5f);
     CHECK(yarn.config->yarn_beta_fast == 16);
     CHECK(yarn.config->yarn_beta_slow == 2);
     CHECK(load("llama", {.keys = scaled("yarn")}).config->rope_original_context ==
@@ -244,7 +253,10 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
         for (float factor : {0.f, no_number, inf, -2.f})
             refused("llama.rope.scaling.factor", factor, "rope.scaling.factor is", scaled(type));
     refused("llama.rope.scale_linear", 0.f, "rope.scale_linear is 0");
-    refused("llama.rope.scaling.type", "longrope", "'longrope' is not one of none, linear, yarn");
+    refused("llama.rope.scaling.type", "dynamic", "'dynamic' is not one of none, linear, yarn, longrope");
+    CHECK(load("llama", {.keys = [](GgufWriter& w) {
+                  w.set("llama.rope.scaling.type", "longrope");
+              }}).error.find("longrope, but tensor rope_factors_long.weight is missing") != std::string::npos);
     refused("llama.rope.scaling.type", 1u, "rope.scaling.type is an unsigned integer");
     refused("llama.rope.scaling.original_context_length", 0u, "original_context_length is 0", scaled("yarn"));
     refused("llama.rope.scaling.yarn_beta_slow", 40.f, "yarn_beta_fast 32 is not above yarn_beta_slow 40",
@@ -295,8 +307,10 @@ TEST_CASE("a tensor that is missing or of another shape is refused with both sha
     CHECK(load("llama", {.more = {"blk.0.attn_q.bias"}}).error.find("attn_q.bias is [1], the model needs [32]") !=
           std::string::npos);
     CHECK(load("llama", {.more = {"blk.0.ffn_down.bias"}})
-              .error.find("ffn_down.bias is one that quire does not compute with") != std::string::npos);
-    CHECK(load("llama", {.more = {"something.else"}}).error == "");
+              .error.find("ffn_down.bias is [1], the model needs [32]") != std::string::npos);
+    CHECK(load("llama", {.more = {"something.else"}})
+              .error.find("something.else is one that quire does not compute with (in the family llama)") !=
+          std::string::npos);
 }
 
 TEST_CASE("malformed files are refused in no time and without the memory that they claim", "[config]") {

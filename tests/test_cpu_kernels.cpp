@@ -6,6 +6,7 @@ import quire.compute.cpu.kernels;
 import quire.model_file.quants;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.family;
 
 using namespace quire;
 
@@ -268,8 +269,8 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                                 }
                             const AttentionPart part{q.data(), out.data(), n, first, table.data()};
                             AttentionTask       task;
-                            task.parts = std::span(&part, 1), task.row_stride = heads * D;
-                            task.n_heads = heads, task.head_dim = D;
+                            task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
+                            task.n_heads = heads, task.head_dim = task.value_dim = D;
                             task.window = window, task.scale = 0.2f;
                             task.k = kc.data(), task.v = vc.data(), task.block_stride = std::size_t(block_size) * row;
                             task.block_size = block_size, task.kv_type = type, task.scratch = scratch.data();
@@ -295,7 +296,7 @@ TEST_CASE("norm, SwiGLU and the fp16 store over odd lengths") {
             k->norm(x.data(), residual.data(), w.data(), 1e-5f, out.data(), n);
             CHECK(error(out, want) < 1e-6);
             CHECK(residual[0] == x[0] + old[0]);
-            k->silu_mul(gate.data(), w.data(), n);
+            k->activate(Activation::silu, gate.data(), w.data(), n);
             CHECK(error(gate, swiglu) < 1e-6);
             std::vector<std::uint16_t> half(static_cast<std::size_t>(n));
             k->store_f16(x.data(), half.data(), n);

@@ -20,6 +20,7 @@ import quire.core.std;
 import quire.core.tensor;
 import quire.engine.engine;
 import quire.model_file.config;
+import quire.model_file.family;
 import quire.model_file.gguf;
 import quire.model_file.weights;
 import quire.paging.block;
@@ -51,6 +52,12 @@ struct AccessOf {
     }
     Access operator()(const GatedGemm& o) const { return {{o.x}, {o.gate.out}}; }
     Access operator()(const Activate& o) const { return {{o.x}, {o.x}}; }
+    Access operator()(const HeadGemm& o) const { return {{o.x}, {o.out}}; }
+    Access operator()(const Route& o) const { return {{o.x}, {o.out}}; }
+    Access operator()(const ExpertGatedGemm& o) const { return {{o.x, o.routes}, {o.gate.out}}; }
+    Access operator()(const ExpertCombineGemm& o) const { return {{o.x, o.routes}, {o.down.out}}; }
+    Access operator()(const GateRows& o) const { return {{o.x, o.gate}, {o.x}}; }
+    Access operator()(const SoftCap& o) const { return {{o.x}, {o.x}}; }
     Access operator()(const RopeAndStore& o) const { return {{o.q, o.k, o.v}, {o.q}}; }
     Access operator()(const Attention& o) const { return {{o.q}, {o.out}}; }
     Access operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
@@ -97,7 +104,7 @@ TEST_CASE("a program reads nothing that it has not written, and its shapes fit, 
         if (!model) continue; // of a family that quire does not run
         CAPTURE(entry.path().string());
         n++;
-        const Program     p = build_program(model->config, model->tensors);
+        const Program     p = build_program(model->config, model->tensors, 512);
         std::set<ValueId> written;
         for (const Operation& operation : p.operations) {
             CAPTURE(describe(p, operation));
@@ -115,8 +122,10 @@ TEST_CASE("a program reads nothing that it has not written, and its shapes fit, 
         CHECK(p.layers.size() == std::size_t(model->config.n_layers));
         CHECK(std::holds_alternative<Add>(p.operations[p.head]));
         CHECK(std::holds_alternative<Argmax>(p.operations.back()));
-        const bool gpt2 = model->config.learned_positions;
-        const bool qk   = bool(model->tensors.layers[0].attn_q_norm);
+        const std::string_view family = model->config.family->name;
+        const bool gpt2 = family == "gpt2", qk = family == "qwen3";
+        if (!gpt2 && !qk && family != "llama" && family != "qwen2") continue; // others differ in more
+        if (model->config.experts.n > 0) continue;
         CHECK(kinds(p, p.layers[0], p.layers.size() > 1 ? p.layers[1] : p.head) ==
               cat("norm gemm ", qk ? "norm norm " : "", "rope_and_store attention gemm norm ",
                   gpt2 ? "gemm activate gemm" : "gated_gemm gemm"));

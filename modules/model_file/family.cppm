@@ -41,6 +41,9 @@ enum class Gating : std::uint8_t {
     softmax_chosen // over the chosen ones
 };
 
+// Which biases have to be there; a file may have others.
+enum class Biases : std::uint8_t { any, qkv, all };
+
 struct Family {
     std::string_view name; // general.architecture
     RopePairs        rope       = RopePairs::neox;
@@ -48,6 +51,7 @@ struct Family {
     Residual         residual   = Residual::pre_norm;
     Activation       activation = Activation::silu;
     bool             gated      = true; // the feed-forward network has a gate
+    Biases           biases     = Biases::any;
 
     bool learned_positions = false; // vectors added to the embedding
     int  position_offset   = 0;     // row of position 0 among them, unless the file says
@@ -68,6 +72,7 @@ struct Family {
     Gating gating              = Gating::softmax;
     bool   experts_normalised  = false; // the weights of the chosen experts are divided by their sum, unless the file says
     bool   latent              = false; // multi-head latent attention
+    bool   sinks               = false; // attention has sinks
 };
 
 // Alphabetical.
@@ -96,23 +101,25 @@ constexpr std::array table{
            .window_period = 6, .softcaps = true, .local_rope = true, .local_rope_base = 10000,
            .wide_scale_layers = 62},
     Family{.name = "glm4", .rope = interleaved, .residual = sandwich},
-    Family{.name = "gpt-oss", .activation = clamped_swiglu, .window_period = 2, .gating = Gating::softmax_chosen},
+    Family{.name = "gpt-oss", .activation = clamped_swiglu, .biases = Biases::all, .window_period = 2,
+           .gating = Gating::softmax_chosen, .sinks = true},
     Family{.name = "gpt2", .rope = RopePairs::none, .norm = layer, .activation = gelu_tanh, .gated = false,
-           .learned_positions = true},
+           .biases = Biases::all, .learned_positions = true},
     Family{.name = "granite", .rope = interleaved, .logits_divided = true},
     Family{.name = "llama", .rope = interleaved, .experts_normalised = true}, // and Mistral, Mixtral
     Family{.name = "olmo2", .residual = post_norm, .qk_norm = true, .window_period = 4, .local_rope = true},
     Family{.name = "opt", .rope = RopePairs::none, .norm = layer, .activation = relu, .gated = false,
-           .learned_positions = true, .position_offset = 2},
-    Family{.name = "phi2", .norm = layer, .residual = parallel, .activation = gelu_tanh, .gated = false},
+           .biases = Biases::all, .learned_positions = true, .position_offset = 2},
+    Family{.name = "phi2", .norm = layer, .residual = parallel, .activation = gelu_tanh, .gated = false,
+           .biases = Biases::all},
     Family{.name = "phi3"},
-    Family{.name = "qwen2"},
-    Family{.name = "qwen2moe"},
+    Family{.name = "qwen2", .biases = Biases::qkv},
+    Family{.name = "qwen2moe", .biases = Biases::qkv},
     Family{.name = "qwen3", .qk_norm = true},
     Family{.name = "qwen3moe", .qk_norm = true, .experts_normalised = true},
     Family{.name = "smollm3", .rope = interleaved, .no_rope_period = 4},
     Family{.name = "stablelm", .norm = layer, .may_be_parallel = true},
-    Family{.name = "starcoder2", .norm = layer, .activation = gelu_tanh, .gated = false},
+    Family{.name = "starcoder2", .norm = layer, .activation = gelu_tanh, .gated = false, .biases = Biases::all},
 };
 // clang-format on
 

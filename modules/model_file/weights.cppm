@@ -113,21 +113,21 @@ public:
         return vectors(name, 1, cols, required);
     }
     // NAME.weight and, where there is one, NAME.bias.
-    Linear linear(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
+    Linear linear(const std::string& name, std::int64_t rows, std::int64_t cols, bool biased = false, bool required = true) {
         Linear l{matrix(name + ".weight", rows, cols, required), {}};
-        if (l) l.bias = vector(name + ".bias", rows, false);
+        if (l) l.bias = vector(name + ".bias", rows, biased);
         return l;
     }
     // Only a LayerNorm has a bias; that of an RMSNorm is left over, and refused.
-    Linear norm(const std::string& name, std::int64_t cols, NormKind kind, bool required = true) {
+    Linear norm(const std::string& name, std::int64_t cols, const Family& family, bool required = true) {
         Linear l{vector(name + ".weight", cols, required), {}};
-        if (l && kind == NormKind::layer) l.bias = vector(name + ".bias", cols, false);
+        if (l && family.norm == NormKind::layer) l.bias = vector(name + ".bias", cols, family.biases == Biases::all);
         return l;
     }
     // The matrices of `n` experts with their biases.
-    Linear experts(const std::string& name, std::int64_t n, std::int64_t rows, std::int64_t cols, bool required = true) {
-        Linear l{stack(name + ".weight", n, rows, cols, required), {}};
-        if (l) l.bias = vectors(name + ".bias", n, rows, false);
+    Linear experts(const std::string& name, std::int64_t n, std::int64_t rows, std::int64_t cols, bool biased) {
+        Linear l{stack(name + ".weight", n, rows, cols), {}};
+        if (l) l.bias = vectors(name + ".bias", n, rows, biased);
         return l;
     }
     // Refuses a tensor that was never asked for: whoever made the file computes with it.
@@ -174,16 +174,17 @@ using Name = std::function<std::string(const char*)>; // of a layer's tensor
 void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
     const std::int64_t h = c.hidden_size, q = std::int64_t(c.n_heads) * c.head_dim,
                        kv = std::int64_t(c.n_kv_heads) * c.head_dim;
+    const bool all_biased = c.family->biases == Biases::all, biased = all_biased || c.family->biases == Biases::qkv;
     if (bind.has(name("attn_qkv.weight"))) {
-        const Linear qkv = bind.linear(name("attn_qkv"), q + 2 * kv, h);
+        const Linear qkv = bind.linear(name("attn_qkv"), q + 2 * kv, h, biased);
         if (bind.error()) return;
         l.attn_q = part_of(qkv, 0, q);
         l.attn_k = part_of(qkv, q, kv);
         l.attn_v = part_of(qkv, q + kv, kv);
     } else {
-        l.attn_q = bind.linear(name("attn_q"), q, h);
-        l.attn_k = bind.linear(name("attn_k"), kv, h);
-        l.attn_v = bind.linear(name("attn_v"), kv, h);
+        l.attn_q = bind.linear(name("attn_q"), q, h, biased);
+        l.attn_k = bind.linear(name("attn_k"), kv, h, biased);
+        l.attn_v = bind.linear(name("attn_v"), kv, h, biased);
     }
     // One norm for each head, or one for all of them together.
     const auto head_norm = [&](const char* part, std::int64_t cols) {
@@ -192,8 +193,8 @@ void bind_attention(Binder& bind, LayerTensors& l, const Name& name, const Model
     };
     l.attn_q_norm = head_norm("attn_q_norm.weight", q);
     l.attn_k_norm = head_norm("attn_k_norm.weight", kv);
-    l.attn_sinks  = bind.vector(name("attn_sinks.weight"), c.n_heads, false);
-    l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * c.value_dim);
+    l.attn_sinks  = bind.vector(name("attn_sinks.weight"), c.n_heads, c.family->sinks);
+    l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * c.value_dim, all_biased);
 }
 
 void bind_latent_attention(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
@@ -226,11 +227,12 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
     if (bind.has(name("ffn_gate.0.weight")))
         bind.refuse(cat("tensor ", name("ffn_gate.0.weight"),
                         " is of a file with a tensor for each expert; newer files stack them: convert the model again"));
-    t.router      = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, false)};
+    const bool biased = c.family->biases == Biases::all;
+    t.router      = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, biased)};
     t.choice_bias = bind.vector(name("exp_probs_b.bias"), e.n, false);
-    t.gate        = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h);
-    t.up          = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h);
-    t.down        = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size);
+    t.gate        = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
+    t.up          = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
+    t.down        = bind.experts(name("ffn_down_exps"), e.n, h, e.ff_size, biased);
     if (e.shared_ff_size == 0) return;
     t.shared_gate   = bind.linear(name("ffn_gate_shexp"), e.shared_ff_size, h);
     t.shared_up     = bind.linear(name("ffn_up_shexp"), e.shared_ff_size, h);
@@ -242,22 +244,23 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
 void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
     const std::int64_t h = c.hidden_size, ff = c.ff_size;
     const GgufTensor*  up = bind.find(name("ffn_up.weight"));
+    const bool         biased = c.family->biases == Biases::all;
     if (c.family->gated && up && !bind.has(name("ffn_gate.weight")) && up->dims[1] == 2 * ff) {
-        const Linear both = bind.linear(name("ffn_up"), 2 * ff, h);
+        const Linear both = bind.linear(name("ffn_up"), 2 * ff, h, biased);
         if (bind.error()) return;
         l.ffn_gate = part_of(both, 0, ff);
         l.ffn_up   = part_of(both, ff, ff);
     } else {
-        if (c.family->gated) l.ffn_gate = bind.linear(name("ffn_gate"), ff, h);
-        l.ffn_up = bind.linear(name("ffn_up"), ff, h);
+        if (c.family->gated) l.ffn_gate = bind.linear(name("ffn_gate"), ff, h, biased);
+        l.ffn_up = bind.linear(name("ffn_up"), ff, h, biased);
     }
-    l.ffn_down = bind.linear(name("ffn_down"), h, ff);
+    l.ffn_down = bind.linear(name("ffn_down"), h, ff, biased);
 }
 
 void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, const LayerConfig& layer) {
     const Residual residual = c.family->residual;
     const auto     h        = c.hidden_size;
-    if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, c.family->norm);
+    if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
     if (c.latent) bind_latent_attention(bind, l, name, c);
     else bind_attention(bind, l, name, c);
     if (residual == Residual::sandwich || residual == Residual::post_norm) {
@@ -268,7 +271,7 @@ void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConf
         // gpt-oss calls it by its place behind attention
         const bool other = residual == Residual::pre_norm && !bind.has(name("ffn_norm.weight")) &&
                            bind.has(name("post_attention_norm.weight"));
-        l.ffn_norm = bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, c.family->norm, !c.family->may_be_parallel);
+        l.ffn_norm = bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, *c.family, !c.family->may_be_parallel);
     }
     if (layer.experts) bind_experts(bind, l, name, c);
     else bind_feed_forward(bind, l, name, c);
@@ -287,8 +290,8 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder       bind(file);
     ModelTensors m;
     m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
-    m.output_norm = bind.norm("output_norm", c.hidden_size, c.family->norm);
-    m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false);
+    m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
+    m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
     if (!m.output) m.output.weight = m.token_embd; // tied
     if (c.family->learned_positions)
         m.position_embd =
