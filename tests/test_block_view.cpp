@@ -32,11 +32,11 @@ Snapshot sample() {
     s.blocks[2] = {1, 3, false, false, 0};
     s.blocks[5] = {0, 4, false, true, 0x77};
     s.blocks[7] = {1, 1, true, false, 0};
-    s.sequences.push_back({1, 0, ViewStatus::running, 4, 7, 6, {0, 1}, {"Four", " <b>"}});
-    s.sequences.push_back({1, 1, ViewStatus::running, 4, 8, 7, {0, 2}, {}});
-    s.sequences.push_back({2, 0, ViewStatus::pinned, 5, 5, 5, {0, 7}, {}});
-    s.sequences.push_back({3, 0, ViewStatus::swapped, 3, 4, 3, {2}, {}});
-    s.sequences.push_back({4, 0, ViewStatus::waiting, 3, 3, 0, {}, {}});
+    s.sequences.push_back({1, 0, ViewStatus::running, 4, 7, 6, 0, {0, 1}, {"Four", " <b>"}});
+    s.sequences.push_back({1, 1, ViewStatus::running, 4, 8, 7, 0, {0, 2}, {}});
+    s.sequences.push_back({2, 0, ViewStatus::pinned, 5, 5, 5, 0, {0, 7}, {}});
+    s.sequences.push_back({3, 0, ViewStatus::swapped, 3, 4, 3, 0, {2}, {}});
+    s.sequences.push_back({4, 0, ViewStatus::waiting, 3, 3, 0, 0, {}, {}});
     s.events.push_back({MemoryEventKind::copy, 0, 0, 1, 2});
     s.events.push_back({MemoryEventKind::fork, 1, 1, -1, -1});
     return s;

@@ -196,6 +196,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.n_swap           = o.swap_blocks;
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
+    scheduling.window           = config->widest_window();
     scheduling.free_order       = o.free_order;
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
@@ -229,7 +230,8 @@ Snapshot Engine::snapshot(bool with_text) {
         for (SequenceView& s : snapshot.sequences) {
             const std::span<const Token> tokens = impl_->scheduler.tokens(s.request, s.index);
             const auto                   size   = std::size_t(impl_->options.block_size);
-            for (std::size_t at = 0; at < std::size_t(s.n_computed) && s.texts.size() < s.blocks.size(); at += size)
+            for (std::size_t at = std::size_t(s.n_released) * size;
+                 at < std::size_t(s.n_computed) && s.texts.size() < s.blocks.size(); at += size)
                 s.texts.push_back(
                     impl_->tokenizer.decode(tokens.subspan(at, std::min(size, std::size_t(s.n_computed) - at))));
         }

@@ -15,6 +15,9 @@ export namespace quire {
 // A block table is known by a small number from open_table() until close_table().
 using TableId = std::int32_t;
 
+// In a table: a block that was given back because no layer sees its positions any more.
+inline constexpr BlockId released_block = -1;
+
 struct BlockManagerOptions {
     int n_blocks   = 0;
     int block_size = 16; // tokens, 1..256
@@ -74,6 +77,9 @@ public:
     void commit() { cache_.commit(); }
     // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the prefix cache.
     void publish(TableId table, std::span<const Token> tokens, int n_written);
+    // Sliding windows: nobody reads this sequence's positions below `first` any more. Gives back the blocks that lie wholly below it;
+    // they stay in the prefix cache until their memory is needed. Returns how many.
+    int release_before(TableId table, int first);
     // A second table with the same blocks. Nothing is copied until one of the two writes.
     TableId fork_table(TableId table);
     // Frees all blocks, the last one first, so that a prefix's first blocks stay cached longest.
@@ -91,9 +97,11 @@ public:
     bool swap_in(std::span<const TableId> tables, int keep_free = 0);
     bool is_swapped(TableId table) const { return table_at(table).swapped; }
 
-    std::span<const BlockId> blocks(TableId table) const;             // of the swap pool while swapped
-    int                      slot(TableId table, int position) const; // block * block_size + offset
-    int                      distinct_blocks(std::span<const TableId> tables) const;
+    std::span<const BlockId> blocks(
+        TableId table) const; // of the swap pool while swapped; the first ones may be released_block
+    int n_released(TableId table) const { return table_at(table).n_released; }
+    int slot(TableId table, int position) const; // block * block_size + offset
+    int distinct_blocks(std::span<const TableId> tables) const;
 
     // Appends the pending block copies, which must run before the step, to `moves`.
     void take_moves(BlockMoves& moves);
@@ -114,12 +122,20 @@ private:
     struct Table {
         std::vector<BlockId> blocks;
         CacheNamespace       space;
+        int                  n_released   = 0; // leading entries that are released_block
         int                  n_hashed     = 0; // leading full blocks whose hashes are in the chain
         int                  copied_until = 0; // position up to which a copied block came filled
         Prefix               prefix;           // of these n_hashed blocks
         bool                 in_use = false, hashable = true, swapped = false, pinned = false;
     };
 
+    // The entries of a table that are blocks.
+    static std::span<BlockId> held(Table& table) {
+        return std::span(table.blocks).subspan(std::size_t(table.n_released));
+    }
+    static std::span<const BlockId> held(const Table& table) {
+        return std::span(table.blocks).subspan(std::size_t(table.n_released));
+    }
     Table&       table_at(TableId table);
     const Table& table_at(TableId table) const;
     BlockId      take_block();
@@ -202,8 +218,8 @@ TableId BlockManager::open_table(const CacheNamespace& space) {
     table.space    = space;
     table.in_use   = true;
     table.hashable = true;
-    table.n_hashed = table.copied_until = 0;
-    table.prefix                        = {chain_root(space)};
+    table.n_hashed = table.copied_until = table.n_released = 0;
+    table.prefix                                           = {chain_root(space)};
     return id;
 }
 
@@ -348,7 +364,7 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
         const std::span<const Token> want = tokens.subspan(i * size, size);
         const BlockHash              hash = cache_.hash_of(table.prefix, want);
         const BlockId                here = cache_.find(hash), own = table.blocks[i];
-        if (here < 0 && pool_.state(own) == HashState::none) {
+        if (here < 0 && own != released_block && pool_.state(own) == HashState::none) {
             cache_.insert(own, {HashState::cached, block_size(), hash, table.prefix, table.space}, want);
         } else if (here < 0 || !cache_.holds(here, table.prefix, table.space, want)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
@@ -359,6 +375,15 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
     }
 }
 
+int BlockManager::release_before(TableId id, int first) {
+    Table&    table = table_at(id);
+    const int end = std::min(first / block_size(), int(table.blocks.size())), before = table.n_released;
+    check(!table.swapped && !table.pinned, "blocks of a table that is swapped or pinned were given back");
+    for (int i = before; i < end; i++) release(std::exchange(table.blocks[std::size_t(i)], released_block));
+    table.n_released = std::max(before, end);
+    return table.n_released - before;
+}
+
 TableId BlockManager::fork_table(TableId id) {
     check(!table_at(id).swapped, "a swapped table was forked"); // before its number could be given to the child
     TableId      child_id = open_table();
@@ -366,17 +391,18 @@ TableId BlockManager::fork_table(TableId id) {
     Table&       child    = table_at(child_id);
     child.blocks.assign(parent.blocks.begin(), parent.blocks.end());
     child.space        = parent.space;
+    child.n_released   = parent.n_released;
     child.n_hashed     = parent.n_hashed;
     child.prefix       = parent.prefix;
     child.hashable     = parent.hashable;
     child.copied_until = parent.copied_until;
-    for (BlockId block : child.blocks) pool_.acquire(block);
+    for (BlockId block : held(child)) pool_.acquire(block);
     return child_id;
 }
 
 void BlockManager::close_table(TableId id, bool uncache) {
     Table& table = table_at(id);
-    for (std::size_t i = table.blocks.size(); i-- > 0;) {
+    for (std::size_t i = table.blocks.size(); i-- > std::size_t(table.n_released);) {
         const BlockId block = table.blocks[i];
         if (table.swapped) {
             release_swap(block);
@@ -394,13 +420,15 @@ void BlockManager::close_table(TableId id, bool uncache) {
         release(block);
     }
     table.blocks.clear();
+    table.n_released = 0;
     table.in_use = table.swapped = table.pinned = false;
     closed_tables_.push_back(id);
 }
 
 void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
     Table& table = table_at(id);
-    check(!table.swapped && !table.pinned && int(table.blocks.size()) == blocks_for(int(tokens.size())),
+    check(!table.swapped && !table.pinned && table.n_released == 0 &&
+              int(table.blocks.size()) == blocks_for(int(tokens.size())),
           "a table that does not hold the prefix was pinned");
     const auto size = std::size_t(block_size()), full = tokens.size() / size;
     Prefix     parent{chain_root(table.space)};
@@ -438,7 +466,7 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
     if (distinct_blocks(tables) > n_swap_free()) return false;
     for (TableId id : tables) check(!table_at(id).swapped && !table_at(id).pinned, "a table was swapped out twice");
     for (TableId id : tables)
-        for (BlockId entry : table_at(id).blocks) {
+        for (BlockId entry : held(table_at(id))) {
             BlockId& to = destination_[std::size_t(entry)];
             if (to >= 0) {
                 swap_.acquire(to);
@@ -451,7 +479,7 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
         }
     for (TableId id : tables) {
         Table& table = table_at(id);
-        for (std::size_t i = table.blocks.size(); i-- > 0;) {
+        for (std::size_t i = table.blocks.size(); i-- > std::size_t(table.n_released);) {
             BlockId& entry = table.blocks[i];
             release(entry);
             entry = destination_[std::size_t(entry)];
@@ -467,7 +495,7 @@ int BlockManager::blocks_to_swap_in(std::span<const TableId> tables) const {
     now_++;
     int n = 0;
     for (TableId id : tables)
-        for (BlockId entry : table_at(id).blocks) {
+        for (BlockId entry : held(table_at(id))) {
             if (std::exchange(seen_[std::size_t(entry)], now_) == now_) continue;
             const BlockId here = resident(entry);
             n += here < 0 || pool_.is_free(here);
@@ -489,7 +517,7 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
     for (const bool fresh : {false, true})
         for (TableId id : tables) {
             check(table_at(id).swapped, "a table that is not swapped out was swapped in");
-            for (BlockId from : table_at(id).blocks) {
+            for (BlockId from : held(table_at(id))) {
                 BlockId& to = destination_[std::size_t(from)];
                 if (to >= 0) continue;
                 if (!fresh) {
@@ -512,7 +540,7 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
         }
     for (TableId id : tables) {
         Table& table = table_at(id);
-        for (BlockId& entry : table.blocks) {
+        for (BlockId& entry : held(table)) {
             const BlockId to = destination_[std::size_t(entry)];
             pool_.acquire(to);
             release_swap(entry);
@@ -538,7 +566,7 @@ int BlockManager::distinct_blocks(std::span<const TableId> tables) const {
     now_++;
     int n = 0;
     for (TableId id : tables)
-        for (BlockId block : table_at(id).blocks) n += std::exchange(seen_[std::size_t(block)], now_) != now_;
+        for (BlockId block : held(table_at(id))) n += std::exchange(seen_[std::size_t(block)], now_) != now_;
     return n;
 }
 
@@ -587,7 +615,7 @@ void BlockManager::view(Snapshot& snapshot) const {
 void BlockManager::check_invariants() const {
     std::vector<int> on_device(std::size_t(n_blocks()), 0), swapped(std::size_t(n_swap()), 0), pins(on_device);
     for (const Table& table : tables_)
-        for (BlockId block : table.blocks) {
+        for (BlockId block : held(table)) {
             check(table.in_use, "a closed table holds blocks");
             (table.swapped ? swapped : on_device).at(std::size_t(block))++;
             if (!table.swapped && table.pinned) pins[std::size_t(block)]++;

@@ -23,12 +23,14 @@ enum class ViewStatus : std::uint8_t { waiting, running, swapped, preempted, pin
 
 // One sequence. A request that forked has several, told apart by `index`.
 struct SequenceView {
-    RequestId            request  = 0;
-    int                  index    = 0;
-    ViewStatus           status   = ViewStatus::waiting;
-    int                  n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
-    int                  n_computed = 0;             // leading tokens whose K and V are written
-    std::vector<BlockId> blocks; // logical → physical; ids of the swap pool while swapped; none while preempted
+    RequestId  request  = 0;
+    int        index    = 0;
+    ViewStatus status   = ViewStatus::waiting;
+    int        n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
+    int        n_computed = 0;             // leading tokens whose K and V are written
+    int        n_released = 0;             // leading blocks that a sliding window has left behind
+    std::vector<BlockId>
+        blocks; // logical → physical, from n_released on; ids of the swap pool while swapped; none while preempted
     // The text of each block's tokens if it was recorded, else empty.
     std::vector<std::string> texts;
 };

@@ -43,7 +43,10 @@ void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     plan.token_start.push_back(plan.n_tokens());
     plan.context_lens.push_back(end);
     table = table.first(std::size_t(blocks.blocks_for(end))); // a prompt has the blocks of its later chunks already
-    plan.block_tables.insert(plan.block_tables.end(), table.begin(), table.end());
+    // No layer reads what was released; whatever touches it nevertheless finds a block of this sequence.
+    const auto released = std::min(std::size_t(blocks.n_released(s.table)), table.size());
+    plan.block_tables.insert(plan.block_tables.end(), released, released < table.size() ? table[released] : 0);
+    plan.block_tables.insert(plan.block_tables.end(), table.begin() + std::ptrdiff_t(released), table.end());
     plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
 }
 

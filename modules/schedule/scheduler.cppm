@@ -27,7 +27,8 @@ struct SchedulerOptions {
     bool           prefix_cache     = true;
     int            n_swap           = 0; // blocks of the swap pool
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
-    double         watermark   = 0.01; // fraction of the blocks kept free when a request is admitted while others run
+    int            window           = 0; // no layer sees more than this many positions; 0: one sees all
+    double         watermark   = 0.01;   // fraction of the blocks kept free when a request is admitted while others run
     int            aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
 };
@@ -40,9 +41,10 @@ struct Ended {
 };
 
 struct SchedulerStats : PreemptionStats {
-    std::uint64_t copied_blocks = 0; // copy-on-write
-    std::uint64_t forks         = 0;
-    SharingStats  sharing; // of all requests together, each step
+    std::uint64_t copied_blocks   = 0; // copy-on-write
+    std::uint64_t forks           = 0;
+    std::uint64_t released_blocks = 0; // behind every layer's sliding window
+    SharingStats  sharing;             // of all requests together, each step
 };
 
 class Scheduler {
@@ -589,10 +591,15 @@ void Scheduler::commit() {
         Sequence& s  = *item.sequence;
         s.n_computed = item.first + item.n_tokens;
         blocks_.publish(s.table, s.tokens, s.n_computed);
+        // The next query stands at n_computed and sees window - 1 positions before it. A pinned prefix is kept whole.
+        if (options_.window > 0 && !item.group->request.pin)
+            stats_.released_blocks +=
+                std::uint64_t(blocks_.release_before(s.table, s.n_computed - options_.window + 1));
     }
     std::uint64_t entries = 0;
     for (const Group& group : running_) {
-        for (const auto& s : group->sequences) entries += blocks_.blocks(s->table).size();
+        for (const auto& s : group->sequences)
+            entries += blocks_.blocks(s->table).size() - std::size_t(blocks_.n_released(s->table));
         // Sharing changes only when blocks fill up, and counting costs time: a sample of the steps is enough.
         if (group->sequences.size() > 1 && (step_ % 8 == 0 || group->sharing.without == 0)) measure_sharing(*group);
     }
@@ -601,7 +608,8 @@ void Scheduler::commit() {
 }
 
 void Scheduler::measure_sharing(SequenceGroup& group) {
-    for (const auto& s : group.sequences) group.sharing.without += blocks_.blocks(s->table).size();
+    for (const auto& s : group.sequences)
+        group.sharing.without += blocks_.blocks(s->table).size() - std::size_t(blocks_.n_released(s->table));
     group.sharing.with += std::uint64_t(blocks_.distinct_blocks(group.block_tables()));
 }
 

@@ -85,12 +85,13 @@ void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blo
         v.n_computed    = s->n_computed;
         if (s->table < 0) continue;
         const std::span<const BlockId> table = blocks.blocks(s->table);
-        v.blocks.assign(table.begin(), table.end());
+        v.n_released                         = blocks.n_released(s->table);
+        v.blocks.assign(table.begin() + v.n_released, table.end());
         if (status == ViewStatus::swapped) continue;
         const int size = blocks.block_size();
         for (std::size_t i = 0; i < v.blocks.size(); i++) {
             int& filled = snapshot.blocks[std::size_t(v.blocks[i])].filled;
-            filled      = std::max(filled, std::clamp(v.n_computed - int(i) * size, 0, size));
+            filled      = std::max(filled, std::clamp(v.n_computed - (int(i) + v.n_released) * size, 0, size));
         }
     }
 }

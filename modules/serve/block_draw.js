@@ -356,10 +356,11 @@ class BlockDrawing {
     who.append(element("i", "dot"), element("b", "", nameOf(q, this.several)),
       element("span", "", q.status === "pinned" ? `${q.prompt} tokens` : `${q.prompt} + ${q.tokens - q.prompt} tokens`),
       element("span", "status " + q.status, q.status));
+    const released = q.released || 0; // leading blocks that a sliding window has left behind
     const add = (b, i) => {
       const chip = element("div", "chip"), map = element("div", "map"), bar = element("div", "bar-of");
-      const filled = Math.max(0, Math.min(this.s.block_size, q.computed - i * this.s.block_size));
-      map.append(element("i", "", `${i} →`), element("b", "", q.status === "swapped" ? `host ${b}` : b), element("i", "", `${filled}/${this.s.block_size}`));
+      const filled = Math.max(0, Math.min(this.s.block_size, q.computed - (released + i) * this.s.block_size));
+      map.append(element("i", "", `${released + i} →`), element("b", "", q.status === "swapped" ? `host ${b}` : b), element("i", "", `${filled}/${this.s.block_size}`));
       bar.style.setProperty("--fill", length(filled / this.s.block_size));
       chip.append(map, bar);
       if (q.texts && q.texts.length) chip.append(element("div", "text", (q.texts[i] || "").replace(/\n/g, "⏎") || " "));
@@ -369,6 +370,7 @@ class BlockDrawing {
       }
       table.append(chip);
     };
+    if (released) table.append(element("span", "more", `${released} released`));
     head.forEach((b, i) => add(b, i));
     if (tail.length) table.append(element("span", "more", `… ${q.blocks.length - head.length - tail.length} more …`));
     tail.forEach((b, i) => add(b, q.blocks.length - tail.length + i));

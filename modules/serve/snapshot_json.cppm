@@ -50,6 +50,7 @@ Json without_blocks(const Snapshot& s) {
         Json sequence{{"request", q.request}, {"index", q.index},     {"status", status_names[std::size_t(q.status)]},
                       {"prompt", q.n_prompt}, {"tokens", q.n_tokens}, {"computed", q.n_computed},
                       {"blocks", q.blocks}};
+        if (q.n_released > 0) sequence["released"] = q.n_released;
         if (!q.texts.empty()) sequence["texts"] = q.texts;
         sequences.push_back(std::move(sequence));
     }

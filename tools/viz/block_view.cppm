@@ -152,6 +152,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         v.n_tokens      = int(q.number("tokens", 0, most_tokens));
         v.n_prompt      = int(q.number("prompt", 0, v.n_tokens));
         v.n_computed    = int(q.number("computed", 0, v.n_tokens));
+        v.n_released    = int(q.number("released", 0, most_blocks, 0));
         const int n     = v.status == ViewStatus::swapped ? s.n_swap_blocks : int(s.blocks.size());
         for (const Json& block : q.array("blocks", std::size_t(most_blocks))) {
             const bool is_id =
@@ -315,9 +316,10 @@ std::string to_text(const Snapshot& s, bool color) {
         out += paint.request(q.request, name);
         out += std::string(name.size() < 38 ? 38 - name.size() : 1, ' ');
         if (q.blocks.empty()) out += "no blocks";
+        if (q.n_released > 0) out += cat("(", q.n_released, " released) ");
         for (std::size_t i = 0; i < q.blocks.size() && i < shown; i++) {
             const BlockId id     = q.blocks[i];
-            const int     filled = std::clamp(q.n_computed - int(i) * s.block_size, 0, s.block_size);
+            const int     filled = std::clamp(q.n_computed - (q.n_released + int(i)) * s.block_size, 0, s.block_size);
             if (i > 0) out += " ";
             if (q.status == ViewStatus::swapped) {
                 out += cat("host:", id);
