@@ -661,6 +661,8 @@ TEST_CASE("blocks behind a window are given back once, stay cached, and follow a
     std::iota(tokens.begin(), tokens.end(), 1);
     const TableId t = m.open_table();
     REQUIRE(m.allocate(t, tokens));
+    m.will_write({t, 0, 20});
+    m.commit();
     m.publish(t, tokens, 20);
     const std::vector<BlockId> before(m.blocks(t).begin(), m.blocks(t).end());
     CHECK(m.release_before(t, 3) == 0); // not wholly behind

@@ -5,6 +5,7 @@
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
+import quire.engine.outlook;
 import quire.text.chat_template;
 import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
@@ -226,7 +227,10 @@ int run(ChatArguments& a) {
     options.max_sequences  = 1;
     options.step_seconds   = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
     const std::string name = std::filesystem::path(a.model).filename().string();
-    ProgressBar       bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
+    if (interactive && !a.single_turn)
+        if (const Result<Outlook> ahead = look_ahead(a.model, options))
+            std::printf("%s\n", printable(describe(*ahead)).c_str());
+    ProgressBar bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
     bar.show(0);
     Result<Engine> engine = Engine::load(a.model, options, [&](double fraction) { bar.show(fraction); });
     bar.clear();

@@ -6,6 +6,8 @@ import quire.core.base;
 import quire.text.chat_template;
 import quire.model_file.config;
 import quire.engine.engine;
+import quire.engine.options;
+import quire.engine.outlook;
 import quire.model_file.gguf;
 import quire.core.json;
 import quire.compute.kv_cache;
@@ -136,7 +138,28 @@ int show(const Arguments& a) {
                             {"kv_heads", c.n_kv_heads},
                             {"head_dim", c.head_dim},
                             {"ff_size", c.ff_size},
+                            {"experts", c.experts.n},
+                            {"experts_used", c.experts.used},
                             {"sliding_window", c.sliding_window}};
+        EngineOptions options;
+        options.device              = a.device;
+        const Result<Outlook> ahead = look_ahead(file, c, options);
+        if (!ahead) return complain(ahead.error());
+        Json types = Json::object();
+        for (const auto& [type, bytes] : ahead->types) types[dtype_info(type).name] = bytes;
+        out["outlook"] = Json{{"family", ahead->family},
+                              {"active_parameters", ahead->active_parameters},
+                              {"types", std::move(types)},
+                              {"weight_bytes", ahead->weight_bytes},
+                              {"active_bytes", ahead->active_bytes},
+                              {"device", ahead->device},
+                              {"memory", ahead->memory},
+                              {"fits", ahead->fits},
+                              {"context", ahead->context},
+                              {"bandwidth", ahead->bandwidth},
+                              {"tokens_per_second", ahead->tokens_per_second},
+                              {"unknown_keys", ahead->unknown},
+                              {"text", describe(*ahead)}};
     }
     std::int64_t parameters = 0;
     Json         tensors    = Json::array();
@@ -191,8 +214,10 @@ int detokenize(const Arguments& a) {
     return print_json(Json{{"text", bytes}, {"hex", hex}}); // json_dump() replaces what is not UTF-8
 }
 
-Result<Engine> load_engine(const Arguments& a) {
+// With a context of `n_tokens`, as the request needs.
+Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     EngineOptions options;
+    options.context = int(std::min(n_tokens, std::size_t(1) << 30));
     options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
     options.block_size    = a.block_size;
     options.threads       = a.threads;

@@ -11,6 +11,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
+import quire.engine.outlook;
 import quire.model_file.config;
 import quire.serve.api_error;
 import quire.serve.endpoints;
@@ -231,7 +232,9 @@ int run(Arguments& a) {
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
     const TerminalFacts facts = terminal_facts();
-    ProgressBar         bar("loading", facts.err && !facts.dumb);
+    if (const Result<Outlook> ahead = look_ahead(a.model, a.engine))
+        std::fprintf(stderr, "server: %s\n", describe(*ahead).c_str());
+    ProgressBar bar("loading", facts.err && !facts.dumb);
     Result<Engine>      engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
     bar.clear();
     if (!engine) return complain(engine.error());

@@ -95,6 +95,8 @@ public:
     virtual std::size_t memory_for_cache() const = 0;
     // Bytes allocated so far: weights that are not used directly from the file, buffers, workspaces.
     virtual std::size_t memory_taken() const = 0;
+    // Bytes a second that the device reads from its memory, measured now, in some 50 ms.
+    virtual double read_bandwidth() = 0;
     // Of values that are not float32.
     virtual DType activation_type() const = 0;
 

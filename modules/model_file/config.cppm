@@ -331,6 +331,24 @@ int ModelConfig::widest_window() const {
     return widest;
 }
 
+// The family whose name differs least: by the fewest letters to insert, remove or replace.
+std::string_view nearest_family(std::string_view name) {
+    const auto distance = [&](const Family& f) {
+        std::vector<std::size_t> row(name.size() + 1);
+        std::iota(row.begin(), row.end(), std::size_t(0));
+        for (std::size_t i = 0; i < f.name.size(); i++) {
+            std::size_t diagonal = std::exchange(row[0], i + 1);
+            for (std::size_t j = 0; j < name.size(); j++) {
+                const std::size_t replaced = diagonal + (f.name[i] != name[j]);
+                diagonal                   = row[j + 1];
+                row[j + 1]                 = std::min({replaced, row[j] + 1, row[j + 1] + 1});
+            }
+        }
+        return row.back();
+    };
+    return std::ranges::min_element(families(), {}, distance)->name;
+}
+
 Result<ModelConfig> read_config(const Gguf& file) {
     ModelConfig              c;
     Result<std::string_view> name = file.text("general.architecture");
@@ -339,7 +357,8 @@ Result<ModelConfig> read_config(const Gguf& file) {
     if (!c.family) {
         std::string list;
         for (const Family& f : families()) list += cat(list.empty() ? "" : ", ", f.name);
-        return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list, ")");
+        return fail(file.path(), ": general.architecture is ", quote(*name), ", not one that quire runs (", list,
+                    "); the nearest is ", nearest_family(*name));
     }
     if (file.tensors().empty())
         return fail(file.path(), ": it has a vocabulary at most, no tensors to run a model with");

@@ -63,6 +63,7 @@ public:
         return std::min(machine / 4, available_memory() / 3);
     }
     std::size_t  memory_taken() const override { return taken_; }
+    double       read_bandwidth() override;
     DType        activation_type() const override { return DType::F32; }
     Result<void> prepare_steps(const StepLimits&) override {
         copies_.settle();
@@ -190,6 +191,27 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
     Result<Buffer> buffer = fresh_memory(bytes);
     if (buffer) taken_ += buffer->bytes();
     return buffer;
+}
+
+// All threads sum the same memory, larger than the caches, twice: the first time brings its pages.
+double CpuBackend::read_bandwidth() {
+    constexpr std::int64_t n = std::int64_t(96) << 18; // floats
+    std::vector<float>     memory(static_cast<std::size_t>(n), 1.0f);
+    std::vector<float>     sums(scratch_.size() * 16);
+    double                 seconds = 0;
+    for (int round = 0; round < 3; round++) {
+        const auto start = std::chrono::steady_clock::now();
+        pool_.run(pool_.n_threads() * 4, [&](int item, int thread) {
+            const std::int64_t first = n * item / (pool_.n_threads() * 4), last = n * (item + 1) / (pool_.n_threads() * 4);
+            std::array<float, 64> sum{};
+            for (std::int64_t i = first; i + 64 <= last; i += 64)
+                for (std::size_t j = 0; j < 64; j++) sum[j] += memory[std::size_t(i) + j];
+            sums[std::size_t(thread) * 16] += sum[0] + sum[63];
+        });
+        const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (round > 0) seconds = round == 1 ? took : std::min(seconds, took);
+    }
+    return sums[0] > 0 ? double(n) * sizeof(float) / seconds : 0;
 }
 
 // At least n floats, on a line of 64 bytes.

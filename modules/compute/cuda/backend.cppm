@@ -82,6 +82,7 @@ public:
     std::size_t            memory_available() const override;
     std::size_t            memory_for_cache() const override;
     std::size_t            memory_taken() const override { return memory_.taken() + cuda::bytes_of(*gpu_); }
+    double                 read_bandwidth() override;
     DType                  activation_type() const override { return DType::F16; }
     Result<TensorView>     prepare(const TensorView& weight) override;
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
@@ -192,6 +193,28 @@ Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
     if (data == nullptr) return fail_with(ErrorKind::system, "the GPU has no ", bytes >> 20, " MiB of memory left");
     memory_.count(bytes);
     return Buffer(data, bytes, [](void* p, std::size_t) { cuda::release(p); });
+}
+
+// A kernel that reads two arrays and writes one, a few times.
+double CudaBackend::read_bandwidth() {
+    cuda::use(*gpu_);
+    constexpr std::int64_t n = std::int64_t(64) << 20;
+    auto* const            x = static_cast<float*>(cuda::allocate(*gpu_, std::size_t(n) * 4));
+    auto* const            y = static_cast<Half*>(cuda::allocate(*gpu_, std::size_t(n) * 2));
+    double                 seconds = 0;
+    if (x != nullptr && y != nullptr) {
+        void *const first = cuda::create_event(), *const last = cuda::create_event();
+        cuda::add(x, y, n, *gpu_);
+        cuda::record_event(first, *gpu_);
+        for (int i = 0; i < 4; i++) cuda::add(x, y, n, *gpu_);
+        cuda::record_event(last, *gpu_);
+        seconds = cuda::seconds_between(first, last);
+        cuda::destroy_event(first);
+        cuda::destroy_event(last);
+    }
+    cuda::release(x);
+    cuda::release(y);
+    return seconds > 0 ? 4 * double(n) * 10 / seconds : 0;
 }
 
 Result<Buffer> CudaBackend::allocate_host(std::size_t bytes) {

@@ -1,0 +1,154 @@
+// quire.engine.outlook: what a model file will be like on this machine, said before its weights are read: size, types, how much
+// context fits, how fast one sequence can be. Owns nothing.
+export module quire.engine.outlook;
+
+import quire.compute.backend;
+import quire.compute.cpu.backend;
+import quire.compute.cuda.backend;
+import quire.compute.kv_cache;
+import quire.compute.memory;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+import quire.engine.options;
+import quire.model_file.config;
+import quire.model_file.gguf;
+
+export namespace quire {
+
+struct Outlook {
+    std::string family;
+    // Elements of all tensors, and of those that one token reads (of a mixture of experts: the ones that it chooses).
+    std::int64_t                               parameters = 0, active_parameters = 0;
+    std::vector<std::pair<DType, std::size_t>> types;                             // bytes of each, the most first
+    std::size_t                                weight_bytes = 0, active_bytes = 0; // all; read for one token
+    std::size_t                                kv_bytes_per_token = 0;
+    std::string                                device;           // "cpu" or "cuda"
+    std::size_t                                memory        = 0; // bytes that weights and KV cache can have there
+    bool                                       fits          = false;
+    std::int64_t                               context       = 0; // tokens whose KV fits beside the weights, at most the trained length
+    int                                        trained       = 0;
+    double                                     bandwidth     = 0; // bytes a second, measured
+    double                                     tokens_per_second = 0; // of one sequence, if reading the weights were all
+    std::vector<std::string>                   unknown;          // keys of the file that quire does not read
+};
+
+// `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
+Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& config, const EngineOptions& options);
+
+// The same for a file by its path. Error: why the file cannot be run.
+Result<Outlook> look_ahead(const std::string& path, const EngineOptions& options);
+
+// Two lines for a person.
+std::string describe(const Outlook& outlook);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// A key that says something about the model, which no module asks for.
+static bool is_unknown(std::string_view key, std::string_view prefix) {
+    static constexpr std::array<std::string_view, 46> known{
+        "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
+        "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.key_length_mla",
+        "attention.value_length_mla", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "attention.causal",
+        "attention.kv_lora_rank", "attention.q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping",
+        "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
+        "rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.original_context_length",
+        "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
+        "rope.scaling.finetuned", "embedding_scale", "residual_scale", "logit_scale", "expert_count", "expert_used_count",
+        "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count", "expert_weights_norm",
+        "expert_weights_scale", "expert_gating_func", "expert_group_count", "leading_dense_block_count"};
+    static constexpr std::array<std::string_view, 5> others{"position_offset", "do_layer_norm_before", "use_parallel_residual",
+                                                            "tensor_data_layout", "expert_group_used_count"};
+    if (!key.starts_with(prefix)) return false;
+    key.remove_prefix(prefix.size());
+    return std::ranges::find(known, key) == known.end() && std::ranges::find(others, key) == others.end();
+}
+
+Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineOptions& o) {
+    Outlook                       look;
+    std::map<DType, std::size_t>  types;
+    const bool                    tied = file.tensor("output.weight") == nullptr;
+    const double                  part = c.experts.n > 0 ? double(c.experts.used) / double(c.experts.n) : 1;
+    double                        active = 0, active_bytes = 0;
+    for (const GgufTensor& t : file.tensors()) {
+        const std::int64_t n = t.view().rows * t.view().cols;
+        types[t.type] += t.bytes;
+        look.parameters += n;
+        look.weight_bytes += t.bytes;
+        const bool lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight";
+        const double used = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
+        active += used * double(n);
+        active_bytes += used * double(t.bytes);
+    }
+    look.family            = c.architecture_name;
+    look.active_parameters = std::int64_t(active);
+    look.active_bytes      = std::size_t(active_bytes);
+    look.types.assign(types.begin(), types.end());
+    std::ranges::sort(look.types, std::greater<>(), &std::pair<DType, std::size_t>::second);
+    look.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type == KvType::f16 ? DType::F16 : DType::F32);
+    look.trained            = c.context_length;
+    for (const auto& [key, value] : file.metadata())
+        if (is_unknown(key, c.architecture_name + ".")) look.unknown.push_back(key);
+
+    Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
+    if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
+        Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({});
+        if (!gpu && o.device == "cuda") return std::unexpected(gpu.error());
+        if (gpu) backend = std::move(gpu), look.device = "cuda";
+    }
+    if (!backend) return std::unexpected(backend.error());
+    if (look.device.empty()) look.device = "cpu";
+    // Pages of the file count as free memory on the CPU, and are what it computes with.
+    look.memory            = std::size_t(double((*backend)->memory_available()) * (look.device == "cuda" ? o.gpu_memory_utilization : 1));
+    look.fits              = look.weight_bytes < look.memory;
+    const std::size_t left = look.fits ? look.memory - look.weight_bytes : 0;
+    look.context           = std::min<std::int64_t>(std::int64_t(left / std::max<std::size_t>(look.kv_bytes_per_token, 1)), c.context_length);
+    look.bandwidth         = (*backend)->read_bandwidth();
+    if (look.active_bytes > 0) look.tokens_per_second = look.bandwidth / double(look.active_bytes);
+    return look;
+}
+
+Result<Outlook> look_ahead(const std::string& path, const EngineOptions& options) {
+    const Result<Gguf> file = Gguf::open(path);
+    if (!file) return std::unexpected(file.error());
+    const Result<ModelConfig> config = read_config(*file);
+    if (!config) return std::unexpected(config.error());
+    return look_ahead(*file, *config, options);
+}
+
+static std::string amount(double n, std::span<const std::string_view> units, double step) {
+    std::size_t unit = 0;
+    while (n >= step && unit + 1 < units.size()) n /= step, unit++;
+    char text[32];
+    std::snprintf(text, sizeof text, n < 10 && unit > 0 ? "%.1f" : "%.0f", n);
+    return cat(text, units[unit]);
+}
+
+std::string describe(const Outlook& look) {
+    constexpr std::array<std::string_view, 4> bytes{" B", " KiB", " MiB", " GiB"}, counts{"", " k", " M", " B"};
+    const auto size  = [&](std::size_t n) { return amount(double(n), bytes, 1024); };
+    const auto count = [&](std::int64_t n) { return amount(double(n), counts, 1000); };
+    std::string text = cat(look.family, ", ", count(look.parameters), " parameters");
+    if (look.active_parameters < look.parameters * 3 / 4) text += cat(" (", count(look.active_parameters), " active)");
+    for (const auto& [type, n] : look.types)
+        if (n * 50 >= look.weight_bytes) text += cat(", ", dtype_info(type).name, " ", size(n));
+    text += "\n";
+    if (look.fits)
+        text += cat("context ", look.context, " of ", look.trained, " tokens fits (", size(look.kv_bytes_per_token), " a token)");
+    else text += cat("does not fit: ", size(look.weight_bytes), " of weights, ", size(look.memory), " free on the ", look.device);
+    if (look.tokens_per_second > 0) {
+        char speed[64];
+        std::snprintf(speed, sizeof speed, look.tokens_per_second < 10 ? "%.1f" : "%.0f", look.tokens_per_second);
+        text += cat("; at most about ", speed, " tok/s for one sequence (", amount(look.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
+                    " measured)");
+    }
+    for (std::size_t i = 0; i < look.unknown.size(); i++) text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", look.unknown[i]);
+    return text;
+}
+
+} // namespace quire
