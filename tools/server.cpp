@@ -234,8 +234,8 @@ int run(Arguments& a) {
     const TerminalFacts facts = terminal_facts();
     if (const Result<Outlook> ahead = look_ahead(a.model, a.engine))
         std::fprintf(stderr, "server: %s\n", describe(*ahead).c_str());
-    ProgressBar bar("loading", facts.err && !facts.dumb);
-    Result<Engine>      engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
+    ProgressBar    bar("loading", facts.err && !facts.dumb);
+    Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
     bar.clear();
     if (!engine) return complain(engine.error());
     if (const std::string warning = engine->warning(); !warning.empty())

@@ -28,8 +28,8 @@ enum class Residual : std::uint8_t {
 // Of the feed-forward network; gated: activation(gate) · up.
 enum class Activation : std::uint8_t {
     silu,
-    gelu_tanh,      // the approximation with tanh
-    gelu_erf,       // exact
+    gelu_tanh, // the approximation with tanh
+    gelu_erf,  // exact
     relu,
     clamped_swiglu, // gpt-oss: g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1)
 };
@@ -61,18 +61,18 @@ struct Family {
     // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
     int   window_period     = 0;
     float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
-    bool  softcaps          = false;                // the keys of soft-caps mean something
-    int   no_rope_period    = 0;                    // the last of so many layers has no RoPE
+    bool  softcaps       = false;                   // the keys of soft-caps mean something
+    int   no_rope_period = 0;                       // the last of so many layers has no RoPE
     // Layers with the window have a RoPE of their own: no scaling, this base unless the file says (0: as the other layers).
-    bool  local_rope = false;
-    float local_rope_base = 0;
-    int   wide_scale_layers = 0;     // with so many layers q·k is scaled by sqrt(heads / hidden), not by the head's size
+    bool  local_rope        = false;
+    float local_rope_base   = 0;
+    int   wide_scale_layers = 0; // with so many layers q·k is scaled by sqrt(heads / hidden), not by the head's size
     bool  may_be_parallel   = false; // a file without ffn_norm is `parallel`
 
-    Gating gating              = Gating::softmax;
-    bool   experts_normalised  = false; // the weights of the chosen experts are divided by their sum, unless the file says
-    bool   latent              = false; // multi-head latent attention
-    bool   sinks               = false; // attention has sinks
+    Gating gating           = Gating::softmax;
+    bool experts_normalised = false; // the weights of the chosen experts are divided by their sum, unless the file says
+    bool latent             = false; // multi-head latent attention
+    bool sinks              = false; // attention has sinks
 };
 
 // Alphabetical.
