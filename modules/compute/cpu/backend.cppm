@@ -196,8 +196,11 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
 // All threads sum the same memory, larger than the caches, twice: the first time brings its pages.
 double CpuBackend::read_bandwidth() {
     constexpr std::int64_t n = std::int64_t(96) << 18; // floats
-    std::vector<float>     memory(static_cast<std::size_t>(n), 1.0f);
-    std::vector<float>     sums(scratch_.size() * 16);
+    Result<Buffer>         buffer = fresh_memory(std::size_t(n) * sizeof(float));
+    if (!buffer) return 0;
+    auto* const memory = static_cast<float*>(buffer->data());
+    std::fill_n(memory, n, 1.0f);
+    std::vector<float> sums(scratch_.size() * 16);
     double                 seconds = 0;
     for (int round = 0; round < 3; round++) {
         const auto start = std::chrono::steady_clock::now();
