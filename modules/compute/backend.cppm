@@ -29,7 +29,7 @@ struct KvLayer {
     void* v        = nullptr;    // latent: null
     DType type     = DType::F16; // or F32
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
-    int   value_dim = 0;   // head_dim, unless latent
+    int   value_dim = 0;     // head_dim, unless latent
     bool  on_host   = false; // the swap pool
 
     bool latent() const { return v == nullptr; }

@@ -157,8 +157,8 @@ struct Argmax {
     ValueId logits = none;
 };
 
-using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route, ExpertGatedGemm,
-                               ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax>;
+using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route,
+                               ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax>;
 
 struct Program {
     Program()                              = default;
@@ -203,9 +203,8 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",     "norm",  "gemm",         "gated_gemm",     "activate",  "head_gemm", "rope_and_store",
-        "attention", "route", "expert_gated", "expert_combine", "gate_rows", "soft_cap",  "add",
-        "select_rows", "argmax"};
+        "embed", "norm",         "gemm",           "gated_gemm", "activate", "head_gemm", "rope_and_store", "attention",
+        "route", "expert_gated", "expert_combine", "gate_rows",  "soft_cap", "add",       "select_rows",    "argmax"};
     return names[operation.index()];
 }
 
@@ -225,7 +224,7 @@ std::string describe(const Program& program, const Operation& operation) {
               [&](const Norm& o) {
                   const std::string sum =
                       cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)), " → ",
-                           name(o.out));
+                          name(o.out));
                   if (o.kind == NormKind::none) return sum;
                   return cat(sum, o.kind == NormKind::layer ? "  (LayerNorm" : "  (RMSNorm",
                              o.group != program[o.x].cols ? cat(" of ", o.group, ")") : std::string(")"));
@@ -244,8 +243,8 @@ std::string describe(const Program& program, const Operation& operation) {
               },
               [&](const Activate& o) { return cat(name(o.x), "  (", act(o.activation), ")"); },
               [&](const HeadGemm& o) {
-                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ", dtype_info(o.weight.type).name,
-                              " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
+                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ",
+                              dtype_info(o.weight.type).name, " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
               },
               [&](const RopeAndStore& o) {
                   return cat(name(o.q), ", ", name(o.k), ", ", name(o.v), " → KV cache",
@@ -256,7 +255,8 @@ std::string describe(const Program& program, const Operation& operation) {
               [&](const Attention& o) {
                   return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
                              o.window > 0 ? cat(", window ", o.window) : std::string(),
-                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "", ")");
+                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "",
+                             ")");
               },
               [&](const Route& o) {
                   return cat(name(o.x), " → ", name(o.out), "  (", o.n_used, " of ", o.weight.rows, " experts)");

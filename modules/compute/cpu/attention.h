@@ -147,8 +147,8 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
         const int b        = std::min(to, position + 1) - chunk;
         rescale[i]         = 1;
         if (a < b) {
-            rescale[i] = online_softmax<Fma>(row[i], a, b, task.scale, task.softcap, row_max + first + i,
-                                             row_sum + first + i);
+            rescale[i] =
+                online_softmax<Fma>(row[i], a, b, task.scale, task.softcap, row_max + first + i, row_sum + first + i);
             low = std::min(low, a), high = std::max(high, b);
         } else {
             std::fill(row[i], row[i] + attention_chunk, 0.0f);
@@ -168,8 +168,8 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
 template <bool Fma, int Q, int V>
 INLINE void attention_body(const AttentionTask& task) {
     const int D = task.head_dim, padded = (D + 15) / 16 * 16, value_dim = task.value_dim,
-              padded_v  = (value_dim + 15) / 16 * 16;
-    int       n_queries = 0;
+              padded_v = (value_dim + 15) / 16 * 16;
+    int n_queries      = 0;
     for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * task.n_heads;
     float* at   = task.scratch;
     auto   take = [&](int n) __attribute__((always_inline)) {
@@ -177,7 +177,8 @@ INLINE void attention_body(const AttentionTask& task) {
         at += n;
         return begin;
     };
-    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded_v), take(16 * padded), padded, padded_v};
+    const Chunk c{take(padded * attention_chunk), take(attention_chunk * padded_v), take(16 * padded), padded,
+                  padded_v};
     float *     scores = take(Q * attention_chunk), *acc = take(n_queries * padded_v);
     auto*       query   = reinterpret_cast<Query*>(take(n_queries * int(sizeof(Query) / sizeof(float))));
     float *     row_max = take(n_queries), *row_sum = take(n_queries);

@@ -98,7 +98,7 @@ struct AttentionTask {
     const float*     sinks        = nullptr; // a score of each head that has no value, or null
     const std::byte* k            = nullptr; // this kv head's part of block 0
     const std::byte* v            = nullptr; // likewise; value_dim numbers of rows as long as those of k
-    std::size_t      block_stride = 0; // bytes from a block's part to the next block's
+    std::size_t      block_stride = 0;       // bytes from a block's part to the next block's
     int              block_size   = 0;
     DType            kv_type      = DType::F16;
     float*           scratch      = nullptr; // attention_scratch() floats
