@@ -20,6 +20,9 @@ struct LoweredOperation {
     bool                logit_rows = false;   // its rows are logit rows
     const float*        norm_bias  = nullptr; // LayerNorm's
     const cuda::Weight* positions  = nullptr; // Embed's, learned
+    cuda::Route         route;                // Route
+    cuda::ExpertGemm    experts;              // ExpertGatedGemm, ExpertCombineGemm
+    bool                grouped    = false;   // these three: the weights can be multiplied in tiles
 };
 
 // Steps whose operations run in different kernels.
