@@ -174,6 +174,9 @@ Result<void> check_room(const Backend& backend, const EngineOptions& o, std::siz
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& o,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress) {
+    if (config.family->encoder && o.device == "cuda")
+        return fail(path, ": the family ", config.family->name, " runs on the CPU only");
+    if (config.family->encoder) o.device = "cpu";
     Result<std::unique_ptr<Backend>> backend = make_backend(o);
     if (!backend) return std::unexpected(backend.error());
     if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
