@@ -43,6 +43,7 @@ struct KvLayer {
 struct StepLimits {
     int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
     int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
+    int n_windows = 1; // different sliding windows of the layers, where none counts as one
 };
 
 // Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not
