@@ -79,4 +79,23 @@ inline std::vector<float> floats_of(const std::vector<std::uint16_t>& fp16) {
     return out;
 }
 
+inline constexpr cuda::Activation activations[] = {cuda::Activation::silu, cuda::Activation::gelu_tanh,
+                                            cuda::Activation::gelu_erf, cuda::Activation::relu,
+                                            cuda::Activation::clamped_swiglu};
+
+// activation(g) · u, in double precision.
+inline double activated(cuda::Activation activation, double g, double u) {
+    switch (activation) {
+        case cuda::Activation::silu: return g / (1 + std::exp(-g)) * u;
+        case cuda::Activation::gelu_tanh:
+            return 0.5 * g * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g))) * u;
+        case cuda::Activation::gelu_erf: return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
+        case cuda::Activation::relu: return std::max(g, 0.0) * u;
+        case cuda::Activation::clamped_swiglu:
+            g = std::min(g, 7.0), u = std::clamp(u, -7.0, 7.0);
+            return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+    }
+    return 0;
+}
+
 } // namespace quire::testing

@@ -96,18 +96,6 @@ struct Stack {
     std::vector<void*>  memory;
 };
 
-double activated(Activation activation, double g, double u) {
-    switch (activation) {
-        case Activation::silu: return g / (1 + std::exp(-g)) * u;
-        case Activation::gelu_tanh: return 0.5 * g * (1 + std::tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
-        case Activation::gelu_erf: return 0.5 * g * (1 + std::erf(g * 0.7071067811865476)) * u;
-        case Activation::relu: return std::max(g, 0.0) * u;
-        case Activation::clamped_swiglu:
-            return std::min(g, 7.0) / (1 + std::exp(-1.702 * std::min(g, 7.0))) * (std::clamp(u, -7.0, 7.0) + 1);
-    }
-    return 0;
-}
-
 std::vector<float> normal(std::size_t n, std::mt19937& random, float scale) {
     std::normal_distribution<float> of(0, scale);
     std::vector<float>              out(n);
@@ -132,7 +120,7 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
             const int unit = form == Form::f16 ? 1 : form == Form::q4_k ? 256 : 32;
             if (hidden % unit != 0 || ff % unit != 0) continue;
             const bool       odd        = turn++ % 2 == 1; // biases, skew, the other gatings
-            const auto       activation = odd ? Activation(turn / 2 % 5) : Activation::silu;
+            const auto       activation = odd ? activations[turn / 2 % 5] : cuda::Activation::silu;
             const Stack      gate(gpu, form, n, ff, hidden, random), up(gpu, form, n, ff, hidden, random),
                 down(gpu, form, n, hidden, ff, random);
             const auto gate_bias = normal(std::size_t(n * ff), random, 1), up_bias = normal(std::size_t(n * ff), random, 1),
@@ -179,7 +167,7 @@ TEST_CASE("GPU: mixtures of experts of every form and shape equal plain sums", "
                         out(gpu, std::vector<std::uint16_t>(t * std::size_t(hidden), fp16_nan));
                     cuda::ExpertGemm g, d;
                     g.x = d_x.data, g.routes = d.routes = routes.data, g.n_experts = d.n_experts = n, g.n_used = d.n_used = k;
-                    g.activation = cuda::Activation(int(activation));
+                    g.activation = activation;
                     g.gate = {gate.weight, odd ? d_gate_bias.data : nullptr, inner.data};
                     g.up   = {up.weight, odd ? d_up_bias.data : nullptr, nullptr};
                     d.x = inner.data, d.gate = {down.weight, odd ? d_down_bias.data : nullptr, out.data};

@@ -217,7 +217,7 @@ int detokenize(const Arguments& a) {
 // With a context of `n_tokens`, as the request needs.
 Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     EngineOptions options;
-    options.context = int(std::min(n_tokens, std::size_t(1) << 30));
+    options.context       = int(std::min(n_tokens, std::size_t(1) << 30));
     options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
     options.block_size    = a.block_size;
     options.threads       = a.threads;
@@ -254,7 +254,7 @@ Json to_json(const TokenLogprob& t) { return Json{{"id", t.token}, {"logprob", t
 int logits(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
     if (!ids) return complain(ids.error());
-    Result<Engine> engine = load_engine(a);
+    Result<Engine> engine = load_engine(a, ids->size() + 1);
     if (!engine) return complain(engine.error());
     Request request;
     request.prompt               = *ids;
@@ -293,7 +293,7 @@ int logits(const Arguments& a) {
 int generate(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
     if (!ids) return complain(ids.error());
-    Result<Engine> engine = load_engine(a);
+    Result<Engine> engine = load_engine(a, ids->size() + std::size_t(a.n) + 1);
     if (!engine) return complain(engine.error());
     Request request;
     request.prompt               = *ids;

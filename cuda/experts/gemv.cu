@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
         const float a = warp_sum(g[r][0]) + (op.gate.bias ? op.gate.bias[at + r] : 0.0f),
                     b = warp_sum(u[r][0]) + (op.up.bias ? op.up.bias[at + r] : 0.0f);
         if (threadIdx.x % 32 == 0)
-            static_cast<__half*>(op.gate.out)[pair * rows + row + r] = __float2half(gated(op.activation, a, b));
+            static_cast<__half*>(op.gate.out)[pair * rows + row + r] = to_finite(gated(op.activation, a, b));
     }
 }
 
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(warps * 32, 3) combine_kernel(ExpertGemm op, i
     float total = 0;
     if (expert_of(op, t, 0) >= 0)
         for (int slot = 0; slot < k; slot++) total += sums[group][slot][lane];
-    static_cast<__half*>(op.gate.out)[t * rows + row + lane] = __float2half(total * op.scale);
+    static_cast<__half*>(op.gate.out)[t * rows + row + lane] = to_finite(total * op.scale);
 }
 
 // -- any shape and form, one weight a lane at a time
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(warps * 32) gated_plain_kernel(ExpertGemm op, 
     const auto*        x  = reinterpret_cast<const __half*>(op.x) + t * op.gate.weight.cols;
     const float        a  = plain_dot(op.gate.weight, at, x) + (op.gate.bias ? op.gate.bias[at] : 0.0f),
                 b         = plain_dot(op.up.weight, at, x) + (op.up.bias ? op.up.bias[at] : 0.0f);
-    if (threadIdx.x % 32 == 0) static_cast<__half*>(op.gate.out)[pair * rows + row] = __float2half(gated(op.activation, a, b));
+    if (threadIdx.x % 32 == 0) static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(gated(op.activation, a, b));
 }
 
 __global__ void __launch_bounds__(warps * 32) combine_plain_kernel(ExpertGemm op, int rows) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(warps * 32) combine_plain_kernel(ExpertGemm op
         const auto*        x  = reinterpret_cast<const __half*>(op.x) + (t * op.n_used + slot) * op.gate.weight.cols;
         total += weight_of(op, t, slot) * (plain_dot(op.gate.weight, at, x) + (op.gate.bias ? op.gate.bias[at] : 0.0f));
     }
-    if (threadIdx.x % 32 == 0) static_cast<__half*>(op.gate.out)[t * rows + row] = __float2half(total * op.scale);
+    if (threadIdx.x % 32 == 0) static_cast<__half*>(op.gate.out)[t * rows + row] = to_finite(total * op.scale);
 }
 
 template <class Launch>

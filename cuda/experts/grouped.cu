@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
             const int slot = t * 8 + lane / 4; // after the transposition a lane has two neighbouring rows of one pair
 #pragma unroll
             for (int half = 0; half < (Gated ? 1 : 2); half++) {
-                const std::uint32_t two = movmatrix(pack(v[2 * half], v[2 * half + 1]));
+                const std::uint32_t two = movmatrix(pack_finite(v[2 * half], v[2 * half + 1]));
                 const int           r   = row + half * 8 + lane % 4 * 2;
                 if (slot >= now.n || r >= p.rows) continue;
                 *reinterpret_cast<std::uint32_t*>(p.out + std::int64_t(p.pairs[now.first + slot]) * p.rows + r) = two;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(256) combine_parts_kernel(ExpertGemm op, const
         }
     std::uint32_t out[4];
 #pragma unroll
-    for (int j = 0; j < 4; j++) out[j] = pack(sum[2 * j] * op.scale, sum[2 * j + 1] * op.scale);
+    for (int j = 0; j < 4; j++) out[j] = pack_finite(sum[2 * j] * op.scale, sum[2 * j + 1] * op.scale);
     *reinterpret_cast<uint4*>(static_cast<__half*>(op.gate.out) + i) = make_uint4(out[0], out[1], out[2], out[3]);
 }
 

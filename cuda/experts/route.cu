@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "../epilogue.cuh"
 #include "../kernels.h"
 #include "../warp.cuh"
 
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(256)
     for (int c = int(threadIdx.x); c < gate_cols; c += 256) sum += __half2float(from[c]) * weight[c];
     const float factor = 1 / (1 + expf(-cta_sum(sum, sums)));
     __half*     row    = x + std::int64_t(blockIdx.x) * cols;
-    for (int c = int(threadIdx.x); c < cols; c += 256) row[c] = __float2half(__half2float(row[c]) * factor);
+    for (int c = int(threadIdx.x); c < cols; c += 256) row[c] = to_finite(__half2float(row[c]) * factor);
 }
 
 } // namespace
