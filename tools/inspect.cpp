@@ -254,7 +254,7 @@ Json to_json(const TokenLogprob& t) { return Json{{"id", t.token}, {"logprob", t
 int logits(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
     if (!ids) return complain(ids.error());
-    Result<Engine> engine = load_engine(a);
+    Result<Engine> engine = load_engine(a, ids->size() + 1);
     if (!engine) return complain(engine.error());
     Request request;
     request.prompt               = *ids;
@@ -293,7 +293,7 @@ int logits(const Arguments& a) {
 int generate(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
     if (!ids) return complain(ids.error());
-    Result<Engine> engine = load_engine(a);
+    Result<Engine> engine = load_engine(a, ids->size() + std::size_t(a.n) + 1);
     if (!engine) return complain(engine.error());
     Request request;
     request.prompt               = *ids;
