@@ -254,9 +254,8 @@ TEST_CASE("rope scaling is none, linear or yarn, with a factor that can be divid
             refused("llama.rope.scaling.factor", factor, "rope.scaling.factor is", scaled(type));
     refused("llama.rope.scale_linear", 0.f, "rope.scale_linear is 0");
     refused("llama.rope.scaling.type", "dynamic", "'dynamic' is not one of none, linear, yarn, longrope");
-    CHECK(load("llama", {.keys = [](GgufWriter& w) {
-                  w.set("llama.rope.scaling.type", "longrope");
-              }}).error.find("longrope, but tensor rope_factors_long.weight is missing") != std::string::npos);
+    CHECK(load("llama", {.keys = [](GgufWriter& w) { w.set("llama.rope.scaling.type", "longrope"); }})
+              .error.find("longrope, but tensor rope_factors_long.weight is missing") != std::string::npos);
     refused("llama.rope.scaling.type", 1u, "rope.scaling.type is an unsigned integer");
     refused("llama.rope.scaling.original_context_length", 0u, "original_context_length is 0", scaled("yarn"));
     refused("llama.rope.scaling.yarn_beta_slow", 40.f, "yarn_beta_fast 32 is not above yarn_beta_slow 40",
@@ -306,8 +305,8 @@ TEST_CASE("a tensor that is missing or of another shape is refused with both sha
     CHECK(load("llama", {.dims = {{"rope_freqs.weight", {4}}}, .more = {"rope_freqs.weight"}}).error == "");
     CHECK(load("llama", {.more = {"blk.0.attn_q.bias"}}).error.find("attn_q.bias is [1], the model needs [32]") !=
           std::string::npos);
-    CHECK(load("llama", {.more = {"blk.0.ffn_down.bias"}})
-              .error.find("ffn_down.bias is [1], the model needs [32]") != std::string::npos);
+    CHECK(load("llama", {.more = {"blk.0.ffn_down.bias"}}).error.find("ffn_down.bias is [1], the model needs [32]") !=
+          std::string::npos);
     CHECK(load("llama", {.more = {"something.else"}})
               .error.find("something.else is one that quire does not compute with (in the family llama)") !=
           std::string::npos);

@@ -217,7 +217,7 @@ int detokenize(const Arguments& a) {
 // With a context of `n_tokens`, as the request needs.
 Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     EngineOptions options;
-    options.context = int(std::min(n_tokens, std::size_t(1) << 30));
+    options.context       = int(std::min(n_tokens, std::size_t(1) << 30));
     options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
     options.block_size    = a.block_size;
     options.threads       = a.threads;

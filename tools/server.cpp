@@ -232,10 +232,15 @@ int run(Arguments& a) {
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
     const TerminalFacts facts = terminal_facts();
-    if (const Result<Outlook> ahead = look_ahead(a.model, a.engine))
-        std::fprintf(stderr, "server: %s\n", describe(*ahead).c_str());
-    ProgressBar bar("loading", facts.err && !facts.dumb);
-    Result<Engine>      engine = Engine::load(a.model, a.engine, [&](double fraction) { bar.show(fraction); });
+    // Said once it is clear that there is room, and before the weights are read.
+    std::string said;
+    if (const Result<Outlook> ahead = look_ahead(a.model, a.engine)) said = describe(*ahead);
+    ProgressBar    bar("loading", facts.err && !facts.dumb);
+    Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) {
+        for (const std::string& line : split(std::exchange(said, ""), '\n'))
+            std::fprintf(stderr, "server: %s\n", line.c_str());
+        bar.show(fraction);
+    });
     bar.clear();
     if (!engine) return complain(engine.error());
     if (const std::string warning = engine->warning(); !warning.empty())

@@ -51,7 +51,8 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
     for (const bool swap : {false, true}) {
         const int n = swap ? n_swap : n_blocks;
         if (n == 0) continue;
-        KvLayer shape{nullptr, nullptr, type, n, block_size, config.n_kv_heads, config.head_dim, config.value_dim, swap};
+        KvLayer           shape{nullptr,         nullptr,          type, n, block_size, config.n_kv_heads,
+                      config.head_dim, config.value_dim, swap};
         const std::size_t array = shape.block_bytes() * std::size_t(n), layer = config.latent ? array : 2 * array,
                           bytes = layer * std::size_t(config.n_layers);
         Result<Buffer> memory   = swap ? backend.allocate_host(bytes) : backend.allocate(bytes);
@@ -70,7 +71,9 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
     return cache;
 }
 
-std::size_t KvCache::block_bytes() const { return layers_.empty() ? 0 : (layers_[0].latent() ? 1 : 2) * layers_[0].block_bytes() * layers_.size(); }
+std::size_t KvCache::block_bytes() const {
+    return layers_.empty() ? 0 : (layers_[0].latent() ? 1 : 2) * layers_[0].block_bytes() * layers_.size();
+}
 
 void KvCache::move_blocks(Backend& backend, const BlockMoves& moves) const {
     backend.copy_blocks(moves.swap_out, layers_, swap_layers_);

@@ -43,7 +43,8 @@ private:
 
 // The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by `divisors` if there are
 // any. `local`: those of LayerConfig::local_rope. Cosine and sine are multiplied by `scale`.
-std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors, float& scale);
+std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors,
+                                    float& scale);
 
 } // namespace quire
 
@@ -51,7 +52,8 @@ module :private;
 
 namespace quire {
 
-std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors, float& scale) {
+std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors,
+                                    float& scale) {
     const int          half = config.rope_dim / 2;
     std::vector<float> freq(static_cast<std::size_t>(half));
     const auto         base    = double(local ? config.rope_base_local : config.rope_base);
@@ -123,9 +125,9 @@ public:
             other_ = value("other", hidden);
 
         const auto add_rope = [&](bool local) {
-            const TensorView& factors = !w_.rope_long                       ? w_.rope_freqs
-                                        : context > c_.rope_original_context ? w_.rope_long
-                                                                             : w_.rope_short;
+            const TensorView&      factors = !w_.rope_long                        ? w_.rope_freqs
+                                             : context > c_.rope_original_context ? w_.rope_long
+                                                                                  : w_.rope_short;
             std::span<const float> divisors;
             if (factors && !local) divisors = {static_cast<const float*>(factors.data), std::size_t(factors.cols)};
             Rope rope;
@@ -139,7 +141,8 @@ public:
     }
 
     Program build() && {
-        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset});
+        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types});
+        if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
         for (int i = 0; i < c_.n_layers; i++) {
             p_.layers.push_back(p_.operations.size());
             layer(i);
@@ -165,8 +168,8 @@ private:
     // h = norm of the residual, which takes up what waits for it first. An empty norm: h = the residual.
     void norm_residual(const Linear& weight) {
         const ValueId waiting = std::exchange(waiting_, none);
-        emit(Norm{waiting != none ? waiting : x_, waiting != none ? x_ : none, h_, weight.weight, weight.bias, c_.norm_eps,
-                  c_.hidden_size, weight ? c_.family->norm : NormKind::none});
+        emit(Norm{waiting != none ? waiting : x_, waiting != none ? x_ : none, h_, weight.weight, weight.bias,
+                  c_.norm_eps, c_.hidden_size, weight ? c_.family->norm : NormKind::none});
     }
     // What attention or feed-forward made is added to the residual by the next norm.
     void add(ValueId part) {
@@ -174,10 +177,23 @@ private:
         waiting_ = part;
     }
 
+    // x = norm(x + part), or of x alone.
+    void norm_sum(ValueId part, ValueId residual, const Linear& weight) {
+        emit(Norm{part, residual, x_, weight.weight, weight.bias, c_.norm_eps, c_.hidden_size, c_.family->norm});
+    }
+
     void layer(int i) {
         const LayerTensors& l        = w_.layers[std::size_t(i)];
-        const bool          parallel = c_.family->residual == Residual::parallel ||
-                              (c_.family->may_be_parallel && !l.ffn_norm);
+        if (l.attn_out_norm) {
+            norm_residual({});
+            attention(i, l);
+            norm_sum(delta_, x_, l.attn_out_norm);
+            norm_residual({});
+            feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, gate_, up_, delta_);
+            norm_sum(delta_, x_, l.layer_out_norm);
+            return;
+        }
+        const bool parallel = c_.family->residual == Residual::parallel || (c_.family->may_be_parallel && !l.ffn_norm);
         norm_residual(l.attn_norm);
         if (l.latent) latent_attention(i, l);
         else attention(i, l);
@@ -191,7 +207,9 @@ private:
         add(out);
     }
 
-    Rope rope_of(const LayerConfig& layer) const { return !layer.rope ? Rope() : layer.local_rope ? local_rope_ : rope_; }
+    Rope rope_of(const LayerConfig& layer) const {
+        return !layer.rope ? Rope() : layer.local_rope ? local_rope_ : rope_;
+    }
 
     void attention(int i, const LayerTensors& l) {
         const LayerConfig& layer = c_.layers[std::size_t(i)];
@@ -202,16 +220,18 @@ private:
         if (l.attn_q_norm) norm(q_, q_, l.attn_q_norm);
         if (l.attn_k_norm) norm(k_, k_, l.attn_k_norm);
         emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.head_dim, 0});
-        emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window, l.attn_sinks});
+        emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
+                       l.attn_sinks,
+                       !c_.family->encoder});
         emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
     }
 
     // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
     // the latent rows themselves.
     void latent_attention(int i, const LayerTensors& l) {
-        const LayerConfig&   layer = c_.layers[std::size_t(i)];
-        const LatentTensors& t     = *l.latent;
-        ValueId              q_in  = h_;
+        const LayerConfig&      layer = c_.layers[std::size_t(i)];
+        const LatentTensors&    t     = *l.latent;
+        ValueId                 q_in  = h_;
         std::vector<Projection> first{{t.kv_a, {}, v_}, {t.k_rope, {}, k_}};
         if (t.q_a) first.push_back({t.q_a.weight, t.q_a.bias, q_rank_});
         else first.push_back({l.attn_q.weight, l.attn_q.bias, q_});
@@ -225,12 +245,13 @@ private:
         emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.latent->nope_dim + c_.rope_dim, c_.latent->nope_dim});
         emit(HeadGemm{q_, q_latent_, t.k_b, c_.n_heads});
         emit(Attention{q_latent_, latent_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks});
+                       l.attn_sinks, true});
         emit(HeadGemm{latent_, attended_, t.v_b, c_.n_heads});
         emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
     }
 
-    void feed_forward(const Linear& gate, const Linear& up, const Linear& down, ValueId gated, ValueId inner, ValueId out) {
+    void feed_forward(const Linear& gate, const Linear& up, const Linear& down, ValueId gated, ValueId inner,
+                      ValueId out) {
         if (gate) {
             emit(GatedGemm{h_, {gate.weight, gate.bias, gated}, {up.weight, up.bias, inner}, c_.family->activation});
             inner = gated;
@@ -243,10 +264,17 @@ private:
 
     void experts(const ExpertTensors& t, ValueId out) {
         const ExpertConfig& e = c_.experts;
-        emit(Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale});
-        emit(ExpertGatedGemm{h_, routes_, {t.gate.weight, t.gate.bias, expert_gate_}, {t.up.weight, t.up.bias, expert_up_},
-                             e.n, e.used, c_.family->activation});
-        emit(ExpertCombineGemm{expert_gate_, routes_, {t.down.weight, t.down.bias, out}, e.n, e.used, c_.residual_scale});
+        emit(
+            Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale});
+        emit(ExpertGatedGemm{h_,
+                             routes_,
+                             {t.gate.weight, t.gate.bias, expert_gate_},
+                             {t.up.weight, t.up.bias, expert_up_},
+                             e.n,
+                             e.used,
+                             c_.family->activation});
+        emit(ExpertCombineGemm{
+            expert_gate_, routes_, {t.down.weight, t.down.bias, out}, e.n, e.used, c_.residual_scale});
         if (!t.shared_up) return;
         feed_forward(t.shared_gate, t.shared_up, t.shared_down, shared_gate_, shared_up_, other_);
         if (t.shared_weight) emit(GateRows{other_, h_, t.shared_weight});
@@ -254,14 +282,15 @@ private:
     }
 
     void head() {
-        const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true}),
-                      last     = value("last", c_.hidden_size, {.logit_rows = true}),
-                      logits   = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
-        p_.head     = p_.operations.size();
-        p_.selected = selected;
-        p_.logits   = logits;
-        emit(Add{x_, waiting_});
+        const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true});
+        p_.head                = p_.operations.size();
+        p_.selected            = selected;
+        if (waiting_ != none) emit(Add{x_, waiting_});
         emit(SelectRows{x_, selected});
+        if (c_.family->encoder) return; // its hidden states are what is wanted
+        const ValueId last   = value("last", c_.hidden_size, {.logit_rows = true}),
+                      logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
+        p_.logits            = logits;
         emit(Norm{selected, none, last, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
                   c_.family->norm});
         emit(Gemm{last, {{w_.output.weight, w_.output.bias, logits}}, c_.logit_scale});
@@ -276,8 +305,8 @@ private:
     Rope                rope_, local_rope_;
     ValueId             waiting_ = none; // to be added to the residual
     ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
-            attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none, shared_up_ = none, routes_ = none, expert_gate_ = none,
-            expert_up_ = none;
+            attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none,
+            shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none;
 };
 
 Program build_program(const ModelConfig& c, const ModelTensors& w, int context) {
@@ -304,16 +333,21 @@ public:
     }
     void stack(Linear& l, int n) {
         stack(l.weight, n);
-        (*this)(l.bias);
+        f32(l.bias);
+    }
+    void f32(TensorView& w) {
+        if (w && !error_) keep(w, backend_.prepare_f32(w));
     }
     void operator()(LayerTensors& l, const ModelConfig& c) {
-        for (Linear* w : {&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
+        for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
                           &l.ffn_up, &l.ffn_down})
             (*this)(*w);
-        for (TensorView* w : {&l.attn_q_norm, &l.attn_k_norm, &l.attn_sinks, &l.attn_post_norm, &l.ffn_post_norm}) (*this)(*w);
+        for (TensorView* w : {&l.attn_q_norm, &l.attn_k_norm, &l.attn_sinks, &l.attn_post_norm, &l.ffn_post_norm})
+            (*this)(*w);
         if (l.experts) {
             ExpertTensors& e = *l.experts;
-            (*this)(e.router);
+            f32(e.router.weight);
+            (*this)(e.router.bias);
             for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
             for (Linear* w : {&e.shared_gate, &e.shared_up, &e.shared_down}) (*this)(*w);
             (*this)(e.choice_bias);
@@ -346,6 +380,8 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     if (tied) prepare(m.token_embd);
     else prepare.lookup(m.token_embd);
     prepare.lookup(m.position_embd);
+    prepare.lookup(m.token_types);
+    prepare(m.embd_norm);
     prepare(m.output_norm);
     if (tied) m.output.weight = m.token_embd;
     else prepare(m.output.weight);
@@ -365,7 +401,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     on_host(tensors.output_norm.weight, model.output_norm_);
     on_host(tensors.output_norm.bias, model.output_norm_bias_);
     model.norm_eps_ = config.norm_eps;
-    model.norm_     = config.family->norm;
+    model.norm_     = tensors.output_norm ? config.family->norm : NormKind::none;
     model.program_  = build_program(config, m, context);
     // Some devices read rows in groups of 8.
     Result<Activations> values =
@@ -376,6 +412,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
 }
 
 std::span<const float> Model::hidden_state(std::span<const float> x) {
+    if (norm_ == NormKind::none) return x;
     const bool bias = !output_norm_bias_.empty();
     double     mean = 0, squares = 0;
     for (float v : x) mean += double(v);

@@ -37,12 +37,13 @@ struct Rope {
 
 // -- the operations; `out` is never an input unless said
 
-// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` if there is one.
+// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if there are any.
 struct Embed {
     TensorView table, positions;
     ValueId    out    = none;
     float      scale  = 1;
     int        offset = 0;
+    TensorView types  = {};
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
@@ -99,6 +100,7 @@ struct Attention {
     float      softcap = 0; // scores are softcap · tanh(score / softcap); 0: as they are
     int        window  = 0; // position i sees i-window+1 .. i; 0: all before it
     TensorView sinks;       // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
+    bool       causal = true; // false: each token sees all of its sequence, which runs in one step
 };
 
 // A mixture of experts in three operations. Route: scores = x · weightᵀ + bias in float32; the n_used experts with the highest
@@ -157,8 +159,8 @@ struct Argmax {
     ValueId logits = none;
 };
 
-using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route, ExpertGatedGemm,
-                               ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax>;
+using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route,
+                               ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax>;
 
 struct Program {
     Program()                              = default;
@@ -171,7 +173,7 @@ struct Program {
     std::vector<Operation>          operations;
     std::vector<std::size_t>        layers;       // the first operation of each
     std::size_t                     head     = 0; // operations from here on run only in steps that want logits
-    ValueId                         selected = none, logits = none; // the residual of the logit rows; their logits
+    ValueId                         selected = none, logits = none; // the residual of the logit rows; their logits, if any
     std::vector<std::vector<float>> frequencies;                    // that Rope::inv_freq points to
 
     ValueId value(const Value& v) {
@@ -203,9 +205,8 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed",     "norm",  "gemm",         "gated_gemm",     "activate",  "head_gemm", "rope_and_store",
-        "attention", "route", "expert_gated", "expert_combine", "gate_rows", "soft_cap",  "add",
-        "select_rows", "argmax"};
+        "embed", "norm",         "gemm",           "gated_gemm", "activate", "head_gemm", "rope_and_store", "attention",
+        "route", "expert_gated", "expert_combine", "gate_rows",  "soft_cap", "add",       "select_rows",    "argmax"};
     return names[operation.index()];
 }
 
@@ -225,7 +226,7 @@ std::string describe(const Program& program, const Operation& operation) {
               [&](const Norm& o) {
                   const std::string sum =
                       cat(o.residual != none ? cat(name(o.residual), " += ", name(o.x)) : std::string(name(o.x)), " → ",
-                           name(o.out));
+                          name(o.out));
                   if (o.kind == NormKind::none) return sum;
                   return cat(sum, o.kind == NormKind::layer ? "  (LayerNorm" : "  (RMSNorm",
                              o.group != program[o.x].cols ? cat(" of ", o.group, ")") : std::string(")"));
@@ -244,8 +245,8 @@ std::string describe(const Program& program, const Operation& operation) {
               },
               [&](const Activate& o) { return cat(name(o.x), "  (", act(o.activation), ")"); },
               [&](const HeadGemm& o) {
-                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ", dtype_info(o.weight.type).name,
-                              " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
+                  return cat(name(o.x), " → ", name(o.out), "  (", o.n_heads, " heads of ",
+                              dtype_info(o.weight.type).name, " ", o.weight.rows / o.n_heads, " × ", o.weight.cols, ")");
               },
               [&](const RopeAndStore& o) {
                   return cat(name(o.q), ", ", name(o.k), ", ", name(o.v), " → KV cache",
@@ -256,7 +257,8 @@ std::string describe(const Program& program, const Operation& operation) {
               [&](const Attention& o) {
                   return cat(name(o.q), ", KV cache → ", name(o.out), "  (", o.n_heads, " heads",
                              o.window > 0 ? cat(", window ", o.window) : std::string(),
-                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "", ")");
+                             o.softcap > 0 ? cat(", soft-cap ", o.softcap) : std::string(), o.sinks ? ", sinks" : "",
+                             ")");
               },
               [&](const Route& o) {
                   return cat(name(o.x), " → ", name(o.out), "  (", o.n_used, " of ", o.weight.rows, " experts)");

@@ -51,7 +51,8 @@ void route(const Route& op, float* scores, std::int32_t* experts, float* weights
     if (op.normalised) {
         float sum = 0;
         for (std::size_t i = 0; i < k; i++) sum += weights[i];
-        for (std::size_t i = 0; i < k; i++) weights[i] /= std::max(sum, 6.103515625e-5f); // the smallest normal half, as peers do
+        for (std::size_t i = 0; i < k; i++)
+            weights[i] /= std::max(sum, 6.103515625e-5f); // the smallest normal half, as peers do
     }
     for (std::size_t i = 0; i < k; i++) weights[i] *= op.scale;
 }

@@ -20,17 +20,17 @@ struct Outlook {
     std::string family;
     // Elements of all tensors, and of those that one token reads (of a mixture of experts: the ones that it chooses).
     std::int64_t                               parameters = 0, active_parameters = 0;
-    std::vector<std::pair<DType, std::size_t>> types;                             // bytes of each, the most first
+    std::vector<std::pair<DType, std::size_t>> types;                              // bytes of each, the most first
     std::size_t                                weight_bytes = 0, active_bytes = 0; // all; read for one token
     std::size_t                                kv_bytes_per_token = 0;
-    std::string                                device;           // "cpu" or "cuda"
-    std::size_t                                memory        = 0; // bytes that weights and KV cache can have there
-    bool                                       fits          = false;
-    std::int64_t                               context       = 0; // tokens whose KV fits beside the weights, at most the trained length
-    int                                        trained       = 0;
-    double                                     bandwidth     = 0; // bytes a second, measured
-    double                                     tokens_per_second = 0; // of one sequence, if reading the weights were all
-    std::vector<std::string>                   unknown;          // keys of the file that quire does not read
+    std::string                                device;     // "cpu" or "cuda"
+    std::size_t                                memory = 0; // bytes that weights and KV cache can have there
+    bool                                       fits   = false;
+    std::int64_t             context   = 0; // tokens whose KV fits beside the weights, at most the trained length
+    int                      trained   = 0;
+    double                   bandwidth = 0;         // bytes a second, measured
+    double                   tokens_per_second = 0; // of one sequence, if reading the weights were all
+    std::vector<std::string> unknown;               // keys of the file that quire does not read
 };
 
 // `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
@@ -50,38 +50,73 @@ namespace quire {
 
 // A key that says something about the model, which no module asks for.
 static bool is_unknown(std::string_view key, std::string_view prefix) {
-    static constexpr std::array<std::string_view, 46> known{
-        "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
-        "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.key_length_mla",
-        "attention.value_length_mla", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
-        "attention.sliding_window", "attention.sliding_window_pattern", "attention.scale", "attention.causal",
-        "attention.kv_lora_rank", "attention.q_lora_rank", "attn_logit_softcapping", "final_logit_softcapping",
-        "rope.dimension_count", "rope.freq_base", "rope.freq_base_swa", "rope.scale_linear", "rope.scaling.type",
-        "rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.original_context_length",
-        "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
-        "rope.scaling.finetuned", "embedding_scale", "residual_scale", "logit_scale", "expert_count", "expert_used_count",
-        "expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_shared_count", "expert_weights_norm",
-        "expert_weights_scale", "expert_gating_func", "expert_group_count", "leading_dense_block_count"};
-    static constexpr std::array<std::string_view, 5> others{"position_offset", "do_layer_norm_before", "use_parallel_residual",
-                                                            "tensor_data_layout", "expert_group_used_count"};
+    static constexpr std::array<std::string_view, 46> known{"context_length",
+                                                            "embedding_length",
+                                                            "block_count",
+                                                            "feed_forward_length",
+                                                            "vocab_size",
+                                                            "attention.head_count",
+                                                            "attention.head_count_kv",
+                                                            "attention.key_length",
+                                                            "attention.value_length",
+                                                            "attention.key_length_mla",
+                                                            "attention.value_length_mla",
+                                                            "attention.layer_norm_epsilon",
+                                                            "attention.layer_norm_rms_epsilon",
+                                                            "attention.sliding_window",
+                                                            "attention.sliding_window_pattern",
+                                                            "attention.scale",
+                                                            "attention.causal",
+                                                            "attention.kv_lora_rank",
+                                                            "attention.q_lora_rank",
+                                                            "attn_logit_softcapping",
+                                                            "final_logit_softcapping",
+                                                            "rope.dimension_count",
+                                                            "rope.freq_base",
+                                                            "rope.freq_base_swa",
+                                                            "rope.scale_linear",
+                                                            "rope.scaling.type",
+                                                            "rope.scaling.factor",
+                                                            "rope.scaling.attn_factor",
+                                                            "rope.scaling.original_context_length",
+                                                            "rope.scaling.yarn_beta_fast",
+                                                            "rope.scaling.yarn_beta_slow",
+                                                            "rope.scaling.yarn_log_multiplier",
+                                                            "rope.scaling.finetuned",
+                                                            "embedding_scale",
+                                                            "residual_scale",
+                                                            "logit_scale",
+                                                            "expert_count",
+                                                            "expert_used_count",
+                                                            "expert_feed_forward_length",
+                                                            "expert_shared_feed_forward_length",
+                                                            "expert_shared_count",
+                                                            "expert_weights_norm",
+                                                            "expert_weights_scale",
+                                                            "expert_gating_func",
+                                                            "expert_group_count",
+                                                            "leading_dense_block_count"};
+    static constexpr std::array<std::string_view, 5>  others{"position_offset", "do_layer_norm_before",
+                                                            "use_parallel_residual", "tensor_data_layout",
+                                                            "expert_group_used_count"};
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return std::ranges::find(known, key) == known.end() && std::ranges::find(others, key) == others.end();
 }
 
 Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineOptions& o) {
-    Outlook                       look;
-    std::map<DType, std::size_t>  types;
-    const bool                    tied = file.tensor("output.weight") == nullptr;
-    const double                  part = c.experts.n > 0 ? double(c.experts.used) / double(c.experts.n) : 1;
-    double                        active = 0, active_bytes = 0;
+    Outlook                      look;
+    std::map<DType, std::size_t> types;
+    const bool                   tied   = file.tensor("output.weight") == nullptr;
+    const double                 part   = c.experts.n > 0 ? double(c.experts.used) / double(c.experts.n) : 1;
+    double                       active = 0, active_bytes = 0;
     for (const GgufTensor& t : file.tensors()) {
         const std::int64_t n = t.view().rows * t.view().cols;
         types[t.type] += t.bytes;
         look.parameters += n;
         look.weight_bytes += t.bytes;
-        const bool lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight";
-        const double used = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
+        const bool   lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight";
+        const double used   = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
         active += used * double(n);
         active_bytes += used * double(t.bytes);
     }
@@ -104,11 +139,13 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
     if (!backend) return std::unexpected(backend.error());
     if (look.device.empty()) look.device = "cpu";
     // Pages of the file count as free memory on the CPU, and are what it computes with.
-    look.memory            = std::size_t(double((*backend)->memory_available()) * (look.device == "cuda" ? o.gpu_memory_utilization : 1));
+    look.memory =
+        std::size_t(double((*backend)->memory_available()) * (look.device == "cuda" ? o.gpu_memory_utilization : 1));
     look.fits              = look.weight_bytes < look.memory;
     const std::size_t left = look.fits ? look.memory - look.weight_bytes : 0;
-    look.context           = std::min<std::int64_t>(std::int64_t(left / std::max<std::size_t>(look.kv_bytes_per_token, 1)), c.context_length);
-    look.bandwidth         = (*backend)->read_bandwidth();
+    look.context   = std::min<std::int64_t>(std::int64_t(left / std::max<std::size_t>(look.kv_bytes_per_token, 1)),
+                                            c.context_length);
+    look.bandwidth = (*backend)->read_bandwidth();
     if (look.active_bytes > 0) look.tokens_per_second = look.bandwidth / double(look.active_bytes);
     return look;
 }
@@ -131,23 +168,28 @@ static std::string amount(double n, std::span<const std::string_view> units, dou
 
 std::string describe(const Outlook& look) {
     constexpr std::array<std::string_view, 4> bytes{" B", " KiB", " MiB", " GiB"}, counts{"", " k", " M", " B"};
-    const auto size  = [&](std::size_t n) { return amount(double(n), bytes, 1024); };
-    const auto count = [&](std::int64_t n) { return amount(double(n), counts, 1000); };
-    std::string text = cat(look.family, ", ", count(look.parameters), " parameters");
+    const auto                                size  = [&](std::size_t n) { return amount(double(n), bytes, 1024); };
+    const auto                                count = [&](std::int64_t n) { return amount(double(n), counts, 1000); };
+    std::string                               text  = cat(look.family, ", ", count(look.parameters), " parameters");
     if (look.active_parameters < look.parameters * 3 / 4) text += cat(" (", count(look.active_parameters), " active)");
     for (const auto& [type, n] : look.types)
         if (n * 50 >= look.weight_bytes) text += cat(", ", dtype_info(type).name, " ", size(n));
     text += "\n";
     if (look.fits)
-        text += cat("context ", look.context, " of ", look.trained, " tokens fits (", size(look.kv_bytes_per_token), " a token)");
-    else text += cat("does not fit: ", size(look.weight_bytes), " of weights, ", size(look.memory), " free on the ", look.device);
+        text += cat("context ", look.context, " of ", look.trained, " tokens fits (", size(look.kv_bytes_per_token),
+                    " a token)");
+    else
+        text += cat("does not fit: ", size(look.weight_bytes), " of weights, ", size(look.memory), " free on the ",
+                    look.device);
     if (look.tokens_per_second > 0) {
         char speed[64];
         std::snprintf(speed, sizeof speed, look.tokens_per_second < 10 ? "%.1f" : "%.0f", look.tokens_per_second);
-        text += cat("; at most about ", speed, " tok/s for one sequence (", amount(look.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
+        text += cat("; at most about ", speed, " tok/s for one sequence (",
+                    amount(look.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
                     " measured)");
     }
-    for (std::size_t i = 0; i < look.unknown.size(); i++) text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", look.unknown[i]);
+    for (std::size_t i = 0; i < look.unknown.size(); i++)
+        text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", look.unknown[i]);
     return text;
 }
 

@@ -23,12 +23,16 @@ struct ExpertConfig {
 // Multi-head latent attention (DeepSeek-V2, section 2.1): the cache holds one row of kv_rank + rope_dim numbers for a token.
 struct LatentConfig {
     int q_rank = 0, kv_rank = 0; // q_rank 0: q is projected directly
-    int nope_dim = 0;            // of a query's head: the part without RoPE, before the rope_dim with it
+    int nope_dim  = 0;           // of a query's head: the part without RoPE, before the rope_dim with it
     int value_dim = 0;           // of a head of the output
 };
 
+// How the hidden states of a text become one vector: their mean, that of the first or of the last token; or `rank`: a score from that of
+// the first.
+enum class Pooling : std::uint8_t { mean, first, last, rank };
+
 struct LayerConfig {
-    int  window     = 0;     // position i sees i-window+1..i; 0 = all
+    int  window     = 0; // position i sees i-window+1..i; 0 = all
     bool rope       = true;
     bool local_rope = false; // base rope_base_local and no scaling
     bool experts    = false;
@@ -36,35 +40,36 @@ struct LayerConfig {
 
 // One transformer's hyper-parameters, from `<architecture>.*` keys. Every number here is safe to compute with.
 struct ModelConfig {
-    const Family* family = nullptr;
-    std::string   architecture_name;
-    std::string   name; // general.name, or the file's name
-    int           vocab_size            = 0;
-    int           context_length        = 0; // trained length in tokens
-    int           hidden_size           = 0;
-    int           n_layers              = 0;
-    int           n_heads               = 0;
-    int           n_kv_heads            = 0;
-    int           head_dim              = 0; // of Q and of K in the cache
-    int           value_dim             = 0; // of V
-    int           ff_size               = 0; // of layers without experts
-    float         norm_eps              = 0;
-    int           rope_dim              = 0; // rotated dimensions of a head, even
-    float         rope_base             = 10000;
-    float         rope_base_local       = 10000; // LayerConfig::local_rope
-    RopeScaling   rope_scaling          = RopeScaling::none;
-    float         rope_factor           = 1;
-    int           rope_original_context = 0; // yarn, longrope
-    float         rope_attn_factor      = 1; // multiplies cosine and sine, besides what YaRN's factor implies
-    bool          yarn_scales_rope      = true;
-    float         yarn_beta_fast = 32, yarn_beta_slow = 1;
-    int           position_offset   = 0; // row of position 0 in the learned vectors
-    float         embedding_scale   = 1;
-    float         attention_scale   = 1; // of q·k
-    float         attention_softcap = 0, logit_softcap = 0; // x → cap · tanh(x / cap); 0: not at all
-    float         residual_scale = 1;                       // of what attention and feed-forward add
-    float         logit_scale    = 1;
-    int           sliding_window = 0; // of the layers that have one; 0: none has
+    const Family*               family = nullptr;
+    std::string                 architecture_name;
+    std::string                 name; // general.name, or the file's name
+    int                         vocab_size            = 0;
+    int                         context_length        = 0; // trained length in tokens
+    int                         hidden_size           = 0;
+    int                         n_layers              = 0;
+    int                         n_heads               = 0;
+    int                         n_kv_heads            = 0;
+    int                         head_dim              = 0; // of Q and of K in the cache
+    int                         value_dim             = 0; // of V
+    int                         ff_size               = 0; // of layers without experts
+    float                       norm_eps              = 0;
+    int                         rope_dim              = 0; // rotated dimensions of a head, even
+    float                       rope_base             = 10000;
+    float                       rope_base_local       = 10000; // LayerConfig::local_rope
+    RopeScaling                 rope_scaling          = RopeScaling::none;
+    float                       rope_factor           = 1;
+    int                         rope_original_context = 0; // yarn, longrope
+    float                       rope_attn_factor = 1; // multiplies cosine and sine, besides what YaRN's factor implies
+    bool                        yarn_scales_rope = true;
+    float                       yarn_beta_fast = 32, yarn_beta_slow = 1;
+    int                         position_offset   = 0; // row of position 0 in the learned vectors
+    float                       embedding_scale   = 1;
+    float                       attention_scale   = 1;                    // of q·k
+    float                       attention_softcap = 0, logit_softcap = 0; // x → cap · tanh(x / cap); 0: not at all
+    float                       residual_scale = 1;                       // of what attention and feed-forward add
+    float                       logit_scale    = 1;
+    int                         sliding_window = 0; // of the layers that have one; 0: none has
+    Pooling       pooling        = Pooling::mean;
     ExpertConfig  experts;
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
@@ -72,9 +77,7 @@ struct ModelConfig {
     // A position that every layer has lost sight of: `p` sees no more than this many positions. 0: there is a layer that sees all.
     int widest_window() const;
     // How many numbers of K and V a layer's cache holds for one token.
-    std::int64_t cache_width() const {
-        return std::int64_t(n_kv_heads) * (head_dim + (latent ? 0 : value_dim));
-    }
+    std::int64_t cache_width() const { return std::int64_t(n_kv_heads) * (head_dim + (latent ? 0 : value_dim)); }
 };
 
 // True for an architecture that the format knows and quire cannot run: such a file can still be looked at.
@@ -90,8 +93,8 @@ module :private;
 namespace quire {
 
 // Names of the GGUF format document that quire cannot run.
-constexpr std::array<std::string_view, 8> other_names{"falcon", "starcoder", "mpt",  "bloom",
-                                                      "gptneox", "mamba",     "rwkv",   "bert"};
+constexpr std::array<std::string_view, 8> other_names{"falcon",  "starcoder", "mpt",  "bloom",
+                                                      "gptneox", "mamba",     "rwkv", "bert"};
 
 bool is_foreign_architecture(std::string_view name) {
     return std::ranges::find(other_names, name) != other_names.end();
@@ -160,7 +163,7 @@ public:
                             *value);
     }
     std::string full(std::string_view key) const { return prefix_ + std::string(key); }
-    void refuse(const std::string& why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
+    void        refuse(const std::string& why) { set_error({ErrorKind::input, cat(file_.path(), ": ", why)}); }
     const std::optional<Error>& error() const { return error_; }
 
 private:
@@ -182,8 +185,8 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
     const float local = c.family->local_rope_base > 0 ? c.family->local_rope_base : c.rope_base;
     c.rope_base_local = keys.number("rope.freq_base_swa", double(local), 1);
     if (!c.family->local_rope && c.rope_base_local != c.rope_base)
-        keys.refuse(cat("rope.freq_base_swa is ", c.rope_base_local, ", which the family ", c.family->name,
-                        " has no use for"));
+        keys.refuse(
+            cat("rope.freq_base_swa is ", c.rope_base_local, ", which the family ", c.family->name, " has no use for"));
 
     // "rope.scale_linear" is what files said before there were several types.
     const bool        old  = keys.has("rope.scale_linear") && !keys.has("rope.scaling.type");
@@ -209,8 +212,8 @@ void read_rope(Keys& keys, ModelConfig& c, int longest) {
 
 // Which layers have a window, RoPE and experts.
 void read_layers(Keys& keys, ModelConfig& c) {
-    const Family& f  = *c.family;
-    c.sliding_window = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
+    const Family& f                = *c.family;
+    c.sliding_window               = keys.integer("attention.sliding_window", 0, 0, 1 << 30);
     const std::vector<bool> listed = keys.flags("attention.sliding_window_pattern", c.n_layers);
     const int               period =
         listed.empty() ? keys.integer("attention.sliding_window_pattern", f.window_period, 0, 1 << 20) : 0;
@@ -236,7 +239,8 @@ void read_experts(Keys& keys, ModelConfig& c) {
     e.scale      = keys.number("expert_weights_scale", 1.0, -1e30);
     if (e.scale == 0) e.scale = 1; // how converters write that there is none
     const int shared_count = keys.integer("expert_shared_count", 0, 0, 1 << 10);
-    e.shared_ff_size = keys.integer("expert_shared_feed_forward_length", std::int64_t(shared_count) * e.ff_size, 0, 1 << 24);
+    e.shared_ff_size =
+        keys.integer("expert_shared_feed_forward_length", std::int64_t(shared_count) * e.ff_size, 0, 1 << 24);
     switch (keys.integer("expert_gating_func", 0, 0, 3)) {
         case 1: e.gating = Gating::softmax; break;
         case 2: e.gating = Gating::sigmoid; break;
@@ -313,13 +317,17 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
 }
 
 // Keys that would change what is computed, in ways that no family here knows; each with its harmless value.
-void refuse_unknown(Keys& keys) {
+void refuse_unknown(Keys& keys, const ModelConfig& c) {
     for (const char* key : {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale",
                             "attention.layer_indices", "router_logit_softcapping", "nextn_predict_layers",
                             "rope.scaling.alpha", "swin_norm", "embedding_length_per_layer_input",
                             "attention.shared_kv_layers", "attention.indexer.head_count", "expert_group_scale"})
-        if (keys.has(key) && !keys.is_zero(key)) keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
-    if (!keys.flag("attention.causal", true)) keys.refuse("attention.causal is false: not a model that generates text");
+        if (keys.has(key) && !keys.is_zero(key))
+            keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
+    const bool causal = keys.flag("attention.causal", !c.family->encoder);
+    if (causal == c.family->encoder)
+        keys.refuse(cat(keys.full("attention.causal"), " is ", causal, ", which quire does not support in the family ",
+                        c.family->name));
 }
 
 int ModelConfig::widest_window() const {
@@ -370,14 +378,14 @@ Result<ModelConfig> read_config(const Gguf& file) {
     c.name = title->empty() ? std::filesystem::path(file.path()).stem().string() : std::string(*title);
 
     // Bounds are generous; what they keep out would overflow a product further down.
-    c.context_length = keys.integer("context_length", 2048, 1, 1 << 30);
-    c.hidden_size    = keys.integer("embedding_length", {}, 1, 1 << 20);
-    c.n_layers       = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));
+    c.context_length         = keys.integer("context_length", 2048, 1, 1 << 30);
+    c.hidden_size            = keys.integer("embedding_length", {}, 1, 1 << 20);
+    c.n_layers               = keys.integer("block_count", {}, 1, std::int64_t(file.tensors().size()));
     const bool experts_alone = keys.has("expert_feed_forward_length") && keys.has("expert_count");
-    c.ff_size = keys.integer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24);
-    c.norm_eps = keys.number(c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon"
-                                                               : "attention.layer_norm_rms_epsilon",
-                             {}, 0);
+    c.ff_size =
+        keys.integer("feed_forward_length", experts_alone ? std::optional<std::int64_t>(1) : std::nullopt, 1, 1 << 24);
+    c.norm_eps = keys.number(
+        c.family->norm == NormKind::layer ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon", {}, 0);
     if (keys.error()) return std::unexpected(*keys.error());
     read_heads(keys, c);
     read_experts(keys, c);
@@ -388,7 +396,11 @@ Result<ModelConfig> read_config(const Gguf& file) {
         c.position_offset = keys.integer("position_offset", c.family->position_offset, 0, 1 << 20);
     if (!keys.flag("do_layer_norm_before", true))
         keys.refuse(cat(keys.full("do_layer_norm_before"), " is false; only norms before attention are supported"));
-    refuse_unknown(keys);
+    refuse_unknown(keys, c);
+    constexpr std::array poolings{Pooling::mean, Pooling::mean, Pooling::first, Pooling::last, Pooling::rank};
+    c.pooling = poolings[std::size_t(std::clamp(keys.integer("pooling_type", 0, 0, 4), 0, 4))];
+    if (c.pooling == Pooling::rank && !c.family->encoder)
+        keys.refuse(cat(keys.full("pooling_type"), " is 4, a reranker; only those of the family bert are supported"));
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");

@@ -23,13 +23,14 @@ enum class Residual : std::uint8_t {
     parallel,  // x += attention(h) + ffn(h) with one h = norm(x)
     sandwich,  // x += norm(attention(norm(x))), x += norm(ffn(norm(x)))
     post_norm, // x += norm(attention(x)), x += norm(ffn(x))
+    normed,    // x = norm(x + attention(x)), x = norm(x + ffn(x)): BERT
 };
 
 // Of the feed-forward network; gated: activation(gate) · up.
 enum class Activation : std::uint8_t {
     silu,
-    gelu_tanh,      // the approximation with tanh
-    gelu_erf,       // exact
+    gelu_tanh, // the approximation with tanh
+    gelu_erf,  // exact
     relu,
     clamped_swiglu, // gpt-oss: g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1)
 };
@@ -61,18 +62,19 @@ struct Family {
     // Of each `window_period` layers the last sees every position, the others only the sliding window. 0: all have the window.
     int   window_period     = 0;
     float attention_softcap = 0, logit_softcap = 0; // where the file says nothing
-    bool  softcaps          = false;                // the keys of soft-caps mean something
-    int   no_rope_period    = 0;                    // the last of so many layers has no RoPE
+    bool  softcaps       = false;                   // the keys of soft-caps mean something
+    int   no_rope_period = 0;                       // the last of so many layers has no RoPE
     // Layers with the window have a RoPE of their own: no scaling, this base unless the file says (0: as the other layers).
-    bool  local_rope = false;
-    float local_rope_base = 0;
-    int   wide_scale_layers = 0;     // with so many layers q·k is scaled by sqrt(heads / hidden), not by the head's size
+    bool  local_rope        = false;
+    float local_rope_base   = 0;
+    int   wide_scale_layers = 0; // with so many layers q·k is scaled by sqrt(heads / hidden), not by the head's size
     bool  may_be_parallel   = false; // a file without ffn_norm is `parallel`
 
-    Gating gating              = Gating::softmax;
-    bool   experts_normalised  = false; // the weights of the chosen experts are divided by their sum, unless the file says
-    bool   latent              = false; // multi-head latent attention
+    Gating gating           = Gating::softmax;
+    bool experts_normalised = false; // the weights of the chosen experts are divided by their sum, unless the file says
+    bool latent             = false; // multi-head latent attention
     bool   sinks               = false; // attention has sinks
+    bool   encoder             = false; // every token sees all others; it embeds texts and generates none
 };
 
 // Alphabetical.
@@ -92,6 +94,8 @@ constexpr RopePairs interleaved = RopePairs::interleaved;
 
 // clang-format off
 constexpr std::array table{
+    Family{.name = "bert", .rope = RopePairs::none, .norm = layer, .residual = normed, .activation = gelu_erf, .gated = false,
+           .learned_positions = true, .encoder = true},
     Family{.name = "command-r", .rope = interleaved, .norm = layer, .residual = parallel},
     Family{.name = "deepseek2", .rope = interleaved, .latent = true},
     Family{.name = "gemma", .activation = gelu_tanh, .embedding_sqrt = true},
@@ -107,6 +111,7 @@ constexpr std::array table{
            .biases = Biases::all, .learned_positions = true},
     Family{.name = "granite", .rope = interleaved, .logits_divided = true},
     Family{.name = "llama", .rope = interleaved, .experts_normalised = true}, // and Mistral, Mixtral
+    Family{.name = "nomic-bert", .norm = layer, .residual = normed, .encoder = true},
     Family{.name = "olmo2", .residual = post_norm, .qk_norm = true, .window_period = 4, .local_rope = true},
     Family{.name = "opt", .rope = RopePairs::none, .norm = layer, .activation = relu, .gated = false,
            .biases = Biases::all, .learned_positions = true, .position_offset = 2},

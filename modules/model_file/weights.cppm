@@ -28,10 +28,10 @@ struct ExpertTensors {
 
 // Multi-head latent attention. A stack holds the matrices of all heads, one after the other.
 struct LatentTensors {
-    Linear     q_a;      // [q_rank × hidden], or empty
-    TensorView q_a_norm; // [q_rank]
-    TensorView kv_a;     // [kv_rank × hidden]: what a token's latent row is made from
-    TensorView k_rope;   // [rope_dim × hidden]: and its part with RoPE
+    Linear     q_a;       // [q_rank × hidden], or empty
+    TensorView q_a_norm;  // [q_rank]
+    TensorView kv_a;      // [kv_rank × hidden]: what a token's latent row is made from
+    TensorView k_rope;    // [rope_dim × hidden]: and its part with RoPE
     TensorView kv_a_norm; // [kv_rank]
     TensorView k_b;       // stack of [kv_rank × nope_dim]: a query's head → latent
     TensorView v_b;       // stack of [value_dim × kv_rank]: a latent row → a head of the output
@@ -39,22 +39,27 @@ struct LatentTensors {
 
 // Views into the file's mapping; an empty view is a tensor that the file does not have. Vectors are F32.
 struct LayerTensors {
-    Linear     attn_norm; // [hidden], or empty: attention reads the residual
-    Linear     attn_q, attn_k, attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
-    TensorView attn_q_norm, attn_k_norm; // [head_dim], or [heads*head_dim]: a norm of all heads at once
-    TensorView attn_sinks;               // [heads]
-    Linear     attn_output;              // [hidden × heads*value_dim]
+    Linear     attn_out_norm, layer_out_norm; // Residual::normed: of the sums
+    Linear attn_norm; // [hidden], or empty: attention reads the residual
+    Linear attn_q, attn_k,
+        attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
+    TensorView attn_q_norm, attn_k_norm;      // [head_dim], or [heads*head_dim]: a norm of all heads at once
+    TensorView attn_sinks;                    // [heads]
+    Linear     attn_output;                   // [hidden × heads*value_dim]
     TensorView attn_post_norm, ffn_post_norm; // [hidden], of what attention and feed-forward add
     Linear     ffn_norm;                      // [hidden]
-    Linear     ffn_gate, ffn_up; // [ff × hidden]; no gate: the activation is applied to `up`
-    Linear     ffn_down;         // [hidden × ff]
-    std::optional<ExpertTensors> experts; // instead of ffn_*
+    Linear     ffn_gate, ffn_up;              // [ff × hidden]; no gate: the activation is applied to `up`
+    Linear     ffn_down;                      // [hidden × ff]
+    std::optional<ExpertTensors> experts;     // instead of ffn_*
     std::optional<LatentTensors> latent;
 };
 
 struct ModelTensors {
     TensorView token_embd;    // [vocab × hidden]
     TensorView position_embd; // [context × hidden], or empty
+    TensorView token_types;   // [types × hidden]: row 0 is added to every embedding, or empty
+    Linear     embd_norm;     // [hidden], of the embeddings, or empty
+    Linear     classifier, classifier_out; // a reranker's head: score = out · tanh(classifier · state); the first may be missing
     Linear     output_norm;   // [hidden]
     Linear     output;        // [vocab × hidden]; the embedding again when tied
     // [rope_dim/2] divisors of the frequencies, or empty. Long and short: for contexts longer than the original one, and others.
@@ -83,7 +88,8 @@ public:
     const GgufTensor* find(const std::string& name) const { return file_.tensor(name); }
     bool              has(const std::string& name) const { return find(name) != nullptr; }
     // `n` matrices of rows × cols, as the file's third dimension counts them.
-    TensorView stack(const std::string& name, std::int64_t n, std::int64_t rows, std::int64_t cols, bool required = true) {
+    TensorView stack(const std::string& name, std::int64_t n, std::int64_t rows, std::int64_t cols,
+                     bool required = true) {
         const GgufTensor* t = file_.tensor(name);
         if (!t) {
             if (required) refuse(cat("tensor ", name, " is missing"));
@@ -94,7 +100,8 @@ public:
         if (n > 1 ? t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != n || t->dims[3] != 1
                   : t->dims[2] != 1 || t->dims[3] != 1 || view.rows != rows || view.cols != cols)
             refuse(cat("tensor ", name, " is ", n > 1 ? sizes_of(*t) : shape_of(view.rows, view.cols),
-                       ", the model needs ", n > 1 ? cat("[", n, " × ", rows, " × ", cols, "]") : shape_of(rows, cols)));
+                       ", the model needs ",
+                       n > 1 ? cat("[", n, " × ", rows, " × ", cols, "]") : shape_of(rows, cols)));
         return view;
     }
     TensorView matrix(const std::string& name, std::int64_t rows, std::int64_t cols, bool required = true) {
@@ -113,7 +120,8 @@ public:
         return vectors(name, 1, cols, required);
     }
     // NAME.weight and, where there is one, NAME.bias.
-    Linear linear(const std::string& name, std::int64_t rows, std::int64_t cols, bool biased = false, bool required = true) {
+    Linear linear(const std::string& name, std::int64_t rows, std::int64_t cols, bool biased = false,
+                  bool required = true) {
         Linear l{matrix(name + ".weight", rows, cols, required), {}};
         if (l) l.bias = vector(name + ".bias", rows, biased);
         return l;
@@ -213,7 +221,8 @@ void bind_latent_attention(Binder& bind, LayerTensors& l, const Name& name, cons
     t.kv_a_norm = bind.vector(name("attn_kv_a_norm.weight"), s.kv_rank);
     t.k_b       = bind.stack(name("attn_k_b.weight"), c.n_heads, s.kv_rank, s.nope_dim);
     t.v_b       = bind.stack(name("attn_v_b.weight"), c.n_heads, s.value_dim, s.kv_rank);
-    bind.matrix(name("attn_kv_b.weight"), std::int64_t(c.n_heads) * (s.nope_dim + s.value_dim), s.kv_rank, false); // again
+    bind.matrix(name("attn_kv_b.weight"), std::int64_t(c.n_heads) * (s.nope_dim + s.value_dim), s.kv_rank,
+                false); // again
     l.attn_output = bind.linear(name("attn_output"), h, std::int64_t(c.n_heads) * s.value_dim);
     if (bind.error()) return;
     t.kv_a   = part_of(kv_a, 0, s.kv_rank);
@@ -225,10 +234,11 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
     const std::int64_t  h = c.hidden_size;
     ExpertTensors&      t = l.experts.emplace();
     if (bind.has(name("ffn_gate.0.weight")))
-        bind.refuse(cat("tensor ", name("ffn_gate.0.weight"),
-                        " is of a file with a tensor for each expert; newer files stack them: convert the model again"));
+        bind.refuse(
+            cat("tensor ", name("ffn_gate.0.weight"),
+                " is of a file with a tensor for each expert; newer files stack them: convert the model again"));
     const bool biased = c.family->biases == Biases::all;
-    t.router      = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, biased)};
+    t.router = {bind.vectors(name("ffn_gate_inp.weight"), e.n, h), bind.vector(name("ffn_gate_inp.bias"), e.n, biased)};
     t.choice_bias = bind.vector(name("exp_probs_b.bias"), e.n, false);
     t.gate        = bind.experts(name("ffn_gate_exps"), e.n, e.ff_size, h, biased);
     t.up          = bind.experts(name("ffn_up_exps"), e.n, e.ff_size, h, biased);
@@ -243,7 +253,7 @@ void bind_experts(Binder& bind, LayerTensors& l, const Name& name, const ModelCo
 // A gate may be the first half of `up`.
 void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c) {
     const std::int64_t h = c.hidden_size, ff = c.ff_size;
-    const GgufTensor*  up = bind.find(name("ffn_up.weight"));
+    const GgufTensor*  up     = bind.find(name("ffn_up.weight"));
     const bool         biased = c.family->biases == Biases::all;
     if (c.family->gated && up && !bind.has(name("ffn_gate.weight")) && up->dims[1] == 2 * ff) {
         const Linear both = bind.linear(name("ffn_up"), 2 * ff, h, biased);
@@ -260,7 +270,10 @@ void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const Mo
 void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, const LayerConfig& layer) {
     const Residual residual = c.family->residual;
     const auto     h        = c.hidden_size;
-    if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
+    if (residual == Residual::normed) {
+        l.attn_out_norm  = bind.norm(name("attn_output_norm"), h, *c.family);
+        l.layer_out_norm = bind.norm(name("layer_output_norm"), h, *c.family);
+    } else if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
     if (c.latent) bind_latent_attention(bind, l, name, c);
     else bind_attention(bind, l, name, c);
     if (residual == Residual::sandwich || residual == Residual::post_norm) {
@@ -271,7 +284,8 @@ void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConf
         // gpt-oss calls it by its place behind attention
         const bool other = residual == Residual::pre_norm && !bind.has(name("ffn_norm.weight")) &&
                            bind.has(name("post_attention_norm.weight"));
-        l.ffn_norm = bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, *c.family, !c.family->may_be_parallel);
+        l.ffn_norm =
+            bind.norm(name(other ? "post_attention_norm" : "ffn_norm"), h, *c.family, !c.family->may_be_parallel);
     }
     if (layer.experts) bind_experts(bind, l, name, c);
     else bind_feed_forward(bind, l, name, c);
@@ -290,9 +304,19 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder       bind(file);
     ModelTensors m;
     m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
-    m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
-    m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
-    if (!m.output) m.output.weight = m.token_embd; // tied
+    if (c.family->encoder) {
+        const GgufTensor* types = bind.find("token_types.weight");
+        if (types) m.token_types = bind.matrix("token_types.weight", std::max<std::int64_t>(types->view().rows, 1), c.hidden_size);
+        m.embd_norm = bind.norm("token_embd_norm", c.hidden_size, *c.family);
+        if (c.pooling == Pooling::rank) {
+            m.classifier     = bind.linear("cls", c.hidden_size, c.hidden_size, false, false);
+            m.classifier_out = bind.linear("cls.output", 1, c.hidden_size);
+        }
+    } else {
+        m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
+        m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
+        if (!m.output) m.output.weight = m.token_embd; // tied
+    }
     if (c.family->learned_positions)
         m.position_embd =
             bind.matrix("position_embd.weight", std::int64_t(c.context_length) + c.position_offset, c.hidden_size);
@@ -304,8 +328,9 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     if (c.rope_scaling == RopeScaling::longrope && !m.rope_long)
         bind.refuse("rope.scaling.type is longrope, but tensor rope_factors_long.weight is missing");
     for (int i = 0; i < c.n_layers && !bind.error(); i++)
-        bind_layer(bind, m.layers.emplace_back(), [&](const char* part) { return cat("blk.", i, ".", part); }, c,
-                   c.layers[std::size_t(i)]);
+        bind_layer(
+            bind, m.layers.emplace_back(), [&](const char* part) { return cat("blk.", i, ".", part); }, c,
+            c.layers[std::size_t(i)]);
     if (!bind.error()) bind.refuse_others(c.family->name);
     if (std::optional<Error> error = bind.error()) return std::unexpected(*error);
     return m;

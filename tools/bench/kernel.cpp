@@ -171,7 +171,7 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const auto lengths = cuda::split_lengths(gpu.context(), D, std::int64_t(S) * L * K);
+                const auto lengths = cuda::split_lengths(gpu.context(), D, D, std::int64_t(S) * L * K);
                 const auto cut     = [&](int most, std::vector<std::int32_t>& to) {
                     const auto [splits, length] = cuda::splits_of(L, most);
                     for (int c = 0; c < splits; c++)
@@ -197,7 +197,7 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
                 t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
                 t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
                 t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
-                t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
+                t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = size, t.scale = 0.088f;
                 all.push_back(t);
             }
             auto*        partial  = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
@@ -219,7 +219,7 @@ void prefill_attention(Gpu& gpu, const Arguments& a) {
         std::vector<std::int32_t> table, positions, tiles;
         for (int i = 0; i < L / block; i++) table.push_back(i);
         for (int i = 0; i < L; i++) positions.push_back(i);
-        const int tile = cuda::prefill_tile(gpu.context(), D);
+        const int tile = cuda::prefill_tile(gpu.context(), D, D);
         for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
         cuda::Plan plan;
         plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
@@ -230,10 +230,91 @@ void prefill_attention(Gpu& gpu, const Arguments& a) {
         cuda::Attention   t;
         t.q = static_cast<cuda::Half*>(gpu.fp16(n)), t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
         t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
-        t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
+        t.n_heads = t.n_kv_heads = H, t.head_dim = t.value_dim = D, t.block_size = block, t.scale = 0.088f;
         const double s =
             gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
         kernel_line("prefill attention", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
+        gpu.clear();
+    }
+}
+
+// Attention over a latent cache of the shape of DeepSeek-V2 (rows of 576, of which 512 are the value), decoding and of a prompt, and
+// the GEMMs of its heads.
+void latent_attention(Gpu& gpu, const Arguments& a) {
+    constexpr int row = 576, value = 512, L = 4096, most = 64;
+    for (int H : {16, 128}) {
+        const double flop = 2.0 * H * (row + value); // of a query and a position
+        for (int S : {1, 8, most}) {
+            if (!wanted(a, {"latent decode"})) continue;
+            std::vector<std::int32_t> table, items;
+            for (int i = 0; i < S * L / block; i++) table.push_back(i);
+            const auto [n, length] =
+                cuda::splits_of(L, cuda::split_lengths(gpu.context(), row, value, std::int64_t(S) * L).length);
+            for (int s = 0; s < S; s++)
+                for (int c = 0; c < n; c++)
+                    items.insert(items.end(),
+                                 {s, s * L / block, c * length, std::min(L, (c + 1) * length), n, c, 0});
+            cuda::Plan plan;
+            plan.block_tables            = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.items                   = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), S * n, 0};
+            const double                 bytes  = double(S) * L * row * 2;
+            const int                    copies = std::max(1, int(200e6 / bytes));
+            std::vector<cuda::Attention> all;
+            for (int i = 0; i < copies; i++) {
+                cuda::Attention t;
+                t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S * H * row)));
+                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S * H * value) * 2));
+                t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * L * row));
+                t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value, t.block_size = block;
+                t.scale = 0.07f;
+                all.push_back(t);
+            }
+            auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(S * n * H) * (value + 2) * 4));
+            auto*        counters = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S * H) * 4));
+            const double s        = gpu.seconds([&](int i) {
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, counters, gpu.context());
+            });
+            kernel_line("latent decode", cat(S, " × ", L, ", heads ", H), s, bytes, flop * S * L, a);
+            gpu.clear();
+        }
+        if (wanted(a, {"latent prefill"})) {
+            constexpr int             T = 2048;
+            std::vector<std::int32_t> table(T / block), positions(T), tiles;
+            std::iota(table.begin(), table.end(), 0);
+            std::iota(positions.begin(), positions.end(), 0);
+            const int tile = std::max(cuda::prefill_tile(gpu.context(), row, value), 1);
+            for (int first = 0; first < T; first += tile) tiles.insert(tiles.end(), {0, first, std::min(tile, T - first)});
+            cuda::Plan plan;
+            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.table_start  = static_cast<std::int32_t*>(gpu.ints({0}));
+            plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
+            const auto*     list = static_cast<cuda::PrefillTile*>(gpu.ints(tiles));
+            cuda::Attention t;
+            t.q = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * std::size_t(H * row)));
+            t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(T) * std::size_t(H * value) * 2));
+            t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * row));
+            t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value, t.block_size = block, t.scale = 0.07f;
+            const double s =
+                gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
+            kernel_line("latent prefill", cat(T, ", heads ", H), s, 0, flop * T * T / 2, a);
+            gpu.clear();
+        }
+    }
+    for (int n : {1, 16, 2048}) {
+        if (!wanted(a, {"head GEMM"})) continue;
+        constexpr int                heads = 16, rows = 512, cols = 128, copies = 32, x_dim = cols + row - value;
+        std::vector<cuda::HeadGemm> all(copies);
+        auto* x   = static_cast<cuda::Half*>(gpu.fp16(std::size_t(n) * heads * x_dim));
+        auto* out = static_cast<cuda::Half*>(gpu.zeros(std::size_t(n) * heads * row * 2));
+        for (cuda::HeadGemm& op : all) {
+            op.x = x, op.out = out, op.n_heads = heads, op.x_dim = x_dim;
+            op.weight.rows = heads * rows, op.weight.cols = cols;
+            op.weight.data = gpu.fp16(std::size_t(heads) * rows * cols);
+        }
+        const double weights = double(heads) * rows * cols;
+        const double s = gpu.seconds([&](int i) { cuda::head_gemm(all[std::size_t(i % copies)], n, gpu.context()); });
+        kernel_line("head GEMM f16", cat(n, " rows, ", heads, " of ", rows, " × ", cols), s,
+                    weights * 2 + double(n) * heads * (x_dim + row) * 2, 2 * n * weights, a);
         gpu.clear();
     }
 }
@@ -328,7 +409,8 @@ void prefill_gemms(Gpu& gpu, const Arguments& a) {
             const cuda::CublasltShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
             if (tuned.insert({p.rows, n}).second) cuda::tune_cublaslt(shape, p.weight[layer], n, n, gpu.context());
             const bool ran = cuda::cublaslt_gemm(p.x, n, p.weight[layer], shape, p.out, gpu.context());
-            if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.context());
+            if (p.gated)
+                    cuda::activate(cuda::Activation::silu, p.out, p.out + n * p.rows, n * p.rows, gpu.context());
             return ran;
         };
         const auto line = [&](const char* kernel, const std::string& what, double weights, const auto& multiply) {
@@ -369,13 +451,19 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             auto *x = fp16(T * hidden), *out = fp16(T * hidden);
             auto *residual = floats(T * hidden), *weight = floats(hidden);
             line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
-                cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.context());
+                cuda::norm(x, false, cuda::NormKind::rms, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden),
+                           gpu.context());
             });
         }
         if (wanted(a, {"swiglu"})) {
             auto *gate = fp16(T * ff), *up = fp16(T * ff);
             line("swiglu", cat(T, " × ", ff), double(T * ff) * 6,
-                 [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.context()); });
+                 [&] { cuda::activate(cuda::Activation::silu, gate, up, std::int64_t(T * ff), gpu.context()); });
+        }
+        if (wanted(a, {"geglu"})) {
+            auto *gate = fp16(T * ff), *up = fp16(T * ff);
+            line("geglu", cat(T, " × ", ff), double(T * ff) * 6,
+                 [&] { cuda::activate(cuda::Activation::gelu_tanh, gate, up, std::int64_t(T * ff), gpu.context()); });
         }
         if (wanted(a, {"rope + store"})) {
             std::vector<std::int32_t> numbers(T);
@@ -386,7 +474,7 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             r.q = fp16(T * hidden), r.k = fp16(T * hidden), r.v = fp16(T * hidden);
             r.cache_k = fp16((T + block) * hidden), r.cache_v = fp16((T + block) * hidden);
             r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
-            r.head_dim = int(D), r.block_size = int(block);
+            r.head_dim = r.q_dim = r.value_dim = int(D), r.block_size = int(block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
                  [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
         }
@@ -452,6 +540,7 @@ int kernels(const Arguments& a) {
     small_gemms(gpu, a);
     decode_attention(gpu, a);
     prefill_attention(gpu, a);
+    latent_attention(gpu, a);
     prefill_gemms(gpu, a);
     layer_kernels(gpu, a);
     memory_kernels(gpu, a);

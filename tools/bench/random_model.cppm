@@ -11,14 +11,19 @@ export namespace quire {
 struct ModelShape {
     std::string_view name;
     int              n_layers, hidden_size, n_heads, n_kv_heads, ff_size, vocab_size, context_length;
+    std::string_view family   = "llama";
+    int              head_dim = 0;                  // 0: hidden_size / n_heads
+    int              experts = 0, experts_used = 0; // with experts, ff_size is the width of one
+    int              window = 0;
 };
 
-// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", and "tiny".
+// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", and
+// "tiny", "tiny-moe".
 std::span<const ModelShape> model_shapes();
 
-// A llama of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K), norms F32; the same bytes each
-// time. Its vocabulary is made of byte tokens and words without a meaning. Error: a type that is not one of those, rows
-// that its blocks do not divide, or a file that cannot be written.
+// A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K), norms and routers F32; the same bytes
+// each time. Rows that the type's blocks do not divide are Q8_0, or F16 if those do not either. Its vocabulary is made of byte tokens and words without a meaning. Error: a type that is not one of those, or
+// a file that cannot be written.
 Result<void> write_random_model(const std::string& path, const ModelShape& shape, DType type,
                                 const std::function<void(double)>& progress = {});
 
@@ -36,7 +41,11 @@ constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
                                  {"llama3-3b", 28, 3072, 24, 8, 8192, 128256, 8192},
                                  {"llama-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
                                  {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
-                                 {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096}};
+                                 {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096},
+                                 {"tiny-moe", 4, 256, 8, 4, 256, 2048, 2048, "qwen3moe", 64, 8, 2},
+                                 {"qwen3-30b-a3b", 48, 2048, 32, 4, 768, 151936, 40960, "qwen3moe", 128, 128, 8},
+                                 {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, "llama", 128, 8, 2},
+                                 {"gpt-oss-20b", 24, 2880, 64, 8, 2880, 201088, 131072, "gpt-oss", 64, 32, 4, 128}};
 
 // Where the fp16 scales of a block stand and what they are, so that its weights have a standard deviation of about 1/70.
 struct ScaleAt {
@@ -117,65 +126,110 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
                                DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K};
     if (std::ranges::find(known, type) == std::end(known))
         return fail("a random model of type ", dtype_info(type).name, " cannot be made");
-    for (int cols : {s.hidden_size, s.ff_size})
-        if (cols % dtype_info(type).items != 0)
-            return fail("rows of ", cols, " do not divide into blocks of ", dtype_info(type).items, " of ",
-                        dtype_info(type).name);
-
     GgufWriter w;
-    w.set("general.architecture", "llama");
+    const int  head_dim = s.head_dim > 0 ? s.head_dim : s.hidden_size / s.n_heads;
+    const auto key      = [&](const char* name) { return cat(s.family, ".", name); };
+    const auto number   = [&](const char* name, int value) { w.set(key(name), std::uint32_t(value)); };
+    w.set("general.architecture", std::string(s.family));
     w.set("general.name", cat("random ", s.name));
-    const auto number = [&](const char* key, int value) { w.set(cat("llama.", key), std::uint32_t(value)); };
     number("context_length", s.context_length);
     number("embedding_length", s.hidden_size);
     number("block_count", s.n_layers);
     number("feed_forward_length", s.ff_size);
     number("attention.head_count", s.n_heads);
     number("attention.head_count_kv", s.n_kv_heads);
-    number("rope.dimension_count", s.hidden_size / s.n_heads);
+    number("attention.key_length", head_dim);
+    number("attention.value_length", head_dim);
+    number("rope.dimension_count", head_dim);
     number("vocab_size", s.vocab_size);
-    w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-    w.set("llama.rope.freq_base", 10000.0f);
+    if (s.experts > 0) {
+        number("expert_count", s.experts);
+        number("expert_used_count", s.experts_used);
+        number("expert_feed_forward_length", s.ff_size);
+    }
+    if (s.window > 0) number("attention.sliding_window", s.window);
+    w.set(key("attention.layer_norm_rms_epsilon"), 1e-5f);
+    w.set(key("rope.freq_base"), 10000.0f);
     add_vocabulary(w, s.vocab_size);
 
-    const std::vector<std::byte> pattern = random_blocks(type);
-    const std::vector<float>     ones(std::size_t(s.hidden_size), 1.0f);
-    std::uint64_t                total = 0, done = 0, n_written = 0;
-    const auto                   matrix = [&](const std::string& name, int rows, int cols) {
-        const std::uint64_t bytes = row_bytes(type, cols) * std::uint64_t(rows);
+    // A stretch of random blocks of each type that is used; tensors are cut out of its repetition.
+    std::map<DType, std::vector<std::byte>> patterns;
+    std::uint64_t                           total = 0, done = 0, n_written = 0;
+    const auto stack = [&](const std::string& name, int n, int rows, int cols, bool router = false) {
+        DType mine = router ? DType::F32 : type;
+        for (DType other : {DType::Q8_0, DType::F16})
+            if (cols % dtype_info(mine).items != 0) mine = other;
+        std::vector<std::byte>& pattern = patterns[mine];
+        if (pattern.empty()) pattern = random_blocks(mine);
+        const std::uint64_t bytes = row_bytes(mine, cols) * std::uint64_t(rows) * std::uint64_t(n);
         // Each tensor begins elsewhere in the pattern.
-        const std::uint64_t skip = (n_written++ * 7919) % (pattern.size() / std::size_t(dtype_info(type).bytes)) *
-                                   std::uint64_t(dtype_info(type).bytes);
+        const std::uint64_t skip = (n_written++ * 7919) % (pattern.size() / std::size_t(dtype_info(mine).bytes)) *
+                                   std::uint64_t(dtype_info(mine).bytes);
         total += bytes;
-        w.add_tensor(name, type, {cols, rows}, [&, skip](std::span<std::byte> piece, std::uint64_t offset) {
+        std::vector<std::int64_t> dims{cols, rows};
+        if (n > 1) dims.push_back(n);
+        w.add_tensor(name, mine, std::move(dims), [&, skip](std::span<std::byte> piece, std::uint64_t offset) {
             for (std::size_t at = 0; at < piece.size();) {
                 const std::size_t from = std::size_t((skip + offset + at) % pattern.size()),
-                                  n    = std::min(piece.size() - at, pattern.size() - from);
-                std::memcpy(piece.data() + at, pattern.data() + from, n);
-                at += n;
+                                  some = std::min(piece.size() - at, pattern.size() - from);
+                std::memcpy(piece.data() + at, pattern.data() + from, some);
+                at += some;
             }
             done += piece.size();
             if (progress) progress(double(done) / double(total));
         });
     };
-    const auto vector = [&](const std::string& name) {
-        w.add_tensor(name, DType::F32, {s.hidden_size}, std::as_bytes(std::span(ones)));
+    const auto               matrix = [&](const std::string& name, int rows, int cols) { stack(name, 1, rows, cols); };
+    const std::vector<float> ones(std::size_t(std::max({s.hidden_size, s.n_heads * head_dim})), 1.0f);
+    const std::vector<float> zeros(std::size_t(std::max(s.experts, 1)) *
+                                   std::size_t(std::max({s.hidden_size, s.ff_size, s.n_heads * head_dim})));
+    const auto               vector = [&](const std::string& name, int n) {
+        w.add_tensor(name, DType::F32, {n}, std::as_bytes(std::span(ones).first(std::size_t(n))));
     };
-    const int kv = s.hidden_size / s.n_heads * s.n_kv_heads;
+    const bool oss  = s.family == "gpt-oss";
+    const auto bias = [&](const std::string& name, int n, int of = 1) {
+        if (!oss) return;
+        std::vector<std::int64_t> dims{n};
+        if (of > 1) dims.push_back(of);
+        w.add_tensor(name, DType::F32, std::move(dims),
+                     std::as_bytes(std::span(zeros).first(std::size_t(n) * std::size_t(of))));
+    };
+    const int q = s.n_heads * head_dim, kv = s.n_kv_heads * head_dim;
     matrix("token_embd.weight", s.vocab_size, s.hidden_size);
-    vector("output_norm.weight");
+    vector("output_norm.weight", s.hidden_size);
     matrix("output.weight", s.vocab_size, s.hidden_size);
     for (int i = 0; i < s.n_layers; i++) {
-        const auto name = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
-        vector(name("attn_norm"));
-        matrix(name("attn_q"), s.hidden_size, s.hidden_size);
+        const auto name   = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
+        const auto biased = [&](const char* part) { return cat("blk.", i, ".", part, ".bias"); };
+        vector(name("attn_norm"), s.hidden_size);
+        matrix(name("attn_q"), q, s.hidden_size);
         matrix(name("attn_k"), kv, s.hidden_size);
         matrix(name("attn_v"), kv, s.hidden_size);
-        matrix(name("attn_output"), s.hidden_size, s.hidden_size);
-        vector(name("ffn_norm"));
-        matrix(name("ffn_gate"), s.ff_size, s.hidden_size);
-        matrix(name("ffn_up"), s.ff_size, s.hidden_size);
-        matrix(name("ffn_down"), s.hidden_size, s.ff_size);
+        matrix(name("attn_output"), s.hidden_size, q);
+        bias(biased("attn_q"), q);
+        bias(biased("attn_k"), kv);
+        bias(biased("attn_v"), kv);
+        bias(biased("attn_output"), s.hidden_size);
+        if (s.family == "qwen3moe") {
+            vector(name("attn_q_norm"), head_dim);
+            vector(name("attn_k_norm"), head_dim);
+        }
+        if (oss) vector(name("attn_sinks"), s.n_heads);
+        vector(name(oss ? "post_attention_norm" : "ffn_norm"), s.hidden_size);
+        if (s.experts == 0) {
+            matrix(name("ffn_gate"), s.ff_size, s.hidden_size);
+            matrix(name("ffn_up"), s.ff_size, s.hidden_size);
+            matrix(name("ffn_down"), s.hidden_size, s.ff_size);
+            continue;
+        }
+        stack(name("ffn_gate_inp"), 1, s.experts, s.hidden_size, true);
+        bias(biased("ffn_gate_inp"), s.experts);
+        stack(name("ffn_gate_exps"), s.experts, s.ff_size, s.hidden_size);
+        stack(name("ffn_up_exps"), s.experts, s.ff_size, s.hidden_size);
+        stack(name("ffn_down_exps"), s.experts, s.hidden_size, s.ff_size);
+        bias(biased("ffn_gate_exps"), s.ff_size, s.experts);
+        bias(biased("ffn_up_exps"), s.ff_size, s.experts);
+        bias(biased("ffn_down_exps"), s.hidden_size, s.experts);
     }
     return w.write(path);
 }

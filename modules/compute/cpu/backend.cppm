@@ -128,8 +128,9 @@ private:
         std::size_t                         n_outputs = 0;
         QuantisedRows                       quantised; // the rest is gemm()'s
         const float*                        packed = nullptr;
-        std::array<std::int64_t, max_projections + 1> begin{}; // of the groups of 16 rows of each, in one list of them all
-        std::int64_t                                  first_item = 0;
+        std::array<std::int64_t, max_projections + 1>
+                     begin{}; // of the groups of 16 rows of each, in one list of them all
+        std::int64_t first_item = 0;
     };
     void gemm(Tensor x, std::span<const Output> outputs);
     void gemm(std::span<GemmGroup> groups);
@@ -140,7 +141,6 @@ private:
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
     static float* grown(std::vector<float>& memory, std::size_t n);
     float*        scratch(int thread, std::size_t n) { return grown(scratch_[std::size_t(thread)], n); }
-
 
     // body(first, last) over pieces of [0, n) of about `grain`, in parallel
     template <class Body>
@@ -159,9 +159,9 @@ private:
     std::vector<Projection>         projections_; // of these
     // A step's rows in the order of the experts that they chose: begin of each expert's rows; the token of each row; where
     // each (token, slot) is. And their inputs and outputs.
-    std::vector<std::int32_t> expert_begin_, row_token_, slot_row_;
-    std::vector<float>        scores_, gathered_, expert_out_;
-    std::vector<std::vector<float>> vectors_;   // copies of the weights that are vectors
+    std::vector<std::int32_t>       expert_begin_, row_token_, slot_row_;
+    std::vector<float>              scores_, gathered_, expert_out_;
+    std::vector<std::vector<float>> vectors_; // copies of the weights that are vectors
     // Repacked copies of weights, by their address in the file.
     std::unordered_map<const void*, const std::byte*> repacked_;
     LargePages                                        copies_;  // their memory
@@ -196,13 +196,17 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
 // All threads sum the same memory, larger than the caches, twice: the first time brings its pages.
 double CpuBackend::read_bandwidth() {
     constexpr std::int64_t n = std::int64_t(96) << 18; // floats
-    std::vector<float>     memory(static_cast<std::size_t>(n), 1.0f);
-    std::vector<float>     sums(scratch_.size() * 16);
+    Result<Buffer>         buffer = fresh_memory(std::size_t(n) * sizeof(float));
+    if (!buffer) return 0;
+    auto* const memory = static_cast<float*>(buffer->data());
+    std::fill_n(memory, n, 1.0f);
+    std::vector<float> sums(scratch_.size() * 16);
     double                 seconds = 0;
     for (int round = 0; round < 3; round++) {
         const auto start = std::chrono::steady_clock::now();
         pool_.run(pool_.n_threads() * 4, [&](int item, int thread) {
-            const std::int64_t first = n * item / (pool_.n_threads() * 4), last = n * (item + 1) / (pool_.n_threads() * 4);
+            const std::int64_t first = n * item / (pool_.n_threads() * 4),
+                               last  = n * (item + 1) / (pool_.n_threads() * 4);
             std::array<float, 64> sum{};
             for (std::int64_t i = first; i + 64 <= last; i += 64)
                 for (std::size_t j = 0; j < 64; j++) sum[j] += memory[std::size_t(i) + j];
@@ -325,11 +329,15 @@ void CpuBackend::execute(const Embed& op) {
         return static_cast<const std::byte*>(matrix.data) + std::size_t(i) * row_bytes(matrix.type, matrix.cols);
     };
     std::vector<float>& position = scratch_[0];
-    if (positions && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
+    if ((positions || op.types) && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
     for (std::int64_t t = 0; t < out.rows; t++) {
         float* to = floats(out) + t * out.cols;
         dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
         for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
+        if (op.types) {
+            dequantize(op.types.type, row(op.types, 0), position.data(), op.types.cols);
+            kernels_.add(to, position.data(), out.cols);
+        }
         if (!positions) continue;
         dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)] + op.offset), position.data(),
                    positions.cols);
@@ -351,7 +359,7 @@ static void layer_norm(const float* x, float* residual, const float* weight, con
     mean /= double(n);
     for (std::int64_t i = 0; i < n; i++) variance += (double(x[i]) - mean) * (double(x[i]) - mean);
     const double scale = 1 / std::sqrt(variance / double(n) + double(eps));
-    for (std::int64_t i = 0; i < n; i++) 
+    for (std::int64_t i = 0; i < n; i++)
         out[i] = float((double(x[i]) - mean) * scale) * weight[i] + (bias ? bias[i] : 0.0f);
 }
 
@@ -361,13 +369,14 @@ void CpuBackend::execute(const Norm& op) {
     if (op.kind == NormKind::none) {
         split(x.rows * x.cols, 65536, [&](std::int64_t first, std::int64_t last) {
             if (residual) kernels_.add(residual + first, floats(x) + first, last - first);
-            std::memcpy(floats(out) + first, (residual ? residual : floats(x)) + first, std::size_t(last - first) * sizeof(float));
+            std::memcpy(floats(out) + first, (residual ? residual : floats(x)) + first,
+                        std::size_t(last - first) * sizeof(float));
         });
         return;
     }
     check(op.weight.cols == op.group && op.weight.type == DType::F32 && x.cols % op.group == 0, "norm: shapes");
-    x               = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
-    const auto* w   = static_cast<const float*>(op.weight.data);
+    x             = {x.data, x.rows * (x.cols / op.group), op.group, x.type}; // a row may be one head
+    const auto* w = static_cast<const float*>(op.weight.data);
     split(x.rows, std::max<std::int64_t>(1, 8192 / x.cols), [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t r = first; r < last; r++) {
             float* sum = residual ? residual + r * x.cols : nullptr;
@@ -418,7 +427,8 @@ Result<TensorView> CpuBackend::prepare_stack(const TensorView& weights, int n) {
     const std::int64_t rows  = weights.rows / n;
     const std::size_t  bytes = std::size_t(rows) * row_bytes(weights.type, weights.cols);
     const auto         part  = [&](int i) {
-        return TensorView{weights.type, rows, weights.cols, static_cast<const std::byte*>(weights.data) + std::size_t(i) * bytes};
+        return TensorView{weights.type, rows, weights.cols,
+                          static_cast<const std::byte*>(weights.data) + std::size_t(i) * bytes};
     };
     if (!repacked_at_load(weights.type)) return weights;
     if (rows % 16 == 0) {
@@ -458,7 +468,7 @@ void CpuBackend::gemm(Tensor x, std::span<const Output> outputs) {
 
 void CpuBackend::gemm(std::span<GemmGroup> groups) {
     // What each needs of its input: int16-quantised, packed, or both. Their memory is one piece.
-    constexpr auto on_line = [](std::size_t n) { return (n + 15) / 16 * 16; };
+    constexpr auto on_line   = [](std::size_t n) { return (n + 15) / 16 * 16; };
     std::size_t    quantised = 0, packed = 0;
     std::int64_t   all = 0, most_rows = 0;
     bool           any_packed = false;
@@ -471,7 +481,7 @@ void CpuBackend::gemm(std::span<GemmGroup> groups) {
             const TensorView& w = g.outputs[i].projection->weight;
             check(g.x.cols == w.cols && g.outputs[i].out.cols == w.rows && g.outputs[i].out.rows == g.x.rows,
                   "gemm: shapes");
-            g.begin[i + 1] = g.begin[i] + (w.rows + 15) / 16;
+            g.begin[i + 1]                                   = g.begin[i] + (w.rows + 15) / 16;
             (uses_integer_gemm(w.type) ? integer : floating) = true;
             g.quantised.for_wide |= wide_integers(w.type);
         }
@@ -490,7 +500,8 @@ void CpuBackend::gemm(std::span<GemmGroup> groups) {
     for (GemmGroup& g : groups) {
         const auto n = std::size_t(g.x.rows), cols = std::size_t(g.x.cols), tiles = cols / 32;
         bool       floating = false;
-        for (std::size_t i = 0; i < g.n_outputs; i++) floating |= !uses_integer_gemm(g.outputs[i].projection->weight.type);
+        for (std::size_t i = 0; i < g.n_outputs; i++)
+            floating |= !uses_integer_gemm(g.outputs[i].projection->weight.type);
         if (QuantisedRows& q = g.quantised; q.m > 0) {
             q.integers = reinterpret_cast<std::int16_t*>(to_quantised);
             q.scales   = reinterpret_cast<float*>(q.integers + n * cols);
@@ -538,8 +549,8 @@ void CpuBackend::gemm(std::span<GemmGroup> groups) {
         items += (g.begin[g.n_outputs] + piece - 1) / piece;
     }
     const auto run = [&](int item, int thread) {
-        const auto after = std::upper_bound(groups.begin(), groups.end(), std::int64_t(item),
-                                            [](std::int64_t i, const GemmGroup& g) { return i < g.first_item; });
+        const auto         after = std::upper_bound(groups.begin(), groups.end(), std::int64_t(item),
+                                                    [](std::int64_t i, const GemmGroup& g) { return i < g.first_item; });
         const GemmGroup&   g     = *(after - 1);
         const std::int64_t first = (item - g.first_item) * piece, last = std::min(g.begin[g.n_outputs], first + piece);
         for (std::size_t i = 0; i < g.n_outputs; i++) {
@@ -583,7 +594,8 @@ void CpuBackend::execute(const HeadGemm& op) {
     split(n, 1, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t h = first; h < last; h++)
             for (std::int64_t t = 0; t < T; t++)
-                std::memcpy(inputs + (h * T + t) * in, floats(x) + t * x.cols + h * x_dim, std::size_t(in) * sizeof(float));
+                std::memcpy(inputs + (h * T + t) * in, floats(x) + t * x.cols + h * x_dim,
+                            std::size_t(in) * sizeof(float));
     });
     for (std::int64_t h = 0; h < n; h++) {
         projections_[std::size_t(h)] = {in_stack(op.weight, n, h), {}, none};
@@ -598,7 +610,8 @@ void CpuBackend::execute(const HeadGemm& op) {
             for (std::int64_t t = 0; t < T; t++) {
                 float* to = floats(out) + t * out.cols + h * out_dim;
                 std::memcpy(to, outputs + (h * T + t) * rows, std::size_t(rows) * sizeof(float));
-                std::memcpy(to + rows, floats(x) + t * x.cols + h * x_dim + in, std::size_t(x_dim - in) * sizeof(float));
+                std::memcpy(to + rows, floats(x) + t * x.cols + h * x_dim + in,
+                            std::size_t(x_dim - in) * sizeof(float));
             }
     });
 }
@@ -613,7 +626,8 @@ void CpuBackend::execute(const Route& op) {
     gemm(x, std::array{Output{&router, scores}});
     split(x.rows, 16, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t t = first; t < last; t++)
-            route(op, floats(scores) + t * n, reinterpret_cast<std::int32_t*>(floats(out) + t * 2 * k), floats(out) + t * 2 * k + k);
+            route(op, floats(scores) + t * n, reinterpret_cast<std::int32_t*>(floats(out) + t * 2 * k),
+                  floats(out) + t * 2 * k + k);
     });
 }
 
@@ -630,11 +644,12 @@ void CpuBackend::group_by_expert(const Tensor& routes, int n_experts, int n_used
     each([&](std::int64_t, std::int32_t expert) { expert_begin_[std::size_t(expert) + 1]++; });
     for (std::size_t e = 0; e < std::size_t(n_experts); e++) expert_begin_[e + 1] += expert_begin_[e];
     each([&](std::int64_t i, std::int32_t expert) {
-        const std::int32_t row         = expert_begin_[std::size_t(expert)]++;
-        row_token_[std::size_t(row)]   = std::int32_t(i / n_used);
-        slot_row_[std::size_t(i)]      = row;
+        const std::int32_t row       = expert_begin_[std::size_t(expert)]++;
+        row_token_[std::size_t(row)] = std::int32_t(i / n_used);
+        slot_row_[std::size_t(i)]    = row;
     });
-    for (auto e = std::size_t(n_experts); e > 0; e--) expert_begin_[e] = expert_begin_[e - 1]; // the loop moved each to the next
+    for (auto e = std::size_t(n_experts); e > 0; e--)
+        expert_begin_[e] = expert_begin_[e - 1]; // the loop moved each to the next
     expert_begin_[0] = 0;
 }
 
@@ -646,7 +661,8 @@ void CpuBackend::execute(const ExpertGatedGemm& op) {
     float*     inputs = grown(gathered_, std::size_t(rows * hidden));
     split(rows, 16, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t r = first; r < last; r++)
-            std::memcpy(inputs + r * hidden, floats(x) + row_token_[std::size_t(r)] * hidden, std::size_t(hidden) * sizeof(float));
+            std::memcpy(inputs + r * hidden, floats(x) + row_token_[std::size_t(r)] * hidden,
+                        std::size_t(hidden) * sizeof(float));
     });
     gemms_.clear();
     projections_.resize(std::size_t(op.n_experts) * 2);
@@ -657,9 +673,10 @@ void CpuBackend::execute(const ExpertGatedGemm& op) {
         g.x          = {inputs + first * hidden, n, hidden, DType::F32};
         g.n_outputs  = 2;
         for (std::size_t i = 0; i < 2; i++) {
-            const Projection& p = i == 0 ? op.gate : op.up;
+            const Projection& p    = i == 0 ? op.gate : op.up;
             Projection&       mine = projections_[std::size_t(e) * 2 + i];
-            mine         = {in_stack(p.weight, op.n_experts, e), p.bias ? in_stack(p.bias, op.n_experts, e) : TensorView(), none};
+            mine = {in_stack(p.weight, op.n_experts, e), p.bias ? in_stack(p.bias, op.n_experts, e) : TensorView(),
+                    none};
             g.outputs[i] = {&mine, {floats(i == 0 ? gate : up) + first * ff, n, ff, DType::F32}};
         }
     }
@@ -670,18 +687,19 @@ void CpuBackend::execute(const ExpertGatedGemm& op) {
 void CpuBackend::execute(const ExpertCombineGemm& op) {
     const Tensor       x = at(op.x), routes = at(op.routes), out = at(op.down.out);
     const std::int64_t hidden = out.cols, ff = op.down.weight.cols, k = op.n_used;
-    float*             parts  = grown(expert_out_, std::size_t(out.rows * k * hidden));
+    float*             parts = grown(expert_out_, std::size_t(out.rows * k * hidden));
     gemms_.clear();
     projections_.resize(std::size_t(op.n_experts));
     for (int e = 0; e < op.n_experts; e++) {
         const std::int64_t first = expert_begin_[std::size_t(e)], n = expert_begin_[std::size_t(e) + 1] - first;
         if (n == 0) continue;
         Projection& mine = projections_[std::size_t(e)];
-        mine = {in_stack(op.down.weight, op.n_experts, e), op.down.bias ? in_stack(op.down.bias, op.n_experts, e) : TensorView(), none};
-        GemmGroup& g = gemms_.emplace_back();
-        g.x          = {floats(x) + first * ff, n, ff, DType::F32};
-        g.outputs[0] = {&mine, {parts + first * hidden, n, hidden, DType::F32}};
-        g.n_outputs  = 1;
+        mine             = {in_stack(op.down.weight, op.n_experts, e),
+                op.down.bias ? in_stack(op.down.bias, op.n_experts, e) : TensorView(), none};
+        GemmGroup& g     = gemms_.emplace_back();
+        g.x              = {floats(x) + first * ff, n, ff, DType::F32};
+        g.outputs[0]     = {&mine, {parts + first * hidden, n, hidden, DType::F32}};
+        g.n_outputs      = 1;
     }
     gemm(gemms_);
     split(out.rows, std::max<std::int64_t>(1, 8192 / (hidden * k)), [&](std::int64_t first, std::int64_t last) {
@@ -715,9 +733,8 @@ void CpuBackend::execute(const GateRows& op) {
 
 void CpuBackend::execute(const SoftCap& op) {
     const Tensor x = at(op.x);
-    split(x.rows * x.cols, 8192, [&](std::int64_t first, std::int64_t last) {
-        kernels_.softcap(floats(x) + first, op.cap, last - first);
-    });
+    split(x.rows * x.cols, 8192,
+          [&](std::int64_t first, std::int64_t last) { kernels_.softcap(floats(x) + first, op.cap, last - first); });
 }
 
 // A few hundred rows at a time, so that `up` takes no more memory than these.
@@ -740,8 +757,8 @@ void CpuBackend::execute(const RopeAndStore& op) {
     const int      half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
     const auto     k_dim = int(k.cols / K), v_dim = int(v.cols / K);
     check(cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D, "rope_and_store: shapes");
-    const int      i_step = rope.neox ? 1 : 2, partner = rope.neox ? half : 1;
-    const auto     T = q.rows;
+    const int  i_step = rope.neox ? 1 : 2, partner = rope.neox ? half : 1;
+    const auto T = q.rows;
     if (angles_of_ != rope.inv_freq.data() ||
         angles_scale_ != rope.scale) { // layers with the same frequencies share them
         angles_of_    = rope.inv_freq.data();
@@ -774,8 +791,9 @@ void CpuBackend::execute(const RopeAndStore& op) {
             const std::size_t row      = row_bytes(cache.type, D);
             const std::size_t in_block = std::size_t(slot % cache.block_size);
             const auto        store    = [&](const Tensor& from, int h, int dim, void* array, int first) {
-                std::byte* to = static_cast<std::byte*>(array) + std::size_t(slot / cache.block_size) * cache.block_bytes() +
-                                (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row + row_bytes(cache.type, first);
+                std::byte* to =
+                    static_cast<std::byte*>(array) + std::size_t(slot / cache.block_size) * cache.block_bytes() +
+                    (std::size_t(h) * std::size_t(cache.block_size) + in_block) * row + row_bytes(cache.type, first);
                 const float* x = floats(from) + t * from.cols + h * dim;
                 if (cache.type == DType::F16) kernels_.store_f16(x, reinterpret_cast<std::uint16_t*>(to), dim);
                 else std::memcpy(to, x, row_bytes(cache.type, dim));
@@ -791,8 +809,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
 void CpuBackend::execute(const Attention& params) {
     const Tensor      q = at(params.q), out = at(params.out);
     const KvLayer&    cache = layers_[std::size_t(params.layer)];
-    const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim,
-                      Dv = cache.value_dim;
+    const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim, Dv = cache.value_dim;
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
@@ -802,27 +819,29 @@ void CpuBackend::execute(const Attention& params) {
         std::array<AttentionPart, group_size> parts;
         int                                   n_queries = 0, shared = tiles.shared_blocks * cache.block_size;
         for (int i = 0; i < tiles.n; i++) {
-            const QueryTile& tile  = tiles_[std::size_t(tiles.first) + std::size_t(i)];
-            AttentionPart&   part  = parts[std::size_t(i)];
-            part = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
-                    floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows, plan_->positions[std::size_t(tile.first_row)],
-                    plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)]};
+            const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
+            AttentionPart&   part = parts[std::size_t(i)];
+            part                  = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
+                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows,
+                                     plan_->positions[std::size_t(tile.first_row)],
+                                     plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
+                    params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
             n_queries += tile.n_rows * group;
             shared = std::min(shared, part.first_position + 1);
         }
         AttentionTask task;
-        task.parts        = std::span(parts).first(std::size_t(tiles.n));
-        task.shared       = params.window > 0 ? 0 : shared / attention_chunk * attention_chunk;
-        task.q_stride     = q.cols;
-        task.out_stride   = out.cols;
-        task.n_heads      = group;
-        task.head_dim     = D;
-        task.value_dim    = Dv;
-        task.window       = params.window;
-        task.scale        = params.scale;
-        task.softcap      = params.softcap;
-        task.sinks = params.sinks ? static_cast<const float*>(params.sinks.data) + h * group : nullptr;
-        task.k            = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
+        task.parts      = std::span(parts).first(std::size_t(tiles.n));
+        task.shared     = params.window > 0 ? 0 : shared / attention_chunk * attention_chunk;
+        task.q_stride   = q.cols;
+        task.out_stride = out.cols;
+        task.n_heads    = group;
+        task.head_dim   = D;
+        task.value_dim  = Dv;
+        task.window     = params.window;
+        task.scale      = params.scale;
+        task.softcap    = params.softcap;
+        task.sinks      = params.sinks ? static_cast<const float*>(params.sinks.data) + h * group : nullptr;
+        task.k          = static_cast<const std::byte*>(cache.k) + std::size_t(h) * head_bytes;
         task.v = cache.latent() ? task.k : static_cast<const std::byte*>(cache.v) + std::size_t(h) * head_bytes;
         task.block_stride = cache.block_bytes();
         task.block_size   = cache.block_size;

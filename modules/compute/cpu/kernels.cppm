@@ -84,6 +84,7 @@ struct AttentionPart {
     float*              out      = nullptr; // likewise
     int                 n_tokens = 0, first_position = 0;
     const std::int32_t* table = nullptr; // the sequence's blocks
+    int                 last  = -1;      // the last position that every token sees; -1: its own
 };
 
 // Queries of some sequences that share a kv head. Where the sequences begin with the same blocks, these are read once.
@@ -98,7 +99,7 @@ struct AttentionTask {
     const float*     sinks        = nullptr; // a score of each head that has no value, or null
     const std::byte* k            = nullptr; // this kv head's part of block 0
     const std::byte* v            = nullptr; // likewise; value_dim numbers of rows as long as those of k
-    std::size_t      block_stride = 0; // bytes from a block's part to the next block's
+    std::size_t      block_stride = 0;       // bytes from a block's part to the next block's
     int              block_size   = 0;
     DType            kv_type      = DType::F16;
     float*           scratch      = nullptr; // attention_scratch() floats
