@@ -118,8 +118,9 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
             for (int half = 0; half < (Gated ? 1 : 2); half++) {
                 const std::uint32_t two = movmatrix(pack_finite(v[2 * half], v[2 * half + 1]));
                 const int           r   = row + half * 8 + lane % 4 * 2;
-                if (slot >= now.n || r >= p.rows) continue;
-                *reinterpret_cast<std::uint32_t*>(p.out + std::int64_t(p.pairs[now.first + slot]) * p.rows + r) = two;
+                if (slot < now.n && r < p.rows)
+                    *reinterpret_cast<std::uint32_t*>(p.out + std::int64_t(p.pairs[now.first + slot]) * p.rows + r) =
+                        two;
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[t][i] = 0;
