@@ -254,7 +254,7 @@ TEST_CASE("quantize copies what it does not convert, and says what it did", "[qu
     // a quantised file only if that is wanted
     const Finished refused = run_program("quantize", {out, again, "Q5_0"});
     CHECK(refused.code == 1);
-    CHECK(refused.err.find("Q6_K already; a quantised file is quantised again only with --allow-requantize") !=
+    CHECK(refused.err.find("Q4_K already; a quantised file is quantised again only with --allow-requantize") !=
           std::string::npos);
     CHECK(run_program("quantize", {out, again, "Q5_0", "--allow-requantize"}).code == 0);
 }
