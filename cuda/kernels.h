@@ -316,6 +316,59 @@ struct HeadGemm {
 bool is_regular(const HeadGemm& op);
 void head_gemm(const HeadGemm& op, std::int64_t n_tokens, Context& gpu);
 
+// -- experts/: mixtures of experts. T tokens choose k of n experts each; a pair is a token and one of its choices: t · k + slot.
+
+// How a router's scores become the weights of the experts it chose: softmax over all, sigmoid of each, softmax over the chosen.
+enum class Gating : int { softmax, sigmoid, softmax_chosen };
+constexpr int most_experts = 2048, most_experts_used = 32;
+
+// What the kernels of one mixture leave to each other. For many tokens the pairs stand in the order of their experts, cut into
+// tiles of pairs with one expert, so that an expert's weights are read once for a tile.
+struct ExpertWorkspace {
+    float*        scores   = nullptr; // [T × n]
+    std::int32_t* arrivals = nullptr; // [T + 1] zero before and after
+    std::int32_t* pairs    = nullptr; // [T · k]
+    std::int32_t* tiles    = nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
+    Half*         parts    = nullptr; // [T · k × hidden]
+};
+// Pairs of a tile; 0: each pair for itself. The same for all operations of a mixture in a step.
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used);
+// Tiles, at most.
+constexpr std::int64_t expert_tiles(std::int64_t n_pairs, int n_experts, int tile) {
+    return n_pairs / tile + (n_pairs < n_experts ? n_pairs : n_experts);
+}
+// What Route of quire.compute.program says. out [T × 2k]: the experts as int32, then their weights. A token whose slot is below 0
+// chooses none: its experts are -1. Makes the workspace's tiles, too.
+struct Route {
+    const Half*  x      = nullptr; // [T × cols]
+    const float *weight = nullptr, *bias = nullptr, *choice_bias = nullptr; // [n × cols], [n] or null
+    float*       out       = nullptr;
+    int          n_experts = 0, n_used = 0, cols = 0;
+    Gating       gating     = Gating::softmax;
+    bool         normalised = false;
+    float        scale      = 1;
+};
+void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
+           Context& gpu);
+// Weights and biases are those of all experts, one after the other; weight.rows is n times the rows of one.
+struct ExpertGemm {
+    const Half*  x      = nullptr;
+    const float* routes = nullptr; // Route's out
+    Projection   gate, up;         // gate.out is the result; down stands in `gate`
+    int          n_experts = 0, n_used = 0;
+    Activation   activation = Activation::silu;
+    float        scale      = 1;
+};
+// Whether tiles can be multiplied with these weights; else a step's tile has to be 0.
+bool can_group(const Weight& weight, int n_experts);
+// gate.out [T · k × rows] = activation(gate) · up of each pair
+void expert_gated(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
+// out [T × rows] = scale · Σ over a token's pairs, in order, of weight · (x [T · k × cols] · downᵀ + bias)
+void expert_combine(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
+// Rows of x times the sigmoid of gate · weight.
+void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols, const float* weight,
+               Context& gpu);
+
 // -- operations, as the fused kernels take them
 
 // One operation of a program, lowered to device addresses.

@@ -141,7 +141,8 @@ public:
     }
 
     Program build() && {
-        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset});
+        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types});
+        if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
         for (int i = 0; i < c_.n_layers; i++) {
             p_.layers.push_back(p_.operations.size());
             layer(i);
@@ -176,8 +177,22 @@ private:
         waiting_ = part;
     }
 
+    // x = norm(x + part), or of x alone.
+    void norm_sum(ValueId part, ValueId residual, const Linear& weight) {
+        emit(Norm{part, residual, x_, weight.weight, weight.bias, c_.norm_eps, c_.hidden_size, c_.family->norm});
+    }
+
     void layer(int i) {
-        const LayerTensors& l = w_.layers[std::size_t(i)];
+        const LayerTensors& l        = w_.layers[std::size_t(i)];
+        if (l.attn_out_norm) {
+            norm_residual({});
+            attention(i, l);
+            norm_sum(delta_, x_, l.attn_out_norm);
+            norm_residual({});
+            feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, gate_, up_, delta_);
+            norm_sum(delta_, x_, l.layer_out_norm);
+            return;
+        }
         const bool parallel = c_.family->residual == Residual::parallel || (c_.family->may_be_parallel && !l.ffn_norm);
         norm_residual(l.attn_norm);
         if (l.latent) latent_attention(i, l);
@@ -206,7 +221,8 @@ private:
         if (l.attn_k_norm) norm(k_, k_, l.attn_k_norm);
         emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.head_dim, 0});
         emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks});
+                       l.attn_sinks,
+                       !c_.family->encoder});
         emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
     }
 
@@ -229,7 +245,7 @@ private:
         emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.latent->nope_dim + c_.rope_dim, c_.latent->nope_dim});
         emit(HeadGemm{q_, q_latent_, t.k_b, c_.n_heads});
         emit(Attention{q_latent_, latent_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks});
+                       l.attn_sinks, true});
         emit(HeadGemm{latent_, attended_, t.v_b, c_.n_heads});
         emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
     }
@@ -266,14 +282,15 @@ private:
     }
 
     void head() {
-        const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true}),
-                      last     = value("last", c_.hidden_size, {.logit_rows = true}),
-                      logits   = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
+        const ValueId selected = value("selected", c_.hidden_size, {.logit_rows = true, .f32 = true});
         p_.head                = p_.operations.size();
         p_.selected            = selected;
-        p_.logits              = logits;
-        emit(Add{x_, waiting_});
+        if (waiting_ != none) emit(Add{x_, waiting_});
         emit(SelectRows{x_, selected});
+        if (c_.family->encoder) return; // its hidden states are what is wanted
+        const ValueId last   = value("last", c_.hidden_size, {.logit_rows = true}),
+                      logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
+        p_.logits            = logits;
         emit(Norm{selected, none, last, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
                   c_.family->norm});
         emit(Gemm{last, {{w_.output.weight, w_.output.bias, logits}}, c_.logit_scale});
@@ -316,17 +333,21 @@ public:
     }
     void stack(Linear& l, int n) {
         stack(l.weight, n);
-        (*this)(l.bias);
+        f32(l.bias);
+    }
+    void f32(TensorView& w) {
+        if (w && !error_) keep(w, backend_.prepare_f32(w));
     }
     void operator()(LayerTensors& l, const ModelConfig& c) {
-        for (Linear* w : {&l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
+        for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
                           &l.ffn_up, &l.ffn_down})
             (*this)(*w);
         for (TensorView* w : {&l.attn_q_norm, &l.attn_k_norm, &l.attn_sinks, &l.attn_post_norm, &l.ffn_post_norm})
             (*this)(*w);
         if (l.experts) {
             ExpertTensors& e = *l.experts;
-            (*this)(e.router);
+            f32(e.router.weight);
+            (*this)(e.router.bias);
             for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
             for (Linear* w : {&e.shared_gate, &e.shared_up, &e.shared_down}) (*this)(*w);
             (*this)(e.choice_bias);
@@ -359,6 +380,8 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     if (tied) prepare(m.token_embd);
     else prepare.lookup(m.token_embd);
     prepare.lookup(m.position_embd);
+    prepare.lookup(m.token_types);
+    prepare(m.embd_norm);
     prepare(m.output_norm);
     if (tied) m.output.weight = m.token_embd;
     else prepare(m.output.weight);
@@ -378,7 +401,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     on_host(tensors.output_norm.weight, model.output_norm_);
     on_host(tensors.output_norm.bias, model.output_norm_bias_);
     model.norm_eps_ = config.norm_eps;
-    model.norm_     = config.family->norm;
+    model.norm_     = tensors.output_norm ? config.family->norm : NormKind::none;
     model.program_  = build_program(config, m, context);
     // Some devices read rows in groups of 8.
     Result<Activations> values =
@@ -389,6 +412,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
 }
 
 std::span<const float> Model::hidden_state(std::span<const float> x) {
+    if (norm_ == NormKind::none) return x;
     const bool bias = !output_norm_bias_.empty();
     double     mean = 0, squares = 0;
     for (float v : x) mean += double(v);

@@ -37,12 +37,13 @@ struct Rope {
 
 // -- the operations; `out` is never an input unless said
 
-// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` if there is one.
+// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if there are any.
 struct Embed {
     TensorView table, positions;
     ValueId    out    = none;
     float      scale  = 1;
     int        offset = 0;
+    TensorView types  = {};
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
@@ -99,6 +100,7 @@ struct Attention {
     float      softcap = 0; // scores are softcap · tanh(score / softcap); 0: as they are
     int        window  = 0; // position i sees i-window+1 .. i; 0: all before it
     TensorView sinks;       // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
+    bool       causal = true; // false: each token sees all of its sequence, which runs in one step
 };
 
 // A mixture of experts in three operations. Route: scores = x · weightᵀ + bias in float32; the n_used experts with the highest
@@ -171,7 +173,7 @@ struct Program {
     std::vector<Operation>          operations;
     std::vector<std::size_t>        layers;       // the first operation of each
     std::size_t                     head     = 0; // operations from here on run only in steps that want logits
-    ValueId                         selected = none, logits = none; // the residual of the logit rows; their logits
+    ValueId                         selected = none, logits = none; // the residual of the logit rows; their logits, if any
     std::vector<std::vector<float>> frequencies;                    // that Rope::inv_freq points to
 
     ValueId value(const Value& v) {

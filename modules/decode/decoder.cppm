@@ -5,6 +5,7 @@ export module quire.decode.decoder;
 import quire.core.base;
 import quire.core.std;
 import quire.decode.beam_search;
+import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.decode.step_rows;
 import quire.schedule.request;
@@ -16,7 +17,7 @@ export namespace quire {
 class Decoder {
 public:
     // `end_tokens`: generation ends with one of these.
-    Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size);
+    Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler);
     Decoder(const Decoder&)            = delete;
     Decoder& operator=(const Decoder&) = delete;
 
@@ -59,6 +60,7 @@ private:
     Sampler                sampler_;
     BeamSearch             beam_search_;
     StepRows               rows_;
+    Pooler                 pooler_;
     std::vector<Output>    partial_; // what was asked for about a prompt that is not computed completely
     std::vector<Sequence*> answers_; // scratch
     std::vector<NextToken> next_;
@@ -94,9 +96,9 @@ std::vector<int> open_answers(const SequenceGroup& group) {
 // The most likely token, without log-probabilities.
 bool takes_best(const Request& r) { return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r); }
 
-Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size)
+Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler)
     : scheduler_(scheduler), end_tokens_(std::move(end_tokens)), sampler_(vocab_size),
-      beam_search_(scheduler, sampler_), rows_(vocab_size) {
+      beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
 }
 
@@ -240,23 +242,17 @@ bool Decoder::add_hidden(const Scheduled& item) {
         const std::span<const float> state = rows_.hidden(item, i);
         if (!std::ranges::all_of(state, [](float v) { return std::isfinite(v); }))
             return fail(item, i, "hidden states");
-        sum.embedding.resize(state.size());
-        for (std::size_t j = 0; j < state.size(); j++) sum.embedding[j] += state[j];
+        pooler_.add(state, sum.prompt_tokens, item.group->n_prompt(), sum.embedding);
         sum.prompt_tokens++;
     }
     return true;
 }
 
-// The mean has the direction of the sum, and only that counts.
 void Decoder::output_embedding(SequenceGroup& group, std::vector<Output>& out) {
     Output& output   = out.emplace_back(output_of(group, 0));
     output.embedding = std::move(partial_of(group.id).embedding);
     std::erase_if(partial_, [&](const Output& o) { return o.id == group.id; });
-    double squares = 0;
-    for (float v : output.embedding) squares += double(v) * double(v);
-    const double length = std::sqrt(squares);
-    if (length > 0)
-        for (float& v : output.embedding) v = float(double(v) / length);
+    pooler_.finish(output.embedding);
     output.finish = FinishReason::stop;
     output.done   = true;
     scheduler_.free(group, *group.sequences[0], FinishReason::stop);

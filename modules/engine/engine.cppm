@@ -5,6 +5,7 @@ export module quire.engine.engine;
 import quire.core.base;
 import quire.core.std;
 import quire.decode.decoder;
+import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.engine.executor;
 export import quire.engine.options;
@@ -135,10 +136,10 @@ struct Engine::Impl {
     RequestId                                  next_id = 1;
 
     Impl(EngineOptions options_, Gguf file_, ModelConfig config_, Tokenizer tokenizer_,
-         std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling)
+         std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size), pipelined(options.pipeline.value_or(false)) {
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)), pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         scheduler.limit_step(step_tokens);
@@ -180,7 +181,13 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!tokenizer) return std::unexpected(tokenizer.error());
     file->prefetch();
 
-    const int                         logit_rows = std::max(o.max_sequences, default_logit_rows);
+    int logit_rows = std::max(o.max_sequences, default_logit_rows);
+    if (config->family->encoder) { // a text runs in one step, and each of its rows is wanted
+        if (o.context == 0) o.context = std::min(config->context_length, 8192);
+        o.max_batch_tokens = std::max(o.max_batch_tokens, std::max(o.context, o.max_sequences));
+        o.prefix_cache     = false;
+        logit_rows         = std::max(logit_rows, o.max_batch_tokens);
+    }
     Result<std::unique_ptr<Executor>> executor = make_local_executor(path, o, *config, *tensors, logit_rows, progress);
     if (!executor) return std::unexpected(executor.error());
     if (!o.pipeline) o.pipeline = o.device == "cuda";
@@ -197,11 +204,13 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
     scheduling.window           = config->widest_window();
+    scheduling.whole_prompts    = config->family->encoder;
     scheduling.free_order       = o.free_order;
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
+    const ModelConfig pooled = *config;
     auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                       std::move(*executor), scheduling);
+                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
     impl->measure_moves();
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
@@ -285,6 +294,8 @@ Result<RequestId> Engine::submit(Request request) {
     for (auto [token, bias] : request.sampling.logit_bias)
         if (token < 0 || token >= vocab)
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
+    if (impl_->config.family->encoder && !request.embed)
+        return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
     if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)

@@ -174,6 +174,9 @@ Result<void> check_room(const Backend& backend, const EngineOptions& o, std::siz
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& o,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress) {
+    if (config.family->encoder && o.device == "cuda")
+        return fail(path, ": the family ", config.family->name, " runs on the CPU only");
+    if (config.family->encoder) o.device = "cpu";
     Result<std::unique_ptr<Backend>> backend = make_backend(o);
     if (!backend) return std::unexpected(backend.error());
     if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
@@ -239,6 +242,9 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     std::set<int> windows;
     for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
     limits.n_windows = int(windows.size());
+    limits.n_experts               = config.experts.n;
+    limits.experts_used            = config.experts.used;
+    limits.hidden_size             = config.hidden_size;
     if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
 
     return std::make_unique<LocalExecutor>(std::move(*backend), std::move(*model), std::move(*cache), weight_bytes);

@@ -27,6 +27,10 @@ struct LatentConfig {
     int value_dim = 0;           // of a head of the output
 };
 
+// How the hidden states of a text become one vector: their mean, that of the first or of the last token; or `rank`: a score from that of
+// the first.
+enum class Pooling : std::uint8_t { mean, first, last, rank };
+
 struct LayerConfig {
     int  window     = 0; // position i sees i-window+1..i; 0 = all
     bool rope       = true;
@@ -65,7 +69,8 @@ struct ModelConfig {
     float                       residual_scale = 1;                       // of what attention and feed-forward add
     float                       logit_scale    = 1;
     int                         sliding_window = 0; // of the layers that have one; 0: none has
-    ExpertConfig                experts;
+    Pooling       pooling        = Pooling::mean;
+    ExpertConfig  experts;
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
 
@@ -312,14 +317,17 @@ void read_scales(Keys& keys, ModelConfig& c, int scored) {
 }
 
 // Keys that would change what is computed, in ways that no family here knows; each with its harmless value.
-void refuse_unknown(Keys& keys) {
+void refuse_unknown(Keys& keys, const ModelConfig& c) {
     for (const char* key : {"attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale",
                             "attention.layer_indices", "router_logit_softcapping", "nextn_predict_layers",
                             "rope.scaling.alpha", "swin_norm", "embedding_length_per_layer_input",
                             "attention.shared_kv_layers", "attention.indexer.head_count", "expert_group_scale"})
         if (keys.has(key) && !keys.is_zero(key))
             keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
-    if (!keys.flag("attention.causal", true)) keys.refuse("attention.causal is false: not a model that generates text");
+    const bool causal = keys.flag("attention.causal", !c.family->encoder);
+    if (causal == c.family->encoder)
+        keys.refuse(cat(keys.full("attention.causal"), " is ", causal, ", which quire does not support in the family ",
+                        c.family->name));
 }
 
 int ModelConfig::widest_window() const {
@@ -388,7 +396,11 @@ Result<ModelConfig> read_config(const Gguf& file) {
         c.position_offset = keys.integer("position_offset", c.family->position_offset, 0, 1 << 20);
     if (!keys.flag("do_layer_norm_before", true))
         keys.refuse(cat(keys.full("do_layer_norm_before"), " is false; only norms before attention are supported"));
-    refuse_unknown(keys);
+    refuse_unknown(keys, c);
+    constexpr std::array poolings{Pooling::mean, Pooling::mean, Pooling::first, Pooling::last, Pooling::rank};
+    c.pooling = poolings[std::size_t(std::clamp(keys.integer("pooling_type", 0, 0, 4), 0, 4))];
+    if (c.pooling == Pooling::rank && !c.family->encoder)
+        keys.refuse(cat(keys.full("pooling_type"), " is 4, a reranker; only those of the family bert are supported"));
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");

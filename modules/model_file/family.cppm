@@ -23,6 +23,7 @@ enum class Residual : std::uint8_t {
     parallel,  // x += attention(h) + ffn(h) with one h = norm(x)
     sandwich,  // x += norm(attention(norm(x))), x += norm(ffn(norm(x)))
     post_norm, // x += norm(attention(x)), x += norm(ffn(x))
+    normed,    // x = norm(x + attention(x)), x = norm(x + ffn(x)): BERT
 };
 
 // Of the feed-forward network; gated: activation(gate) · up.
@@ -72,7 +73,8 @@ struct Family {
     Gating gating           = Gating::softmax;
     bool experts_normalised = false; // the weights of the chosen experts are divided by their sum, unless the file says
     bool latent             = false; // multi-head latent attention
-    bool sinks              = false; // attention has sinks
+    bool   sinks               = false; // attention has sinks
+    bool   encoder             = false; // every token sees all others; it embeds texts and generates none
 };
 
 // Alphabetical.
@@ -92,6 +94,8 @@ constexpr RopePairs interleaved = RopePairs::interleaved;
 
 // clang-format off
 constexpr std::array table{
+    Family{.name = "bert", .rope = RopePairs::none, .norm = layer, .residual = normed, .activation = gelu_erf, .gated = false,
+           .learned_positions = true, .encoder = true},
     Family{.name = "command-r", .rope = interleaved, .norm = layer, .residual = parallel},
     Family{.name = "deepseek2", .rope = interleaved, .latent = true},
     Family{.name = "gemma", .activation = gelu_tanh, .embedding_sqrt = true},
@@ -107,6 +111,7 @@ constexpr std::array table{
            .biases = Biases::all, .learned_positions = true},
     Family{.name = "granite", .rope = interleaved, .logits_divided = true},
     Family{.name = "llama", .rope = interleaved, .experts_normalised = true}, // and Mistral, Mixtral
+    Family{.name = "nomic-bert", .norm = layer, .residual = normed, .encoder = true},
     Family{.name = "olmo2", .residual = post_norm, .qk_norm = true, .window_period = 4, .local_rope = true},
     Family{.name = "opt", .rope = RopePairs::none, .norm = layer, .activation = relu, .gated = false,
            .biases = Biases::all, .learned_positions = true, .position_offset = 2},

@@ -39,6 +39,7 @@ struct LatentTensors {
 
 // Views into the file's mapping; an empty view is a tensor that the file does not have. Vectors are F32.
 struct LayerTensors {
+    Linear     attn_out_norm, layer_out_norm; // Residual::normed: of the sums
     Linear attn_norm; // [hidden], or empty: attention reads the residual
     Linear attn_q, attn_k,
         attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
@@ -56,6 +57,9 @@ struct LayerTensors {
 struct ModelTensors {
     TensorView token_embd;    // [vocab × hidden]
     TensorView position_embd; // [context × hidden], or empty
+    TensorView token_types;   // [types × hidden]: row 0 is added to every embedding, or empty
+    Linear     embd_norm;     // [hidden], of the embeddings, or empty
+    Linear     classifier, classifier_out; // a reranker's head: score = out · tanh(classifier · state); the first may be missing
     Linear     output_norm;   // [hidden]
     Linear     output;        // [vocab × hidden]; the embedding again when tied
     // [rope_dim/2] divisors of the frequencies, or empty. Long and short: for contexts longer than the original one, and others.
@@ -266,7 +270,10 @@ void bind_feed_forward(Binder& bind, LayerTensors& l, const Name& name, const Mo
 void bind_layer(Binder& bind, LayerTensors& l, const Name& name, const ModelConfig& c, const LayerConfig& layer) {
     const Residual residual = c.family->residual;
     const auto     h        = c.hidden_size;
-    if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
+    if (residual == Residual::normed) {
+        l.attn_out_norm  = bind.norm(name("attn_output_norm"), h, *c.family);
+        l.layer_out_norm = bind.norm(name("layer_output_norm"), h, *c.family);
+    } else if (residual != Residual::post_norm) l.attn_norm = bind.norm(name("attn_norm"), h, *c.family);
     if (c.latent) bind_latent_attention(bind, l, name, c);
     else bind_attention(bind, l, name, c);
     if (residual == Residual::sandwich || residual == Residual::post_norm) {
@@ -297,9 +304,19 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder       bind(file);
     ModelTensors m;
     m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
-    m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
-    m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
-    if (!m.output) m.output.weight = m.token_embd; // tied
+    if (c.family->encoder) {
+        const GgufTensor* types = bind.find("token_types.weight");
+        if (types) m.token_types = bind.matrix("token_types.weight", std::max<std::int64_t>(types->view().rows, 1), c.hidden_size);
+        m.embd_norm = bind.norm("token_embd_norm", c.hidden_size, *c.family);
+        if (c.pooling == Pooling::rank) {
+            m.classifier     = bind.linear("cls", c.hidden_size, c.hidden_size, false, false);
+            m.classifier_out = bind.linear("cls.output", 1, c.hidden_size);
+        }
+    } else {
+        m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
+        m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
+        if (!m.output) m.output.weight = m.token_embd; // tied
+    }
     if (c.family->learned_positions)
         m.position_embd =
             bind.matrix("position_embd.weight", std::int64_t(c.context_length) + c.position_offset, c.hidden_size);

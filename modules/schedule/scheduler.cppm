@@ -27,7 +27,8 @@ struct SchedulerOptions {
     bool           prefix_cache     = true;
     int            n_swap           = 0; // blocks of the swap pool
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
-    int            window           = 0; // no layer sees more than this many positions; 0: one sees all
+    bool           whole_prompts = false; // a prompt runs in one step: its tokens see those after them
+    int            window = 0; // no layer sees more than this many positions; 0: one sees all
     double         watermark   = 0.01;   // fraction of the blocks kept free when a request is admitted while others run
     int            aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
@@ -469,6 +470,9 @@ void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
         int take = std::min(n - 1 - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
         if (all_rows) take = std::min(take, budget.logit_rows - budget.others - (own > 1 ? own : 0));
         take = std::max(take, 0);
+        if (options_.whole_prompts && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
+                                       budget.logit_rows - (all_rows ? take : 0) - budget.others < 1))
+            take = 0, last = false;
         scheduled_.push_back({&group, s.get(), s->n_computed, take, 0, all_rows ? take : 0, false});
         blocks_.will_write({s->table, s->n_computed, take});
         budget.tokens -= take;

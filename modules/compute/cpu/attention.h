@@ -194,7 +194,8 @@ INLINE void attention_body(const AttentionTask& task) {
     for (const AttentionPart& part : task.parts)
         for (int t = 0; t < part.n_tokens; t++)
             for (int h = 0; h < task.n_heads; h++)
-                query[next++] = {part.q + t * task.q_stride + h * D, part.first_position + t};
+                query[next++] = {part.q + t * task.q_stride + h * D,
+                                 part.last >= 0 ? part.last : part.first_position + t};
 
     const auto pass = [&](int chunk, int from, int to, int first, int last, bool apart) __attribute__((always_inline)) {
         int i = first;
@@ -208,14 +209,16 @@ INLINE void attention_body(const AttentionTask& task) {
     int       first           = 0;
     for (int p = -1; p < int(task.parts.size()); p++) {
         const AttentionPart& part  = task.parts[std::size_t(std::max(p, 0))];
-        const int            end   = p < 0 ? task.shared : part.first_position + part.n_tokens; // of what is visible
+        const int            end   = p < 0            ? task.shared // of what is visible
+                                     : part.last >= 0 ? part.last + 1
+                                                      : part.first_position + part.n_tokens;
         const int            begin = task.window > 0 ? std::max(part.first_position - task.window + 1, 0) : 0;
         const int            last  = p < 0 ? n_queries : first + part.n_tokens * task.n_heads;
         for (int i = p < 0 ? 0 : std::max(n_shared_chunks, begin / attention_chunk); i * attention_chunk < end; i++) {
             const int chunk = i * attention_chunk, from = std::max(chunk, begin),
                       to = std::min(chunk + attention_chunk, end);
             load_chunk<Fma>(task, part.table, chunk, from, to, c);
-            const bool all_see = p < 0 || part.n_tokens == 1 || (task.window == 0 && to <= part.first_position + 1);
+            const bool all_see = p < 0 || part.n_tokens == 1 || part.last >= 0 || (task.window == 0 && to <= part.first_position + 1);
             pass(chunk, from, to, first, last, !all_see && !finite_values(c, from - chunk, to - chunk));
         }
         if (p >= 0) first = last;

@@ -329,11 +329,15 @@ void CpuBackend::execute(const Embed& op) {
         return static_cast<const std::byte*>(matrix.data) + std::size_t(i) * row_bytes(matrix.type, matrix.cols);
     };
     std::vector<float>& position = scratch_[0];
-    if (positions && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
+    if ((positions || op.types) && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
     for (std::int64_t t = 0; t < out.rows; t++) {
         float* to = floats(out) + t * out.cols;
         dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
         for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
+        if (op.types) {
+            dequantize(op.types.type, row(op.types, 0), position.data(), op.types.cols);
+            kernels_.add(to, position.data(), out.cols);
+        }
         if (!positions) continue;
         dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)] + op.offset), position.data(),
                    positions.cols);
@@ -820,7 +824,8 @@ void CpuBackend::execute(const Attention& params) {
             part                  = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
                                      floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows,
                                      plan_->positions[std::size_t(tile.first_row)],
-                                     plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)]};
+                                     plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
+                    params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
             n_queries += tile.n_rows * group;
             shared = std::min(shared, part.first_position + 1);
         }

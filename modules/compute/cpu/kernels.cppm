@@ -84,6 +84,7 @@ struct AttentionPart {
     float*              out      = nullptr; // likewise
     int                 n_tokens = 0, first_position = 0;
     const std::int32_t* table = nullptr; // the sequence's blocks
+    int                 last  = -1;      // the last position that every token sees; -1: its own
 };
 
 // Queries of some sequences that share a kv head. Where the sequences begin with the same blocks, these are read once.

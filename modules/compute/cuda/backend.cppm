@@ -9,6 +9,7 @@ export module quire.compute.cuda.backend;
 
 import quire.compute.backend;
 import quire.compute.cuda.attention_plan;
+import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.gemm_dispatch;
 import quire.compute.cuda.lowering;
@@ -62,7 +63,7 @@ class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
         : options_(options), info_(info), gpu_(gpu), memory_(*gpu), weights_(*gpu, memory_, info.total),
-          gemm_(*gpu, options.deterministic) {}
+          gemm_(*gpu, options.deterministic), experts_(*gpu, options.deterministic) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
@@ -87,6 +88,8 @@ public:
     DType                  activation_type() const override { return DType::F16; }
     Result<TensorView>     prepare(const TensorView& weight) override;
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
+    Result<TensorView>     prepare_stack(const TensorView& weights, int n) override;
+    Result<TensorView>     prepare_f32(const TensorView& weight) override;
     void                   end_weights() override { weights_.end(); }
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
@@ -116,6 +119,8 @@ private:
     DeviceMemory                                   memory_;
     DeviceWeights                                  weights_;
     GemmDispatch                                   gemm_;
+    ExpertDispatch                                 experts_;
+    std::size_t                                    n_stacks_ = 0;
     bool                                           has_layer_kernel_ = false;
     std::vector<void*>                             owned_host_; // pinned
 
@@ -166,8 +171,10 @@ private:
     void execute(const HeadGemm&, const LoweredOperation& op) { gemm_.run(op.heads, op.device.rows); }
     void execute(const RopeAndStore&, const LoweredOperation& op);
     void execute(const quire::Attention&, const LoweredOperation& op);
-    template <class Op>
-    void execute(const Op&, const LoweredOperation&) {}
+    void execute(const Route&, const LoweredOperation& op) { experts_.route(op, op.device.rows, on_device_.slots); }
+    void execute(const ExpertGatedGemm&, const LoweredOperation& op) { experts_.gated(op, op.device.rows); }
+    void execute(const ExpertCombineGemm&, const LoweredOperation& op) { experts_.combine(op, op.device.rows); }
+    void execute(const GateRows& gate, const LoweredOperation& op);
     void execute(const Add&, const LoweredOperation& op);
     void execute(const SelectRows&, const LoweredOperation& op);
     void execute(const Argmax& argmax, const LoweredOperation& op);
@@ -242,7 +249,7 @@ std::size_t CudaBackend::memory_available() const {
 
 std::size_t CudaBackend::memory_for_cache() const {
     const std::size_t left    = memory_available();
-    const std::size_t layers  = std::size_t(gemm_.n_weights()) / 6 + 1; // at most: each has six matrices, or seven
+    const std::size_t layers  = (std::size_t(gemm_.n_weights()) + n_stacks_) / 6 + 1; // at most: each has six matrices, or seven
     const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization)) +
                          most_graphs * graph_bytes_of_layer * layers;
     return left > reserve ? left - reserve : 0;
@@ -258,6 +265,17 @@ Result<TensorView> CudaBackend::prepare(const TensorView& view) {
 Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
     cuda::use(*gpu_);
     return weights_.prepare(view);
+}
+
+// Not for GEMMs of the whole stack.
+Result<TensorView> CudaBackend::prepare_stack(const TensorView& weights, int) {
+    n_stacks_++;
+    return prepare_lookup(weights);
+}
+
+Result<TensorView> CudaBackend::prepare_f32(const TensorView& weight) {
+    cuda::use(*gpu_);
+    return weights_.prepare_f32(weight);
 }
 
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
@@ -323,6 +341,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.logit_rows   = device_ + at_rows_;
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
+    if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
     gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.vocab_size, has_layer_kernel_);
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
@@ -447,6 +466,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     windows_ = windows_of(program);
     check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
     lowered_ = lower(program, values, layers, windows_, memory_, *gpu_);
+    experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
@@ -482,7 +502,9 @@ std::string CudaBackend::explain() const {
                 const LoweredOperation& op = lowered_[std::size_t(i)];
                 const bool              gemm =
                     op.device.kind == cuda::Operation::gemm || op.device.kind == cuda::Operation::gated_gemm;
-                labels[std::size_t(i)] = group.kernel != FusedKernel::none
+                const bool expert = op.route.x != nullptr || op.experts.x != nullptr;
+                labels[std::size_t(i)] = expert ? experts_.explain(op, kind.least, kind.most)
+                                         : group.kernel != FusedKernel::none
                                              ? cat(i == group.first ? "" : "+ ", name_of(group.kernel))
                                          : gemm && op.known ? gemm_.explain(op.device, kind.least, kind.most)
                                                             : std::string("plain");
@@ -570,6 +592,12 @@ void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
     cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
     cuda::attention_prefill(op.device.attend, plan,
                             reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), work_[0].n_tiles, *gpu_);
+}
+
+void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {
+    const cuda::Operation& o = op.device;
+    cuda::gate_rows(static_cast<Half*>(o.out), o.rows, (*program_)[gate.x].cols, static_cast<const Half*>(o.x),
+                    (*program_)[gate.gate].cols, o.norm_weight, *gpu_);
 }
 
 void CudaBackend::execute(const Add&, const LoweredOperation& op) {

@@ -22,6 +22,9 @@ struct LoweredOperation {
     cuda::HeadGemm      heads;                // HeadGemm
     int                 items = 0; // of attention: the step's list of split-KV items for its window
     const cuda::Weight* positions  = nullptr; // Embed's, learned
+    cuda::Route         route;                // Route
+    cuda::ExpertGemm    experts;              // ExpertGatedGemm, ExpertCombineGemm
+    bool                grouped    = false;   // these three: the weights can be multiplied in tiles
 };
 
 // Steps whose operations run in different kernels.

@@ -6,6 +6,7 @@ module;
 export module quire.compute.cuda.lowering;
 
 import quire.compute.backend;
+import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.weights;
 import quire.compute.program;
@@ -49,16 +50,24 @@ public:
     LoweredOperation lower(const SelectRows& op);
     LoweredOperation lower(const Argmax& op);
     LoweredOperation lower(const HeadGemm& op);
-    LoweredOperation lower(const Route&) { return {}; }
-    LoweredOperation lower(const ExpertGatedGemm&) { return {}; }
-    LoweredOperation lower(const ExpertCombineGemm&) { return {}; }
-    LoweredOperation lower(const GateRows&) { return {}; }
     LoweredOperation lower(const SoftCap& op);
     cuda::Projection lower(const Projection& p, float scale = 1) const;
+    LoweredOperation lower(const quire::Route& op);
+    LoweredOperation lower(const ExpertGatedGemm& op) { return lower_gemm(op); }
+    LoweredOperation lower(const ExpertCombineGemm& op) { return lower_gemm(op); }
+    LoweredOperation lower(const GateRows& op);
 
 private:
     using Half = cuda::Half;
     void* device_of(ValueId id) const { return values_.at(id, {}).data; }
+    template <class Op>
+    LoweredOperation lower_gemm(const Op& op) { // of experts
+        LoweredOperation to;
+        to.device.rows = 1;
+        to.experts     = lower_experts(op, [&](ValueId id) { return device_of(id); });
+        to.known       = false;
+        return to;
+    }
 
     const Program&                 program_;
     const Activations&             values_;
@@ -234,6 +243,24 @@ LoweredOperation Lowering::lower(const quire::Attention& op) {
     to.items              = int(std::ranges::find(windows_, op.window) - windows_.begin());
     to.device.kind        = cuda::Operation::attention;
     to.device.rows        = 1;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const quire::Route& op) {
+    LoweredOperation to;
+    to.device.rows = 1;
+    to.route       = lower_route(op, [&](ValueId id) { return device_of(id); });
+    to.known       = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const GateRows& op) {
+    LoweredOperation to;
+    to.device.x           = device_of(op.gate);
+    to.device.out         = device_of(op.x);
+    to.device.norm_weight = vector_of(op.weight);
+    to.device.rows        = 1;
+    to.known              = false;
     return to;
 }
 

@@ -43,6 +43,8 @@ public:
 
     // A view whose data is a cuda::Weight, see weight_of(). Error: there is no memory for it.
     Result<TensorView> prepare(const TensorView& view);
+    // The same in float32, whatever its type: a small matrix whose precision matters.
+    Result<TensorView> prepare_f32(const TensorView& view);
     // After the last one: gives back what only prepare() needed.
     void end();
 
@@ -120,6 +122,21 @@ bool DeviceWeights::stage(const TensorView&                                     
 void DeviceWeights::end() {
     cuda::release(std::exchange(staging_, nullptr));
     cuda::end_uploads(gpu_);
+}
+
+Result<TensorView> DeviceWeights::prepare_f32(const TensorView& view) {
+    const auto         n = std::size_t(view.rows * view.cols);
+    std::vector<float> values(n);
+    dequantize(view.type, view.data, values.data(), std::int64_t(n));
+    void* data = take_weight(n * 4);
+    if (data == nullptr)
+        return fail_with(ErrorKind::system, "the GPU has no memory left for a matrix of ", view.rows, " × ", view.cols);
+    cuda::upload(data, values.data(), n * 4, gpu_);
+    if (const char* error = cuda::last_error(gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
+    cuda::Weight w;
+    w.form = cuda::WeightForm::f32, w.rows = view.rows, w.cols = view.cols, w.data = data;
+    weights_.push_back(w);
+    return TensorView{DType::F32, view.rows, view.cols, &weights_.back()};
 }
 
 Result<TensorView> DeviceWeights::prepare(const TensorView& view) {
