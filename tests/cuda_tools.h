@@ -80,8 +80,8 @@ inline std::vector<float> floats_of(const std::vector<std::uint16_t>& fp16) {
 }
 
 inline constexpr cuda::Activation activations[] = {cuda::Activation::silu, cuda::Activation::gelu_tanh,
-                                            cuda::Activation::gelu_erf, cuda::Activation::relu,
-                                            cuda::Activation::clamped_swiglu};
+                                                   cuda::Activation::gelu_erf, cuda::Activation::relu,
+                                                   cuda::Activation::clamped_swiglu};
 
 // activation(g) · u, in double precision.
 inline double activated(cuda::Activation activation, double g, double u) {

@@ -30,15 +30,16 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
     using Rows      = RowsOf<1, K, R>;
     wait_for_inputs();
     const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
-    const int          e = expert_of(op, t, int(pair % op.n_used)), row = (int(blockIdx.y) * warps + int(threadIdx.x) / 32) * R;
+    const int e = expert_of(op, t, int(pair % op.n_used)), row = (int(blockIdx.y) * warps + int(threadIdx.x) / 32) * R;
     if (e < 0 || row >= rows) return;
-    const int          cols = int(op.gate.weight.cols);
-    const std::int64_t at   = std::int64_t(e) * rows + row;
-    const auto*        x    = reinterpret_cast<const __half*>(op.x) + t * cols;
+    const int          cols    = int(op.gate.weight.cols);
+    const std::int64_t at      = std::int64_t(e) * rows + row;
+    const auto*        x       = reinterpret_cast<const __half*>(op.x) + t * cols;
     float              g[R][1] = {}, u[R][1] = {};
     Rows               gate, up;
 #pragma unroll
-    for (int i = 0; i < Rows::ahead; i++) gate.load(op.gate.weight, at, 0, cols, i), up.load(op.up.weight, at, 0, cols, i);
+    for (int i = 0; i < Rows::ahead; i++)
+        gate.load(op.gate.weight, at, 0, cols, i), up.load(op.up.weight, at, 0, cols, i);
     for (int base = 0; base < cols; base += Rows::step)
 #pragma unroll
         for (int i = 0; i < Rows::ahead; i++) {
@@ -60,13 +61,13 @@ __global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kerne
 // shared memory and are added in the order of the slots.
 template <Kind K>
 __global__ void __launch_bounds__(warps * 32, 3) combine_kernel(ExpertGemm op, int rows, int at_once) {
-    constexpr int    R = 2;
-    using Rows         = RowsOf<1, K, R>;
+    constexpr int R = 2;
+    using Rows      = RowsOf<1, K, R>;
     __shared__ float sums[warps][most_experts_used][R];
     wait_for_inputs();
     const int          warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, group = warp / at_once;
-    const std::int64_t t   = blockIdx.x;
-    const int          row = (int(blockIdx.y) * (warps / at_once) + group) * R, cols = int(op.gate.weight.cols), k = op.n_used;
+    const std::int64_t t = blockIdx.x;
+    const int row = (int(blockIdx.y) * (warps / at_once) + group) * R, cols = int(op.gate.weight.cols), k = op.n_used;
     for (int slot = warp % at_once; slot < k && row < rows; slot += at_once) {
         const int e = expert_of(op, t, slot);
         if (e < 0) continue;
@@ -107,13 +108,14 @@ __device__ float plain_dot(const Weight& w, std::int64_t row, const __half* x) {
 __global__ void __launch_bounds__(warps * 32) gated_plain_kernel(ExpertGemm op, int rows) {
     wait_for_inputs();
     const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
-    const int          e = expert_of(op, t, int(pair % op.n_used)), row = int(blockIdx.y) * warps + int(threadIdx.x) / 32;
+    const int e = expert_of(op, t, int(pair % op.n_used)), row = int(blockIdx.y) * warps + int(threadIdx.x) / 32;
     if (e < 0 || row >= rows) return;
     const std::int64_t at = std::int64_t(e) * rows + row;
     const auto*        x  = reinterpret_cast<const __half*>(op.x) + t * op.gate.weight.cols;
     const float        a  = plain_dot(op.gate.weight, at, x) + (op.gate.bias ? op.gate.bias[at] : 0.0f),
                 b         = plain_dot(op.up.weight, at, x) + (op.up.bias ? op.up.bias[at] : 0.0f);
-    if (threadIdx.x % 32 == 0) static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(gated(op.activation, a, b));
+    if (threadIdx.x % 32 == 0)
+        static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(gated(op.activation, a, b));
 }
 
 __global__ void __launch_bounds__(warps * 32) combine_plain_kernel(ExpertGemm op, int rows) {
@@ -154,8 +156,9 @@ void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu
         run_kernel(gated_plain_kernel, grid(warps), warps * 32, 0, gpu, op, rows);
         return;
     }
-    with_kind(kind_of(op.gate.weight),
-              [&]<Kind K>() { run_kernel(gated_kernel<K>, grid(warps * gated_rows(K)), warps * 32, 0, gpu, op, rows); });
+    with_kind(kind_of(op.gate.weight), [&]<Kind K>() {
+        run_kernel(gated_kernel<K>, grid(warps * gated_rows(K)), warps * 32, 0, gpu, op, rows);
+    });
 }
 
 void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu) {
@@ -166,8 +169,9 @@ void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& g
         return;
     }
     const int at_once = op.n_used >= 8 ? 8 : op.n_used >= 4 ? 4 : op.n_used >= 2 ? 2 : 1;
-    with_kind(kind_of(op.gate.weight),
-              [&]<Kind K>() { run_kernel(combine_kernel<K>, grid(warps / at_once * 2), warps * 32, 0, gpu, op, rows, at_once); });
+    with_kind(kind_of(op.gate.weight), [&]<Kind K>() {
+        run_kernel(combine_kernel<K>, grid(warps / at_once * 2), warps * 32, 0, gpu, op, rows, at_once);
+    });
 }
 
 } // namespace quire::cuda

@@ -28,9 +28,9 @@ constexpr int warps = 8, stages = 3;
 
 struct Params {
     ExpertGemm          op;
-    __half*             out;   // [pairs × rows]
+    __half*             out; // [pairs × rows]
     const std::int32_t *pairs, *tiles;
-    int                 rows, cols; // of one expert's matrix
+    int                 rows, cols;   // of one expert's matrix
     bool                row_of_token; // x has a row for each token, else for each pair
 };
 
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
     const int                              warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     wait_for_inputs();
     const int n_blocks = (p.rows + rows_of_item - 1) / rows_of_item, n_items = p.tiles[0] * n_blocks,
-              n_units  = (p.cols + width - 1) / width;
+              n_units = (p.cols + width - 1) / width;
     Cursor ahead{int(blockIdx.x), 0, 0, 0, 0, 0};
     ahead.find(p, n_blocks, n_items);
     Cursor now = ahead;
@@ -72,7 +72,9 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
         if (Gated)
             to.load(RowPair(p.op.gate.weight, matrix + min(row, last), p.op.up.weight, matrix + min(row, last)),
                            ahead.unit * width, lane);
-        else to.load(RowPair(p.op.gate.weight, matrix + min(row, last), matrix + min(row + 8, last)), ahead.unit * width, lane);
+        else
+            to.load(RowPair(p.op.gate.weight, matrix + min(row, last), matrix + min(row + 8, last)), ahead.unit * width,
+                           lane);
     };
     const auto load_x = [&](int stage) {
         constexpr int words = width / 8;
@@ -81,7 +83,8 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
 #pragma unroll
             for (int i = int(threadIdx.x); i < NT * 8 * words; i += warps * 32) {
                 const int t = i / words, c = i % words * 8, col = ahead.unit * width + c;
-                const int pair = p.pairs[ahead.first + min(t, ahead.n - 1)], row = p.row_of_token ? pair / p.op.n_used : pair;
+                const int pair   = p.pairs[ahead.first + min(t, ahead.n - 1)],
+                          row    = p.row_of_token ? pair / p.op.n_used : pair;
                 const auto* from = reinterpret_cast<const __half*>(p.op.x) + std::int64_t(row) * p.cols;
                 if (Tail) cp_async(to + t * stride + padded<K>(c), from + min(col, p.cols - 8), col < p.cols);
                 else cp_async(to + t * stride + padded<K>(c), from + col);
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
 
     float      acc[NT][4] = {};
     const auto store      = [&] { // the item is complete
-        const int  row = now.block * rows_of_item + warp * (Gated ? 8 : 16);
+        const int  row           = now.block * rows_of_item + warp * (Gated ? 8 : 16);
         const auto value_of_bias = [&](const Projection& of, int r) {
             return of.bias ? of.bias[std::int64_t(now.expert) * p.rows + min(r, p.rows - 1)] : 0.0f;
         };
@@ -107,15 +110,17 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
                     other_bias = value_of_bias(Gated ? p.op.up : p.op.gate, row + lane / 4 + (Gated ? 0 : 8));
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            float v[4] = {acc[t][0] + first_bias, acc[t][1] + first_bias, acc[t][2] + other_bias, acc[t][3] + other_bias};
+            float v[4] = {acc[t][0] + first_bias, acc[t][1] + first_bias, acc[t][2] + other_bias,
+                          acc[t][3] + other_bias};
             if (Gated) v[0] = gated(p.op.activation, v[0], v[2]), v[1] = gated(p.op.activation, v[1], v[3]);
             const int slot = t * 8 + lane / 4; // after the transposition a lane has two neighbouring rows of one pair
 #pragma unroll
             for (int half = 0; half < (Gated ? 1 : 2); half++) {
                 const std::uint32_t two = movmatrix(pack_finite(v[2 * half], v[2 * half + 1]));
                 const int           r   = row + half * 8 + lane % 4 * 2;
-                if (slot >= now.n || r >= p.rows) continue;
-                *reinterpret_cast<std::uint32_t*>(p.out + std::int64_t(p.pairs[now.first + slot]) * p.rows + r) = two;
+                if (slot < now.n && r < p.rows)
+                    *reinterpret_cast<std::uint32_t*>(p.out + std::int64_t(p.pairs[now.first + slot]) * p.rows + r) =
+                        two;
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) acc[t][i] = 0;
@@ -154,10 +159,11 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
 
 template <Kind K, int NT, bool Gated>
 void launch(const Params& p, int n_items, Context& gpu) {
-    constexpr int shared = stages * NT * 8 * row_stride(K) * 2;
+    constexpr int  shared  = stages * NT * 8 * row_stride(K) * 2;
     constexpr bool may_end = K != kind_q4_k; // within a unit
-    const auto     kernel  = p.cols % unit_cols(K) == 0 ? grouped_kernel<K, NT, Gated, false> : grouped_kernel<K, NT, Gated, may_end>;
-    const int     ctas   = std::max(prepare_kernel(gpu, kernel, warps * 32, shared), 1);
+    const auto     kernel =
+        p.cols % unit_cols(K) == 0 ? grouped_kernel<K, NT, Gated, false> : grouped_kernel<K, NT, Gated, may_end>;
+    const int ctas = std::max(prepare_kernel(gpu, kernel, warps * 32, shared), 1);
     // In order, as the skinny GEMM: loads in flight to registers are held in the L1.
     run_in_order(kernel, dim3(unsigned(std::min(gpu.n_sms * ctas, n_items))), warps * 32, shared, gpu, p);
 }
@@ -174,7 +180,8 @@ void launch_kind(const Params& p, int n_items, Context& gpu) {
 }
 
 // The sum of each token's pairs, 8 columns a thread.
-__global__ void __launch_bounds__(256) combine_parts_kernel(ExpertGemm op, const __half* parts, std::int64_t n, int rows) {
+__global__ void __launch_bounds__(256)
+    combine_parts_kernel(ExpertGemm op, const __half* parts, std::int64_t n, int rows) {
     wait_for_inputs();
     const std::int64_t i = (std::int64_t(blockIdx.x) * 256 + threadIdx.x) * 8;
     if (i >= n) return;
@@ -183,8 +190,8 @@ __global__ void __launch_bounds__(256) combine_parts_kernel(ExpertGemm op, const
     if (expert_of(op, t, 0) >= 0)
 #pragma unroll 8
         for (int slot = 0; slot < op.n_used; slot++) {
-            const float w        = weight_of(op, t, slot);
-            const uint4 v        = *reinterpret_cast<const uint4*>(parts + (t * op.n_used + slot) * rows + c);
+            const float         w        = weight_of(op, t, slot);
+            const uint4         v        = *reinterpret_cast<const uint4*>(parts + (t * op.n_used + slot) * rows + c);
             const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -202,7 +209,11 @@ __global__ void __launch_bounds__(256) combine_parts_kernel(ExpertGemm op, const
 
 bool can_group(const Weight& w, int n_experts) {
     const std::int64_t rows = w.rows / n_experts;
-    return rows % 8 == 0 && w.cols % (w.form == WeightForm::q4_k ? 256 : w.form == WeightForm::i8 ? 32 : 8) == 0 &&
+    return rows % 8 == 0 &&
+           w.cols % (w.form == WeightForm::q4_k ? 256
+                     : w.form == WeightForm::i8 ? 32
+                                                : 8) ==
+               0 &&
            w.form != WeightForm::f32;
 }
 

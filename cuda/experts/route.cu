@@ -29,7 +29,7 @@ template <int PerLane>
 __device__ void choose(const Route& op, const float* scores, float* out, bool none) {
     const int   lane = threadIdx.x % 32, n = op.n_experts, k = op.n_used;
     const float infinity = __int_as_float(0x7f800000);
-    auto*       experts = reinterpret_cast<std::int32_t*>(out);
+    auto*       experts  = reinterpret_cast<std::int32_t*>(out);
     if (none) {
         for (int i = lane; i < k; i += 32) experts[i] = -1, out[k + i] = 0;
         return;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(warps * 32, 3)
     constexpr int ahead = 4; // loads in flight
     const int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
     const int     first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
-    const float*  w     = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
+    const float*  w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
     float         sum[NT] = {};
     if (cols % 4 == 0) {
         float4     next[ahead];
@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(warps * 32, 3)
                 if (c >= cols) continue;
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const uint2 x = *reinterpret_cast<const uint2*>(op.x + std::int64_t(first + min(t, n - 1)) * cols + c);
+                    const uint2 x =
+                        *reinterpret_cast<const uint2*>(op.x + std::int64_t(first + min(t, n - 1)) * cols + c);
                     const float2 a = as_float2(x.x), b = as_float2(x.y);
                     sum[t] += v.x * a.x + v.y * a.y + v.z * b.x + v.w * b.y;
                 }
@@ -178,7 +179,9 @@ __global__ void __launch_bounds__(warps * 32, 3)
         for (int c = lane; c < cols; c += 32)
 #pragma unroll
             for (int t = 0; t < NT; t++)
-                sum[t] += w[c] * __half2float(reinterpret_cast<const __half*>(op.x)[std::int64_t(first + min(t, n - 1)) * cols + c]);
+                sum[t] +=
+                    w[c] *
+                    __half2float(reinterpret_cast<const __half*>(op.x)[std::int64_t(first + min(t, n - 1)) * cols + c]);
     }
 #pragma unroll
     for (int t = 0; t < NT; t++) {
@@ -223,15 +226,15 @@ void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, in
            Context& gpu) {
     const unsigned of_experts = unsigned((op.n_experts + warps - 1) / warps);
     if (n_tokens <= 4)
-        run_kernel(route_kernel<1>, dim3(of_experts, unsigned(n_tokens)), warps * 32, 0, gpu, op, int(n_tokens), slots, tile,
-                   work);
+        run_kernel(route_kernel<1>, dim3(of_experts, unsigned(n_tokens)), warps * 32, 0, gpu, op, int(n_tokens), slots,
+                   tile, work);
     else
-        run_kernel(route_kernel<warps>, dim3(of_experts, unsigned((n_tokens + warps - 1) / warps)), warps * 32, 0, gpu, op,
-                   int(n_tokens), slots, tile, work);
+        run_kernel(route_kernel<warps>, dim3(of_experts, unsigned((n_tokens + warps - 1) / warps)), warps * 32, 0, gpu,
+                   op, int(n_tokens), slots, tile, work);
 }
 
-void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols, const float* weight,
-               Context& gpu) {
+void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,
+               const float* weight, Context& gpu) {
     run_kernel(gate_rows_kernel, dim3(unsigned(rows)), 256, 0, gpu, reinterpret_cast<__half*>(x), int(cols),
                reinterpret_cast<const __half*>(gate), int(gate_cols), weight);
 }

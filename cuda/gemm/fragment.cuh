@@ -16,15 +16,17 @@ namespace {
 // Columns of a unit.
 constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
 
-__device__ inline __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
+__device__ inline __half2       as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
 __device__ inline std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
-__device__ inline std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ inline std::uint32_t word_of(const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 
 // Two rows of weights, which may be those of two matrices of one form.
 struct RowPair {
-    const Weight*      w[2];
-    std::int64_t       row[2];
-    __device__ RowPair(const Weight& both, std::int64_t a, std::int64_t b) : w{&both, &both}, row{a, b} {}
+    const Weight* w[2];
+    std::int64_t  row[2];
+    __device__    RowPair(const Weight& both, std::int64_t a, std::int64_t b) : w{&both, &both}, row{a, b} {}
     __device__ RowPair(const Weight& wa, std::int64_t a, const Weight& wb, std::int64_t b) : w{&wa, &wb}, row{a, b} {}
 };
 
@@ -58,7 +60,7 @@ struct Fragment<kind_f16, Tail> {
 
 // Four unsigned bytes → two pairs of fp16: (byte - offset) · scale + shift.
 __device__ inline void scaled(std::uint32_t bytes, __half2 offset, __half2 scale, __half2 shift, std::uint32_t& a,
-                       std::uint32_t& b) {
+                              std::uint32_t& b) {
     a = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), scale, shift));
     b = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), offset), scale, shift));
 }

@@ -56,13 +56,14 @@ Result<void> ExpertDispatch::prepare(const StepLimits& l, DeviceMemory& memory) 
     if (l.n_experts > cuda::most_experts || l.experts_used > cuda::most_experts_used)
         return fail_with(ErrorKind::input, "the GPU's kernels know ", cuda::most_experts, " experts of which ",
                          cuda::most_experts_used, " are used, not ", l.n_experts, " and ", l.experts_used);
-    const auto T = std::size_t(std::max(l.max_tokens, 8)), n = std::size_t(l.n_experts), pairs = T * std::size_t(l.experts_used);
-    const auto ints = [&](std::size_t count) { return static_cast<std::int32_t*>(memory.take(count * 4)); };
-    work_.scores    = static_cast<float*>(memory.take(T * n * 4));
-    work_.arrivals  = ints(T + 1);
-    work_.pairs     = ints(pairs);
-    work_.tiles     = ints(1 + 3 * std::size_t(cuda::expert_tiles(std::int64_t(pairs), l.n_experts, 8)));
-    work_.parts     = static_cast<cuda::Half*>(memory.take(pairs * std::size_t(l.hidden_size) * sizeof(cuda::Half)));
+    const auto T = std::size_t(std::max(l.max_tokens, 8)), n = std::size_t(l.n_experts),
+               pairs = T * std::size_t(l.experts_used);
+    const auto ints  = [&](std::size_t count) { return static_cast<std::int32_t*>(memory.take(count * 4)); };
+    work_.scores     = static_cast<float*>(memory.take(T * n * 4));
+    work_.arrivals   = ints(T + 1);
+    work_.pairs      = ints(pairs);
+    work_.tiles      = ints(1 + 3 * std::size_t(cuda::expert_tiles(std::int64_t(pairs), l.n_experts, 8)));
+    work_.parts      = static_cast<cuda::Half*>(memory.take(pairs * std::size_t(l.hidden_size) * sizeof(cuda::Half)));
     if (!work_.scores || !work_.arrivals || !work_.pairs || !work_.tiles || !work_.parts)
         return fail_with(ErrorKind::system, "the GPU has no memory left for the experts of a step");
     return {};
@@ -115,7 +116,9 @@ std::string ExpertDispatch::explain(const LoweredOperation& op, int least, int m
 
 namespace {
 
-const float* floats_of(const TensorView& view) { return view ? static_cast<const float*>(weight_of(view).data) : nullptr; }
+const float* floats_of(const TensorView& view) {
+    return view ? static_cast<const float*>(weight_of(view).data) : nullptr;
+}
 
 cuda::Projection lower(const Projection& p, const std::function<void*(ValueId)>& at) {
     return {weight_of(p.weight), floats_of(p.bias), at(p.out)};
