@@ -366,7 +366,7 @@ SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std:
 
 void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     if (plan.items.n == 0) return;
-    if (!a.cache_v) return latent_decode(a, plan, partial, arrivals, gpu);
+    if (!a.cache_v) return latent_decode(a, plan, partial, gpu);
     switch (a.head_dim) {
         case 16: launch_decode_for<16>(a, plan, partial, arrivals, gpu); break;
         case 32: launch_decode_for<32>(a, plan, partial, arrivals, gpu); break;

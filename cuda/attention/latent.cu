@@ -4,7 +4,7 @@
 //
 // Each of eight warps has 16 queries and some positions of a tile for the scores, and 64 columns of all queries for the values;
 // row max, rescale and probabilities go through shared memory in between. Scores and sums are float32, the softmax is online.
-//   decode:  an item of split-KV (decode.cu) for some heads; the same reduction
+//   decode:  an item of split-KV (decode.cu) for some heads; another kernel reduces the splits, as that takes many CTAs
 //   prefill: some tokens of a tile
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -32,12 +32,12 @@ constexpr int shared_bytes(int groups) { return ((2 * N + groups * 16) * stride 
 // tiles: of prefill; null: decode. A query of the CTA is a token and a head; heads of a token are neighbours.
 template <int Groups>
 __global__ void __launch_bounds__(warps * 32, 1)
-    latent_kernel(Attention a, Plan plan, const PrefillTile* tiles, float* partial, std::int32_t* arrivals) {
+    latent_kernel(Attention a, Plan plan, const PrefillTile* tiles, float* partial) {
     wait_for_inputs();
     constexpr int Q = Groups * 16, parts = warps / Groups, columns = N / parts; // positions of a warp
     extern __shared__ __align__(16) __half shared[];
     __half *         kv = shared, *q = kv + 2 * N * stride, *probabilities = q + Q * stride;
-    __shared__ float of_parts[parts][Q], rescales[Q], row_maxes[Q], row_sums[Q];
+    __shared__ float of_parts[parts][Q], rescales[Q], row_maxes[Q];
     SplitKvItem      item;
     int              per_token = Q, tokens = 1;
     if (tiles == nullptr) {
@@ -90,29 +90,39 @@ __global__ void __launch_bounds__(warps * 32, 1)
         to[h]           = tiles ? plan.positions[item.row + token] + 1 : item.end;
         from[h]         = tiles && a.window > 0 ? to[h] - a.window : item.begin;
     }
-    float       out[Groups][8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
+    std::uint32_t query[D / 16][4]; // of the warp's 16 queries
+    float         out[Groups][8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
     const float log2e = 1.4426950408889634f, scale = a.scale * log2e; // exp2 instead of exp
     for (int t = 0; t < n_tiles; t++) {
         if (t + 1 < n_tiles) load(t + 1);
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        const __half* tile                = kv + t % 2 * N * stride;
-        float         s[columns / 8][4] = {};
-#pragma unroll 6
-        for (int d = 0; d < D; d += 32) {
-            std::uint32_t low[4], high[4];
-            const __half* at = q + (group * 16 + lane % 16) * stride + d + lane / 16 * 8;
-            ldmatrix_x4(low, at);
-            ldmatrix_x4(high, at + 16);
+        const __half* tile = kv + t % 2 * N * stride;
+        if (t == 0)
+#pragma unroll
+            for (int d = 0; d < D / 16; d++)
+                ldmatrix_x4(query[d], q + (group * 16 + lane % 16) * stride + d * 16 + lane / 16 * 8);
+        // Four sums at a time: an mma waits for the one before it in the same sum.
+        constexpr int chains = 4 / (columns / 8);
+        float         s[columns / 8][4], sums[chains][columns / 8][4] = {};
+#pragma unroll
+        for (int d = 0; d < D / 32; d++)
 #pragma unroll
             for (int n = 0; n < columns / 8; n++) {
                 std::uint32_t b[4];
-                ldmatrix_x4(b, tile + (part * columns + n * 8 + lane % 8) * stride + d + lane / 8 * 8);
-                mma_m16n8k16(s[n], low, b[0], b[1]);
-                mma_m16n8k16(s[n], high, b[2], b[3]);
+                ldmatrix_x4(b, tile + (part * columns + n * 8 + lane % 8) * stride + d * 32 + lane / 8 * 8);
+                mma_m16n8k16(sums[2 * d % chains][n], query[2 * d], b[0], b[1]);
+                mma_m16n8k16(sums[(2 * d + 1) % chains][n], query[2 * d + 1], b[2], b[3]);
             }
-        }
+#pragma unroll
+        for (int n = 0; n < columns / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[n][i] = sums[0][n][i];
+#pragma unroll
+                for (int c = 1; c < chains; c++) s[n][i] += sums[c][n][i];
+            }
         float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
         for (int n = 0; n < columns / 8; n++)
@@ -188,27 +198,30 @@ __global__ void __launch_bounds__(warps * 32, 1)
         const int r     = int(threadIdx.x);
         float     total = 0;
         for (int k = 0; k < parts; k++) total += of_parts[k][r];
-        if (tiles && a.sinks && r % per_token < n_heads) {
+        if (item.n_splits == 1 && a.sinks && r % per_token < n_heads) { // else the reduction adds it
             const float sink = a.sinks[head0 + r % per_token], new_max = fmaxf(row_maxes[r], sink);
             rescales[r] = __fdividef(rescale_of(row_maxes[r], new_max),
                                      total * rescale_of(row_maxes[r], new_max) + rescale_of(sink, new_max));
         } else {
             rescales[r] = total > 0 ? 1 / total : 0.0f;
         }
-        row_sums[r] = total;
+        if (item.n_splits > 1 && r < n_heads) {
+            float* to = partial + (std::int64_t(blockIdx.x) * a.n_heads + head0 + r) * (V + 2) + V;
+            to[0] = row_maxes[r], to[1] = total;
+        }
     }
-    if (tiles == nullptr) {
-        auto* values = reinterpret_cast<float*>(kv);
+    if (item.n_splits > 1) {
 #pragma unroll
         for (int g = 0; g < Groups; g++)
 #pragma unroll
-            for (int d = 0; d < 8; d++)
+            for (int h = 0; h < 2; h++) {
+                const int r = g * 16 + lane / 4 + 8 * h;
+                if (r >= n_heads) continue;
+                float* to = partial + (std::int64_t(blockIdx.x) * a.n_heads + head0 + r) * (V + 2) + warp * 64 + lane % 4 * 2;
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    *reinterpret_cast<float2*>(values + (g * 16 + lane / 4 + 8 * h) * V + warp * 64 + d * 8 +
-                                               lane % 4 * 2) = {out[g][d][2 * h], out[g][d][2 * h + 1]};
-        reduce_splits<V, Q>(a, item, {int(blockIdx.x), int(blockIdx.y), int(gridDim.y)}, head0, n_heads, 1, row_maxes,
-                            row_sums, values, 0, partial, arrivals);
+                for (int d = 0; d < 8; d++)
+                    *reinterpret_cast<float2*>(to + d * 8) = {out[g][d][2 * h], out[g][d][2 * h + 1]};
+            }
         return;
     }
     __syncthreads();
@@ -227,11 +240,38 @@ __global__ void __launch_bounds__(warps * 32, 1)
         }
 }
 
+// The reduction of a sequence's splits: a CTA for a head of the sequence whose first split is item blockIdx.x.
+constexpr int reduce_threads = V / 2;
+
+__global__ void __launch_bounds__(reduce_threads) latent_reduce_kernel(Attention a, Plan plan, const float* partial) {
+    wait_for_inputs();
+    const SplitKvItem item = plan.items.list[blockIdx.x];
+    if (item.row < 0 || item.split != 0 || item.n_splits == 1) return;
+    const int          head  = int(blockIdx.y);
+    const std::int64_t apart = std::int64_t(a.n_heads) * (V + 2);
+    const float*       from  = partial + (std::int64_t(blockIdx.x) * a.n_heads + head) * (V + 2);
+    float              new_max = sink_of(a, head), total = 0;
+#pragma unroll 8
+    for (int c = 0; c < item.n_splits; c++) new_max = fmaxf(new_max, from[c * apart + V]);
+    if (a.sinks) total = rescale_of(a.sinks[head], new_max);
+    float2 value{};
+#pragma unroll 8
+    for (int c = 0; c < item.n_splits; c++) {
+        const float  weight = rescale_of(from[c * apart + V], new_max);
+        const float2 v      = *reinterpret_cast<const float2*>(from + c * apart + threadIdx.x * 2);
+        total += weight * from[c * apart + V + 1];
+        value.x += weight * v.x, value.y += weight * v.y;
+    }
+    const float by = total > 0 ? 1 / total : 0.0f;
+    reinterpret_cast<std::uint32_t*>(a.out)[((std::int64_t(item.row) * a.n_heads + head) * V) / 2 + threadIdx.x] =
+        pack(value.x * by, value.y * by);
+}
+
 template <int Groups>
 void launch(dim3 grid, const Attention& a, const Plan& plan, const PrefillTile* tiles, float* partial,
-            std::int32_t* arrivals, Context& gpu) {
+            Context& gpu) {
     prepare_kernel(gpu, latent_kernel<Groups>, warps * 32, shared_bytes(Groups));
-    run_kernel(latent_kernel<Groups>, grid, warps * 32, shared_bytes(Groups), gpu, a, plan, tiles, partial, arrivals);
+    run_kernel(latent_kernel<Groups>, grid, warps * 32, shared_bytes(Groups), gpu, a, plan, tiles, partial);
 }
 
 } // namespace
@@ -251,20 +291,22 @@ SplitLengths latent_split_lengths(const Context& gpu, int head_dim, int value_di
     return lengths;
 }
 
-void latent_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
+void latent_decode(const Attention& a, const Plan& plan, float* partial, Context& gpu) {
     const auto run = [&](auto groups) {
         constexpr int heads = decltype(groups)::value * 16;
         launch<heads / 16>(dim3(unsigned(plan.items.n), unsigned((a.n_heads + heads - 1) / heads)), a, plan, nullptr,
-                           partial, arrivals, gpu);
+                           partial, gpu);
     };
     if (a.n_heads <= 16) run(std::integral_constant<int, 1>{});
     else run(std::integral_constant<int, 2>{});
+    run_kernel(latent_reduce_kernel, dim3(unsigned(plan.items.n), unsigned(a.n_heads)), reduce_threads, 0, gpu, a, plan,
+               static_cast<const float*>(partial));
 }
 
 void latent_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     const int      per_token = a.n_heads <= 16 ? 16 : 32;
     const unsigned heads = unsigned((a.n_heads + per_token - 1) / per_token), parts = unsigned(tile_tokens * per_token / 32);
-    launch<2>(dim3(unsigned(n), heads, parts), a, plan, tiles, nullptr, nullptr, gpu);
+    launch<2>(dim3(unsigned(n), heads, parts), a, plan, tiles, nullptr, gpu);
 }
 
 } // namespace quire::cuda

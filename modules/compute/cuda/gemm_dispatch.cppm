@@ -119,7 +119,8 @@ void GemmDispatch::run(const cuda::Operation& op) {
 void GemmDispatch::run(const cuda::HeadGemm& op, std::int64_t n_tokens) {
     cuda::HeadGemm in_fp16 = op;
     // For few tokens reading quantised weights once is faster.
-    if (!deterministic_ && n_tokens > cuda::max_gemv_rows && is_quantised(op.weight)) {
+    if (!deterministic_ && n_tokens > cuda::max_gemv_rows && is_quantised(op.weight) &&
+        op.weight.rows * op.weight.cols <= dequantized_size_) {
         cuda::dequantize(op.weight, dequantized_, gpu_);
         in_fp16.weight.data = dequantized_, in_fp16.weight.form = cuda::WeightForm::f16;
     }
@@ -227,9 +228,10 @@ void GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Pro
             values = dequantized_;
         }
         const std::span<const cuda::Projection> some = projections.subspan(i, count);
-        if (!cuda::cublaslt_gemm(x, op.rows, values,
-                                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride, p.scale},
-                                 p.out, gpu_)) {
+        if (!cuda::cublaslt_gemm(
+                x, op.rows, values,
+                {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride, p.scale}, p.out,
+                gpu_)) {
             gemv(op, some, cuda::max_gemv_rows);
             continue;
         }
