@@ -2,7 +2,8 @@
 // experts and tokens among themselves; the last one to arrive of some tokens chooses for them, a warp for each token, and the last
 // of all makes the tiles.
 //
-// Bytes: the router's weights, float32, once for 8 tokens: 128 × 2048 × 4 = 1 MiB for Qwen3-30B-A3B.
+// Bytes: the router's weights, float32, 128 × 2048 × 4 = 1 MiB for Qwen3-30B-A3B, again from the L2
+// for each 1, 4 or 8 tokens.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -141,19 +142,22 @@ __device__ bool is_last_of(std::int32_t* arrivals, unsigned n) {
     return is_last;
 }
 
-// NT: tokens of a CTA.
-template <int NT>
-__global__ void __launch_bounds__(warps * 32, 3)
+// NT: tokens of a CTA; E: experts of a warp.
+template <int NT, int E>
+__global__ void __launch_bounds__(warps * 32, E == 1 ? 3 : 2)
     route_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
-    constexpr int ahead = 4; // loads in flight
+    constexpr int ahead = E == 1 ? 4 : 1; // loads in flight of a row
     const int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
-    const int     first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
-    const float*  w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
-    float         sum[NT] = {};
+    const int   first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e0 = (int(blockIdx.x) * warps + warp) * E;
+    float       sum[E][NT] = {};
+    const auto  row        = [&](int i) { return op.weight + std::int64_t(min(e0 + i, op.n_experts - 1)) * cols; };
+    const auto* x          = reinterpret_cast<const __half*>(op.x) + std::int64_t(first) * cols;
     if (cols % 4 == 0) {
-        float4     next[ahead];
+        float4     next[ahead][E];
         const auto load = [&](int u, int c) {
-            if (c < cols) next[u] = *reinterpret_cast<const float4*>(w + c);
+#pragma unroll
+            for (int i = 0; i < E; i++)
+                if (c < cols) next[u][i] = *reinterpret_cast<const float4*>(row(i) + c);
         };
 #pragma unroll
         for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4); // weights do not depend on the previous kernel
@@ -161,16 +165,20 @@ __global__ void __launch_bounds__(warps * 32, 3)
         for (int base = 0; base < cols; base += ahead * 128) {
 #pragma unroll
             for (int u = 0; u < ahead; u++) {
-                const int    c = base + u * 128 + lane * 4;
-                const float4 v = next[u];
+                const int c = base + u * 128 + lane * 4;
+                float4    v[E];
+#pragma unroll
+                for (int i = 0; i < E; i++) v[i] = next[u][i];
                 load(u, c + ahead * 128);
                 if (c >= cols) continue;
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const uint2 x =
-                        *reinterpret_cast<const uint2*>(op.x + std::int64_t(first + min(t, n - 1)) * cols + c);
-                    const float2 a = as_float2(x.x), b = as_float2(x.y);
-                    sum[t] += v.x * a.x + v.y * a.y + v.z * b.x + v.w * b.y;
+                    const uint2  words = *reinterpret_cast<const uint2*>(x + min(t, n - 1) * cols + c);
+                    const float2 a = as_float2(words.x), b = as_float2(words.y);
+#pragma unroll
+                    for (int i = 0; i < E; i++)
+                        sum[i][t] =
+                            fmaf(v[i].w, b.y, fmaf(v[i].z, b.x, fmaf(v[i].y, a.y, fmaf(v[i].x, a.x, sum[i][t]))));
                 }
             }
         }
@@ -178,16 +186,19 @@ __global__ void __launch_bounds__(warps * 32, 3)
         wait_for_inputs();
         for (int c = lane; c < cols; c += 32)
 #pragma unroll
-            for (int t = 0; t < NT; t++)
-                sum[t] +=
-                    w[c] *
-                    __half2float(reinterpret_cast<const __half*>(op.x)[std::int64_t(first + min(t, n - 1)) * cols + c]);
+            for (int i = 0; i < E; i++)
+#pragma unroll
+                for (int t = 0; t < NT; t++)
+                    sum[i][t] = fmaf(row(i)[c], __half2float(x[min(t, n - 1) * cols + c]), sum[i][t]);
     }
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-        const float total = warp_sum(sum[t]) + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
-        if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
-    }
+    for (int i = 0; i < E; i++)
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const int   e     = e0 + i;
+            const float total = warp_sum(sum[i][t]) + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
+            if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
+        }
     if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;
     if (warp < n) {
         const std::int64_t t      = first + warp;
@@ -216,21 +227,24 @@ __global__ void __launch_bounds__(256)
 
 } // namespace
 
-int expert_tile(std::int64_t n_tokens, int n_experts, int n_used) {
-    const std::int64_t pairs = n_tokens * n_used, mean = pairs / n_experts;
-    if (n_tokens <= 2) return 0;
-    return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 24 ? 32 : 64;
+// Measured on an H100 with the shapes of Qwen3-30B-A3B.
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16) {
+    const std::int64_t mean = n_tokens * n_used / n_experts; // pairs of an expert
+    if (n_tokens <= (is_fp16 ? 8 : 4)) return 0;
+    return mean < 5 ? 8 : mean < 20 ? 16 : mean < 32 || !is_fp16 ? 32 : 64;
 }
 
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu) {
-    const unsigned of_experts = unsigned((op.n_experts + warps - 1) / warps);
-    if (n_tokens <= 4)
-        run_kernel(route_kernel<1>, dim3(of_experts, unsigned(n_tokens)), warps * 32, 0, gpu, op, int(n_tokens), slots,
-                   tile, work);
-    else
-        run_kernel(route_kernel<warps>, dim3(of_experts, unsigned((n_tokens + warps - 1) / warps)), warps * 32, 0, gpu,
-                   op, int(n_tokens), slots, tile, work);
+    const auto run = [&]<int NT, int E>() {
+        run_kernel(route_kernel<NT, E>,
+                   dim3(unsigned((op.n_experts + warps * E - 1) / (warps * E)), unsigned((n_tokens + NT - 1) / NT)),
+                   warps * 32, 0, gpu, op, int(n_tokens), slots, tile, work);
+    };
+    // The bits of a score are the same in all of them.
+    if (n_tokens <= 32) run.template operator()<1, 1>();
+    else if (n_tokens <= 256) run.template operator()<4, 1>();
+    else run.template operator()<8, 4>();
 }
 
 void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,
