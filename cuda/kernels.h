@@ -92,8 +92,9 @@ struct Weight {
 // -- convert.cu: GGUF's blocks → the forms above. `type` is ggml_type's number.
 bool convertible(std::uint32_t type);
 void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, Context& gpu); // F32, BF16, F16
-void to_i8(std::uint32_t type, const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n,
-           Context& gpu);
+// `points`, on the device: the vectors of 8 or 4 that blocks of IQ2_XS and IQ3_XXS choose from; else null.
+void to_i8(std::uint32_t type, const void* blocks, const std::int8_t* points, std::int8_t* q, void* scales, float* mins,
+           std::int64_t n, Context& gpu);
 // What to_i8 needs for a type: the group, whether scales are float32, whether there are mins.
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins);
 // Any form → fp16, for GEMMs with many tokens.
@@ -153,9 +154,9 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 // RoPE and KV store: rotates q in place, from dimension q_first of each head on, and k on its way into the cache, where v goes
 // as it is. Cache: paged_kv.cuh. A latent cache has no V: a token's row is v, then k.
 struct RopeStore {
-    Half *       q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·q_dim], [T × kv_heads·D]; latent: v [T × value_dim]
-    Half *       cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
-    const float* inv_freq = nullptr;                      // [n_pairs]
+    Half *q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·q_dim], [T × kv_heads·D]; latent: v [T × value_dim]
+    Half *cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
+    const float* inv_freq = nullptr;               // [n_pairs]
     int          n_pairs = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
     int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
@@ -206,8 +207,9 @@ void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_ta
 // -- attention/: causal paged attention, each token over the positions up to its own
 
 struct Attention {
-    const Half * q = nullptr, *cache_k = nullptr, *cache_v = nullptr; // latent: cache_v is null, the value begins K's row
-    Half*        out     = nullptr;                                   // [T × heads·value_dim]
+    const Half *q = nullptr, *cache_k = nullptr,
+               *cache_v  = nullptr; // latent: cache_v is null, the value begins K's row
+    Half*        out     = nullptr; // [T × heads·value_dim]
     int          n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, block_size = 0;
     float        scale   = 1;
     int          window  = 0;       // sliding window of prefill; 0: none. In decoding the items begin where it does
@@ -284,7 +286,7 @@ struct CublasltShape {
     bool         out_is_float  = false;
     int          n_matrices    = 1;
     std::int64_t weight_stride = 0, out_stride = 0;
-    float        scale         = 1; // of the results
+    float        scale = 1; // of the results
 };
 // Times the library's algorithms for M from min_m to max_m, and keeps the fastest for some values of M; `weight` is that many
 // values, whatever they are. False: no memory for the trial. A GEMM that was not tuned takes the library's heuristic.
@@ -328,8 +330,9 @@ struct ExpertWorkspace {
     float*        scores   = nullptr; // [T × n]
     std::int32_t* arrivals = nullptr; // [T + 1] zero before and after
     std::int32_t* pairs    = nullptr; // [T · k]
-    std::int32_t* tiles    = nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
-    Half*         parts    = nullptr; // [T · k × hidden]
+    std::int32_t* tiles =
+        nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
+    Half* parts = nullptr; // [T · k × hidden]
 };
 // The fastest number of pairs of a tile; 0: each pair for itself. The same for all operations of a mixture in a step.
 int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16);
@@ -340,7 +343,7 @@ constexpr std::int64_t expert_tiles(std::int64_t n_pairs, int n_experts, int til
 // What Route of quire.compute.program says. out [T × 2k]: the experts as int32, then their weights. A token whose slot is below 0
 // chooses none: its experts are -1. Makes the workspace's tiles, too.
 struct Route {
-    const Half*  x      = nullptr; // [T × cols]
+    const Half*  x      = nullptr;                                          // [T × cols]
     const float *weight = nullptr, *bias = nullptr, *choice_bias = nullptr; // [n × cols], [n] or null
     float*       out       = nullptr;
     int          n_experts = 0, n_used = 0, cols = 0;
@@ -366,8 +369,8 @@ void expert_gated(const ExpertGemm& op, std::int64_t n_tokens, int tile, const E
 // out [T × rows] = scale · Σ over a token's pairs, in order, of weight · (x [T · k × cols] · downᵀ + bias)
 void expert_combine(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
 // Rows of x times the sigmoid of gate · weight.
-void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols, const float* weight,
-               Context& gpu);
+void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,
+               const float* weight, Context& gpu);
 
 // -- operations, as the fused kernels take them
 
@@ -375,9 +378,9 @@ void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, 
 struct Operation {
     enum Kind { embed, norm, gemm, gated_gemm, rope_and_store, attention, add, select_rows };
     Kind         kind = embed;
-    Weight       weight;                // embed
-    const void*  x           = nullptr; // norm, gemm, gated_gemm; add: what is added; select_rows: the source
-    float*       residual    = nullptr; // norm, add; embed, select_rows: the result
+    Weight       weight;                         // embed
+    const void*  x           = nullptr;          // norm, gemm, gated_gemm; add: what is added; select_rows: the source
+    float*       residual    = nullptr;          // norm, add; embed, select_rows: the result
     Activation   activation  = Activation::silu; // gated_gemm
     const float* norm_weight = nullptr;
     float        eps         = 0;

@@ -41,7 +41,7 @@ double seconds_between(void*, void*) { return 0; }
 
 bool convertible(std::uint32_t) { return false; }
 void to_f16(std::uint32_t, const void*, Half*, std::int64_t, Context&) {}
-void to_i8(std::uint32_t, const void*, std::int8_t*, void*, float*, std::int64_t, Context&) {}
+void to_i8(std::uint32_t, const void*, const std::int8_t*, std::int8_t*, void*, float*, std::int64_t, Context&) {}
 void i8_layout(std::uint32_t, int&, bool&, bool&) {}
 void dequantize(const Weight&, Half*, Context&) {}
 

@@ -10,6 +10,7 @@ import quire.model_file.config;
 import quire.engine.engine;
 import quire.model_file.gguf_writer;
 import quire.model_file.quants;
+import quire.model_file.quants.lattices;
 import quire.tools.bench.random_model;
 import quire.schedule.request;
 import quire.schedule.step_plan;
@@ -28,30 +29,18 @@ using namespace quire::testing;
 
 TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
     if (no_gpu()) return;
-    const Gpu    gpu;
-    std::mt19937 random(1);
-    for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::Q4_K, DType::Q5_K, DType::Q6_K})
+    const Gpu                            gpu;
+    std::mt19937                         random(1);
+    OnDevice<std::array<std::int8_t, 8>> points2(gpu, std::vector(iq2_xs_lattice.begin(), iq2_xs_lattice.end()));
+    OnDevice<std::array<std::int8_t, 4>> points3(gpu, std::vector(iq3_xxs_lattice.begin(), iq3_xxs_lattice.end()));
+    for (DType type :
+         {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q3_K,
+          DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4, DType::NVFP4, DType::IQ3_XXS, DType::IQ2_XS})
         for (auto [rows, cols] : {std::pair(1, 256), std::pair(7, 512), std::pair(64, 1280), std::pair(130, 768)})
             for (int n : {1, 2, 3, 5, 8, 9, 17, 31, 64}) {
                 CAPTURE(dtype_info(type).name, rows, cols, n);
-                // Random blocks whose scales are small fp16.
-                const DTypeInfo&       info = dtype_info(type);
-                std::vector<std::byte> blocks(row_bytes(type, cols) * std::size_t(rows));
-                for (std::byte& b : blocks) b = std::byte(random() & 255);
-                if (type == DType::F16) {
-                    const auto h = random_fp16(std::size_t(rows) * std::size_t(cols), random);
-                    std::memcpy(blocks.data(), h.data(), blocks.size());
-                } else {
-                    const std::vector<int> places = type == DType::Q6_K                          ? std::vector{208}
-                                                    : type == DType::Q4_K || type == DType::Q5_K ? std::vector{0, 2}
-                                                                                                 : std::vector{0};
-                    for (std::size_t at = 0; at < blocks.size(); at += std::size_t(info.bytes))
-                        for (int place : places) {
-                            const std::uint16_t h = f32_to_f16(0.001f * float(1 + random() % 16));
-                            std::memcpy(blocks.data() + at + std::size_t(place), &h, 2);
-                        }
-                }
-                std::vector<float> weights(std::size_t(rows) * std::size_t(cols));
+                const std::vector<std::byte> blocks = random_rows(type, rows, cols, random);
+                std::vector<float>           weights(std::size_t(rows) * std::size_t(cols));
                 for (int r = 0; r < rows; r++)
                     dequantize(type, blocks.data() + std::size_t(r) * row_bytes(type, cols),
                                weights.data() + std::ptrdiff_t(r) * cols, cols);
@@ -85,8 +74,11 @@ TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
                     bool has_mins       = false;
                     product.weight.form = cuda::WeightForm::i8;
                     cuda::i8_layout(std::uint32_t(type), product.weight.group, product.weight.float_scales, has_mins);
-                    cuda::to_i8(std::uint32_t(type), raw.data, q.data, scales.data, has_mins ? mins.data : nullptr,
-                                std::int64_t(weights.size()), gpu);
+                    cuda::to_i8(std::uint32_t(type), raw.data,
+                                type == DType::IQ2_XS    ? points2.data->data()
+                                : type == DType::IQ3_XXS ? points3.data->data()
+                                                         : nullptr,
+                                q.data, scales.data, has_mins ? mins.data : nullptr, std::int64_t(weights.size()), gpu);
                     product.weight.data   = q.data;
                     product.weight.scales = scales.data;
                     product.weight.mins   = has_mins ? mins.data : nullptr;
@@ -108,13 +100,11 @@ TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
                     for (const cuda::Activation activation : activations)
                         for (const bool biased : {false, true}) {
                             CAPTURE(int(activation), biased);
-                            cuda::Projection gate{product.weight, biased ? biases.data : nullptr, both.data},
-                                up = gate;
+                            cuda::Projection gate{product.weight, biased ? biases.data : nullptr, both.data}, up = gate;
                             if (!cuda::gemv_gated(little.data, gate, up, activation, gpu)) continue;
                             std::vector<double> gated;
                             for (std::size_t r = 0; r < want.size(); r++) {
-                                const double v =
-                                    (want[r] - double(bias[r])) / 64 + (biased ? double(bias[r]) : 0);
+                                const double v = (want[r] - double(bias[r])) / 64 + (biased ? double(bias[r]) : 0);
                                 gated.push_back(activated(activation, v, v));
                             }
                             CHECK(relative_error(floats_of(both.back(gpu)), gated) < 8e-3);
@@ -308,7 +298,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                                                   Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
         for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128}) {
             if (hidden > 1000 && n != 9 && n != 31) continue;
-            mode = (mode + 1) % 3;
+            mode                    = (mode + 1) % 3;
             const auto   activation = n % 2 != 0 ? cuda::Activation::silu : cuda::Activation::gelu_tanh;
             const double by         = n % 4 < 2 ? 1 : 0.25; // of what is added to the residual
             CAPTURE(from, hidden, ff, kv, D, n, mode);
@@ -406,8 +396,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                  {{weight(there_gate, ff, hidden), nullptr, there_g.data, false},
                   {weight(there_up, ff, hidden), nullptr, there_u.data, false}});
             ops[2].kind = cuda::Operation::gated_gemm, ops[2].activation = activation;
-            gemm(ops[3], there_g, ff,
-                 {{weight(there_down, hidden, ff), nullptr, not_written.data, false, float(by)}});
+            gemm(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false, float(by)}});
             norm(ops[4], there_b, there_norm_b);
             gemm(ops[5], there_b, hidden,
                  {{weight(there_q, q_rows, hidden), nullptr, out_q.data, false},
@@ -475,8 +464,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     struct Case {
         int   D, heads, kv_heads, block, context, n_queries, window;
         float softcap;
-        bool  decodes = n_queries == 1; // each query for itself, as those of many sequences
-        int   value_dim = 0;            // of a latent cache
+        bool  decodes   = n_queries == 1; // each query for itself, as those of many sequences
+        int   value_dim = 0;              // of a latent cache
     };
     std::vector<Case> cases;
     for (int D : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
@@ -496,8 +485,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     // Latent: the shape of DeepSeek-V2, and one of the plain kernel.
     for (auto [D, value] : {std::pair(576, 512), std::pair(80, 64)})
         for (int heads : {1, 16, 17, 40, 128})
-            for (auto [context, queries] : {std::pair(1, 1), std::pair(300, 1), std::pair(2100, 1), std::pair(70, 70),
-                                            std::pair(130, 37)})
+            for (auto [context, queries] :
+                 {std::pair(1, 1), std::pair(300, 1), std::pair(2100, 1), std::pair(70, 70), std::pair(130, 37)})
                 if (heads < 100 || context < 100)
                     cases.push_back({D, heads, 1, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
                                      random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f, queries == 1, value});
@@ -505,13 +494,14 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
         const int  V     = c.value_dim > 0 ? c.value_dim : c.D;
         const bool sinks = random() % 2 == 0;
-        CAPTURE(sinks, c.value_dim, c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap, c.decodes);
+        CAPTURE(sinks, c.value_dim, c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap,
+                c.decodes);
         const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
         std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
         std::iota(ids.begin(), ids.end(), 0);
         std::shuffle(ids.begin(), ids.end(), random);
-        const auto  n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(c.kv_heads) * std::size_t(c.D);
-        auto        k = random_fp16(n_cache, random), v = c.value_dim > 0 ? k : random_fp16(n_cache, random);
+        const auto n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(c.kv_heads) * std::size_t(c.D);
+        auto       k = random_fp16(n_cache, random), v = c.value_dim > 0 ? k : random_fp16(n_cache, random);
         const std::vector<float> sink = floats_of(random_fp16(std::size_t(c.heads), random, 3));
         const auto  q     = random_fp16(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
         const float scale = 1 / std::sqrt(float(c.D));
@@ -961,10 +951,8 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
             OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(n, fp16_nan));
             OnDevice<float>         sums(gpu, residual), w(gpu, weight), b(gpu, bias);
             const bool adds = mode % 2 != 0, layer = mode / 2 % 2 != 0, none = mode / 4 == 2, biased = mode / 4 == 0;
-            const auto kind = none    ? cuda::NormKind::none
-                              : layer ? cuda::NormKind::layer
-                                      : cuda::NormKind::rms;
-            std::vector<double>     want;
+            const auto kind = none ? cuda::NormKind::none : layer ? cuda::NormKind::layer : cuda::NormKind::rms;
+            std::vector<double> want;
             for (int r = 0; r < rows; r++) {
                 double              mean = 0, squares = 0;
                 std::vector<double> row;
@@ -1031,7 +1019,8 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
         }
     }
     for (auto [n, x] : {std::pair(70000.0f, 65504.0f), std::pair(-1e9f, -65504.0f)}) { // what fp16 cannot hold
-        OnDevice<std::uint16_t> there(gpu, {f32_to_f16(n < 0 ? -300.0f : 300.0f), 0, 0, 0}), up(gpu, {f32_to_f16(300), 0, 0, 0});
+        OnDevice<std::uint16_t> there(gpu, {f32_to_f16(n < 0 ? -300.0f : 300.0f), 0, 0, 0}),
+            up(gpu, {f32_to_f16(300), 0, 0, 0});
         cuda::activate(cuda::Activation::silu, there.data, up.data, 1, gpu);
         if (n > 0) CHECK(f16_to_f32(there.back(gpu)[0]) == x);
         OnDevice<float>         floats(gpu, {n, n});
@@ -1078,10 +1067,11 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         for (int t = 0; t < s.n; t++) positions.push_back(13 * t + 1), slots.push_back(t + 1 == s.n ? -1 : 2 + 2 * t);
         frequencies.push_back(0); // never an empty buffer
         const auto cache = std::vector<std::uint16_t>(std::size_t((2 * s.n + 8) * s.kv_heads * s.D), fp16_nan);
-        const OnDevice<std::uint16_t> there_q(gpu, q), there_k(gpu, k), there_v(gpu, v), cache_k(gpu, cache), cache_v(gpu, cache);
-        const OnDevice<float>         there_frequencies(gpu, frequencies);
-        const OnDevice<std::int32_t>  there_positions(gpu, positions), there_slots(gpu, slots);
-        cuda::Plan                    plan;
+        const OnDevice<std::uint16_t> there_q(gpu, q), there_k(gpu, k), there_v(gpu, v), cache_k(gpu, cache),
+            cache_v(gpu, cache);
+        const OnDevice<float>        there_frequencies(gpu, frequencies);
+        const OnDevice<std::int32_t> there_positions(gpu, positions), there_slots(gpu, slots);
+        cuda::Plan                   plan;
         plan.positions = there_positions.data, plan.slots = there_slots.data;
         cuda::RopeStore a;
         a.q = there_q.data, a.k = there_k.data, a.v = there_v.data, a.cache_k = cache_k.data;
@@ -1095,8 +1085,10 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
             for (int head = 0; head < s.n * heads; head++)
                 for (int i = 0; i < s.n_pairs; i++) {
                     const int one = s.neox ? i : 2 * i, other = s.neox ? i + s.n_pairs : 2 * i + 1;
-                    double &  c = out[std::size_t(head * dim + first + one)], &d = out[std::size_t(head * dim + first + other)];
-                    const double angle = double(positions[std::size_t(head / heads)]) * double(frequencies[std::size_t(i)]);
+                    double &  c = out[std::size_t(head * dim + first + one)],
+                           &d   = out[std::size_t(head * dim + first + other)];
+                    const double angle =
+                        double(positions[std::size_t(head / heads)]) * double(frequencies[std::size_t(i)]);
                     const double turned = 1.25 * (c * std::cos(angle) - d * std::sin(angle));
                     d                   = 1.25 * (c * std::sin(angle) + d * std::cos(angle));
                     c                   = turned;
@@ -1104,9 +1096,9 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
             return out;
         };
         CHECK(relative_error(floats_of(there_q.back(gpu)), rotated(q, s.heads, s.q_dim, s.q_first)) < 1e-3);
-        const std::vector<double> ks     = rotated(k, s.kv_heads, k_dim, 0);
-        const std::vector<float>  vs     = floats_of(v);
-        const auto                stored = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want) {
+        const std::vector<double> ks = rotated(k, s.kv_heads, k_dim, 0);
+        const std::vector<float>  vs = floats_of(v);
+        const auto stored            = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want) {
             const std::vector<std::uint16_t> all = from.back(gpu);
             std::vector<float>               got;
             std::vector<double>              wanted;
@@ -1114,8 +1106,8 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
                 for (int h = 0; h < s.kv_heads; h++)
                     for (int d = 0; d < dim; d++) {
                         const int slot = slots[std::size_t(t)];
-                        got.push_back(f16_to_f32(
-                            all[std::size_t(((slot / block * s.kv_heads + h) * block + slot % block) * s.D + first + d)]));
+                        got.push_back(f16_to_f32(all[std::size_t(
+                            ((slot / block * s.kv_heads + h) * block + slot % block) * s.D + first + d)]));
                         wanted.push_back(double(want[std::size_t((t * s.kv_heads + h) * dim + d)]));
                     }
             CHECK(relative_error(got, wanted) < 1e-3);
@@ -1131,16 +1123,17 @@ TEST_CASE("GPU: the GEMMs of latent attention's heads equal plain sums", "[cuda]
     if (no_gpu()) return;
     const Gpu    gpu;
     std::mt19937 random(22);
-    for (auto [heads, rows, cols, kept] : {std::tuple(3, 512, 128, 64), std::tuple(16, 128, 512, 0), std::tuple(5, 70, 40, 8),
-                                           std::tuple(2, 33, 17, 5), std::tuple(4, 64, 96, 0)})
+    for (auto [heads, rows, cols, kept] :
+         {std::tuple(3, 512, 128, 64), std::tuple(16, 128, 512, 0), std::tuple(5, 70, 40, 8), std::tuple(2, 33, 17, 5),
+          std::tuple(4, 64, 96, 0)})
         for (int n : {1, 7, 16, 17, 64, 100})
             for (const bool quantised : {false, true}) {
                 if (quantised && cols % 32 != 0) continue;
                 CAPTURE(heads, rows, cols, kept, n, quantised);
-                const int           x_dim = cols + kept, out_dim = rows + kept;
-                const auto          x = random_fp16(std::size_t(n * heads * x_dim), random);
-                const auto          w = random_fp16(std::size_t(heads * rows * cols), random, 1 / std::sqrt(float(cols)));
-                std::vector<float>  ws = floats_of(w);
+                const int  x_dim = cols + kept, out_dim = rows + kept;
+                const auto x = random_fp16(std::size_t(n * heads * x_dim), random);
+                const auto w = random_fp16(std::size_t(heads * rows * cols), random, 1 / std::sqrt(float(cols)));
+                std::vector<float>         ws = floats_of(w);
                 std::vector<std::int8_t>   q;
                 std::vector<std::uint16_t> scales(ws.size() / 32 + 1, f32_to_f16(0.004f));
                 for (float& value : ws)
@@ -1200,9 +1193,10 @@ TEST_CASE("GPU: embedding with a scale and positions, soft-caps and biases equal
                                (placed ? double(f16_to_f32(places[std::size_t((position + 2) * cols + c)])) : 0));
         CHECK(relative_error(out.back(gpu), want) < 1e-6);
     }
-    const std::vector<float> x = floats_of(random_fp16(n * cols, random, 20)), bias = floats_of(random_fp16(cols, random));
-    const OnDevice<float>    values(gpu, x), biases(gpu, bias);
-    std::vector<double>      capped, more;
+    const std::vector<float> x    = floats_of(random_fp16(n * cols, random, 20)),
+                             bias = floats_of(random_fp16(cols, random));
+    const OnDevice<float> values(gpu, x), biases(gpu, bias);
+    std::vector<double>   capped, more;
     for (std::size_t i = 0; i < x.size(); i++) {
         capped.push_back(30 * std::tanh(double(x[i]) / 30));
         more.push_back(double(x[i]) + 0.5 * double(bias[i % cols]));
@@ -1240,7 +1234,8 @@ TEST_CASE("GPU: embedding with a scale and positions, soft-caps and biases equal
     for (int m : {8, 64}) cuda::skinny_gemm(there_in.data, m, k, &p, 1, gpu), check_first(m);
     cuda::gemm_plain(there_in.data, 64, k, &p, 1, gpu), check_first(64);
     if (cuda::open_cublaslt(gpu) == nullptr) {
-        REQUIRE(cuda::cublaslt_gemm(there_in.data, 64, there_w.data, {rows, k, true, 1, 0, 0, 0.125f}, scaled.data, gpu));
+        REQUIRE(
+            cuda::cublaslt_gemm(there_in.data, 64, there_w.data, {rows, k, true, 1, 0, 0, 0.125f}, scaled.data, gpu));
         cuda::add_bias(scaled.data, true, there_b.data, 0.125f, 64, rows, gpu);
         check_first(64);
     }
