@@ -25,9 +25,7 @@ constexpr __host__ __device__ int gated_rows(Kind k) { return k == kind_f16 ? 1 
 
 // Grid: pairs, so that neighbours that chose the same expert read the same rows; then rows.
 template <Kind K>
-__global__ void __launch_bounds__(warps * 32, K == kind_f16    ? 4
-                                              : K == kind_q4_k ? 2
-                                                               : 3) gated_kernel(ExpertGemm op, int rows) {
+__global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kernel(ExpertGemm op, int rows) {
     constexpr int R = gated_rows(K);
     using Rows      = RowsOf<1, K, R>;
     wait_for_inputs();

@@ -76,25 +76,16 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
             to.load(RowPair(p.op.gate.weight, matrix + min(row, last), matrix + min(row + 8, last)), ahead.unit * width,
                            lane);
     };
-    constexpr int words = width / 8, chunks = NT * 8 * words, per_thread = (chunks + warps * 32 - 1) / (warps * 32);
-    int           x_rows[per_thread] = {}; // of x, that this thread loads from: those of the item
-    const auto    load_x             = [&](int stage) {
+    const auto load_x = [&](int stage) {
+        constexpr int words = width / 8;
         if (ahead.item < n_items) {
-            if (ahead.unit == 0) {
-#pragma unroll
-                for (int i = 0; i < per_thread; i++) {
-                    const int t    = (i * warps * 32 + int(threadIdx.x)) / words;
-                    const int pair = p.pairs[ahead.first + min(t, ahead.n - 1)];
-                    x_rows[i]      = p.row_of_token ? pair / p.op.n_used : pair;
-                }
-            }
             __half* to = x_stages + stage * NT * 8 * stride;
 #pragma unroll
-            for (int i = 0; i < per_thread; i++) {
-                const int chunk = i * warps * 32 + int(threadIdx.x), t = chunk / words, c = chunk % words * 8,
-                          col    = ahead.unit * width + c;
-                const auto* from = reinterpret_cast<const __half*>(p.op.x) + std::int64_t(x_rows[i]) * p.cols;
-                if (chunks % (warps * 32) != 0 && chunk >= chunks) break;
+            for (int i = int(threadIdx.x); i < NT * 8 * words; i += warps * 32) {
+                const int t = i / words, c = i % words * 8, col = ahead.unit * width + c;
+                const int pair   = p.pairs[ahead.first + min(t, ahead.n - 1)],
+                          row    = p.row_of_token ? pair / p.op.n_used : pair;
+                const auto* from = reinterpret_cast<const __half*>(p.op.x) + std::int64_t(row) * p.cols;
                 if (Tail) cp_async(to + t * stride + padded<K>(c), from + min(col, p.cols - 8), col < p.cols);
                 else cp_async(to + t * stride + padded<K>(c), from + col);
             }
@@ -140,13 +131,12 @@ __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_con
         cp_async_wait<1>();
         __syncthreads(); // this unit's x has arrived, and all are done with the unit before
         load_x(stage == 0 ? 2 : stage - 1);
-        const __half* xs     = x_stages + stage * NT * 8 * stride + lane / 4 * stride;
-        const auto    scales = mine.prepare(lane);
+        const __half* xs = x_stages + stage * NT * 8 * stride + lane / 4 * stride;
 #pragma unroll
         for (int step = 0; step < Fragment<K, Tail>::steps; step++) {
             std::uint32_t lower[4], upper[4];
-            mine.words(scales, 0, step, lower);
-            mine.words(scales, 1, step, upper);
+            mine.words(0, step, lower);
+            mine.words(1, step, upper);
             const __half* at = xs + padded<K>(Fragment<K, Tail>::column(step, lane));
 #pragma unroll
             for (int t = 0; t < NT; t++) {

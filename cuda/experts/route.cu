@@ -2,8 +2,7 @@
 // experts and tokens among themselves; the last one to arrive of some tokens chooses for them, a warp for each token, and the last
 // of all makes the tiles.
 //
-// Bytes: the router's weights, float32, 128 × 2048 × 4 = 1 MiB for Qwen3-30B-A3B, again from the L2
-// for each 1, 4 or 8 tokens.
+// Bytes: the router's weights, float32, once for 8 tokens: 128 × 2048 × 4 = 1 MiB for Qwen3-30B-A3B.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -142,22 +141,19 @@ __device__ bool is_last_of(std::int32_t* arrivals, unsigned n) {
     return is_last;
 }
 
-// NT: tokens of a CTA; E: experts of a warp.
-template <int NT, int E>
-__global__ void __launch_bounds__(warps * 32, E == 1 ? 3 : 2)
+// NT: tokens of a CTA.
+template <int NT>
+__global__ void __launch_bounds__(warps * 32, 3)
     route_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
-    constexpr int ahead = E == 1 ? 4 : 1; // loads in flight of a row
+    constexpr int ahead = 4; // loads in flight
     const int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
-    const int   first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e0 = (int(blockIdx.x) * warps + warp) * E;
-    float       sum[E][NT] = {};
-    const auto  row        = [&](int i) { return op.weight + std::int64_t(min(e0 + i, op.n_experts - 1)) * cols; };
-    const auto* x          = reinterpret_cast<const __half*>(op.x) + std::int64_t(first) * cols;
+    const int     first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
+    const float*  w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
+    float         sum[NT] = {};
     if (cols % 4 == 0) {
-        float4     next[ahead][E];
+        float4     next[ahead];
         const auto load = [&](int u, int c) {
-#pragma unroll
-            for (int i = 0; i < E; i++)
-                if (c < cols) next[u][i] = *reinterpret_cast<const float4*>(row(i) + c);
+            if (c < cols) next[u] = *reinterpret_cast<const float4*>(w + c);
         };
 #pragma unroll
         for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4); // weights do not depend on the previous kernel
@@ -165,20 +161,16 @@ __global__ void __launch_bounds__(warps * 32, E == 1 ? 3 : 2)
         for (int base = 0; base < cols; base += ahead * 128) {
 #pragma unroll
             for (int u = 0; u < ahead; u++) {
-                const int c = base + u * 128 + lane * 4;
-                float4    v[E];
-#pragma unroll
-                for (int i = 0; i < E; i++) v[i] = next[u][i];
+                const int    c = base + u * 128 + lane * 4;
+                const float4 v = next[u];
                 load(u, c + ahead * 128);
                 if (c >= cols) continue;
 #pragma unroll
                 for (int t = 0; t < NT; t++) {
-                    const uint2  words = *reinterpret_cast<const uint2*>(x + min(t, n - 1) * cols + c);
-                    const float2 a = as_float2(words.x), b = as_float2(words.y);
-#pragma unroll
-                    for (int i = 0; i < E; i++)
-                        sum[i][t] =
-                            fmaf(v[i].w, b.y, fmaf(v[i].z, b.x, fmaf(v[i].y, a.y, fmaf(v[i].x, a.x, sum[i][t]))));
+                    const uint2 x =
+                        *reinterpret_cast<const uint2*>(op.x + std::int64_t(first + min(t, n - 1)) * cols + c);
+                    const float2 a = as_float2(x.x), b = as_float2(x.y);
+                    sum[t] += v.x * a.x + v.y * a.y + v.z * b.x + v.w * b.y;
                 }
             }
         }
@@ -186,19 +178,16 @@ __global__ void __launch_bounds__(warps * 32, E == 1 ? 3 : 2)
         wait_for_inputs();
         for (int c = lane; c < cols; c += 32)
 #pragma unroll
-            for (int i = 0; i < E; i++)
-#pragma unroll
-                for (int t = 0; t < NT; t++)
-                    sum[i][t] = fmaf(row(i)[c], __half2float(x[min(t, n - 1) * cols + c]), sum[i][t]);
+            for (int t = 0; t < NT; t++)
+                sum[t] +=
+                    w[c] *
+                    __half2float(reinterpret_cast<const __half*>(op.x)[std::int64_t(first + min(t, n - 1)) * cols + c]);
     }
 #pragma unroll
-    for (int i = 0; i < E; i++)
-#pragma unroll
-        for (int t = 0; t < NT; t++) {
-            const int   e     = e0 + i;
-            const float total = warp_sum(sum[i][t]) + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
-            if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
-        }
+    for (int t = 0; t < NT; t++) {
+        const float total = warp_sum(sum[t]) + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
+        if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
+    }
     if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;
     if (warp < n) {
         const std::int64_t t      = first + warp;
@@ -236,15 +225,13 @@ int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16) 
 
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu) {
-    const auto run = [&]<int NT, int E>() {
-        run_kernel(route_kernel<NT, E>,
-                   dim3(unsigned((op.n_experts + warps * E - 1) / (warps * E)), unsigned((n_tokens + NT - 1) / NT)),
-                   warps * 32, 0, gpu, op, int(n_tokens), slots, tile, work);
-    };
-    // The bits of a score are the same in all of them.
-    if (n_tokens <= 32) run.template operator()<1, 1>();
-    else if (n_tokens <= 256) run.template operator()<4, 1>();
-    else run.template operator()<8, 4>();
+    const unsigned of_experts = unsigned((op.n_experts + warps - 1) / warps);
+    if (n_tokens <= 32) // the weights come from the L2 again for each token, by more CTAs
+        run_kernel(route_kernel<1>, dim3(of_experts, unsigned(n_tokens)), warps * 32, 0, gpu, op, int(n_tokens), slots,
+                   tile, work);
+    else
+        run_kernel(route_kernel<warps>, dim3(of_experts, unsigned((n_tokens + warps - 1) / warps)), warps * 32, 0, gpu,
+                   op, int(n_tokens), slots, tile, work);
 }
 
 void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,

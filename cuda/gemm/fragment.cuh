@@ -31,10 +31,8 @@ struct RowPair {
 };
 
 // A lane's weights of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. A step is two mma instructions: column()
-// says where the lane's 8 values of x begin, words() has the weights of either row as fp16, with the scales that prepare() made of
-// what was loaded. Tail: the unit may end after the last column; weights beyond it are 0.
-struct NoScales {};
-
+// says where the lane's 8 values of x begin, words() has the weights of either row as fp16. Tail: the unit may end after the last
+// column; weights beyond it are 0.
 template <Kind K, bool Tail = false>
 struct Fragment;
 
@@ -54,8 +52,7 @@ struct Fragment<kind_f16, Tail> {
             }
     }
     static __device__ int column(int step, int lane) { return step * 32 + lane % 4 * 8; }
-    __device__ NoScales   prepare(int) const { return {}; }
-    __device__ void       words(NoScales, int r, int step, std::uint32_t (&out)[4]) const {
+    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
         const uint4& q = v[r][step];
         out[0] = q.x, out[1] = q.y, out[2] = q.z, out[3] = q.w;
     }
@@ -93,8 +90,7 @@ struct FragmentI8 {
             }
     }
     static __device__ int column(int step, int lane) { return step / 2 * 64 + lane % 4 * 16 + step % 2 * 8; }
-    __device__ NoScales   prepare(int) const { return {}; }
-    __device__ void       words(NoScales, int r, int step, std::uint32_t (&out)[4]) const {
+    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
         const __half2 offset = as_half2(0x64806480u); // 1024 + 128
         const __half2 by = __half2half2(scale[r][step / 2]), plus = __half2half2(shift[r][step / 2]);
         scaled(word_of(v[r][step / 2], step % 2 * 2) ^ 0x80808080u, offset, by, plus, out[0], out[1]);
@@ -108,17 +104,12 @@ struct Fragment<kind_i8_float, Tail> : FragmentI8<16, true, false, Tail> {};
 template <bool Tail>
 struct Fragment<kind_i8_float_min, Tail> : FragmentI8<32, true, true, Tail> {};
 
-// Four lanes load 64 neighbouring bytes of a superblock: two times 32 weights in the low nibbles, then 32 in the high ones. A lane has
-// half of such a chunk of 32 bytes, and the same of the chunk 64 bytes further.
+// A lane has 64 neighbouring weights of a superblock in 32 bytes: low nibbles are the first 32, high nibbles the others.
 template <bool Tail>
 struct Fragment<kind_q4_k, Tail> { // rows are whole units
     static constexpr int steps = 8;
     uint4                v[2][2], head[2];
-    struct Scales {
-        __half2 by[2][2],
-            plus[2][2]; // of a row and a chunk: the sub-block of the low nibbles and that of the high ones
-    };
-    __device__ void load(const RowPair& rows, int col, int lane) {
+    __device__ void      load(const RowPair& rows, int col, int lane) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const Weight& w = *rows.w[r];
@@ -126,36 +117,20 @@ struct Fragment<kind_q4_k, Tail> { // rows are whole units
                 static_cast<const unsigned char*>(w.data) + (rows.row[r] * (w.cols / 256) + col / 256) * 144;
             head[r] = *reinterpret_cast<const uint4*>(tile);
 #pragma unroll
-            for (int h = 0; h < 2; h++) v[r][h] = load_once(tile + 16 + h * 64 + lane % 4 * 16);
+            for (int h = 0; h < 2; h++) v[r][h] = load_once(tile + 16 + lane % 4 * 32 + h * 16);
         }
     }
-    __device__ Scales prepare(int lane) const {
-        Scales        to;
-        const __half2 offset = as_half2(0x64006400u); // 1024
-        const int     at     = lane % 4 / 2 * 16;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            // Scales and minima of neighbouring sub-blocks are neighbouring bytes.
-            const std::uint32_t a = head[r].y >> at, b = head[r].z >> at, c = head[r].w >> at;
-            const __half2       d = __low2half2(as_half2(head[r].x)), min = __hneg2(__high2half2(as_half2(head[r].x)));
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const std::uint32_t sc = h == 0 ? a & 0x3f3f : (c & 0x0f0f) | (a >> 2 & 0x3030),
-                                    mi = h == 0 ? b & 0x3f3f : (c >> 4 & 0x0f0f) | (b >> 2 & 0x3030);
-                to.by[r][h]            = __hmul2(d, __hsub2(as_half2(__byte_perm(sc, 0x64646464u, 0x4140)), offset));
-                to.plus[r][h]          = __hmul2(min, __hsub2(as_half2(__byte_perm(mi, 0x64646464u, 0x4140)), offset));
-            }
-        }
-        return to;
-    }
-    // step: chunk, low or high nibbles, half of the lane's 16 weights
-    static __device__ int column(int step, int lane) {
-        return step / 4 * 128 + lane % 4 / 2 * 64 + step / 2 % 2 * 32 + lane % 2 * 16 + step % 2 * 8;
-    }
-    __device__ void words(const Scales& scales, int r, int step, std::uint32_t (&out)[4]) const {
-        const int     h = step / 4, high = step / 2 % 2;
-        const __half2 offset = as_half2(0x64006400u), s = scales.by[r][h], m = scales.plus[r][h],
-                      by = high ? __high2half2(s) : __low2half2(s), plus = high ? __high2half2(m) : __low2half2(m);
+    // step: sub-block, half of it, half of that
+    static __device__ int column(int step, int lane) { return lane % 4 * 64 + step * 8; }
+    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
+        const int           high = step / 4, h = step / 2 % 2, lane = threadIdx.x % 32, sub = lane % 4 * 2 + high;
+        const float2        d = __half22float2(as_half2(head[r].x));
+        const std::uint32_t a = head[r].y, b = head[r].z, c = head[r].w; // scales 0..3, 4..7, 8..11
+        const int           at    = 8 * (sub % 4);
+        const int           scale = sub < 4 ? a >> at & 63 : (c >> at & 15) | (a >> (at + 6) & 3) << 4,
+                  min             = sub < 4 ? b >> at & 63 : (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
+        const __half2 offset = as_half2(0x64006400u), by = __float2half2_rn(d.x * float(scale)),
+                      plus = __float2half2_rn(-d.y * float(min));
         const auto nibbles = [&](int i) { return word_of(v[r][h], i) >> (4 * high) & 0x0f0f0f0fu; };
         scaled(nibbles(step % 2 * 2), offset, by, plus, out[0], out[1]);
         scaled(nibbles(step % 2 * 2 + 1), offset, by, plus, out[2], out[3]);

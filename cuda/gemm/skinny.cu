@@ -68,13 +68,12 @@ __global__ void __launch_bounds__(warps * 32, 2)
         cp_async_wait<1>();
         __syncthreads(); // this unit's x has arrived, and all are done with the unit before
         load_x(unit + 2);
-        const __half* xs     = x_stages + unit % 3 * NT * 8 * stride + lane / 4 * stride;
-        const auto    scales = now.prepare(lane);
+        const __half* xs = x_stages + unit % 3 * NT * 8 * stride + lane / 4 * stride;
 #pragma unroll
         for (int step = 0; step < Fragment<K>::steps; step++) {
             std::uint32_t lower[4], upper[4];
-            now.words(scales, 0, step, lower);
-            now.words(scales, 1, step, upper);
+            now.words(0, step, lower);
+            now.words(1, step, upper);
             const __half* at = xs + padded<K>(Fragment<K>::column(step, lane));
 #pragma unroll
             for (int t = 0; t < NT; t++) {
