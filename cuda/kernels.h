@@ -334,8 +334,8 @@ struct ExpertWorkspace {
         nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
     Half* parts = nullptr; // [T · k × hidden]
 };
-// Pairs of a tile; 0: each pair for itself. The same for all operations of a mixture in a step.
-int expert_tile(std::int64_t n_tokens, int n_experts, int n_used);
+// The fastest number of pairs of a tile; 0: each pair for itself. The same for all operations of a mixture in a step.
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16);
 // Tiles, at most.
 constexpr std::int64_t expert_tiles(std::int64_t n_pairs, int n_experts, int tile) {
     return n_pairs / tile + (n_pairs < n_experts ? n_pairs : n_experts);

@@ -72,7 +72,7 @@ void head_gemm(const HeadGemm&, std::int64_t, Context&) {}
 bool tune_cublaslt(const CublasltShape&, const Half*, std::int64_t, std::int64_t, Context&) { return false; }
 bool cublaslt_gemm(const Half*, std::int64_t, const Half*, const CublasltShape&, void*, Context&) { return false; }
 
-int  expert_tile(std::int64_t, int, int) { return 0; }
+int  expert_tile(std::int64_t, int, int, bool) { return 0; }
 void route(const Route&, std::int64_t, const std::int32_t*, int, const ExpertWorkspace&, Context&) {}
 bool can_group(const Weight&, int) { return false; }
 void expert_gated(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}

@@ -562,7 +562,7 @@ void experts(Gpu& gpu, const Arguments& a) {
                 cuda::ExpertWorkspace work;
             };
             std::vector<Step> all(steps);
-            const int         tile   = cuda::expert_tile(T, n, k);
+            const int         tile   = cuda::expert_tile(T, n, k, form == cuda::WeightForm::f16);
             double            chosen = 0; // experts of a step
             for (int i = 0; i < steps; i++) {
                 Step& s   = all[std::size_t(i)];

@@ -70,20 +70,23 @@ Result<void> ExpertDispatch::prepare(const StepLimits& l, DeviceMemory& memory) 
 }
 
 void ExpertDispatch::compile(std::span<LoweredOperation> operations) const {
-    bool* route = nullptr; // of the mixture that is being looked at
+    LoweredOperation* route = nullptr; // of the mixture that is being looked at
     for (LoweredOperation& op : operations) {
         const cuda::ExpertGemm& e = op.experts;
-        if (op.route.x != nullptr) route = &op.grouped, *route = true;
+        if (op.route.x != nullptr) route = &op, route->grouped = route->fp16_experts = true;
         if (e.x == nullptr || route == nullptr) continue;
-        for (const cuda::Projection* p : {&e.gate, &e.up})
-            if (p->weight.data != nullptr)
-                *route = *route && cuda::can_group(p->weight, e.n_experts) && p->weight.form == e.gate.weight.form &&
-                         p->weight.group == e.gate.weight.group && p->weight.float_scales == e.gate.weight.float_scales;
+        for (const cuda::Projection* p : {&e.gate, &e.up}) {
+            const cuda::Weight &w = p->weight, &first = e.gate.weight;
+            if (w.data == nullptr) continue;
+            route->fp16_experts = route->fp16_experts && w.form == cuda::WeightForm::f16;
+            route->grouped      = route->grouped && cuda::can_group(w, e.n_experts) && w.form == first.form &&
+                             w.group == first.group && w.float_scales == first.float_scales;
+        }
     }
-    bool grouped = false;
+    route = nullptr;
     for (LoweredOperation& op : operations) {
-        if (op.route.x != nullptr) grouped = op.grouped;
-        op.grouped = grouped;
+        if (op.route.x != nullptr) route = &op;
+        if (route != nullptr) op.grouped = route->grouped, op.fp16_experts = route->fp16_experts;
     }
 }
 
@@ -92,7 +95,7 @@ int ExpertDispatch::tile(const LoweredOperation& op, std::int64_t n_tokens) cons
               k = op.route.x != nullptr ? op.route.n_used : op.experts.n_used;
     if (!op.grouped) return 0;
     // A sum of a tile's kernel does not depend on the tile, but differs from that of a GEMV.
-    const int wanted = cuda::expert_tile(n_tokens, n, k);
+    const int wanted = cuda::expert_tile(n_tokens, n, k, op.fp16_experts);
     return deterministic_ ? std::max(wanted, 8) : wanted;
 }
 
