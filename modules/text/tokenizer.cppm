@@ -3,6 +3,7 @@ export module quire.text.tokenizer;
 
 import quire.core.base;
 import quire.model_file.gguf;
+import quire.text.marked_text;
 import quire.text.pretokenizer;
 import quire.core.std;
 import quire.core.unicode;
@@ -14,6 +15,8 @@ enum class TokenType : std::uint8_t { normal = 1, unknown = 2, control = 3, user
 struct EncodeOptions {
     bool add_special   = true; // BOS and EOS as the file's add_bos_token / add_eos_token say
     bool parse_special = true; // text that spells a special token becomes that token
+    // Where no byte belongs to a special token, whatever it spells: ascending, apart from each other.
+    std::span<const TextSpan> no_special = {};
 };
 
 // Immutable after load, so any number of threads may use one.
@@ -423,8 +426,22 @@ std::vector<Token> Tokenizer::encode(std::string_view text, EncodeOptions option
             else t.encode_bpe(text.substr(begin, n), out);
         }
     };
+    auto refused = options.no_special.begin(); // the first that ends after `at`
     for (std::size_t at = 0; at < text.size();) {
+        while (refused != options.no_special.end() && refused->end <= at) ++refused;
         auto [id, length] = special.match(text, at);
+        if (id >= 0 && refused != options.no_special.end() && refused->begin < at + std::size_t(length)) {
+            // The longest one that ends before the refused part. Tokens that the vocabulary's maker defined, such as runs of
+            // blanks, stay whole, unless they end a turn or are spelled like those that do.
+            auto defined = t.user_defined.match(text, at);
+            if (defined.first >= 0) {
+                const std::string_view spelled = text.substr(at, defined.second);
+                if (t.ends[std::size_t(defined.first)] || (spelled.starts_with("<|") && spelled.ends_with("|>")))
+                    defined = {-1, 0};
+            }
+            std::tie(id, length) = refused->begin > at ? special.match(text.substr(0, refused->begin), at) : defined;
+            if (defined.first >= 0 && (id < 0 || defined.second > length)) std::tie(id, length) = defined;
+        }
         if (id < 0) {
             at++;
             continue;
