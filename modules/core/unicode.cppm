@@ -35,6 +35,13 @@ enum CharClass : std::uint8_t {
 };
 CharClass char_class(char32_t c);
 
+// The character's other case, itself when it has none; simple mappings only (no character becomes two).
+char32_t upper_case(char32_t c);
+char32_t lower_case(char32_t c);
+char32_t title_case(char32_t c);
+// Whether Python prints the character as it is: no control, format, private, unassigned character and no separator but the space.
+bool is_printable(char32_t c);
+
 // Columns that a terminal gives the character: 0 (it joins the one before), 1 or 2.
 int char_width(char32_t c);
 
@@ -140,6 +147,16 @@ const std::vector<std::uint8_t>& class_table() {
         return t;
     }();
     return table;
+}
+
+char32_t upper_case(char32_t c) { return char32_t(utf8proc_toupper(utf8proc_int32_t(c))); }
+char32_t lower_case(char32_t c) { return char32_t(utf8proc_tolower(utf8proc_int32_t(c))); }
+char32_t title_case(char32_t c) { return char32_t(utf8proc_totitle(utf8proc_int32_t(c))); }
+
+bool is_printable(char32_t c) {
+    if (c == ' ') return true;
+    const auto category = utf8proc_category(utf8proc_int32_t(c));
+    return category != UTF8PROC_CATEGORY_CN && !(category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_CO);
 }
 
 int char_width(char32_t c) { return c < 0x110000 ? utf8proc_charwidth(utf8proc_int32_t(c)) : 1; }

@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.model_file.gguf;
 import quire.text.byte_pair_encoder;
 import quire.text.byte_trie;
+import quire.text.marked_text;
 import quire.text.pretokenizer;
 import quire.text.rwkv_encoder;
 import quire.text.spm_encoder;
@@ -20,6 +21,8 @@ export namespace quire {
 struct EncodeOptions {
     bool add_special   = true; // BOS and EOS as the file says; for BERT [CLS] and [SEP]
     bool parse_special = true; // text that spells a special token becomes that token
+    // Where no byte belongs to a special token, whatever it spells: ascending, apart from each other.
+    std::span<const TextSpan> no_special = {};
 };
 
 // Immutable after load, so any number of threads may use one.
@@ -224,8 +227,22 @@ std::vector<Token> Tokenizer::encode(std::string_view text, EncodeOptions option
             std::visit([&](const auto& encoder) { encoder.encode(v, text.substr(begin, n), out); }, *t.encoder);
         }
     };
+    auto refused = options.no_special.begin(); // the first that ends after `at`
     for (std::size_t at = 0; at < text.size();) {
+        while (refused != options.no_special.end() && refused->end <= at) ++refused;
         auto [id, length] = special.longest(text, at);
+        if (id >= 0 && refused != options.no_special.end() && refused->begin < at + std::size_t(length)) {
+            // The longest one that ends before the refused part. Tokens that the vocabulary's maker defined, such as runs of
+            // blanks, stay whole, unless they end a turn or are spelled like those that do.
+            auto defined = t.user_defined.longest(text, at);
+            if (defined.first >= 0) {
+                const std::string_view spelled = text.substr(at, defined.second);
+                if (v.ends[std::size_t(defined.first)] || (spelled.starts_with("<|") && spelled.ends_with("|>")))
+                    defined = {-1, 0};
+            }
+            std::tie(id, length) = refused->begin > at ? special.longest(text.substr(0, refused->begin), at) : defined;
+            if (defined.first >= 0 && (id < 0 || defined.second > length)) std::tie(id, length) = defined;
+        }
         if (id < 0) {
             at++;
             continue;
