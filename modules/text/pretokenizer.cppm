@@ -232,9 +232,7 @@ std::vector<std::size_t> PreTokenizer::split(std::string_view text) const { retu
 
 std::vector<std::size_t> PreTokenizer::split_begin(std::string_view text, std::size_t window) const {
     if (text.size() <= window) return split(text, false);
-    std::size_t cut = window; // not within a character, which has no more than three bytes behind its first
-    while (cut > 0 && window - cut < 3 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) cut--;
-    return split(text.substr(0, cut), true);
+    return split(text.substr(0, window), true);
 }
 
 // `open`: more text follows. Of the last piece of each pattern it is then not known where it ends, but its beginning is, and the
@@ -243,7 +241,8 @@ std::vector<std::size_t> PreTokenizer::split(std::string_view text, bool open) c
     if (text.empty()) return {};
     const Characters         t(text);
     std::vector<std::size_t> ends, next;
-    Splitter::Rest           rest{0, t.c.size()};
+    // the last three may be pieces of a character that the window cuts
+    Splitter::Rest rest{0, t.c.size() - (open ? std::min<std::size_t>(t.c.size(), 3) : 0)};
     if (!open) ends.push_back(t.c.size());
     for (const Pattern& pattern : patterns_) {
         Splitter splitter(pattern);
