@@ -53,8 +53,6 @@ using Categories = std::uint32_t;
 Categories  categories_named(std::string_view name);
 inline bool is_in(Categories set, char32_t c) { return (set >> int(general_category(c)) & 1) != 0; }
 
-// The simple lower case, one character for one.
-char32_t lower_case(char32_t c);
 // The full canonical decomposition (NFD) of one character, appended to `out`; without it, the character itself.
 void append_decomposed(char32_t c, std::u32string& out);
 // Sorts combining characters behind each base by their class, as NFD wants it.
@@ -98,7 +96,6 @@ Categories categories_named(std::string_view name) {
     return set;
 }
 
-char32_t lower_case(char32_t c) { return c < 0x110000 ? char32_t(utf8proc_tolower(utf8proc_int32_t(c))) : c; }
 
 void append_decomposed(char32_t c, std::u32string& out) {
     std::array<utf8proc_int32_t, 32> parts{}; // the longest canonical decomposition has 4 characters
