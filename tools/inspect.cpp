@@ -3,7 +3,8 @@
 #include <CLI/CLI.hpp>
 
 import quire.core.base;
-import quire.text.chat_template;
+import quire.text.jinja.jinja_template;
+import quire.text.marked_text;
 import quire.model_file.config;
 import quire.engine.engine;
 import quire.engine.options;
@@ -336,9 +337,20 @@ int render(const Arguments& a) {
         if (!text) return complain(text.error());
         jinja = *text;
     }
-    Result<std::string> text = render_template(jinja, read_input());
+    Result<JinjaTemplate> parsed = JinjaTemplate::parse(jinja);
+    if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
+    const std::string    input     = read_input();
+    const Result<Json>   variables = json_parse(input);
+    if (!variables) return complain(variables.error());
+    if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
+    const Result<std::int64_t> now = local_seconds(a.now);
+    if (!now) return complain(now.error());
+    constexpr std::array<std::string_view, 2> trusted{"bos_token", "eos_token"};
+    const Result<MarkedText> text = parsed->render(*variables, {.trusted = trusted, .now = *now, .bytes = input.size()});
     if (!text) return complain(text.error());
-    return print_json(Json{{"text", *text}});
+    Json marks = Json::array();
+    for (const TextSpan& s : text->input) marks.push_back(Json::array({s.begin, s.end}));
+    return print_json(Json{{"text", text->bytes}, {"input", std::move(marks)}});
 }
 
 } // namespace

@@ -1,5 +1,9 @@
 // quire.text.jinja.jinja_template: a Jinja template, parsed once, rendered as often as wanted, by Jinja's rules as chat templates rely on them:
 // trim_blocks, lstrip_blocks, break and continue, an immutable sandbox. **Owns** the parsed program.
+module;
+
+#include <ctime>
+
 export module quire.text.jinja.jinja_template;
 
 import quire.core.base;
@@ -23,6 +27,9 @@ struct RenderContext {
     std::size_t  bytes = 0; // of the variables: limits grow with them
 };
 
+// What `now` of a RenderContext is for 2024-07-26T10:00:00 (the seconds may be absent), or for "" at this moment. Error: another text.
+Result<std::int64_t> local_seconds(const std::string& when);
+
 // Immutable, so any number of threads may use one.
 class JinjaTemplate {
 public:
@@ -44,6 +51,21 @@ private:
 module :private;
 
 namespace quire {
+
+Result<std::int64_t> local_seconds(const std::string& when) {
+    std::tm parts{};
+    if (when.empty()) {
+        const std::time_t now = std::time(nullptr);
+        localtime_r(&now, &parts);
+        return std::int64_t(timegm(&parts));
+    }
+    for (const char* format : {"%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"}) {
+        parts           = {};
+        const char* end = strptime(when.c_str(), format, &parts);
+        if (end && *end == 0) return std::int64_t(timegm(&parts));
+    }
+    return fail("the time is ", quote(when), ", not like 2024-07-26T10:00:00");
+}
 
 Result<JinjaTemplate> JinjaTemplate::parse(std::string_view source) {
     Result<jinja::Program> program = jinja::parse(source, {jinja::is_filter, jinja::is_test});

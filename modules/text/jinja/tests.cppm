@@ -19,13 +19,13 @@ module :private;
 
 namespace quire::jinja {
 
-constexpr std::array<std::string_view, 38> names{
+constexpr std::array<std::string_view, 38> test_names{
     "defined",     "undefined", "none",     "boolean",  "true", "false",    "integer",     "float", "number", "string",
     "mapping",     "iterable",  "sequence", "callable", "odd",  "even",     "divisibleby", "lower", "upper",  "eq",
     "equalto",     "==",        "ne",       "!=",       "lt",   "lessthan", "<",           "le",    "<=",     "gt",
     "greaterthan", ">",         "ge",       ">=",       "in",   "sameas",   "escaped",     "filter"};
 
-bool is_test(std::string_view name) { return name == "test" || std::ranges::find(names, name) != names.end(); }
+bool is_test(std::string_view name) { return name == "test" || std::ranges::find(test_names, name) != test_names.end(); }
 
 std::int64_t whole(const Value& v) {
     must_be_defined(v);

@@ -33,7 +33,7 @@ module :private;
 
 namespace quire::jinja {
 
-constexpr std::array<std::string_view, 41> names{
+constexpr std::array<std::string_view, 41> method_names{
     "capitalize", "casefold",  "center",     "count",        "endswith",     "expandtabs", "find",
     "format",     "index",     "isalnum",    "isalpha",      "isascii",      "isdecimal",  "isdigit",
     "islower",    "isnumeric", "isspace",    "istitle",      "isupper",      "join",       "ljust",
@@ -41,7 +41,7 @@ constexpr std::array<std::string_view, 41> names{
     "rindex",     "rjust",     "rpartition", "rsplit",       "rstrip",       "split",      "splitlines",
     "startswith", "strip",     "swapcase",   "title",        "upper",        "zfill"};
 
-bool is_text_method(std::string_view name) { return std::ranges::find(names, name) != names.end(); }
+bool is_text_method(std::string_view name) { return std::ranges::find(method_names, name) != method_names.end(); }
 
 TextSpan characters(std::string_view text, std::size_t from, std::size_t to) {
     TextSpan    out{text.size(), text.size()};
