@@ -157,8 +157,10 @@ Result<ChatTemplate> ChatTemplate::choose(const Gguf& file, const std::string& n
 std::size_t size_of(const Json& value) {
     if (value.is_string()) return value.get_ref<const std::string&>().size() + 8;
     std::size_t n = 8;
-    if (value.is_array() || value.is_object())
-        for (const auto& [key, item] : value.items()) n += size_of(item) + key.size();
+    if (value.is_array())
+        for (const Json& item : value) n += size_of(item);
+    else if (value.is_object())
+        for (const auto& [key, item] : value.get_ref<const Json::object_t&>()) n += size_of(item) + key.size();
     return n;
 }
 
