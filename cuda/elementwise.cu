@@ -21,18 +21,26 @@ int ctas_for(std::int64_t n, int threads) { return int((n + threads - 1) / threa
 
 // -- embedding: a CTA for each token
 
-__global__ void embed_kernel(Weight weight, Weight positions, bool has_positions, Plan plan, float* out) {
+__global__ void embed_kernel(Weight weight, Weight positions, bool has_positions, float scale, int offset, Plan plan,
+                             float* out) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x, token = plan.tokens[t];
 #pragma unroll 4
     for (std::int64_t c = threadIdx.x; c < weight.cols; c += blockDim.x) {
-        float v = weight_at(weight, token, c);
-        if (has_positions) v += weight_at(positions, plan.positions[t], c);
+        float v = weight_at(weight, token, c) * scale;
+        if (has_positions) v += weight_at(positions, plan.positions[t] + offset, c);
         out[t * weight.cols + c] = v;
     }
 }
 
 // -- norms: a CTA for each row
+
+// What a library may have made infinite for want of a larger fp16.
+__device__ float2 finite(__half2 v) {
+    const __half2 most = __half2half2(__ushort_as_half(0x7bff)), least = __half2half2(__ushort_as_half(0xfbff));
+    return __half22float2(__hmin2_nan(__hmax2_nan(v, least), most));
+}
+__device__ float finite(__half v) { return finite(__half2half2(v)).x; }
 
 // RMS norm or LayerNorm (Layer). Two neighbours at a time, PerThread times a thread: all loads in flight at once, all values in
 // registers; cols is even.
@@ -54,7 +62,7 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
         v[i]        = {0, 0};
         if (c < n)
             v[i] =
-                Float ? static_cast<const float2*>(x)[at + c] : __half22float2(static_cast<const __half2*>(x)[at + c]);
+                Float ? static_cast<const float2*>(x)[at + c] : finite(static_cast<const __half2*>(x)[at + c]);
     }
     if (residual) {
 #pragma unroll
@@ -86,9 +94,9 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
     for (int i = 0; i < PerThread; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
         if (c >= n) continue;
-        const float2 b = Layer ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
-        reinterpret_cast<__half2*>(out)[at + c] =
-            __floats2half2_rn((v[i].x - mean) * scale * w[i].x + b.x, (v[i].y - mean) * scale * w[i].y + b.y);
+        const float2 b = Layer && bias ? reinterpret_cast<const float2*>(bias)[c] : float2{0, 0};
+        reinterpret_cast<std::uint32_t*>(out)[at + c] =
+            pack_finite((v[i].x - mean) * scale * w[i].x + b.x, (v[i].y - mean) * scale * w[i].y + b.y);
     }
 }
 
@@ -102,13 +110,13 @@ __global__ void norm_any_kernel(const void* x, const float* weight, const float*
     const auto         value = [&](int c) { // of the new residual, once that is written
         return residual ? residual[at + c]
                        : Float  ? static_cast<const float*>(x)[at + c]
-                                : __half2float(static_cast<const __half*>(x)[at + c]);
+                                : finite(static_cast<const __half*>(x)[at + c]);
     };
     float sum = 0, squares = 0;
     for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x)) {
         if (residual)
             residual[at + c] +=
-                Float ? static_cast<const float*>(x)[at + c] : __half2float(static_cast<const __half*>(x)[at + c]);
+                Float ? static_cast<const float*>(x)[at + c] : finite(static_cast<const __half*>(x)[at + c]);
         sum += value(c);
         if (!Layer) squares += value(c) * value(c);
     }
@@ -117,61 +125,73 @@ __global__ void norm_any_kernel(const void* x, const float* weight, const float*
         squares += (value(c) - mean) * (value(c) - mean);
     const float scale = rsqrtf(cta_sum(squares, sums) / cols + eps);
     for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x))
-        out[at + c] = __float2half((value(c) - mean) * scale * weight[c] + (Layer ? bias[c] : 0.0f));
+        out[at + c] = to_finite((value(c) - mean) * scale * weight[c] + (Layer && bias ? bias[c] : 0.0f));
+}
+
+// NormKind::none: one value a thread.
+template <bool Float>
+__global__ void no_norm_kernel(const void* x, float* residual, __half* out, std::int64_t n) {
+    wait_for_inputs();
+    const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float v = Float ? static_cast<const float*>(x)[i] : finite(static_cast<const __half*>(x)[i]);
+    if (residual) residual[i] = v += residual[i];
+    out[i] = to_finite(v);
 }
 
 // -- activations
 
 // N times eight neighbours a thread, all loads in flight at once.
-template <int N>
-__global__ void silu_mul_kernel(uint4* gate, const uint4* up, std::int64_t n) {
+template <Activation A, bool Gated, int N>
+__global__ void activate_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t first = std::int64_t(blockIdx.x) * blockDim.x * N + threadIdx.x;
-    const auto         silu  = [](std::uint32_t g_, std::uint32_t u_) {
-        const float2 g  = __half22float2(reinterpret_cast<const __half2&>(g_)),
-                     u  = __half22float2(reinterpret_cast<const __half2&>(u_));
-        const __half2 h = __floats2half2_rn(swiglu(g.x, u.x), swiglu(g.y, u.y));
-        return reinterpret_cast<const std::uint32_t&>(h);
+    const auto         one   = [](std::uint32_t g_, std::uint32_t u_) {
+        const float2 g = as_float2(g_), u = as_float2(u_);
+        return Gated ? pack_finite(gated(A, g.x, u.x), gated(A, g.y, u.y))
+                     : pack_finite(activated(A, g.x), activated(A, g.y));
     };
     uint4 g[N], u[N];
 #pragma unroll
     for (int k = 0; k < N; k++) {
         const std::int64_t i = min(first + k * blockDim.x, n - 1);
-        g[k] = gate[i], u[k] = up[i];
+        g[k] = gate[i], u[k] = Gated ? up[i] : uint4{};
     }
 #pragma unroll
     for (int k = 0; k < N; k++)
         if (const std::int64_t i = first + k * blockDim.x; i < n)
-            gate[i] =
-                make_uint4(silu(g[k].x, u[k].x), silu(g[k].y, u[k].y), silu(g[k].z, u[k].z), silu(g[k].w, u[k].w));
+            gate[i] = make_uint4(one(g[k].x, u[k].x), one(g[k].y, u[k].y), one(g[k].z, u[k].z), one(g[k].w, u[k].w));
 }
 
 // Any n: one value a thread.
-__global__ void silu_mul_any_kernel(__half* gate, const __half* up, std::int64_t n) {
+__global__ void activate_any_kernel(Activation activation, __half* gate, const __half* up, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    gate[i] = __float2half(swiglu(__half2float(gate[i]), __half2float(up[i])));
+    const float v = __half2float(gate[i]);
+    gate[i]       = to_finite(up ? gated(activation, v, __half2float(up[i])) : activated(activation, v));
 }
 
-__global__ void gelu_kernel(__half* x, std::int64_t n) {
+__global__ void soft_cap_kernel(float* x, float cap, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= n) return;
-    const float v = __half2float(x[i]);
-    x[i]          = __float2half(0.5f * v * (1 + tanhf(0.7978845608028654f * (v + 0.044715f * v * v * v))));
+    if (i < n) x[i] = softcapped(x[i], cap);
 }
 
 __global__ void add_kernel(float* x, const __half* y, std::int64_t n) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) x[i] += __half2float(y[i]);
+    if (i < n) x[i] += finite(y[i]);
 }
 
-__global__ void add_bias_kernel(__half* x, const float* bias, std::int64_t n, int cols) {
+template <bool Float>
+__global__ void add_bias_kernel(void* x, const float* bias, float scale, std::int64_t n, int cols) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) x[i] = __float2half(__half2float(x[i]) + bias[i % cols]);
+    if (i >= n) return;
+    const float more = bias[i % cols] * scale;
+    if (Float) static_cast<float*>(x)[i] += more;
+    else static_cast<__half*>(x)[i] = to_finite(__half2float(static_cast<__half*>(x)[i]) + more);
 }
 
 // Word: the type of a load; a row has `words` of them.
@@ -187,12 +207,14 @@ __global__ void select_rows_kernel(const Word* x, const std::int32_t* rows, Word
 
 constexpr int rope_warps = 4; // of a CTA
 
-// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: the type of a copy of v.
-template <int W, int H, class Word>
+// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: the type of a copy of v. Latent: the
+// only K is what v and k make together.
+template <int W, int H, class Word, bool Latent = false>
 __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a, Plan plan) {
     wait_for_inputs();
     const std::int64_t t = blockIdx.x;
     const int          D = a.head_dim, slot = plan.slots[t], lane = int(threadIdx.x % 32);
+    const int          v_dim = Latent ? a.value_dim : D, k_dim = Latent ? D - v_dim : D; // of a head in k and v
     const int          first  = (int(blockIdx.y) * rope_warps + int(threadIdx.x / 32)) * H;
     const int          stored = a.n_heads + a.n_kv_heads, all = stored + a.n_kv_heads; // where v begins, and ends
     // Tokens that only fill up a graph have no slot, and are not stored.
@@ -202,14 +224,14 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
         return static_cast<__half*>(cache) + kv_row_of_slot(slot, h, a.n_kv_heads, a.block_size) * D;
     };
     const auto source = [&](int head) {
-        return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * D
-               : head < stored  ? reinterpret_cast<__half*>(a.k) + (t * a.n_kv_heads + head - a.n_heads) * D
-                                : reinterpret_cast<__half*>(a.v) + (t * a.n_kv_heads + head - stored) * D;
+        return head < a.n_heads ? reinterpret_cast<__half*>(a.q) + (t * a.n_heads + head) * a.q_dim + a.q_first
+               : head < stored  ? reinterpret_cast<__half*>(a.k) + (t * a.n_kv_heads + head - a.n_heads) * k_dim
+                                : reinterpret_cast<__half*>(a.v) + (t * a.n_kv_heads + head - stored) * v_dim;
     };
     const auto target = [&](int head) {
         return head < a.n_heads ? source(head)
-               : head < stored  ? cache_row(a.cache_k, head - a.n_heads)
-                                : cache_row(a.cache_v, head - stored);
+               : head < stored  ? cache_row(a.cache_k, head - a.n_heads) + (Latent ? v_dim : 0)
+                                : cache_row(Latent ? a.cache_k : a.cache_v, head - stored);
     };
     const float position = float(plan.positions[t]);
     for (int pair = lane * W; pair < a.n_pairs && first < rotated; pair += 32 * W) {
@@ -258,10 +280,10 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     }
     if (slot < 0) return;
     for (int head = max(first, a.n_heads); head < min(first + H, stored); head++) // what is not rotated
-        for (int d = 2 * a.n_pairs + lane; d < D; d += 32) target(head)[d] = source(head)[d];
+        for (int d = 2 * a.n_pairs + lane; d < k_dim; d += 32) target(head)[d] = source(head)[d];
     if (const int begin = max(first, stored); begin < min(first + H, all)) { // v
         constexpr int of_word = int(sizeof(Word) / sizeof(__half)), n_loads = H > 1 ? 4 : 1;
-        const int     words = D / of_word, n = (min(first + H, all) - begin) * words;
+        const int     words = v_dim / of_word, n = (min(first + H, all) - begin) * words;
         const auto*   from = reinterpret_cast<const Word*>(source(begin));
         for (int w = lane; w < n; w += 32 * n_loads) {
             Word copied[n_loads];
@@ -322,13 +344,20 @@ __global__ void argmax_kernel(const float* logits, std::int32_t* out, std::int64
 
 } // namespace
 
-void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n, Context& gpu) {
+void embed(const Weight& weight, const Weight* positions, float scale, int offset, const Plan& plan, float* out,
+           std::int64_t n, Context& gpu) {
     run_kernel(embed_kernel, dim3(unsigned(int(n))), unsigned(1024), 0, gpu, weight, positions ? *positions : Weight{},
-               positions != nullptr, plan, out);
+               positions != nullptr, scale, offset, plan, out);
 }
 
-void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
-          std::int64_t rows, std::int64_t cols, Context& gpu) {
+void norm(const void* x, bool x_is_float, NormKind kind, const float* weight, const float* bias, float eps,
+          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu) {
+    if (kind == NormKind::none) {
+        run_kernel(x_is_float ? no_norm_kernel<true> : no_norm_kernel<false>, dim3(unsigned(ctas_for(rows * cols, 256))),
+                   unsigned(256), 0, gpu, x, residual, reinterpret_cast<__half*>(out), rows * cols);
+        return;
+    }
+    const bool layer = kind == NormKind::layer;
     // A row in the registers of a CTA, four pairs a thread, or sixteen: up to 32768 columns. Others take the kernel for any.
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
@@ -337,32 +366,43 @@ void norm(const void* x, bool x_is_float, const float* weight, const float* bias
                        reinterpret_cast<__half*>(out), int(cols));
     };
     if (cols % 2 != 0 || cols > 32768) {
-        if (x_is_float) bias ? run(norm_any_kernel<true, true>) : run(norm_any_kernel<true, false>);
-        else bias ? run(norm_any_kernel<false, true>) : run(norm_any_kernel<false, false>);
+        if (x_is_float) layer ? run(norm_any_kernel<true, true>) : run(norm_any_kernel<true, false>);
+        else layer ? run(norm_any_kernel<false, true>) : run(norm_any_kernel<false, false>);
         return;
     }
     const auto choose = [&]<int PerThread>(std::integral_constant<int, PerThread>) {
-        if (x_is_float) bias ? run(norm_kernel<true, true, PerThread>) : run(norm_kernel<true, false, PerThread>);
-        else bias ? run(norm_kernel<false, true, PerThread>) : run(norm_kernel<false, false, PerThread>);
+        if (x_is_float) layer ? run(norm_kernel<true, true, PerThread>) : run(norm_kernel<true, false, PerThread>);
+        else layer ? run(norm_kernel<false, true, PerThread>) : run(norm_kernel<false, false, PerThread>);
     };
     if (pairs <= 4 * threads) choose(std::integral_constant<int, 4>{});
     else choose(std::integral_constant<int, 16>{});
 }
 
-void silu_mul(Half* gate, const Half* up, std::int64_t n, Context& gpu) {
+void activate(Activation activation, Half* gate, const Half* up, std::int64_t n, Context& gpu) {
     const auto run = [&](auto kernel, int n_loads) {
         run_kernel(kernel, dim3(unsigned(ctas_for(n / 8, 256 * n_loads))), unsigned(256), 0, gpu,
                    reinterpret_cast<uint4*>(gate), reinterpret_cast<const uint4*>(up), n / 8);
     };
+    const auto choose = [&]<Activation A>() {
+        const bool few = n < 1 << 22;
+        if (up) few ? run(activate_kernel<A, true, 1>, 1) : run(activate_kernel<A, true, 4>, 4);
+        else few ? run(activate_kernel<A, false, 1>, 1) : run(activate_kernel<A, false, 4>, 4);
+    };
     if (n % 8 != 0)
-        run_kernel(silu_mul_any_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu,
+        run_kernel(activate_any_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, activation,
                    reinterpret_cast<__half*>(gate), reinterpret_cast<const __half*>(up), n);
-    else if (n < 1 << 22) run(silu_mul_kernel<1>, 1);
-    else run(silu_mul_kernel<4>, 4);
+    else
+        switch (activation) {
+            case Activation::silu: choose.template operator()<Activation::silu>(); break;
+            case Activation::gelu_tanh: choose.template operator()<Activation::gelu_tanh>(); break;
+            case Activation::gelu_erf: choose.template operator()<Activation::gelu_erf>(); break;
+            case Activation::relu: choose.template operator()<Activation::relu>(); break;
+            case Activation::clamped_swiglu: choose.template operator()<Activation::clamped_swiglu>(); break;
+        }
 }
 
-void gelu(Half* x, std::int64_t n, Context& gpu) {
-    run_kernel(gelu_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, reinterpret_cast<__half*>(x), n);
+void soft_cap(float* x, float cap, std::int64_t n, Context& gpu) {
+    run_kernel(soft_cap_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, x, cap, n);
 }
 
 void add(float* x, const Half* y, std::int64_t n, Context& gpu) {
@@ -370,9 +410,10 @@ void add(float* x, const Half* y, std::int64_t n, Context& gpu) {
                reinterpret_cast<const __half*>(y), n);
 }
 
-void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Context& gpu) {
-    run_kernel(add_bias_kernel, dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu,
-               reinterpret_cast<__half*>(x), bias, rows * cols, int(cols));
+void add_bias(void* x, bool x_is_float, const float* bias, float scale, std::int64_t rows, std::int64_t cols,
+              Context& gpu) {
+    run_kernel(x_is_float ? add_bias_kernel<true> : add_bias_kernel<false>, dim3(unsigned(ctas_for(rows * cols, 256))),
+               unsigned(256), 0, gpu, x, bias, scale, rows * cols, int(cols));
 }
 
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
@@ -393,7 +434,12 @@ void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Con
         run_kernel(kernel, dim3(unsigned(n), unsigned((heads + of_block - 1) / of_block)), rope_warps * 32, 0, gpu,
                      args, plan);
     };
-    if (args.n_pairs % 2 != 0 || args.head_dim % 8 != 0) run(rope_store_kernel<1, 1, __half>, 1);
+    if (args.cache_v == nullptr) {
+        const bool odd = args.n_pairs % 2 != 0 || args.head_dim % 8 != 0 || args.value_dim % 8 != 0 ||
+                         args.q_dim % 2 != 0 || args.q_first % 2 != 0;
+        if (odd) run(rope_store_kernel<1, 1, __half, true>, 1);
+        else run(rope_store_kernel<2, 1, uint4, true>, 1);
+    } else if (args.n_pairs % 2 != 0 || args.head_dim % 8 != 0) run(rope_store_kernel<1, 1, __half>, 1);
     else if (n < 32) run(rope_store_kernel<2, 1, uint4>, 1);
     else run(rope_store_kernel<2, 8, uint4>, 8);
 }

@@ -92,8 +92,9 @@ struct Weight {
 // -- convert.cu: GGUF's blocks → the forms above. `type` is ggml_type's number.
 bool convertible(std::uint32_t type);
 void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, Context& gpu); // F32, BF16, F16
-void to_i8(std::uint32_t type, const void* blocks, std::int8_t* q, void* scales, float* mins, std::int64_t n,
-           Context& gpu);
+// `points`, on the device: the vectors of 8 or 4 that blocks of IQ2_XS and IQ3_XXS choose from; else null.
+void to_i8(std::uint32_t type, const void* blocks, const std::int8_t* points, std::int8_t* q, void* scales, float* mins,
+           std::int64_t n, Context& gpu);
 // What to_i8 needs for a type: the group, whether scales are float32, whether there are mins.
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins);
 // Any form → fp16, for GEMMs with many tokens.
@@ -131,24 +132,33 @@ struct Plan {
 
 // -- elementwise.cu
 
-void embed(const Weight& weight, const Weight* positions, const Plan& plan, float* out, std::int64_t n_tokens,
-           Context& gpu);
-// residual += x if there is a residual; out = norm of that, or of x. x is fp16 or float32. RMS norm where bias is null, else
-// LayerNorm. All these take any number of rows and columns; unusual shapes run in a slower kernel.
-void norm(const void* x, bool x_is_float, const float* weight, const float* bias, float eps, float* residual, Half* out,
-          std::int64_t rows, std::int64_t cols, Context& gpu);
-void silu_mul(Half* gate, const Half* up, std::int64_t n, Context& gpu);
-void gelu(Half* x, std::int64_t n, Context& gpu);
+// out = scale · row of `weight`, plus row position + offset of `positions`, unless null.
+void embed(const Weight& weight, const Weight* positions, float scale, int offset, const Plan& plan, float* out,
+           std::int64_t n_tokens, Context& gpu);
+enum class NormKind : int { rms, layer, none }; // none: the values themselves
+// residual += x if there is a residual; out = norm of that, or of x, which it may replace. x is fp16 or float32. `bias` or null.
+// All these take any number of rows and columns; unusual shapes run in a slower kernel.
+void norm(const void* x, bool x_is_float, NormKind kind, const float* weight, const float* bias, float eps,
+          float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu);
+// Of a feed-forward network. clamped_swiglu (gpt-oss): g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1).
+enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu };
+// gate = activation(gate) · up, or without `up` activation(gate).
+void activate(Activation activation, Half* gate, const Half* up, std::int64_t n, Context& gpu);
+void soft_cap(float* x, float cap, std::int64_t n, Context& gpu); // x = cap · tanh(x / cap)
 void add(float* x, const Half* y, std::int64_t n, Context& gpu);
-void add_bias(Half* x, const float* bias, std::int64_t rows, std::int64_t cols, Context& gpu);
+// x += scale · bias; x is fp16 or float32.
+void add_bias(void* x, bool x_is_float, const float* bias, float scale, std::int64_t rows, std::int64_t cols,
+              Context& gpu);
 void select_rows(const float* x, const std::int32_t* rows, float* out, std::int64_t n_rows, std::int64_t cols,
                  Context& gpu);
-// RoPE and KV store: rotates q in place, and k on its way into the cache, where v goes as it is. Cache: paged_kv.cuh.
+// RoPE and KV store: rotates q in place, from dimension q_first of each head on, and k on its way into the cache, where v goes
+// as it is. Cache: paged_kv.cuh. A latent cache has no V: a token's row is v, then k.
 struct RopeStore {
-    Half *       q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·D], [T × kv_heads·D]
-    Half *       cache_k = nullptr, *cache_v = nullptr;
-    const float* inv_freq = nullptr; // [n_pairs]
+    Half *q = nullptr, *k = nullptr, *v = nullptr; // [T × heads·q_dim], [T × kv_heads·D]; latent: v [T × value_dim]
+    Half *cache_k = nullptr, *cache_v = nullptr;   // latent: cache_v is null
+    const float* inv_freq = nullptr;               // [n_pairs]
     int          n_pairs = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
+    int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
     bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
 };
@@ -197,12 +207,14 @@ void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_ta
 // -- attention/: causal paged attention, each token over the positions up to its own
 
 struct Attention {
-    const Half *q = nullptr, *cache_k = nullptr, *cache_v = nullptr;
-    Half*       out     = nullptr; // as q: [T × heads·D]
-    int         n_heads = 0, n_kv_heads = 0, head_dim = 0, block_size = 0;
-    float       scale   = 1;
-    int         window  = 0; // sliding window of prefill; 0: none. In decoding the items begin where it does
-    float       softcap = 0; // 0: none
+    const Half *q = nullptr, *cache_k = nullptr,
+               *cache_v  = nullptr; // latent: cache_v is null, the value begins K's row
+    Half*        out     = nullptr; // [T × heads·value_dim]
+    int          n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, block_size = 0;
+    float        scale   = 1;
+    int          window  = 0;       // sliding window of prefill; 0: none. In decoding the items begin where it does
+    float        softcap = 0;       // 0: none
+    const float* sinks   = nullptr; // [heads] scores without a value that take part in the softmax, or null
 };
 
 // Split lengths that suit a step: `work` is the number of positions times KV heads that its queries attend to. With
@@ -212,7 +224,8 @@ struct SplitLengths {
     int length       = fixed_split_length;
     int short_length = 0; // of SplitKvItems::n_short; 0: there are none
 };
-SplitLengths split_lengths(const Context& gpu, int head_dim, std::int64_t work);
+// value_dim: less than head_dim in a latent cache.
+SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
 // Some positions in splits of equal length (but for the last one) of about `wanted`.
 struct Splits {
     int n, length;
@@ -223,11 +236,11 @@ inline Splits splits_of(int positions, int wanted) {
     const int length = ((positions + n - 1) / n + 15) / 16 * 16;
     return {(positions + length - 1) / length, length};
 }
-// One query per item. `partial`: [items × heads × (D + 2)] float32, for the reduction; `arrivals`: [T × heads] counters of the
+// One query per item. `partial`: [items × heads × (value_dim + 2)] float32, for the reduction; `arrivals`: [T × heads] counters of the
 // splits that are done, zero before and after.
 void attention_decode(const Attention& args, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu);
 // The fastest number of queries for a tile of this head_dim; 0: there is only the plain kernel.
-int prefill_tile(const Context& gpu, int head_dim);
+int prefill_tile(const Context& gpu, int head_dim, int value_dim);
 struct PrefillTile {
     std::int32_t sequence, first_row, n_rows; // consecutive tokens of one sequence
 };
@@ -239,12 +252,13 @@ void attention_prefill_sm90(const Attention& args, const Plan& plan, const Prefi
 
 // -- gemm/
 
-// One GEMM of those that share their x: out [M × N] = x · weightᵀ (+ bias), in fp16 or float32.
+// One GEMM of those that share their x: out [M × N] = scale · (x · weightᵀ + bias), in fp16 or float32.
 struct Projection {
     Weight       weight;
     const float* bias         = nullptr;
     void*        out          = nullptr;
     bool         out_is_float = false;
+    float        scale        = 1;
 };
 constexpr int max_projections = 3;
 // Whether the kernels below can read it, 16 bytes at a time; gemm_plain() can read any weights.
@@ -256,9 +270,9 @@ void gemm_plain(const Half* x, std::int64_t m, std::int64_t k, const Projection*
 constexpr int max_gemv_rows = 8;
 void gemv(const Half* x, int m, std::int64_t k, const Projection* projections, int n_projections, bool invariant,
           Context& gpu);
-// GEMV of gate and up with SwiGLU as its epilogue: out[n] = silu(gate[n] · x) * (up[n] · x), fp16. False: not on this GPU, or
-// not these weights.
-bool gemv_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu);
+// GEMV of gate and up with the activation as its epilogue: gate.out[n] = activation(gate[n] · x) * (up[n] · x), fp16. False: not
+// on this GPU, or not these weights.
+bool gemv_gated(const Half* x, const Projection& gate, const Projection& up, Activation activation, Context& gpu);
 // Skinny GEMM: up to max_skinny_rows tokens on tensor cores, weights of any form, read once. x has room for m rounded up to 8,
 // 16, 32 or 64.
 constexpr int max_skinny_rows = 64;
@@ -272,6 +286,7 @@ struct CublasltShape {
     bool         out_is_float  = false;
     int          n_matrices    = 1;
     std::int64_t weight_stride = 0, out_stride = 0;
+    float        scale = 1; // of the results
 };
 // Times the library's algorithms for M from min_m to max_m, and keeps the fastest for some values of M; `weight` is that many
 // values, whatever they are. False: no memory for the trial. A GEMM that was not tuned takes the library's heuristic.
@@ -291,15 +306,82 @@ constexpr int cublaslt_bucket(std::int64_t m) {
     return at;
 }
 
+// A GEMM for each of n_heads heads: of x's head [T × n_heads·x_dim] the first `cols` columns · weight_headᵀ, then the head's other
+// columns as they are. weight: the matrices of all heads one after the other, [n_heads·rows × cols].
+struct HeadGemm {
+    const Half* x   = nullptr;
+    Half*       out = nullptr;
+    Weight      weight;
+    int         n_heads = 0, x_dim = 0;
+};
+// Whether the tensor cores can: weights in fp16, of a regular shape. Others are for a slow kernel that reads any form.
+bool is_regular(const HeadGemm& op);
+void head_gemm(const HeadGemm& op, std::int64_t n_tokens, Context& gpu);
+
+// -- experts/: mixtures of experts. T tokens choose k of n experts each; a pair is a token and one of its choices: t · k + slot.
+
+// How a router's scores become the weights of the experts it chose: softmax over all, sigmoid of each, softmax over the chosen.
+enum class Gating : int { softmax, sigmoid, softmax_chosen };
+constexpr int most_experts = 2048, most_experts_used = 32;
+
+// What the kernels of one mixture leave to each other. For many tokens the pairs stand in the order of their experts, cut into
+// tiles of pairs with one expert, so that an expert's weights are read once for a tile.
+struct ExpertWorkspace {
+    float*        scores   = nullptr; // [T × n]
+    std::int32_t* arrivals = nullptr; // [T + 1] zero before and after
+    std::int32_t* pairs    = nullptr; // [T · k]
+    std::int32_t* tiles =
+        nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
+    Half* parts = nullptr; // [T · k × hidden]
+};
+// Pairs of a tile; 0: each pair for itself. The same for all operations of a mixture in a step.
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used);
+// Tiles, at most.
+constexpr std::int64_t expert_tiles(std::int64_t n_pairs, int n_experts, int tile) {
+    return n_pairs / tile + (n_pairs < n_experts ? n_pairs : n_experts);
+}
+// What Route of quire.compute.program says. out [T × 2k]: the experts as int32, then their weights. A token whose slot is below 0
+// chooses none: its experts are -1. Makes the workspace's tiles, too.
+struct Route {
+    const Half*  x      = nullptr;                                          // [T × cols]
+    const float *weight = nullptr, *bias = nullptr, *choice_bias = nullptr; // [n × cols], [n] or null
+    float*       out       = nullptr;
+    int          n_experts = 0, n_used = 0, cols = 0;
+    Gating       gating     = Gating::softmax;
+    bool         normalised = false;
+    float        scale      = 1;
+};
+void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
+           Context& gpu);
+// Weights and biases are those of all experts, one after the other; weight.rows is n times the rows of one.
+struct ExpertGemm {
+    const Half*  x      = nullptr;
+    const float* routes = nullptr; // Route's out
+    Projection   gate, up;         // gate.out is the result; down stands in `gate`
+    int          n_experts = 0, n_used = 0;
+    Activation   activation = Activation::silu;
+    float        scale      = 1;
+};
+// Whether tiles can be multiplied with these weights; else a step's tile has to be 0.
+bool can_group(const Weight& weight, int n_experts);
+// gate.out [T · k × rows] = activation(gate) · up of each pair
+void expert_gated(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
+// out [T × rows] = scale · Σ over a token's pairs, in order, of weight · (x [T · k × cols] · downᵀ + bias)
+void expert_combine(const ExpertGemm& op, std::int64_t n_tokens, int tile, const ExpertWorkspace& work, Context& gpu);
+// Rows of x times the sigmoid of gate · weight.
+void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,
+               const float* weight, Context& gpu);
+
 // -- operations, as the fused kernels take them
 
 // One operation of a program, lowered to device addresses.
 struct Operation {
     enum Kind { embed, norm, gemm, gated_gemm, rope_and_store, attention, add, select_rows };
     Kind         kind = embed;
-    Weight       weight;                // embed
-    const void*  x           = nullptr; // norm, gemm, gated_gemm; add: what is added; select_rows: the source
-    float*       residual    = nullptr; // norm, add; embed, select_rows: the result
+    Weight       weight;                         // embed
+    const void*  x           = nullptr;          // norm, gemm, gated_gemm; add: what is added; select_rows: the source
+    float*       residual    = nullptr;          // norm, add; embed, select_rows: the result
+    Activation   activation  = Activation::silu; // gated_gemm
     const float* norm_weight = nullptr;
     float        eps         = 0;
     void*        out         = nullptr;       // norm

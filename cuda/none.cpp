@@ -16,7 +16,7 @@ bool         begin_launches(Context&) { return false; }
 void         end_launches(Context&) {}
 bool         is_regular(const Weight&) { return false; }
 bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
-SplitLengths split_lengths(const Context&, int, std::int64_t) { return {}; }
+SplitLengths split_lengths(const Context&, int, int, std::int64_t) { return {}; }
 void         skinny_gemm(const Half*, int, std::int64_t, const Projection*, int, Context&) {}
 const char*  open_cublaslt(Context&) { return "this build has no CUDA"; }
 const char*  last_error(Context&) { return nullptr; }
@@ -41,16 +41,17 @@ double seconds_between(void*, void*) { return 0; }
 
 bool convertible(std::uint32_t) { return false; }
 void to_f16(std::uint32_t, const void*, Half*, std::int64_t, Context&) {}
-void to_i8(std::uint32_t, const void*, std::int8_t*, void*, float*, std::int64_t, Context&) {}
+void to_i8(std::uint32_t, const void*, const std::int8_t*, std::int8_t*, void*, float*, std::int64_t, Context&) {}
 void i8_layout(std::uint32_t, int&, bool&, bool&) {}
 void dequantize(const Weight&, Half*, Context&) {}
 
-void embed(const Weight&, const Weight*, const Plan&, float*, std::int64_t, Context&) {}
-void norm(const void*, bool, const float*, const float*, float, float*, Half*, std::int64_t, std::int64_t, Context&) {}
-void silu_mul(Half*, const Half*, std::int64_t, Context&) {}
-void gelu(Half*, std::int64_t, Context&) {}
+void embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
+void norm(const void*, bool, NormKind, const float*, const float*, float, float*, Half*, std::int64_t, std::int64_t,
+          Context&) {}
+void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
+void soft_cap(float*, float, std::int64_t, Context&) {}
 void add(float*, const Half*, std::int64_t, Context&) {}
-void add_bias(Half*, const float*, std::int64_t, std::int64_t, Context&) {}
+void add_bias(void*, bool, const float*, float, std::int64_t, std::int64_t, Context&) {}
 void select_rows(const float*, const std::int32_t*, float*, std::int64_t, std::int64_t, Context&) {}
 void rope_and_store(const RopeStore&, const Plan&, std::int64_t, Context&) {}
 void copy_blocks(const BlockPools&, const std::int32_t*, int, Context&) {}
@@ -58,16 +59,25 @@ void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const doub
 void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Context&) {}
 
 void attention_decode(const Attention&, const Plan&, float*, std::int32_t*, Context&) {}
-int  prefill_tile(const Context&, int) { return 0; }
+int  prefill_tile(const Context&, int, int) { return 0; }
 int  prefill_tile_sm90(const Context&, int) { return 0; }
 void attention_prefill_sm90(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
 void attention_prefill(const Attention&, const Plan&, const PrefillTile*, int, Context&) {}
 
 void gemm_plain(const Half*, std::int64_t, std::int64_t, const Projection*, int, Context&) {}
 void gemv(const Half*, int, std::int64_t, const Projection*, int, bool, Context&) {}
-bool gemv_gated(const Half*, const Weight&, const Weight&, Half*, Context&) { return false; }
+bool gemv_gated(const Half*, const Projection&, const Projection&, Activation, Context&) { return false; }
+bool is_regular(const HeadGemm&) { return false; }
+void head_gemm(const HeadGemm&, std::int64_t, Context&) {}
 bool tune_cublaslt(const CublasltShape&, const Half*, std::int64_t, std::int64_t, Context&) { return false; }
 bool cublaslt_gemm(const Half*, std::int64_t, const Half*, const CublasltShape&, void*, Context&) { return false; }
+
+int  expert_tile(std::int64_t, int, int) { return 0; }
+void route(const Route&, std::int64_t, const std::int32_t*, int, const ExpertWorkspace&, Context&) {}
+bool can_group(const Weight&, int) { return false; }
+void expert_gated(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
+void expert_combine(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
+void gate_rows(Half*, std::int64_t, std::int64_t, const Half*, std::int64_t, const float*, Context&) {}
 
 void*       make_decode_megakernel(const Operation*, int, Context&) { return nullptr; }
 bool        run_decode_megakernel(void*, const Plan&, float*, std::int32_t*, Context&) { return false; }

@@ -20,10 +20,12 @@ __device__ inline float2 rotate_pair(float x, float y, float sine, float cosine)
     return {x * cosine - y * sine, x * sine + y * cosine};
 }
 
-// Whether `rope` rotates the results of this GEMM, which are q, k and v, in all dimensions of their heads.
+// Whether `rope` rotates the results of this GEMM, which are q, k and v as they are, in all dimensions of their heads.
 inline bool rotates_results(const RopeStore& rope, const Operation& gemm) {
     return gemm.kind == Operation::gemm && gemm.n_projections == 3 && gemm.projection[0].out == rope.q &&
-           gemm.projection[1].out == rope.k && gemm.projection[2].out == rope.v && rope.n_pairs * 2 == rope.head_dim;
+           gemm.projection[1].out == rope.k && gemm.projection[2].out == rope.v && rope.n_pairs * 2 == rope.head_dim &&
+           rope.q_dim == rope.head_dim && rope.q_first == 0 && rope.cache_v != nullptr &&
+           gemm.projection[0].scale == 1 && gemm.projection[1].scale == 1 && gemm.projection[2].scale == 1;
 }
 
 } // namespace quire::cuda

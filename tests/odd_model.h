@@ -26,10 +26,12 @@ inline std::vector<std::byte> random_rows(DType type, std::int64_t rows, std::in
         }
         return out;
     }
-    // Where the fp16 scales of a block stand, and what they are for values of about 1.
+    // Where the scales of a block stand, what they are for values of about 1, and in which form.
+    enum class Form { half, real, e8m0, e4m3, scattered };
     struct Scale {
         int   at;
         float value;
+        Form  form = Form::half;
     };
     std::vector<Scale> scales;
     switch (type) {
@@ -45,13 +47,37 @@ inline std::vector<std::byte> random_rows(DType type, std::int64_t rows, std::in
         case DType::Q6_K: scales = {{208, 1.0f / 1400}}; break;
         case DType::IQ4_NL: scales = {{0, 1.0f / 74}}; break;
         case DType::IQ4_XS: scales = {{0, 1.0f / 1400}}; break;
+        case DType::IQ1_S: scales = {{0, 1.0f / 7}}; break;
+        case DType::IQ1_M: scales = {{48, 1.0f / 7, Form::scattered}}; break;
+        case DType::IQ2_XXS:
+        case DType::IQ2_XS:
+        case DType::IQ2_S: scales = {{0, 1.0f / 50}}; break;
+        case DType::IQ3_XXS: scales = {{0, 1.0f / 150}}; break;
+        case DType::IQ3_S: scales = {{0, 1.0f / 150}}; break;
+        case DType::TQ1_0: scales = {{52, 1.2f}}; break;
+        case DType::TQ2_0: scales = {{64, 1.2f}}; break;
+        case DType::Q1_0:
+        case DType::Q2_0: scales = {{0, 0.8f}}; break;
+        case DType::Q8_K: scales = {{0, 1.0f / 74, Form::real}}; break;
+        case DType::MXFP4: scales = {{0, 1.0f / 3, Form::e8m0}}; break;
+        case DType::NVFP4:
+            for (int i = 0; i < 4; i++) scales.push_back({i, 1.0f / 3, Form::e4m3});
+            break;
         default: break;
     }
     for (std::byte& b : out) b = std::byte(random() & 255);
     for (std::size_t at = 0; at < out.size(); at += std::size_t(dtype_info(type).bytes))
-        for (auto [place, value] : scales) {
-            const std::uint16_t h = f32_to_f16(value * deviation);
-            std::memcpy(out.data() + at + std::size_t(place), &h, 2);
+        for (auto [place, value, form] : scales) {
+            std::byte* const    to    = out.data() + at + place;
+            const float         scale = value * deviation;
+            const std::uint16_t h     = f32_to_f16(scale);
+            const int           power = int(std::lround(std::log2(scale))); // halved below
+            if (form == Form::half) std::memcpy(to, &h, 2);
+            if (form == Form::real) std::memcpy(to, &scale, 4);
+            if (form == Form::e8m0) *to = std::byte(power + 1 + 127);
+            if (form == Form::e4m3) *to = std::byte(std::max(power + 1 + 7, 0) << 3 | int(random() & 7));
+            for (int i = 0; form == Form::scattered && i < 4; i++)
+                to[2 * i + 1] = to[2 * i + 1] & std::byte(15) | std::byte((h >> (4 * i) & 15) << 4);
         }
     return out;
 }
@@ -63,11 +89,13 @@ inline void spoil(DType type, std::span<std::byte> rows, std::int64_t cols) {
     for (std::size_t at = 0; at < row.size(); at += bytes) {
         const float         nan   = std::numeric_limits<float>::quiet_NaN();
         const std::uint16_t half  = type == DType::BF16 ? f32_to_bf16(nan) : f32_to_f16(nan);
-        const std::size_t   place = type == DType::Q2_K   ? 80
-                                    : type == DType::Q3_K ? 108
-                                    : type == DType::Q6_K ? 208
-                                                          : 0; // of the scale
-        if (type == DType::F32) std::memcpy(row.data() + at, &nan, 4);
+        const std::size_t   place = type == DType::Q2_K    ? 80
+                                    : type == DType::Q3_K  ? 108
+                                    : type == DType::Q6_K  ? 208
+                                    : type == DType::TQ1_0 ? 52
+                                    : type == DType::TQ2_0 ? 64
+                                                           : 0; // of the scale
+        if (type == DType::F32 || type == DType::Q8_K) std::memcpy(row.data() + at, &nan, 4);
         else std::memcpy(row.data() + at + place, &half, 2);
     }
 }

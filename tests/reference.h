@@ -16,4 +16,12 @@ inline std::string reference(std::string_view relative) {
     throw std::runtime_error("no reference data " + std::string(relative));
 }
 
+inline bool has_reference(std::string_view relative) {
+    try {
+        return !reference(relative).empty();
+    } catch (const std::runtime_error&) {
+        return false;
+    }
+}
+
 } // namespace quire::testing

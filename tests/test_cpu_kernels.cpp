@@ -7,8 +7,12 @@ import quire.model_file.quants;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.family;
+import quire.model_file.gguf_writer;
+
+#include "odd_model.h"
 
 using namespace quire;
+using namespace quire::testing;
 
 namespace {
 
@@ -99,33 +103,12 @@ TEST_CASE("GEMM with every type equals the product with its dequantised rows") {
         for (int cols : {256, 768, 96})
             for (int n : {1, 7, 130}) {
                 if (cols % info.items != 0) continue;
-                constexpr int     rows   = 37;
-                const std::size_t stride = row_bytes(info.type, cols);
-                // Random blocks; an fp16 scale can be huge or NaN, and such rows are drawn again.
-                std::vector<std::byte> blocks(stride * rows);
-                std::vector<float>     wide(std::size_t(rows * cols));
+                constexpr int                rows   = 37;
+                const std::size_t            stride = row_bytes(info.type, cols);
+                const std::vector<std::byte> blocks = random_rows(info.type, rows, cols, random);
+                std::vector<float>           wide(std::size_t(rows * cols));
                 for (std::size_t r = 0; r < rows; r++)
-                    for (bool sane = false; !sane;) {
-                        for (std::size_t i = 0; i < stride; i++) blocks[r * stride + i] = std::byte(random() >> 9);
-                        for (std::size_t b = 0; b < stride;
-                             b += std::size_t(info.bytes)) // both halves of a scale small
-                            for (int at : {0, 2, 80, 82, 108, 208})
-                                if (at + 1 < info.bytes && info.items > 1)
-                                    blocks[r * stride + b + std::size_t(at) + 1] &= std::byte(0xbf);
-                        dequantize(info.type, blocks.data() + r * stride, wide.data() + r * cols, cols);
-                        sane = std::all_of(wide.begin() + std::ptrdiff_t(r * cols),
-                                           wide.begin() + std::ptrdiff_t((r + 1) * cols),
-                                           [](float v) { return std::abs(v) < 1e4f; });
-                        if (info.items == 1 && !sane)
-                            for (std::size_t i = 0; i < std::size_t(cols); i++) { // floats: any of them may be wild
-                                const float         v = float(int(random() % 2001) - 1000) / 1000;
-                                const std::uint16_t h = info.type == DType::BF16 ? f32_to_bf16(v) : f32_to_f16(v);
-                                if (info.bytes == 4) std::memcpy(blocks.data() + r * stride + 4 * i, &v, 4);
-                                else std::memcpy(blocks.data() + r * stride + 2 * i, &h, 2);
-                                dequantize(info.type, blocks.data() + r * stride, wide.data() + r * cols, cols);
-                                sane = true;
-                            }
-                    }
+                    dequantize(info.type, blocks.data() + r * stride, wide.data() + r * cols, cols);
                 const auto          x = noise(std::size_t(n * cols), 21);
                 std::vector<double> want;
                 for (int t = 0; t < n; t++)
@@ -148,7 +131,8 @@ TEST_CASE("a row of a GEMM has the same bits whatever is computed beside it") {
     std::mt19937 random(22);
     for (const CpuKernels* k : all_kernels())
         for (DType type : {DType::F16, DType::BF16, DType::F32, DType::Q2_K, DType::Q8_0, DType::Q4_0, DType::Q4_K,
-                           DType::Q5_1, DType::Q6_K})
+                           DType::Q5_1, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4, DType::IQ3_XXS,
+                           DType::IQ2_XS, DType::IQ2_S, DType::NVFP4})
             for (int n : {3, 6, 27, 133}) {
                 const int              cols = 256 * 3, rows = 43;
                 const auto             x      = noise(std::size_t(n * cols), 5);

@@ -10,6 +10,7 @@ import quire.model_file.config;
 import quire.engine.engine;
 import quire.model_file.gguf_writer;
 import quire.model_file.quants;
+import quire.model_file.quants.lattices;
 import quire.tools.bench.random_model;
 import quire.schedule.request;
 import quire.schedule.step_plan;
@@ -19,111 +20,27 @@ import quire.paging.snapshot;
 import quire.core.std;
 import quire.core.tensor;
 
+#include "cuda_tools.h"
 #include "engine_tools.h"
 #include "odd_model.h"
 
 using namespace quire;
 using namespace quire::testing;
 
-namespace {
-
-bool no_gpu() {
-    cuda::DeviceInfo info;
-    const char*      why = cuda::open_device(0, info);
-    if (why) WARN("not tested: " << why);
-    return why != nullptr;
-}
-
-// A context of a test's own.
-struct Gpu {
-    Gpu() {
-        const char* why = nullptr;
-        context         = cuda::create_context(0, why);
-        INFO((why ? why : ""));
-        REQUIRE(context != nullptr);
-    }
-    Gpu(const Gpu&)            = delete;
-    Gpu& operator=(const Gpu&) = delete;
-    ~Gpu() { cuda::destroy_context(context); }
-    operator cuda::Context&() const { return *context; }
-    cuda::Context* context;
-};
-
-// A vector in device memory; outputs begin as NaN, so that what was not written shows.
-template <class T>
-struct OnDevice {
-    OnDevice(cuda::Context& gpu, const std::vector<T>& values)
-        : n(values.size()), data(static_cast<T*>(cuda::allocate(gpu, n * sizeof(T)))) {
-        cuda::upload(data, values.data(), n * sizeof(T), gpu);
-    }
-    OnDevice(const OnDevice&)            = delete;
-    OnDevice& operator=(const OnDevice&) = delete;
-    ~OnDevice() { cuda::release(data); }
-    std::vector<T> back(cuda::Context& gpu) const {
-        std::vector<T> out(n);
-        cuda::copy_to_host(out.data(), data, n * sizeof(T), gpu);
-        cuda::synchronize(gpu);
-        const char* error = cuda::last_error(gpu);
-        INFO((error ? error : ""));
-        REQUIRE(error == nullptr);
-        return out;
-    }
-    std::size_t n;
-    T*          data;
-};
-
-constexpr std::uint16_t fp16_nan = 0x7e00;
-
-std::vector<std::uint16_t> random_fp16(std::size_t n, std::mt19937& random, float scale = 1) {
-    std::normal_distribution<float> normal(0, scale);
-    std::vector<std::uint16_t>      out(n);
-    for (auto& h : out) h = f32_to_f16(normal(random));
-    return out;
-}
-
-double relative_error(const std::vector<float>& got, const std::vector<double>& want) {
-    double d = 0, all = 0;
-    for (std::size_t i = 0; i < want.size(); i++) {
-        d += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
-        all += want[i] * want[i];
-    }
-    return std::isnan(d) ? 1e30 : std::sqrt(d / std::max(all, 1e-30));
-}
-
-std::vector<float> floats_of(const std::vector<std::uint16_t>& fp16) {
-    std::vector<float> out(fp16.size());
-    for (std::size_t i = 0; i < fp16.size(); i++) out[i] = f16_to_f32(fp16[i]);
-    return out;
-}
-
-} // namespace
-
 TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
     if (no_gpu()) return;
-    const Gpu    gpu;
-    std::mt19937 random(1);
-    for (DType type : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::Q4_K, DType::Q5_K, DType::Q6_K})
+    const Gpu                            gpu;
+    std::mt19937                         random(1);
+    OnDevice<std::array<std::int8_t, 8>> points2(gpu, std::vector(iq2_xs_lattice.begin(), iq2_xs_lattice.end()));
+    OnDevice<std::array<std::int8_t, 4>> points3(gpu, std::vector(iq3_xxs_lattice.begin(), iq3_xxs_lattice.end()));
+    for (DType type :
+         {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q5_0, DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::Q3_K,
+          DType::IQ4_NL, DType::IQ4_XS, DType::MXFP4, DType::NVFP4, DType::IQ3_XXS, DType::IQ2_XS})
         for (auto [rows, cols] : {std::pair(1, 256), std::pair(7, 512), std::pair(64, 1280), std::pair(130, 768)})
             for (int n : {1, 2, 3, 5, 8, 9, 17, 31, 64}) {
                 CAPTURE(dtype_info(type).name, rows, cols, n);
-                // Random blocks whose scales are small fp16.
-                const DTypeInfo&       info = dtype_info(type);
-                std::vector<std::byte> blocks(row_bytes(type, cols) * std::size_t(rows));
-                for (std::byte& b : blocks) b = std::byte(random() & 255);
-                if (type == DType::F16) {
-                    const auto h = random_fp16(std::size_t(rows) * std::size_t(cols), random);
-                    std::memcpy(blocks.data(), h.data(), blocks.size());
-                } else {
-                    const std::vector<int> places = type == DType::Q6_K                          ? std::vector{208}
-                                                    : type == DType::Q4_K || type == DType::Q5_K ? std::vector{0, 2}
-                                                                                                 : std::vector{0};
-                    for (std::size_t at = 0; at < blocks.size(); at += std::size_t(info.bytes))
-                        for (int place : places) {
-                            const std::uint16_t h = f32_to_f16(0.001f * float(1 + random() % 16));
-                            std::memcpy(blocks.data() + at + std::size_t(place), &h, 2);
-                        }
-                }
-                std::vector<float> weights(std::size_t(rows) * std::size_t(cols));
+                const std::vector<std::byte> blocks = random_rows(type, rows, cols, random);
+                std::vector<float>           weights(std::size_t(rows) * std::size_t(cols));
                 for (int r = 0; r < rows; r++)
                     dequantize(type, blocks.data() + std::size_t(r) * row_bytes(type, cols),
                                weights.data() + std::ptrdiff_t(r) * cols, cols);
@@ -157,8 +74,11 @@ TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
                     bool has_mins       = false;
                     product.weight.form = cuda::WeightForm::i8;
                     cuda::i8_layout(std::uint32_t(type), product.weight.group, product.weight.float_scales, has_mins);
-                    cuda::to_i8(std::uint32_t(type), raw.data, q.data, scales.data, has_mins ? mins.data : nullptr,
-                                std::int64_t(weights.size()), gpu);
+                    cuda::to_i8(std::uint32_t(type), raw.data,
+                                type == DType::IQ2_XS    ? points2.data->data()
+                                : type == DType::IQ3_XXS ? points3.data->data()
+                                                         : nullptr,
+                                q.data, scales.data, has_mins ? mins.data : nullptr, std::int64_t(weights.size()), gpu);
                     product.weight.data   = q.data;
                     product.weight.scales = scales.data;
                     product.weight.mins   = has_mins ? mins.data : nullptr;
@@ -177,14 +97,18 @@ TEST_CASE("GPU: GEMM with every kind of weight equals plain sums", "[cuda]") {
                     for (std::uint16_t& h : small) h = f32_to_f16(f16_to_f32(h) / 64);
                     OnDevice<std::uint16_t> little(gpu, small),
                         both(gpu, std::vector<std::uint16_t>(std::size_t(rows), fp16_nan));
-                    if (cuda::gemv_gated(little.data, product.weight, product.weight, both.data, gpu)) {
-                        std::vector<double> gated;
-                        for (std::size_t r = 0; r < want.size(); r++) {
-                            const double v = (want[r] - double(bias[r])) / 64;
-                            gated.push_back(v / (1 + std::exp(-v)) * v);
+                    for (const cuda::Activation activation : activations)
+                        for (const bool biased : {false, true}) {
+                            CAPTURE(int(activation), biased);
+                            cuda::Projection gate{product.weight, biased ? biases.data : nullptr, both.data}, up = gate;
+                            if (!cuda::gemv_gated(little.data, gate, up, activation, gpu)) continue;
+                            std::vector<double> gated;
+                            for (std::size_t r = 0; r < want.size(); r++) {
+                                const double v = (want[r] - double(bias[r])) / 64 + (biased ? double(bias[r]) : 0);
+                                gated.push_back(activated(activation, v, v));
+                            }
+                            CHECK(relative_error(floats_of(both.back(gpu)), gated) < 8e-3);
                         }
-                        CHECK(relative_error(floats_of(both.back(gpu)), gated) < 8e-3);
-                    }
                 }
                 REQUIRE(cuda::can_skinny_gemm(gpu, product.weight));
                 OnDevice<float> again(gpu, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN()));
@@ -199,7 +123,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
     if (no_gpu()) return;
     const Gpu    gpu;
     std::mt19937 random(7);
-    enum Epilogue { write, swiglu, rope_interleaved, rope_neox };
+    enum Epilogue { write, scaled, swiglu, geglu, rope_interleaved, rope_neox };
     struct Shape {
         int n, cols, rows;
         int others; // rows of a second and third projection, 0: none
@@ -209,14 +133,15 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
          {Shape{1, 8, 8, 0}, Shape{7, 64, 264, 8}, Shape{64, 72, 256, 128}, Shape{129, 200, 520, 136},
           Shape{129, 200, 512, 256}, Shape{256, 1024, 128, 0}, Shape{257, 136, 5000, 0}, Shape{513, 320, 384, 1024},
           Shape{70, 64, 19456, 0}, Shape{40, 136, 34048, 256}, Shape{300, 64, 10000, 0}})
-        for (Epilogue then : {write, swiglu, rope_interleaved, rope_neox}) {
-            const bool gated = then == swiglu, with_rope = then > swiglu;
+        for (Epilogue then : {write, scaled, swiglu, geglu, rope_interleaved, rope_neox}) {
+            const bool gated = then == swiglu || then == geglu, with_rope = then > geglu;
+            const auto activation = then == geglu ? cuda::Activation::gelu_tanh : cuda::Activation::silu;
             const int  D = n % 2 != 0 ? 128 : 64, block_size = 4;
             if (with_rope && (others == 0 || rows % D != 0 || others % D != 0)) continue;
             CAPTURE(n, cols, rows, others, then, D);
             cuda::Operation ops[2] = {};
             ops[0].kind            = gated ? cuda::Operation::gated_gemm : cuda::Operation::gemm;
-            ops[0].rows = n, ops[0].cols = cols;
+            ops[0].rows = n, ops[0].cols = cols, ops[0].activation = activation;
             std::vector<int> all_rows{rows};
             if (gated) all_rows.push_back(rows);
             else if (others > 0) all_rows.insert(all_rows.end(), {others, others});
@@ -235,6 +160,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                 p.weight.rows = r, p.weight.cols = cols;
                 p.weight.data = there_weights.emplace_back(gpu, weights.back()).data;
                 if (!gated) p.bias = there_biases.emplace_back(gpu, biases.back()).data;
+                if (then == scaled) p.scale = 0.25f;
                 p.out =
                     out.emplace_back(gpu, std::vector<std::uint16_t>(std::size_t(n) * std::size_t(r) + 64, fp16_nan))
                         .data;
@@ -261,6 +187,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
                 rope.n_pairs = D / 2, rope.n_heads = rows / D, rope.n_kv_heads = others / D, rope.head_dim = D;
                 rope.block_size = block_size, rope.scale = 1.25f, rope.neox = then == rope_neox;
+                rope.q_dim = rope.value_dim = D;
             }
             if (cuda::match_prefill_gemm(ops, 1, gpu) == 0) break;
             REQUIRE(cuda::run_prefill_gemm(ops, with_rope ? 2 : 1, plan, gpu) == (with_rope ? 2 : 1));
@@ -274,7 +201,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                         double       sum = gated ? 0 : double(biases[k][std::size_t(r)]);
                         const float *a = xs.data() + std::ptrdiff_t(t) * cols, *b = w.data() + std::ptrdiff_t(r) * cols;
                         for (int c = 0; c < cols; c++) sum += double(a[c]) * double(b[c]);
-                        sums.push_back(sum);
+                        sums.push_back(then == scaled ? sum / 4 : sum);
                     }
                 return sums;
             };
@@ -296,7 +223,7 @@ TEST_CASE("GPU: the prefill GEMM and its epilogues equal plain sums", "[cuda]") 
                 std::vector<double> want = product(k);
                 if (gated) {
                     const std::vector<double> up = product(1);
-                    for (std::size_t i = 0; i < want.size(); i++) want[i] = want[i] / (1 + std::exp(-want[i])) * up[i];
+                    for (std::size_t i = 0; i < want.size(); i++) want[i] = activated(activation, want[i], up[i]);
                 }
                 if (with_rope && k < 2) want = rotated(want);
                 std::vector<std::uint16_t> got = out[k].back(gpu);
@@ -371,7 +298,9 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                                                   Shape{512, 384, 1096, 128, 128}, Shape{136, 6400, 24, 64, 64}})
         for (int n : {1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 50, 64, 65, 128}) {
             if (hidden > 1000 && n != 9 && n != 31) continue;
-            mode = (mode + 1) % 3;
+            mode                    = (mode + 1) % 3;
+            const auto   activation = n % 2 != 0 ? cuda::Activation::silu : cuda::Activation::gelu_tanh;
+            const double by         = n % 4 < 2 ? 1 : 0.25; // of what is added to the residual
             CAPTURE(from, hidden, ff, kv, D, n, mode);
             const int  q_rows = std::min(hidden, 384);
             const auto matrix = [&](int rows, int cols) {
@@ -392,7 +321,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                     double squares = 0;
                     for (int c = 0; c < hidden; c++) {
                         double& s = sum[std::size_t(t * hidden + c)];
-                        s += more[std::size_t(t * hidden + c)];
+                        s += by * more[std::size_t(t * hidden + c)];
                         squares += s * s;
                     }
                     for (int c = 0; c < hidden; c++)
@@ -406,7 +335,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
             for (std::size_t i = 0; i < first.size(); i++) first[i] += double(bias[i % std::size_t(hidden)]);
             const Rows a = normed(first, norm_a);
             Rows       g = product(a, gate, n, hidden), u = product(a, up, n, hidden);
-            for (std::size_t i = 0; i < g.size(); i++) g[i] = g[i] / (1 + std::exp(-g[i])) * u[i];
+            for (std::size_t i = 0; i < g.size(); i++) g[i] = activated(activation, g[i], u[i]);
             g                  = rounded(g);
             const Rows b       = normed(product(g, down, n, ff), norm_b);
             Rows       wants[] = {product(b, q, n, hidden), product(b, k, n, hidden), product(b, v, n, hidden)};
@@ -460,13 +389,14 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                 op.kind = cuda::Operation::norm, op.x = not_written.data, op.residual = there_residual.data;
                 op.norm_weight = w.data, op.eps = 1e-5f, op.out = out.data, op.rows = n, op.cols = hidden;
             };
-            gemm(ops[0], there_x, from, {{weight(there_o, hidden, from), there_bias.data, not_written.data, false}});
+            gemm(ops[0], there_x, from,
+                 {{weight(there_o, hidden, from), there_bias.data, not_written.data, false, float(by)}});
             norm(ops[1], there_a, there_norm_a);
             gemm(ops[2], there_a, hidden,
                  {{weight(there_gate, ff, hidden), nullptr, there_g.data, false},
                   {weight(there_up, ff, hidden), nullptr, there_u.data, false}});
-            ops[2].kind = cuda::Operation::gated_gemm;
-            gemm(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false}});
+            ops[2].kind = cuda::Operation::gated_gemm, ops[2].activation = activation;
+            gemm(ops[3], there_g, ff, {{weight(there_down, hidden, ff), nullptr, not_written.data, false, float(by)}});
             norm(ops[4], there_b, there_norm_b);
             gemm(ops[5], there_b, hidden,
                  {{weight(there_q, q_rows, hidden), nullptr, out_q.data, false},
@@ -485,7 +415,7 @@ TEST_CASE("GPU: the layer kernel equals plain sums", "[cuda]") {
                 rope.q = out_q.data, rope.k = out_k.data, rope.v = out_vh.data;
                 rope.cache_k = cache_k.data, rope.cache_v = cache_v.data, rope.inv_freq = there_frequencies.data;
                 rope.n_pairs = D / 2, rope.n_heads = q_rows / D, rope.n_kv_heads = kv / D, rope.head_dim = D;
-                rope.block_size = 4, rope.neox = mode == 2;
+                rope.block_size = 4, rope.neox = mode == 2, rope.q_dim = rope.value_dim = D;
             }
             for (int round = 0; round < 3; round++) { // the counters are ready for the next launch
                 cuda::upload(there_residual.data, residual.data(), residual.size() * sizeof(float), gpu);
@@ -534,10 +464,11 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     struct Case {
         int   D, heads, kv_heads, block, context, n_queries, window;
         float softcap;
-        bool  decodes = n_queries == 1; // each query for itself, as those of many sequences
+        bool  decodes   = n_queries == 1; // each query for itself, as those of many sequences
+        int   value_dim = 0;              // of a latent cache
     };
     std::vector<Case> cases;
-    for (int D : {16, 32, 48, 64, 80, 96, 128, 256})
+    for (int D : {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256})
         for (auto [heads, kv] : {std::pair(4, 4), std::pair(4, 2), std::pair(8, 1), std::pair(9, 3)})
             for (auto [context, queries] : {std::pair(1, 1), std::pair(17, 1), std::pair(300, 1), std::pair(513, 1),
                                             std::pair(2100, 1), std::pair(70, 70), std::pair(200, 131)})
@@ -551,15 +482,27 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
     for (auto [D, queries] :
          {std::pair(64, 56), std::pair(128, 34), std::pair(256, 12)}) // the last heads' splits are shorter
         for (int window : {0, 500}) cases.push_back({D, 24, 24, 16, 600, queries, window, 0, true});
+    // Latent: the shape of DeepSeek-V2, and one of the plain kernel.
+    for (auto [D, value] : {std::pair(576, 512), std::pair(80, 64)})
+        for (int heads : {1, 16, 17, 40, 128})
+            for (auto [context, queries] :
+                 {std::pair(1, 1), std::pair(300, 1), std::pair(2100, 1), std::pair(70, 70), std::pair(130, 37)})
+                if (heads < 100 || context < 100)
+                    cases.push_back({D, heads, 1, std::array{1, 8, 16, 24, 256}[random() % 5], context, queries,
+                                     random() % 3 == 0 ? 33 : 0, random() % 4 == 0 ? 2.5f : 0.0f, queries == 1, value});
     for (const Case& c : cases) {
         if (c.D % 16 != 0 && c.n_queries == 1) continue;
-        CAPTURE(c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap, c.decodes);
+        const int  V     = c.value_dim > 0 ? c.value_dim : c.D;
+        const bool sinks = random() % 2 == 0;
+        CAPTURE(sinks, c.value_dim, c.D, c.heads, c.kv_heads, c.block, c.context, c.n_queries, c.window, c.softcap,
+                c.decodes);
         const int                 n_blocks = (c.context + c.block - 1) / c.block + 3;
         std::vector<std::int32_t> ids(std::size_t(n_blocks), 0), positions, items, tiles;
         std::iota(ids.begin(), ids.end(), 0);
         std::shuffle(ids.begin(), ids.end(), random);
-        const auto  n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(c.kv_heads) * std::size_t(c.D);
-        auto        k = random_fp16(n_cache, random), v = random_fp16(n_cache, random);
+        const auto n_cache = std::size_t(n_blocks) * std::size_t(c.block) * std::size_t(c.kv_heads) * std::size_t(c.D);
+        auto       k = random_fp16(n_cache, random), v = c.value_dim > 0 ? k : random_fp16(n_cache, random);
+        const std::vector<float> sink = floats_of(random_fp16(std::size_t(c.heads), random, 3));
         const auto  q     = random_fp16(std::size_t(c.n_queries) * std::size_t(c.heads) * std::size_t(c.D), random);
         const float scale = 1 / std::sqrt(float(c.D));
         auto        at    = [&](int position, int head, int d) {
@@ -579,7 +522,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             for (int h = 0; h < c.heads; h++) {
                 const int           kv = h / (c.heads / c.kv_heads);
                 std::vector<double> p;
-                double              limit = -1e30, sum = 0;
+                double              limit = sinks ? double(sink[std::size_t(h)]) : -1e30, sum = 0;
                 for (int j = first; j <= last; j++) {
                     double s = 0;
                     for (int d = 0; d < c.D; d++)
@@ -592,7 +535,8 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
                     limit = std::max(limit, p.back());
                 }
                 for (double& s : p) sum += s = std::exp(s - limit);
-                for (int d = 0; d < c.D; d++) {
+                if (sinks) sum += std::exp(double(sink[std::size_t(h)]) - limit);
+                for (int d = 0; d < V; d++) {
                     double o = 0;
                     for (int j = first; j <= last; j++)
                         o += p[std::size_t(j - first)] * double(f16_to_f32(v[at(j, kv, d)]));
@@ -608,14 +552,17 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         cuda::Attention a;
         a.q = dq.data, a.cache_k = dk.data, a.cache_v = dv.data, a.out = out.data;
         a.n_heads = c.heads, a.n_kv_heads = c.kv_heads, a.head_dim = c.D, a.block_size = c.block, a.scale = scale,
-        a.window = c.window, a.softcap = c.softcap;
-        const int tile = cuda::prefill_tile(gpu, c.D);
+        a.window = c.window, a.softcap = c.softcap, a.value_dim = V;
+        const OnDevice<float> there_sinks(gpu, sink);
+        if (sinks) a.sinks = there_sinks.data;
+        if (c.value_dim > 0) a.cache_v = nullptr;
+        const int tile = cuda::prefill_tile(gpu, c.D, V);
         if (c.decodes && tile > 0) {
             // Short splits, and of the lengths that the device is given.
             const auto lengths =
                 random() % 2 == 0 && c.n_queries == 1
                     ? cuda::SplitLengths{}
-                    : cuda::split_lengths(gpu, c.D, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
+                    : cuda::split_lengths(gpu, c.D, V, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
             const auto cut = [&](int chunk) {
                 const auto before = items.size();
                 for (int t = 0; t < c.n_queries; t++) {
@@ -634,7 +581,7 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             OnDevice<std::int32_t> list(gpu, items),
                 arrivals(gpu, std::vector<std::int32_t>(std::size_t(c.heads) * std::size_t(c.n_queries), 0));
             OnDevice<float> partial(gpu,
-                                    std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(c.D + 2)));
+                                    std::vector<float>(items.size() / 7 * std::size_t(c.heads) * std::size_t(V + 2)));
             plan.items.list = reinterpret_cast<const cuda::SplitKvItem*>(list.data);
             for (int again = 0; again < 2; again++) // the arrivals are ready for the next launch
                 cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
@@ -869,8 +816,12 @@ TEST_CASE("GPU: requests with sampling, log-probabilities and beams answer as on
 TEST_CASE("GPU: the engine answers as on the CPU", "[cuda]") {
     if (no_gpu()) return;
     for (const char* name :
-         {"llama3-gqa-F16.gguf", "llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "qwen2-Q4_0.gguf", "gpt2-F32.gguf"}) {
+         {"llama3-gqa-F16.gguf", "llama3-gqa-Q8_0.gguf", "mistral-swa-Q8_0.gguf", "qwen2-Q4_0.gguf", "gpt2-F32.gguf",
+          "command-r-F16.gguf", "gemma2-Q8_0.gguf", "gemma3-F16.gguf", "glm4-F16.gguf", "granite-F16.gguf",
+          "granite-Q8_0.gguf", "olmo2-F16.gguf", "opt-F16.gguf", "phi2-F16.gguf", "phi3-Q8_0.gguf", "smollm3-F16.gguf",
+          "stablelm-F16.gguf", "starcoder2-F16.gguf"}) {
         CAPTURE(name);
+        if (!has_reference(cat("models/", name))) continue;
         EngineOptions o;
         o.device                 = "cpu";
         Engine cpu               = load(reference(cat("models/", name)), o);
@@ -989,7 +940,7 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
     const Gpu    gpu;
     std::mt19937 random(11);
     for (int cols : {1, 2, 7, 33, 4095, 32768, 32770, 40001})
-        for (int mode = 0; mode < 4; mode++) { // with a residual, with a bias
+        for (int mode = 0; mode < 16; mode++) { // with a residual; each kind; with a bias; in place
             CAPTURE(cols, mode);
             constexpr int            rows = 3;
             const auto               n    = std::size_t(rows * cols);
@@ -999,8 +950,9 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
                                      bias   = floats_of(random_fp16(std::size_t(cols), random));
             OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(n, fp16_nan));
             OnDevice<float>         sums(gpu, residual), w(gpu, weight), b(gpu, bias);
-            const bool              adds = mode % 2 != 0, layer = mode / 2 != 0;
-            std::vector<double>     want;
+            const bool adds = mode % 2 != 0, layer = mode / 2 % 2 != 0, none = mode / 4 == 2, biased = mode / 4 == 0;
+            const auto kind = none ? cuda::NormKind::none : layer ? cuda::NormKind::layer : cuda::NormKind::rms;
+            std::vector<double> want;
             for (int r = 0; r < rows; r++) {
                 double              mean = 0, squares = 0;
                 std::vector<double> row;
@@ -1012,24 +964,31 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
                 if (!layer) mean = 0;
                 for (double v : row) squares += (v - mean) * (v - mean) / cols;
                 for (int c = 0; c < cols; c++)
-                    want.push_back((row[std::size_t(c)] - mean) / std::sqrt(squares + 1e-5) *
-                                       double(weight[std::size_t(c)]) +
-                                   (layer ? double(bias[std::size_t(c)]) : 0));
+                    want.push_back(none ? row[std::size_t(c)]
+                                        : (row[std::size_t(c)] - mean) / std::sqrt(squares + 1e-5) *
+                                                  double(weight[std::size_t(c)]) +
+                                              (layer && biased ? double(bias[std::size_t(c)]) : 0));
             }
-            cuda::norm(there.data, false, w.data, layer ? b.data : nullptr, 1e-5f, adds ? sums.data : nullptr, out.data,
-                       rows, cols, gpu);
-            CHECK(relative_error(floats_of(out.back(gpu)), want) < 2e-3);
+            std::uint16_t* const to = mode / 4 == 3 ? there.data : out.data;
+            cuda::norm(there.data, false, kind, w.data, layer && biased ? b.data : nullptr, 1e-5f,
+                       adds ? sums.data : nullptr, to, rows, cols, gpu);
+            CHECK(relative_error(floats_of((mode / 4 == 3 ? there : out).back(gpu)), want) < 2e-3);
         }
-    for (int n : {1, 7, 8, 1003}) {
+    for (int n : {1, 7, 8, 1003, 4096}) {
         const auto              gate = random_fp16(std::size_t(n), random), up = random_fp16(std::size_t(n), random);
-        OnDevice<std::uint16_t> there(gpu, gate), other(gpu, up);
-        std::vector<double>     want;
-        for (int i = 0; i < n; i++) {
-            const double g = double(f16_to_f32(gate[std::size_t(i)]));
-            want.push_back(g / (1 + std::exp(-g)) * double(f16_to_f32(up[std::size_t(i)])));
-        }
-        cuda::silu_mul(there.data, other.data, n, gpu);
-        CHECK(relative_error(floats_of(there.back(gpu)), want) < 2e-3);
+        OnDevice<std::uint16_t> other(gpu, up);
+        for (const cuda::Activation activation : activations)
+            for (const bool gated : {true, false}) {
+                if (!gated && activation == cuda::Activation::clamped_swiglu) continue;
+                CAPTURE(n, int(activation), gated);
+                OnDevice<std::uint16_t> there(gpu, gate);
+                std::vector<double>     want;
+                for (int i = 0; i < n; i++)
+                    want.push_back(activated(activation, double(f16_to_f32(gate[std::size_t(i)])),
+                                             gated ? double(f16_to_f32(up[std::size_t(i)])) : 1));
+                cuda::activate(activation, there.data, gated ? other.data : nullptr, n, gpu);
+                CHECK(relative_error(floats_of(there.back(gpu)), want) < 2e-3);
+            }
     }
     for (auto [rows, cols, n] :
          {std::tuple(1, 1, 1), std::tuple(5, 7, 3), std::tuple(130, 33, 19), std::tuple(9, 1001, 70)}) {
@@ -1059,6 +1018,16 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
             CHECK(relative_error(out.back(gpu), want) < 1e-3);
         }
     }
+    for (auto [n, x] : {std::pair(70000.0f, 65504.0f), std::pair(-1e9f, -65504.0f)}) { // what fp16 cannot hold
+        OnDevice<std::uint16_t> there(gpu, {f32_to_f16(n < 0 ? -300.0f : 300.0f), 0, 0, 0}),
+            up(gpu, {f32_to_f16(300), 0, 0, 0});
+        cuda::activate(cuda::Activation::silu, there.data, up.data, 1, gpu);
+        if (n > 0) CHECK(f16_to_f32(there.back(gpu)[0]) == x);
+        OnDevice<float>         floats(gpu, {n, n});
+        OnDevice<std::uint16_t> out(gpu, {0, 0});
+        cuda::norm(floats.data, true, cuda::NormKind::none, nullptr, nullptr, 0, nullptr, out.data, 1, 2, gpu);
+        CHECK(f16_to_f32(out.back(gpu)[1]) == x);
+    }
     for (int fp16 : {1, 4, 12, 13, 24}) { // of a block
         std::vector<std::uint16_t> pool(std::size_t(5 * fp16));
         std::iota(pool.begin(), pool.end(), std::uint16_t(1));
@@ -1070,6 +1039,205 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
         for (auto [from, to] : {std::pair(4, 0), std::pair(1, 3)})
             std::copy_n(pool.begin() + from * fp16, fp16, pool.begin() + to * fp16);
         CHECK(there.back(gpu) == pool);
+    }
+}
+
+TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(21);
+    struct Shape {
+        int  n, heads, kv_heads, D, n_pairs, q_dim, q_first, value_dim;
+        bool neox;
+    };
+    for (const Shape& s : {Shape{3, 4, 2, 64, 32, 64, 0, 64, true}, Shape{40, 4, 2, 64, 16, 64, 0, 64, true},
+                           Shape{40, 4, 2, 64, 16, 64, 0, 64, false}, Shape{5, 3, 3, 80, 0, 80, 0, 80, false},
+                           Shape{5, 3, 1, 15, 5, 15, 0, 15, true}, Shape{3, 16, 1, 576, 32, 192, 128, 512, false},
+                           Shape{40, 5, 1, 576, 32, 192, 128, 512, true}, Shape{7, 4, 1, 80, 8, 48, 32, 64, false},
+                           Shape{7, 3, 1, 27, 3, 17, 11, 21, false}}) {
+        CAPTURE(s.n, s.heads, s.kv_heads, s.D, s.n_pairs, s.q_dim, s.q_first, s.value_dim, s.neox);
+        const bool latent = s.value_dim != s.D;
+        const int  k_dim = latent ? s.D - s.value_dim : s.D, block = 4;
+        const auto q = random_fp16(std::size_t(s.n * s.heads * s.q_dim), random),
+                   k = random_fp16(std::size_t(s.n * s.kv_heads * k_dim), random),
+                   v = random_fp16(std::size_t(s.n * s.kv_heads * s.value_dim), random);
+        std::vector<float>        frequencies;
+        std::vector<std::int32_t> positions, slots;
+        for (int i = 0; i < s.n_pairs; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / (2 * s.n_pairs))));
+        for (int t = 0; t < s.n; t++) positions.push_back(13 * t + 1), slots.push_back(t + 1 == s.n ? -1 : 2 + 2 * t);
+        frequencies.push_back(0); // never an empty buffer
+        const auto cache = std::vector<std::uint16_t>(std::size_t((2 * s.n + 8) * s.kv_heads * s.D), fp16_nan);
+        const OnDevice<std::uint16_t> there_q(gpu, q), there_k(gpu, k), there_v(gpu, v), cache_k(gpu, cache),
+            cache_v(gpu, cache);
+        const OnDevice<float>        there_frequencies(gpu, frequencies);
+        const OnDevice<std::int32_t> there_positions(gpu, positions), there_slots(gpu, slots);
+        cuda::Plan                   plan;
+        plan.positions = there_positions.data, plan.slots = there_slots.data;
+        cuda::RopeStore a;
+        a.q = there_q.data, a.k = there_k.data, a.v = there_v.data, a.cache_k = cache_k.data;
+        a.cache_v = latent ? nullptr : cache_v.data, a.inv_freq = there_frequencies.data, a.n_pairs = s.n_pairs;
+        a.n_heads = s.heads, a.n_kv_heads = s.kv_heads, a.head_dim = s.D, a.block_size = block, a.q_dim = s.q_dim;
+        a.q_first = s.q_first, a.value_dim = s.value_dim, a.scale = 1.25f, a.neox = s.neox;
+        cuda::rope_and_store(a, plan, s.n, gpu);
+        const auto rotated = [&](const std::vector<std::uint16_t>& x, int heads, int dim, int first) {
+            const std::vector<float> xs = floats_of(x);
+            std::vector<double>      out(xs.begin(), xs.end());
+            for (int head = 0; head < s.n * heads; head++)
+                for (int i = 0; i < s.n_pairs; i++) {
+                    const int one = s.neox ? i : 2 * i, other = s.neox ? i + s.n_pairs : 2 * i + 1;
+                    double &  c = out[std::size_t(head * dim + first + one)],
+                           &d   = out[std::size_t(head * dim + first + other)];
+                    const double angle =
+                        double(positions[std::size_t(head / heads)]) * double(frequencies[std::size_t(i)]);
+                    const double turned = 1.25 * (c * std::cos(angle) - d * std::sin(angle));
+                    d                   = 1.25 * (c * std::sin(angle) + d * std::cos(angle));
+                    c                   = turned;
+                }
+            return out;
+        };
+        CHECK(relative_error(floats_of(there_q.back(gpu)), rotated(q, s.heads, s.q_dim, s.q_first)) < 1e-3);
+        const std::vector<double> ks = rotated(k, s.kv_heads, k_dim, 0);
+        const std::vector<float>  vs = floats_of(v);
+        const auto stored            = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want) {
+            const std::vector<std::uint16_t> all = from.back(gpu);
+            std::vector<float>               got;
+            std::vector<double>              wanted;
+            for (int t = 0; t + 1 < s.n; t++)
+                for (int h = 0; h < s.kv_heads; h++)
+                    for (int d = 0; d < dim; d++) {
+                        const int slot = slots[std::size_t(t)];
+                        got.push_back(f16_to_f32(all[std::size_t(
+                            ((slot / block * s.kv_heads + h) * block + slot % block) * s.D + first + d)]));
+                        wanted.push_back(double(want[std::size_t((t * s.kv_heads + h) * dim + d)]));
+                    }
+            CHECK(relative_error(got, wanted) < 1e-3);
+            return std::ranges::count_if(all, [](std::uint16_t h) { return h != fp16_nan; });
+        };
+        const auto all = std::ptrdiff_t((s.n - 1) * s.kv_heads * s.D); // and nothing else
+        CHECK(stored(cache_k, latent ? s.value_dim : 0, k_dim, ks) == all);
+        CHECK(stored(latent ? cache_k : cache_v, 0, s.value_dim, vs) == all);
+    }
+}
+
+TEST_CASE("GPU: the GEMMs of latent attention's heads equal plain sums", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu    gpu;
+    std::mt19937 random(22);
+    for (auto [heads, rows, cols, kept] :
+         {std::tuple(3, 512, 128, 64), std::tuple(16, 128, 512, 0), std::tuple(5, 70, 40, 8), std::tuple(2, 33, 17, 5),
+          std::tuple(4, 64, 96, 0)})
+        for (int n : {1, 7, 16, 17, 64, 100})
+            for (const bool quantised : {false, true}) {
+                if (quantised && cols % 32 != 0) continue;
+                CAPTURE(heads, rows, cols, kept, n, quantised);
+                const int  x_dim = cols + kept, out_dim = rows + kept;
+                const auto x = random_fp16(std::size_t(n * heads * x_dim), random);
+                const auto w = random_fp16(std::size_t(heads * rows * cols), random, 1 / std::sqrt(float(cols)));
+                std::vector<float>         ws = floats_of(w);
+                std::vector<std::int8_t>   q;
+                std::vector<std::uint16_t> scales(ws.size() / 32 + 1, f32_to_f16(0.004f));
+                for (float& value : ws)
+                    if (quantised) {
+                        q.push_back(std::int8_t(std::clamp(std::lround(value / 0.004f), -127L, 127L)));
+                        value = float(q.back()) * f16_to_f32(scales[0]);
+                    }
+                q.push_back(0); // never an empty buffer
+                const std::vector<float> xs = floats_of(x);
+                std::vector<double>      want;
+                for (int t = 0; t < n; t++)
+                    for (int h = 0; h < heads; h++) {
+                        const float* in = xs.data() + std::ptrdiff_t(t * heads + h) * x_dim;
+                        for (int r = 0; r < rows; r++) {
+                            double sum = 0;
+                            for (int c = 0; c < cols; c++)
+                                sum += double(in[c]) * double(ws[std::size_t((h * rows + r) * cols + c)]);
+                            want.push_back(sum);
+                        }
+                        for (int c = 0; c < kept; c++) want.push_back(double(in[cols + c]));
+                    }
+                const OnDevice<std::uint16_t> there(gpu, x), fp16(gpu, w), there_scales(gpu, scales),
+                    out(gpu, std::vector<std::uint16_t>(std::size_t(n * heads * out_dim), fp16_nan));
+                const OnDevice<std::int8_t> there_q(gpu, q);
+                cuda::HeadGemm              op;
+                op.x = there.data, op.out = out.data, op.n_heads = heads, op.x_dim = x_dim;
+                op.weight.rows = heads * rows, op.weight.cols = cols, op.weight.data = fp16.data;
+                if (quantised) {
+                    op.weight.form = cuda::WeightForm::i8, op.weight.data = there_q.data;
+                    op.weight.scales = there_scales.data;
+                }
+                cuda::head_gemm(op, n, gpu);
+                CHECK(relative_error(floats_of(out.back(gpu)), want) < 2e-3);
+            }
+}
+
+TEST_CASE("GPU: embedding with a scale and positions, soft-caps and biases equal plain sums", "[cuda]") {
+    if (no_gpu()) return;
+    const Gpu                     gpu;
+    std::mt19937                  random(23);
+    constexpr int                 cols = 37, n = 3;
+    const auto                    table = random_fp16(5 * cols, random), places = random_fp16(9 * cols, random);
+    const OnDevice<std::uint16_t> there(gpu, table), there_places(gpu, places);
+    const OnDevice<std::int32_t>  tokens(gpu, {4, 0, 2}), positions(gpu, {6, 0, 3});
+    const OnDevice<float>         out(gpu, std::vector<float>(n * cols, std::numeric_limits<float>::quiet_NaN()));
+    cuda::Weight                  weight, vectors;
+    weight.rows = 5, vectors.rows = 9, weight.cols = vectors.cols = cols;
+    weight.data = there.data, vectors.data = there_places.data;
+    cuda::Plan plan;
+    plan.tokens = tokens.data, plan.positions = positions.data;
+    for (const bool placed : {false, true}) {
+        cuda::embed(weight, placed ? &vectors : nullptr, 6.5f, 2, plan, out.data, n, gpu);
+        std::vector<double> want;
+        for (auto [token, position] : {std::pair(4, 6), std::pair(0, 0), std::pair(2, 3)})
+            for (int c = 0; c < cols; c++)
+                want.push_back(6.5 * double(f16_to_f32(table[std::size_t(token * cols + c)])) +
+                               (placed ? double(f16_to_f32(places[std::size_t((position + 2) * cols + c)])) : 0));
+        CHECK(relative_error(out.back(gpu), want) < 1e-6);
+    }
+    const std::vector<float> x    = floats_of(random_fp16(n * cols, random, 20)),
+                             bias = floats_of(random_fp16(cols, random));
+    const OnDevice<float> values(gpu, x), biases(gpu, bias);
+    std::vector<double>   capped, more;
+    for (std::size_t i = 0; i < x.size(); i++) {
+        capped.push_back(30 * std::tanh(double(x[i]) / 30));
+        more.push_back(double(x[i]) + 0.5 * double(bias[i % cols]));
+    }
+    cuda::add_bias(values.data, true, biases.data, 0.5f, n, cols, gpu);
+    CHECK(relative_error(values.back(gpu), more) < 1e-6);
+    cuda::upload(values.data, x.data(), x.size() * sizeof(float), gpu);
+    cuda::soft_cap(values.data, 30, n * cols, gpu);
+    CHECK(relative_error(values.back(gpu), capped) < 1e-6);
+    // The scale of a GEMM, of the sums and their bias, in each of its kernels.
+    constexpr int                 rows = 128, k = 256;
+    const auto                    w = random_fp16(rows * k, random), in = random_fp16(64 * k, random);
+    const std::vector<float>      ws = floats_of(w), ins = floats_of(in), b = floats_of(random_fp16(rows, random));
+    const OnDevice<std::uint16_t> there_w(gpu, w), there_in(gpu, in);
+    const OnDevice<float>         there_b(gpu, b), scaled(gpu, std::vector<float>(64 * rows));
+    cuda::Projection              p;
+    p.weight.rows = rows, p.weight.cols = k, p.weight.data = there_w.data, p.bias = there_b.data, p.out = scaled.data;
+    p.out_is_float = true, p.scale = 0.125f;
+    std::vector<double> all;
+    for (int t = 0; t < 64; t++)
+        for (int r = 0; r < rows; r++) {
+            double sum = double(b[std::size_t(r)]);
+            for (int c = 0; c < k; c++) sum += double(ws[std::size_t(r * k + c)]) * double(ins[std::size_t(t * k + c)]);
+            all.push_back(sum / 8);
+        }
+    const auto check_first = [&](int m) {
+        std::vector<float> got = scaled.back(gpu);
+        got.resize(std::size_t(m * rows));
+        CHECK(relative_error(got, std::vector<double>(all.begin(), all.begin() + std::ptrdiff_t(m) * rows)) < 2e-3);
+        const std::vector<float> none(64 * rows);
+        cuda::upload(scaled.data, none.data(), none.size() * sizeof(float), gpu);
+    };
+    for (const bool invariant : {false, true})
+        for (int m : {1, 8}) cuda::gemv(there_in.data, m, k, &p, 1, invariant, gpu), check_first(m);
+    for (int m : {8, 64}) cuda::skinny_gemm(there_in.data, m, k, &p, 1, gpu), check_first(m);
+    cuda::gemm_plain(there_in.data, 64, k, &p, 1, gpu), check_first(64);
+    if (cuda::open_cublaslt(gpu) == nullptr) {
+        REQUIRE(
+            cuda::cublaslt_gemm(there_in.data, 64, there_w.data, {rows, k, true, 1, 0, 0, 0.125f}, scaled.data, gpu));
+        cuda::add_bias(scaled.data, true, there_b.data, 0.125f, 64, rows, gpu);
+        check_first(64);
     }
 }
 

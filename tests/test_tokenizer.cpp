@@ -9,6 +9,7 @@
 import quire.core.base;
 import quire.model_file.gguf;
 import quire.model_file.gguf_writer;
+import quire.text.pattern;
 import quire.text.pretokenizer;
 import quire.core.std;
 import quire.text.tokenizer;
@@ -167,10 +168,10 @@ TEST_CASE("words that are looked for in windows are those of the whole text", "[
         "4567", "!",  "?!", "$",  "`",  "漢",   "字", "é", "🙂", "½",   "\xff", "\xe6", "\x80\x80\x80\x80\x80",
         "٣"};
     std::mt19937 random(5);
-    for (const PreTokenizer kind :
-         {PreTokenizer::standard, PreTokenizer::gpt2, PreTokenizer::llama3, PreTokenizer::qwen2, PreTokenizer::falcon,
-          PreTokenizer::starcoder, PreTokenizer::deepseek_coder})
-        for (int round = 0; round < 400; round++) {
+    for (std::string_view name : PreTokenizer::names()) {
+        const Result<PreTokenizer> pre = PreTokenizer::named(name);
+        REQUIRE(pre);
+        for (int round = 0; round < 60; round++) {
             std::string text;
             // some of the parts alone, so that there are long words and runs of blanks, too
             const unsigned first = random() % parts.size(), few = 1 + random() % parts.size();
@@ -178,14 +179,15 @@ TEST_CASE("words that are looked for in windows are those of the whole text", "[
             const std::size_t        window = 8 + random() % 100;
             std::vector<std::size_t> ends;
             for (std::size_t at = 0, wide = window; at < text.size();) {
-                const auto some = pre_tokenize_begin(kind, std::string_view(text).substr(at), wide);
+                const auto some = pre->split_begin(std::string_view(text).substr(at), wide);
                 for (std::size_t end : some) ends.push_back(at + end);
                 if (!some.empty()) at = ends.back();
                 wide = some.empty() ? wide * 2 : window;
             }
-            CAPTURE(text, window, int(kind));
-            REQUIRE(ends == pre_tokenize(kind, text));
+            CAPTURE(text, window, std::string(name));
+            REQUIRE(ends == pre->split(text));
         }
+    }
 }
 
 TEST_CASE("special tokens in a text are found only where they may be", "[tokenizer]") {
@@ -222,4 +224,210 @@ TEST_CASE("special tokens of more text than can be searched for are refused", "[
     CHECK(load(1) == "");
     CHECK(load(3) == path + ": the special tokens have 16777219 bytes together, more than 16777215");
     unlink(path.c_str());
+}
+
+namespace {
+
+// The words of a text, joined by |.
+std::string words(std::string_view pre, std::string_view text) {
+    const Result<PreTokenizer> p = PreTokenizer::named(pre);
+    REQUIRE(p);
+    std::string out;
+    std::size_t begin = 0;
+    for (std::size_t end : p->split(text)) {
+        out += cat(out.empty() ? "" : "|", text.substr(begin, end - begin));
+        begin = end;
+    }
+    CHECK(begin == text.size());
+    return out;
+}
+
+// The tokenizer of a vocabulary written to a file, or the reason why it is refused, without the file's name.
+std::expected<Tokenizer, std::string> made(GgufWriter& w) {
+    const std::string path = temporary();
+    REQUIRE(w.write(path));
+    const Result<Gguf> file = Gguf::open(path);
+    REQUIRE(file);
+    Result<Tokenizer> t = Tokenizer::load(*file);
+    unlink(path.c_str());
+    if (t) return std::move(*t);
+    REQUIRE(t.error().message.starts_with(path + ": "));
+    return std::unexpected(t.error().message.substr(path.size() + 2));
+}
+
+using Strings = std::vector<std::string>;
+using Ids     = std::vector<Token>;
+
+} // namespace
+
+TEST_CASE("pre-tokenizers split as their patterns say", "[tokenizer]") {
+    CHECK(words("gpt-2", "I'll  go 12ab!?\n\n x") == "I|'ll| | go| 12|ab|!?|\n\n| x");
+    CHECK(words("llama-bpe", "I'LL go 12345ab") == "I|'LL| go| |123|45|ab");
+    CHECK(words("qwen2", "a 12 é") == "a| |1|2| é");
+    CHECK(words("qwen35", "ก็ a") == "ก็| a");
+    CHECK(words("tekken", "HelloWorld ABCdef 12") == "Hello|World| ABCdef| |1|2");
+    CHECK(words("tekken", "ÀBçd") == "ÀBçd");
+    CHECK(words("tekken", "éÀ") == "é|À"); // é is a small letter, ASCII or not
+    CHECK(words("gpt-4o", "don't DON'T 1234/\n") == "don't| DON'T| |123|4|/\n");
+    CHECK(words("kimi-k2", "漢字かな abc") == "漢字|かな| abc");
+    CHECK(words("deepseek-v3", "漢字kana 1234 !x") == "漢字|kana| |123|4| !|x");
+    CHECK(words("deepseek-llm", "ab  12 漢   ") == "ab| | |12| |漢|   ");
+    CHECK(words("afmoe", "1234567 a12") == "1|234|567| a|12");
+    CHECK(words("superbpe", "ab 12345 c") == "ab |12|345| c");
+    CHECK(words("tiny_aya", "12345 1234ab") == "12|345| |123|4|ab");
+    CHECK(words("bloom", "Hi, you(x)") == "Hi|,| you|(|x|)");
+    CHECK(words("chameleon", "IMGIMGABZ a\t1.") == "IMGIMGABZ| a|\t|1|.");
+    CHECK(words("exaone-moe", "a b c de 12") == "a b c d|e| |1|2");
+    CHECK(words("jais-2", "a" + std::string(11, ' ') + "b") == "a|        |  | b");
+    CHECK(words("gemma4", "a b\n\nc") == "a b|\n\n|c");
+    CHECK(words("bailingmoe", "it'S \n\n x") == "it|'S| \n|\n| x");
+    const auto unknown = PreTokenizer::named("qwen-2");
+    REQUIRE_FALSE(unknown);
+    CHECK(unknown.error().message ==
+          "tokenizer.ggml.pre is \"qwen-2\", which is not known; the nearest that is: qwen2");
+}
+
+TEST_CASE("a pattern that is not understood is refused with its place", "[tokenizer]") {
+    for (const auto* expression : {"(a", "a)", "[a", "\\q", "a{3,1}", "*", "\\p{Xy}", "(?=ab)", "a+?", "\\"}) {
+        CAPTURE(expression);
+        CHECK_FALSE(Pattern::compile(expression));
+    }
+    CHECK_FALSE(Pattern::compile(std::string(1000, '(')));
+    CHECK_FALSE(Pattern::compile(std::string(1000, '[')));
+}
+
+TEST_CASE("a megabyte without an end of a word is split in a moment by every pre-tokenizer", "[tokenizer]") {
+    for (std::string_view name : PreTokenizer::names()) {
+        const Result<PreTokenizer> pre = PreTokenizer::named(name);
+        REQUIRE(pre);
+        for (std::string_view part : {" ", "a", "A", "1", "!", "é", "🙂", "\n", " \r"}) {
+            std::string text;
+            while (text.size() < 1'000'000) text += part;
+            CAPTURE(std::string(name), std::string(part));
+            CHECK(pre->split(text).back() == text.size());
+            text += "x";
+            CHECK(pre->split(text).back() == text.size());
+        }
+    }
+}
+
+TEST_CASE("word pieces: cleaned words, the longest tokens, unknown words as one", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "bert");
+    w.set("tokenizer.ggml.tokens",
+          Strings{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "aff", "able", "▁able", "▁,", "▁漢", "▁e", "[MASK]"});
+    w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{3, 2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 3});
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("Unaffable, able漢") == Ids{2, 4, 5, 6, 8, 7, 9, 3});
+    CHECK(t->encode("unaffablex ABLE\u0301", {.add_special = false}) == Ids{1, 7});
+    CHECK(t->encode("É\xc3\xa9 \xff", {.add_special = false}) == Ids{1});
+    CHECK(t->encode("é", {.add_special = false}) == Ids{10});
+    CHECK(t->encode(std::string(101, 'e') + " able", {.add_special = false}) == Ids{1, 7});
+    CHECK(t->encode("", {}) == Ids{2, 3});
+    CHECK(t->decode(t->encode("unaffable , able")) == "unaffable, able");
+    w.set("tokenizer.ggml.normalizer.lowercase", false);
+    t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("able Able é", {.add_special = false}) == Ids{7, 1, 1});
+}
+
+TEST_CASE("unigram: the split with the highest score, unknown characters as one, damaged maps refused", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "t5");
+    w.set("tokenizer.ggml.tokens", Strings{"<pad>", "</s>", "<unk>", "▁", "▁a", "b", "ab", "▁ab", "c"});
+    w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{3, 3, 2, 1, 1, 1, 1, 1, 1});
+    w.set("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, -2, -3, -3, -1, -4, -2});
+    w.set("tokenizer.ggml.add_space_prefix", true);
+    w.set("tokenizer.ggml.remove_extra_whitespaces", true);
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("ab") == Ids{3, 6, 1});
+    CHECK(t->encode("  ab   abc ", {.add_special = false}) == Ids{3, 6, 3, 6, 8});
+    CHECK(t->encode("xyz c", {.add_special = false}) == Ids{3, 2, 3, 8});
+    CHECK(t->encode("   ", {.add_special = false}).empty());
+    CHECK(t->decode(Ids{3, 6, 4}) == "ab a");
+    std::string long_text;
+    for (int i = 0; i < 100'000; i++) long_text += "ab ";
+    CHECK(t->encode(long_text, {.add_special = false}).size() == 200'000);
+
+    for (const std::vector<std::uint8_t>& map :
+         {std::vector<std::uint8_t>{1, 2}, {255, 255, 255, 255, 0}, {4, 0, 0, 0, 1, 2, 3, 4}, {0, 0, 0, 0, 'x'}}) {
+        w.set("tokenizer.ggml.precompiled_charsmap", map);
+        CHECK_FALSE(made(w));
+    }
+    std::vector<std::uint8_t> cyclic(4 + 1024 * 4 + 1, 0xff); // each unit leads to another one
+    cyclic[0] = 0, cyclic[1] = 16, cyclic[2] = cyclic[3] = cyclic.back() = 0;
+    w.set("tokenizer.ggml.precompiled_charsmap", cyclic);
+    t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("ab", {.add_special = false}) == Ids{3, 6});
+    w.set("tokenizer.ggml.scores", std::vector<float>{0, 0, 0, -2, -3, -3, std::nanf(""), -4, -2});
+    CHECK(made(w).error() == "tokenizer.ggml.scores[6] is not a finite number");
+}
+
+TEST_CASE("rwkv: the longest token at each place, spelled with escapes", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "rwkv");
+    w.set("tokenizer.ggml.tokens", Strings{"a", "ab", "\\n", "\\xff", "\\\\", "abcd", "c"});
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("abc\n\\\xff"
+                    "ab") == Ids{1, 6, 2, 4, 3, 1});
+    CHECK(t->decode(Ids{1, 6, 2, 4, 3}) == "abc\n\\\xff");
+}
+
+TEST_CASE("byte pairs of characters: spaces as marks, bytes for what has no token", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "gemma4");
+    w.set("tokenizer.ggml.tokens", Strings{"<bos>", "a", "▁", "▁a", "<0xC3>", "<0xA9>", "\n\n", "\n"});
+    w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{3, 1, 1, 1, 6, 6, 1, 1});
+    w.set("tokenizer.ggml.merges", Strings{"▁ a"});
+    w.set("tokenizer.ggml.bos_token_id", std::uint32_t(0));
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("a a\n\né") == Ids{0, 1, 3, 6, 4, 5});
+    CHECK(t->decode(Ids{0, 1, 3, 6, 4, 5}) == "a a\n\né");
+}
+
+TEST_CASE("ends are found by their spelling; what only looks so in another model is not", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "gpt2");
+    w.set("tokenizer.ggml.merges", Strings{});
+    w.set("tokenizer.ggml.tokens", Strings{"a", "<|im_end|>", "<|end|>", "<|fim_pad|>", "<eos>"});
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->end_tokens() == Ids{1, 2, 3, 4});
+    CHECK(t->type(1) == TokenType::control);
+    w.set("tokenizer.ggml.tokens", Strings{"a", "<|return|>", "<|end|>", "<|call|>", "<|channel|>"});
+    t = made(w);
+    REQUIRE(t);
+    CHECK(t->end_tokens() == Ids{1, 3});
+    CHECK(t->decode(Ids{4}) == "<|channel|>");
+}
+
+TEST_CASE("blanks beside a special token belong to it where its model says so", "[tokenizer]") {
+    GgufWriter w;
+    w.set("general.name", "Phi-3 mini");
+    w.set("tokenizer.ggml.model", "llama");
+    w.set("tokenizer.ggml.tokens", Strings{"<unk>", "<s>", "</s>", "▁", "a", "<|user|>"});
+    w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{2, 3, 3, 1, 1, 3});
+    w.set("tokenizer.ggml.add_space_prefix", false);
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("a<|user|>\n a") == Ids{1, 4, 5, 4});
+    CHECK(t->encode("<s> a", {.add_special = false}) == Ids{1, 3, 4});
+}
+
+TEST_CASE("what is not known of a tokenizer is refused by name", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.tokens", Strings{"a"});
+    w.set("tokenizer.ggml.model", "plamo2");
+    CHECK(made(w).error() == "tokenizer.ggml.model is \"plamo2\", not one of llama, gpt2, gemma4, bert, t5, rwkv");
+    w.set("tokenizer.ggml.model", "gpt2");
+    CHECK(made(w).error() == "tokenizer.ggml.merges is missing, byte pair encoding needs it");
+    w.set("tokenizer.ggml.pre", "lama-bpe");
+    CHECK(made(w).error() == "tokenizer.ggml.pre is \"lama-bpe\", which is not known; the nearest that is: llama-bpe");
+    w.set("tokenizer.ggml.model", "bert");
+    CHECK(made(w).error() == "tokenizer.ggml.unknown_token_id is missing, a vocabulary of word pieces needs it");
 }

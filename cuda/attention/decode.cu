@@ -15,6 +15,7 @@
 #include "../ptx/tma.cuh"
 #include "../warp.cuh"
 #include "decode.cuh"
+#include "latent.cuh"
 
 namespace quire::cuda {
 
@@ -328,7 +329,7 @@ void launch_decode(const Attention& a, const Plan& plan, float* partial, std::in
 template <int D>
 void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     const int group = a.n_heads / a.n_kv_heads, n = plan.items.n, n_short = plan.items.n_short;
-    if constexpr (D == 64 || D == 128 || D == 256) {
+    if constexpr (D == 64 || D == 128 || D == 192 || D == 256) {
         const int slots = a.n_kv_heads * ((group + max_heads - 1) / max_heads);
         if (gpu.sm90) {
             constexpr int bytes = decode_warps * KvTiles<D>::warp_bytes;
@@ -352,9 +353,10 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
 
 } // namespace
 
-SplitLengths split_lengths(const Context& gpu, int head_dim, std::int64_t work) {
+SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work) {
     SplitLengths lengths;
-    if (!gpu.sm90 || (head_dim != 64 && head_dim != 128 && head_dim != 256)) return lengths;
+    if (value_dim != head_dim) return latent_split_lengths(gpu, head_dim, value_dim, work);
+    if (!gpu.sm90 || (head_dim != 64 && head_dim != 128 && head_dim != 192 && head_dim != 256)) return lengths;
     // Start and end of a split cost a CTA as much as 500 positions: splits as long as they can be with work for all SMs.
     while (lengths.length < 1024 && work / (2 * lengths.length) >= std::int64_t(gpu.n_sms) * 15 / 8)
         lengths.length *= 2;
@@ -364,13 +366,17 @@ SplitLengths split_lengths(const Context& gpu, int head_dim, std::int64_t work) 
 
 void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {
     if (plan.items.n == 0) return;
+    if (!a.cache_v) return latent_decode(a, plan, partial, arrivals, gpu);
     switch (a.head_dim) {
         case 16: launch_decode_for<16>(a, plan, partial, arrivals, gpu); break;
         case 32: launch_decode_for<32>(a, plan, partial, arrivals, gpu); break;
         case 64: launch_decode_for<64>(a, plan, partial, arrivals, gpu); break;
         case 80: launch_decode_for<80>(a, plan, partial, arrivals, gpu); break;
         case 96: launch_decode_for<96>(a, plan, partial, arrivals, gpu); break;
+        case 112: launch_decode_for<112>(a, plan, partial, arrivals, gpu); break;
         case 128: launch_decode_for<128>(a, plan, partial, arrivals, gpu); break;
+        case 160: launch_decode_for<160>(a, plan, partial, arrivals, gpu); break;
+        case 192: launch_decode_for<192>(a, plan, partial, arrivals, gpu); break;
         case 256: launch_decode_for<256>(a, plan, partial, arrivals, gpu); break;
         default: break; // prefill_tile() is 0 for it: the caller makes it a prefill tile of one row
     }

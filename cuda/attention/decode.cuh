@@ -14,6 +14,9 @@ __device__ inline float rescale_of(float row_max, float new_max) {
     return row_max == -INFINITY ? 0.0f : __expf(row_max - new_max);
 }
 
+// A head's sink, which the softmax takes part of once: with the splits' row maxes; -infinity: it has none.
+__device__ inline float sink_of(const Attention& a, int head) { return a.sinks ? a.sinks[head] : -INFINITY; }
+
 // What a CTA works on: a split-KV item, and `slot`: which group of heads.
 struct CtaWork {
     int item, slot, n_slots;
@@ -30,7 +33,8 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
     const bool only_split = item.n_splits == 1;
     for (int i = threadIdx.x; i < n_heads * D; i += Team::size()) {
         const int g = i / D, d = i % D, head = head0 + g;
-        float     new_max = -INFINITY, total_sum = 0, value = 0;
+        float     new_max = only_split ? sink_of(a, head) : -INFINITY, value = 0;
+        float     total_sum = 0;
         for (int part = 0; part < n_parts; part++) new_max = fmaxf(new_max, row_maxes[part * G + g]);
         for (int part = 0; part < n_parts; part++) {
             const float w = rescale_of(row_maxes[part * G + g], new_max);
@@ -38,6 +42,7 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
             value += w * values[part * stride + g * D + d];
         }
         if (only_split) {
+            if (a.sinks) total_sum += rescale_of(a.sinks[head], new_max);
             reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head) * D + d] =
                 __float2half(total_sum == 0 ? 0.0f : __fdividef(value, total_sum));
             continue;
@@ -64,13 +69,14 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
     const float*       all = partial + (first_item * a.n_heads + head0) * (D + 2);
     for (int g = threadIdx.x / 32; g < n_heads; g += Team::size() / 32) {
         const float* from    = all + g * (D + 2) + D;
-        float        new_max = -INFINITY, total_sum = 0;
+        float        new_max = sink_of(a, head0 + g), total_sum = 0;
         for (int c = threadIdx.x % 32; c < item.n_splits; c += 32) new_max = fmaxf(new_max, __ldcg(from + c * apart));
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, step));
         for (int c = threadIdx.x % 32; c < item.n_splits; c += 32)
             total_sum += rescale_of(__ldcg(from + c * apart), new_max) * __ldcg(from + c * apart + 1);
         total_sum = warp_sum(total_sum);
+        if (a.sinks) total_sum += rescale_of(a.sinks[head0 + g], new_max);
         if (threadIdx.x % 32 == 0) new_maxes[g] = new_max, total_sums[g] = total_sum;
     }
     Team::sync();

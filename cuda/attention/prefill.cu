@@ -1,6 +1,6 @@
 // Prefill attention over a paged KV cache. Scores and sums are float32, the softmax is online (row max, row sum, rescale).
 //   prefill_kernel:  tiles of consecutive queries on tensor cores (mma.m16n8k16), K and V double-buffered by cp.async
-//   fallback_kernel: any head_dim; a warp per query and head
+//   fallback_kernel: any head_dim, latent or not; a warp per query and head
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -9,6 +9,7 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
 #include "../warp.cuh"
+#include "latent.cuh"
 
 namespace quire::cuda {
 
@@ -19,7 +20,9 @@ namespace {
 __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();
     const PrefillTile tile = tiles[blockIdx.y];
-    const int   lane = threadIdx.x % 32, D = a.head_dim, head = blockIdx.x, kv_head = head / (a.n_heads / a.n_kv_heads);
+    const int   lane = threadIdx.x % 32, D = a.head_dim, V = a.value_dim, head = blockIdx.x,
+              kv_head = head / (a.n_heads / a.n_kv_heads);
+    const auto* values = reinterpret_cast<const __half*>(a.cache_v ? a.cache_v : a.cache_k);
     const auto* table = plan.block_tables + plan.table_start[tile.sequence];
     extern __shared__ float memory[]; // per warp: q, then acc
     float *                 q = memory + threadIdx.x / 32 * 2 * D, *acc = q + D;
@@ -31,7 +34,7 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
             acc[d] = 0;
         }
         __syncwarp();
-        float row_max = -INFINITY, row_sum = 0;
+        float row_max = a.sinks ? a.sinks[head] : -INFINITY, row_sum = row_max > -INFINITY ? 1 : 0;
         for (int position = a.window > 0 ? max(0, last - a.window + 1) : 0; position <= last; position++) {
             const std::int64_t at =
                 kv_row(table[position / a.block_size], kv_head, position % a.block_size, a.n_kv_heads, a.block_size) *
@@ -45,11 +48,10 @@ __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles
             const float rescale = __expf(row_max - base), p = __expf(score - base);
             row_max = new_max;
             row_sum = row_sum * rescale + p;
-            for (int d = lane; d < D; d += 32)
-                acc[d] = acc[d] * rescale + p * __half2float(reinterpret_cast<const __half*>(a.cache_v)[at + d]);
+            for (int d = lane; d < V; d += 32) acc[d] = acc[d] * rescale + p * __half2float(values[at + d]);
         }
-        for (int d = lane; d < D; d += 32)
-            reinterpret_cast<__half*>(a.out)[(row * a.n_heads + head) * D + d] = __float2half(acc[d] / row_sum);
+        for (int d = lane; d < V; d += 32)
+            reinterpret_cast<__half*>(a.out)[(row * a.n_heads + head) * V + d] = __float2half(acc[d] / row_sum);
         __syncwarp();
     }
 }
@@ -70,7 +72,8 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int   warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto* table = plan.block_tables + plan.table_start[tile.sequence];
     const int   first = plan.positions[tile.first_row], last = first + tile.n_rows - 1; // positions of the tile
-    const int   begin   = a.window > 0 ? max(0, first - a.window + 1) / N * N : 0;
+    const int   low     = a.window > 0 ? max(0, first - a.window + 1) : 0; // blocks below it may be gone
+    const int   begin   = low / N * N;
     const int   n_tiles = (last - begin) / N + 1;
 
     const BlockOf block_of{a.block_size};
@@ -79,7 +82,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
         __half *      k = k_tile + (t & 1) * N * stride, *v = v_tile + (t & 1) * N * stride;
         for (int i = threadIdx.x; i < N * words; i += Warps * 32) {
             const int          n = i / words, w = i % words, position = begin + t * N + n;
-            const bool         valid = position <= last;
+            const bool         valid = position <= last && position >= low;
             const int          block = valid ? block_of(position) : 0;
             const std::int64_t at =
                 valid
@@ -104,6 +107,10 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int   row[2] = {first + warp * 16 + lane / 4,
                           first + warp * 16 + lane / 4 + 8}; // positions of this lane's rows
     const float scale  = a.scale * 1.4426950408889634f;      // exp2 instead of exp
+    if (a.sinks) { // a first score; of the four lanes that share a row one counts it
+        row_max[0] = row_max[1] = a.sinks[head] * 1.4426950408889634f;
+        row_sum[0] = row_sum[1] = lane % 4 == 0 && row_max[0] > -INFINITY ? 1 : 0;
+    }
     for (int t = 0; t < n_tiles; t++) {
         if (t + 1 < n_tiles) load(t + 1);
         cp_async_commit();
@@ -199,18 +206,27 @@ void launch_prefill(const Attention& a, const Plan& plan, const PrefillTile* til
                tiles);
 }
 
+void run_fallback(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
+    const std::size_t shared = std::size_t(4) * 2 * std::size_t(a.head_dim) * sizeof(float);
+    run_kernel(fallback_kernel, dim3(unsigned(a.n_heads), unsigned(n)), unsigned(128), shared, gpu, a, plan, tiles);
+}
+
 } // namespace
 
 // As many rows as the kernels below take: warps × 16.
-int prefill_tile(const Context& gpu, int head_dim) {
+int prefill_tile(const Context& gpu, int head_dim, int value_dim) {
+    if (value_dim != head_dim) return latent_tile(gpu, head_dim, value_dim);
     if (const int rows = prefill_tile_sm90(gpu, head_dim)) return rows;
     switch (head_dim) {
         case 16:
         case 32:
         case 64:
         case 80:
-        case 96: return 128;
+        case 96:
+        case 112: return 128;
         case 128:
+        case 160:
+        case 192:
         case 256: return 64;
         default: return 0;
     }
@@ -218,6 +234,9 @@ int prefill_tile(const Context& gpu, int head_dim) {
 
 void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     if (n == 0) return;
+    if (!a.cache_v)
+        return latent_tile(gpu, a.head_dim, a.value_dim) > 0 ? latent_prefill(a, plan, tiles, n, gpu)
+                                                             : run_fallback(a, plan, tiles, n, gpu);
     if (prefill_tile_sm90(gpu, a.head_dim) > 0) {
         attention_prefill_sm90(a, plan, tiles, n, gpu);
         return;
@@ -228,13 +247,12 @@ void attention_prefill(const Attention& a, const Plan& plan, const PrefillTile* 
         case 64: launch_prefill<64, 8, 64>(a, plan, tiles, n, gpu); break;
         case 80: launch_prefill<80, 8, 64>(a, plan, tiles, n, gpu); break;
         case 96: launch_prefill<96, 8, 64>(a, plan, tiles, n, gpu); break;
+        case 112: launch_prefill<112, 8, 64>(a, plan, tiles, n, gpu); break;
         case 128: launch_prefill<128, 4, 64>(a, plan, tiles, n, gpu); break;
+        case 160: launch_prefill<160, 4, 64>(a, plan, tiles, n, gpu); break;
+        case 192: launch_prefill<192, 4, 32>(a, plan, tiles, n, gpu); break;
         case 256: launch_prefill<256, 4, 32>(a, plan, tiles, n, gpu); break;
-        default: {
-            const std::size_t shared = std::size_t(4) * 2 * std::size_t(a.head_dim) * sizeof(float);
-            run_kernel(fallback_kernel, dim3(unsigned(a.n_heads), unsigned(n)), unsigned(128), shared, gpu, a, plan,
-                       tiles);
-        }
+        default: run_fallback(a, plan, tiles, n, gpu);
     }
 }
 

@@ -171,9 +171,9 @@ __global__ void __launch_bounds__(384, 1)
             for_each_tile([&](const QueryTile& w) {
                 const auto* table = plan.block_tables + plan.table_start[w.sequence];
                 const int   head = w.head / (a.n_heads / a.n_kv_heads), last = last_position(w);
-                const auto  row_of = [&](int position) { // in the cache
+                const auto  row_of = [&](int position) { // in the cache; -1: the block is gone, below the window
                     const int block = position / a.block_size;
-                    return kv_row<int>(table[block], head, position - block * a.block_size, a.n_kv_heads, a.block_size);
+                    return table[block] < 0 ? -1 : kv_row<int>(table[block], head, position - block * a.block_size, a.n_kv_heads, a.block_size);
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;
@@ -185,12 +185,14 @@ __global__ void __launch_bounds__(384, 1)
                     if (by_tma) {
                         if (lane == 0) mbarrier_arrive_expect_tx(full, unsigned(n * tma_rows * row_bytes));
                         __syncwarp();
-                        if (lane < n) tma_copy_4d(tile + lane * tma_rows * row_bytes, map, 0, row % 8, row / 8, full);
+                        if (lane < n) // outside the tensor: zeros
+                            tma_copy_4d(tile + lane * tma_rows * row_bytes, map, 0, row < 0 ? 0 : row % 8,
+                                        row < 0 ? -(1 << 16) : row / 8, full);
                     } else {
                         for (int i = 0; i < N; i += 32) {
                             const int position = from + i + lane;
                             copy_rows<D>(tile + i * row_bytes, cache,
-                                         position <= last ? row_of(position) * (D / 8) : -1);
+                                         position <= last ? max(row_of(position) * (D / 8), -1) : -1);
                         }
                         cp_async_mbarrier_arrive(full);
                     }
@@ -324,6 +326,10 @@ __global__ void __launch_bounds__(384, 1)
 #pragma unroll
             for (int i = 0; i < D / 2; i++) out[i] = 0;
             row_max[0] = row_max[1] = -INFINITY, row_sum[0] = row_sum[1] = 0;
+            if (a.sinks) { // a first score; of the four lanes that share a row one counts it
+                row_max[0] = row_max[1] = a.sinks[w.head] / (Capped ? 1.0f : a.scale);
+                row_sum[0] = row_sum[1] = lane % 4 == 0 && row_max[0] > -INFINITY ? 1 : 0;
+            }
 
             if (n_visible > 0) {
                 mbarrier_wait(&barriers.q_full[group], q_parity);

@@ -1,6 +1,6 @@
 // The layer kernel: everything between two attention operations of a step with 2 to 128 tokens, as one persistent,
 // warp-specialised kernel with wgmma and TMA. GEMMs (fp16 weights, stream-K) alternate with their epilogues: residual and RMS
-// norm, SwiGLU, RoPE and KV store. A grid barrier separates the phases; while the CTAs wait there, the weights of the next GEMM
+// norm, SwiGLU or GeGLU, RoPE and KV store. A grid barrier separates the phases; while the CTAs wait there, the weights of the next GEMM
 // are already being loaded into the shared-memory pipeline, so memory is always busy. With a grid barrier all CTAs have to run
 // at once: beside another engine this is a cooperative launch.
 //
@@ -68,10 +68,9 @@ struct StreamKRange {
 
 // What other CTAs wrote in this kernel is not read from the L1.
 __device__ float4 load_cg(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
-__device__ void   add(float4& v, float4 w) { v.x += w.x, v.y += w.y, v.z += w.z, v.w += w.w; }
+__device__ void   add(float4& v, float4 w, float by) { v.x += w.x * by, v.y += w.y * by, v.z += w.z * by, v.w += w.w * by; }
 __device__ uint2  as_fp16(float4 v) {
-    const __half2 a = __floats2half2_rn(v.x, v.y), b = __floats2half2_rn(v.z, v.w);
-    return {reinterpret_cast<const std::uint32_t&>(a), reinterpret_cast<const std::uint32_t&>(b)};
+    return {pack_finite(v.x, v.y), pack_finite(v.z, v.w)};
 }
 // Counts one up, with release; waits for a count, with acquire.
 __device__ void signal(unsigned* counter) {
@@ -221,20 +220,26 @@ __device__ void epilogue(const Phase& phase, const Params& params, const StepTok
     const Result& r     = phase.result[which];
     const int     pair  = (tile - phase.first_tile[which]) * (tile_n / 2) + pair_of_thread();
     auto*         fp16  = static_cast<__half*>(r.to);
-    if (pair * (phase.epilogue == Epilogue::swiglu ? 1 : 2) >= r.rows) return;
+    if (pair * (is_gated(phase.epilogue) ? 1 : 2) >= r.rows) return;
     if (phase.epilogue == Epilogue::rope_store) {
         rope_epilogue<N>(phase, params, tokens, which, pair, d);
     } else if (phase.epilogue == Epilogue::swiglu) {
         for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
             const float gate = phase.up_first ? u : v, up = phase.up_first ? v : u;
-            fp16[std::int64_t(token) * r.rows + pair] = __float2half(swiglu(gate, up));
+            fp16[std::int64_t(token) * r.rows + pair] = to_finite(swiglu(gate, up));
+        });
+    } else if (phase.epilogue == Epilogue::geglu) {
+        for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
+            const float gate = phase.up_first ? u : v, up = phase.up_first ? v : u;
+            fp16[std::int64_t(token) * r.rows + pair] = to_finite(geglu(gate, up));
         });
     } else {
         const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
         for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
             const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
-            if (r.is_float) static_cast<float2*>(r.to)[at] = {v + bias.x, u + bias.y};
-            else reinterpret_cast<__half2*>(fp16)[at] = __floats2half2_rn(v + bias.x, u + bias.y);
+            const float2       both = {(v + bias.x) * r.scale, (u + bias.y) * r.scale};
+            if (r.is_float) static_cast<float2*>(r.to)[at] = both;
+            else reinterpret_cast<std::uint32_t*>(fp16)[at] = pack_finite(both.x, both.y);
         });
     }
 }
@@ -357,12 +362,13 @@ __device__ PartialSums partial_sums_of(const Phase& phase, const Params& params,
             last_cta - first_cta + 1};
 }
 
-// Epilogue add_norm: residual += partial sums, and its RMS norm. A CTA per token, PerThread times four columns a thread.
+// Epilogue add_norm: residual += scale · partial sums, and its RMS norm. A CTA per token, PerThread times four columns a thread.
 template <int PerThread>
 __device__ void add_norm(const Phase& phase, const Params& params, const GridBarrier& grid_barrier, unsigned round,
                          float* scratch) {
-    const int  cols = phase.result[0].rows, stride = params.n_tokens * tile_n;
-    bool       waited = false;
+    const int   cols = phase.result[0].rows, stride = params.n_tokens * tile_n;
+    const float by     = phase.result[0].scale;
+    bool        waited = false;
     const auto wait   = [&] {
         if (!waited) grid_barrier.wait_all(round);
         waited = true;
@@ -382,7 +388,7 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
             n_parts = max(n_parts, from[i].n);
             w[i]    = *reinterpret_cast<const float4*>(phase.norm_weight + c);
             v[i]    = load_cg(phase.residual + std::int64_t(t) * cols + c);
-            if (phase.result[0].bias) add(v[i], *reinterpret_cast<const float4*>(phase.result[0].bias + c));
+            if (phase.result[0].bias) add(v[i], *reinterpret_cast<const float4*>(phase.result[0].bias + c), by);
         }
         wait();
         for (int p = 0; p < n_parts; p += 3) { // many loads in flight
@@ -396,7 +402,7 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
 #pragma unroll
             for (int q = 0; q < 3; q++)
 #pragma unroll
-                for (int i = 0; i < PerThread; i++) add(v[i], u[q][i]);
+                for (int i = 0; i < PerThread; i++) add(v[i], u[q][i], by);
         }
         float squares = 0;
 #pragma unroll

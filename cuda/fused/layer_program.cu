@@ -44,6 +44,9 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
     phase.first_tile[0] = 0;
     if (!encode_matrix(phase.x, op.x, n_tokens, cols, rounded(n_tokens))) return 0;
     if (op.kind == Operation::gated_gemm) {
+        if (op.projection[0].bias || op.projection[1].bias ||
+            (op.activation != Activation::silu && op.activation != Activation::gelu_tanh))
+            return 0;
         const Weight &     gate = op.projection[0].weight, &up = op.projection[1].weight;
         const std::int64_t distance = static_cast<const Half*>(up.data) - static_cast<const Half*>(gate.data);
         phase.up_first              = distance < 0;
@@ -51,11 +54,11 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
             !encode_pairs(phase.weight[0], phase.up_first ? up.data : gate.data, cols, cols, std::abs(distance),
                           gate.rows / 8, 8 * cols, 8, 1, 8 * cols, 1))
             return 0;
-        phase.epilogue      = Epilogue::swiglu;
+        phase.epilogue      = op.activation == Activation::silu ? Epilogue::swiglu : Epilogue::geglu;
         phase.n_projections = 1;
         phase.tile_dim[0]   = 3;
         phase.tile_step[0]  = 8;
-        phase.result[0]     = {nullptr, op.projection[0].out, int(gate.rows), false};
+        phase.result[0]     = {nullptr, op.projection[0].out, int(gate.rows), false, 1};
         phase.first_tile[1] = int((gate.rows + 63) / 64);
         return phase.first_tile[1] <= max_tiles ? 1 : 0;
     }
@@ -81,7 +84,8 @@ int match_phase(const Operation& op, const Operation* next, int n_tokens, Params
             return 0;
         phase.tile_dim[k]  = neox ? 4 : 3;
         phase.tile_step[k] = neox ? tile_n / D : 8;
-        phase.result[k] = {p.bias, phase.epilogue == Epilogue::add_norm ? next->out : p.out, int(rows), p.out_is_float};
+        phase.result[k] = {p.bias, phase.epilogue == Epilogue::add_norm ? next->out : p.out, int(rows), p.out_is_float,
+                           p.scale};
         phase.first_tile[k + 1] = phase.first_tile[k] + int((rows + tile_n - 1) / tile_n);
     }
     return phase.first_tile[phase.n_projections] > max_tiles ? 0 : phase.epilogue == Epilogue::store ? 1 : 2;

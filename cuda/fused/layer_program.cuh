@@ -27,6 +27,7 @@ struct Result {
     void*        to; // [tokens × rows]
     int          rows;
     bool         is_float;
+    float        scale;
 };
 
 // A phase: the GEMM of some projections of one x, and its epilogue.

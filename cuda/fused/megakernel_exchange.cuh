@@ -7,6 +7,7 @@
 
 #include <cuda_fp16.h>
 
+#include "../epilogue.cuh"
 #include "megakernel_program.cuh"
 
 namespace quire::cuda::megakernel {
@@ -40,7 +41,7 @@ __device__ __half poll_fp16(Half v, const Half* p) {
 }
 __device__ void store_relaxed_fp16(void* values, int at, float v) {
     asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(static_cast<__half*>(values) + at),
-                 "h"(__half_as_ushort(__float2half(v)))
+                 "h"(__half_as_ushort(to_finite(v)))
                  : "memory");
 }
 

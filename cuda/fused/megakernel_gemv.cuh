@@ -287,7 +287,7 @@ __device__ void gemv_epilogue(const Instruction& op, const float* sums, float sc
                 if (pair >= op.n_pairs) continue;
             }
             const float v = row_sum(gate);
-            store_relaxed_fp16(op.all.projection[0].out, pair, swiglu(v, row_sum(up)));
+            store_relaxed_fp16(op.all.projection[0].out, pair, gated(op.activation, v, row_sum(up)));
             continue;
         }
         float             v     = row_sum(r);

@@ -89,7 +89,13 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                 program.rope = op.rope;
                 break;
             case Operation::attention: {
-                if (!rope || rope->rope.q != op.attend.q) return false;
+                // All layers have the same attention.
+                if (!rope || rope->rope.q != op.attend.q || op.attend.sinks || !op.attend.cache_v ||
+                    rope->rope.q_first != 0 || rope->rope.q_dim != op.attend.head_dim ||
+                    (program.attend.q && (program.attend.window != op.attend.window ||
+                                          program.attend.softcap != op.attend.softcap ||
+                                          program.attend.scale != op.attend.scale)))
+                    return false;
                 program.attend = op.attend;
                 Instruction to;
                 to.is_attention       = true;
@@ -111,7 +117,10 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                     Instruction to;
                     first += take_same_form(op.projection + first, op.n_projections - first, to.all);
                     to.gated = op.kind == Operation::gated_gemm;
-                    if (to.gated && to.all.n != 2) return false;
+                    to.activation = op.activation;
+                    if (to.gated && (to.all.n != 2 || to.all.projection[0].bias || to.all.projection[1].bias)) return false;
+                    for (int k = 0; k < to.all.n; k++)
+                        if (to.all.projection[k].scale != 1) return false;
                     to.kind               = kind_of(to.all.projection[0].weight);
                     to.cols               = int(op.cols);
                     to.waits_for_previous = !normed || fresh;

@@ -23,7 +23,8 @@ constexpr Half empty_fp16         = 0xffff; // marks a value that is not there y
 struct Instruction {
     bool         is_attention       = false;
     bool         waits_for_previous = false; // reads what the instruction before wrote
-    bool         gated              = false; // gate and up, with SwiGLU as the epilogue
+    bool         gated              = false; // gate and up, with the activation as the epilogue
+    Activation   activation         = Activation::silu;
     Kind         kind               = kind_f16;
     int          cols = 0, n_pairs = 0; // K; pairs of rows
     const float* norm     = nullptr;    // weights of the norm, if x is one,

@@ -141,10 +141,10 @@ struct Cublaslt {
         return ok ? int(std::remove_if(found, found + n, [](const auto& f) { return !good(f.state); }) - found) : 0;
     }
     // Row-major out [n × rows] = x [n × cols] · weightᵀ is, column by column, outᵀ = weight · xᵀ.
-    bool run(const TunedGemm& p, const Algorithm& with, const Half* x, const Half* weight, void* out,
+    bool run(const TunedGemm& p, const Algorithm& with, const Half* x, const Half* weight, float scale, void* out,
              cudaStream_t stream) const {
-        const float one = 1, zero = 0;
-        return with.usable && good(library().matmul(handle, p.desc, &one, weight, p.weight, x, p.x, &zero, out, p.out,
+        const float zero = 0;
+        return with.usable && good(library().matmul(handle, p.desc, &scale, weight, p.weight, x, p.x, &zero, out, p.out,
                                                     out, p.out, &with.algo, workspace, workspace_bytes, stream));
     }
 };
@@ -208,7 +208,7 @@ bool tune_cublaslt(const CublasltShape& shape, const Half* weight, std::int64_t 
                 if (is_large) gpu.note(cudaMemsetAsync(lt.workspace, 0, workspace_bytes, gpu.stream));
                 float ms = 1e30f;
                 gpu.note(cudaEventRecord(begin, gpu.stream));
-                const bool ok = lt.run(p, with, x, weight, out, gpu.stream);
+                const bool ok = lt.run(p, with, x, weight, 1, out, gpu.stream);
                 gpu.note(cudaEventRecord(end, gpu.stream));
                 gpu.note(cudaEventSynchronize(end));
                 if (!ok || cudaEventElapsedTime(&ms, begin, end) != cudaSuccess) {
@@ -233,14 +233,14 @@ bool cublaslt_gemm(const Half* x, std::int64_t n, const Half* weight, const Cubl
     TunedGemm& p  = lt.gemm_of(shape);
     if (!p.set(n, shape)) return false;
     const int at = cublaslt_bucket(n);
-    if (at < n_cublaslt_m && lt.run(p, p.tuned[std::size_t(at)], x, weight, out, gpu.stream)) return true;
+    if (at < n_cublaslt_m && lt.run(p, p.tuned[std::size_t(at)], x, weight, shape.scale, out, gpu.stream)) return true;
     if (p.untuned.size() > 1024) p.untuned.clear();
     const auto [found, is_new] = p.untuned.try_emplace(n);
     if (is_new) {
         cublasLtMatmulHeuristicResult_t first{};
         if (lt.heuristics(p, 1, &first) > 0) found->second = {first.algo, true};
     }
-    const bool ok = lt.run(p, found->second, x, weight, out, gpu.stream);
+    const bool ok = lt.run(p, found->second, x, weight, shape.scale, out, gpu.stream);
     if (!ok) cudaGetLastError(); // the caller falls back
     return ok;
 }

@@ -29,10 +29,10 @@ constexpr int stages        = 4;
 constexpr int shared_budget = 200 * 1024; // leaves room on an SM for the small kernels beside it
 
 // `slice`: columns of a stage.
-// Gated: a pair is one row of gate and one of up; the epilogue is SwiGLU.
+// Gated: a pair is one row of gate and one of up; the epilogue is the activation.
 template <Kind K, bool Gated>
 __global__ void __launch_bounds__(warps_of(K) * 32, 1)
-    gemv_tma_kernel(const __half* x, int cols, int slice, Projections all) {
+    gemv_tma_kernel(const __half* x, int cols, int slice, Projections all, Activation activation) {
 #if __CUDA_ARCH__ >= 900
     constexpr int     warps = warps_of(K);
     extern __shared__ __align__(128) unsigned char memory[];
@@ -116,13 +116,13 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
             store_result(of.projection, of.row, value[r]);
         }
         if (Gated && lane == 0)
-            static_cast<__half*>(all.projection[0].out)[pair] = __float2half(swiglu(value[0], value[1]));
+            static_cast<__half*>(all.projection[0].out)[pair] = to_finite(gated(activation, value[0], value[1]));
     }
 #endif
 }
 
 template <Kind K>
-bool launch(const __half* x, int cols, const Projections& all, bool gated, Context& gpu) {
+bool launch(const __half* x, int cols, const Projections& all, bool gated, Activation activation, Context& gpu) {
     const int room      = shared_budget - x_bytes(K, cols);
     const int max_slice = room / (warps_of(K) * stages * 2 * row_bytes(K, unit_cols(K))) * unit_cols(K);
     if (max_slice <= 0) return false;
@@ -132,18 +132,19 @@ bool launch(const __half* x, int cols, const Projections& all, bool gated, Conte
     const auto kernel = gated ? gemv_tma_kernel<K, true> : gemv_tma_kernel<K, false>;
     prepare_kernel(gpu, kernel, warps_of(K) * 32, shared_budget);
     run_kernel(kernel, dim3(unsigned(std::min(gpu.n_sms, all.first_row[all.n] / 2))), unsigned(warps_of(K) * 32),
-               std::size_t(bytes), gpu, x, cols, slice, all);
+               std::size_t(bytes), gpu, x, cols, slice, all, activation);
     return true;
 }
 
-bool launch_kind(Kind kind, const __half* x, int cols, const Projections& all, bool gated, Context& gpu) {
+bool launch_kind(Kind kind, const __half* x, int cols, const Projections& all, bool gated, Activation activation,
+                 Context& gpu) {
     if (!gpu.sm90 || cols % (kind == kind_f16 ? 8 : 256) != 0) return false;
     switch (kind) {
-        case kind_f16: return launch<kind_f16>(x, cols, all, gated, gpu);
-        case kind_i8: return launch<kind_i8>(x, cols, all, gated, gpu);
-        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, gated, gpu);
-        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, gated, gpu);
-        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, gated, gpu);
+        case kind_f16: return launch<kind_f16>(x, cols, all, gated, activation, gpu);
+        case kind_i8: return launch<kind_i8>(x, cols, all, gated, activation, gpu);
+        case kind_i8_float: return launch<kind_i8_float>(x, cols, all, gated, activation, gpu);
+        case kind_i8_float_min: return launch<kind_i8_float_min>(x, cols, all, gated, activation, gpu);
+        case kind_q4_k: return launch<kind_q4_k>(x, cols, all, gated, activation, gpu);
     }
     return false;
 }
@@ -153,14 +154,15 @@ bool launch_kind(Kind kind, const __half* x, int cols, const Projections& all, b
 bool gemv_tma(Kind kind, const __half* x, int cols, const Projections& all, Context& gpu) {
     for (int k = 0; k < all.n; k++)
         if (all.projection[k].weight.rows % 2 != 0) return false;
-    return launch_kind(kind, x, cols, all, false, gpu);
+    return launch_kind(kind, x, cols, all, false, Activation::silu, gpu);
 }
 
-bool gemv_gated(const Half* x, const Weight& gate, const Weight& up, Half* out, Context& gpu) {
-    const Projection list[2] = {{gate, nullptr, out, false}, {up, nullptr, nullptr, false}};
+bool gemv_gated(const Half* x, const Projection& gate, const Projection& up, Activation activation, Context& gpu) {
+    const Projection list[2] = {gate, up};
+    const Weight&    w       = gate.weight;
     Projections      all{};
-    return is_regular(gate) && is_regular(up) && gate.rows == up.rows && take_same_form(list, 2, all) == 2 &&
-           launch_kind(kind_of(gate), reinterpret_cast<const __half*>(x), int(gate.cols), all, true, gpu);
+    return is_regular(w) && is_regular(up.weight) && w.rows == up.weight.rows && take_same_form(list, 2, all) == 2 &&
+           launch_kind(kind_of(w), reinterpret_cast<const __half*>(x), int(w.cols), all, true, activation, gpu);
 }
 
 } // namespace quire::cuda

@@ -1,5 +1,5 @@
 // Prefill GEMM for Hopper (fp16 weights, the many tokens of a prompt): a persistent, warp-specialised kernel with wgmma and
-// TMA, fused with its epilogue: SwiGLU, or RoPE and KV store. One CTA per SM takes tiles of 128 tokens × 256 rows of the
+// TMA, fused with its epilogue: the activation of gate · up, or RoPE and KV store. One CTA per SM takes tiles of 128 tokens × 256 rows of the
 // weights, in steps of 64 columns. Two consumer warpgroups multiply 64 tokens each; a producer warp loads x and weights, four
 // stages ahead. CTAs that run at the same time use the same few weights, which stay in the L2 cache.
 //
@@ -41,6 +41,7 @@ struct Maps {
 struct Params {
     __half*             out[max_projections];
     const float*        bias[max_projections];
+    float               scale[max_projections];            // of results
     int                 rows[max_projections];             // of the weights: N
     int                 first_tile_n[max_projections + 1]; // tiles along N: of projections one after another
     int                 m, k_tiles;                        // tokens; steps of 64 columns
@@ -58,7 +59,7 @@ struct Tile {
 };
 template <Epilogue E, int Strips>
 __device__ Tile tile_of(const Params& params, int i) {
-    constexpr int rows   = E == Epilogue::swiglu ? N / 2 : N;
+    constexpr int rows   = is_gated(E) ? N / 2 : N;
     const int     strip  = i < params.n_whole ? 0 : (i - params.n_whole) % Strips,
               whole      = i < params.n_whole ? i : params.n_whole + (i - params.n_whole) / Strips,
               tile_n     = whole / params.tiles_m;
@@ -142,7 +143,7 @@ __global__ void __launch_bounds__(384, 1)
                 unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
                 tma_copy_2d(x, maps.x, k * tile_k, t.first_m, &full[at.stage]);
                 tma_copy_2d(w, map[t.projection], k * tile_k, t.first_n, &full[at.stage]);
-                if (E == Epilogue::swiglu)
+                if (is_gated(E))
                     tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_n, &full[at.stage]);
                 else
                     tma_copy_2d(w + half * row_bytes, map[t.projection], k * tile_k, t.first_n + half, &full[at.stage]);
@@ -183,10 +184,13 @@ __global__ void __launch_bounds__(384, 1)
         release(before);
 
         const int n = params.rows[t.projection], row = t.first_m + warp * 16 + lane / 4; // and row + 8
-        if (const float* bias = params.bias[t.projection]; E != Epilogue::swiglu && bias != nullptr)
+        if (const float* bias = params.bias[t.projection]; !is_gated(E) && bias != nullptr)
 #pragma unroll
             for (int i = 0; i < Width / 2; i++)
                 if (const int col = t.first_n + i / 4 * 8 + lane % 4 * 2 + i % 2; col < n) sum[i] += bias[col];
+        if (const float scale = params.scale[t.projection]; E == Epilogue::store && scale != 1)
+#pragma unroll
+            for (int i = 0; i < Width / 2; i++) sum[i] *= scale;
         if constexpr (E == Epilogue::rope_store)
             if (t.projection < 2) rotate<D, Width>(sum, params, row);
 #pragma unroll
@@ -204,7 +208,7 @@ __global__ void __launch_bounds__(384, 1)
                        kv_row_of_slot(slot, col / D, a.n_kv_heads, a.block_size) * D + col % D;
             };
 #pragma unroll
-            for (int c = 0; c < (E == Epilogue::swiglu ? Width / 2 : Width); c += 32) {
+            for (int c = 0; c < (is_gated(E) ? Width / 2 : Width); c += 32) {
                 std::uint32_t words[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -214,8 +218,9 @@ __global__ void __launch_bounds__(384, 1)
                         const int k = (c / 8 + i) * 4 + 2 * r + j;
                         both[j]     = sum[k];
                         if constexpr (E == Epilogue::swiglu) both[j] = swiglu(sum[k], sum[Width / 4 + k]);
+                        if constexpr (E == Epilogue::geglu) both[j] = geglu(sum[k], sum[Width / 4 + k]);
                     }
-                    words[i] = pack(both[0], both[1]);
+                    words[i] = pack_finite(both[0], both[1]);
                 }
                 store_row(place(t.first_n + c), n - t.first_n - c, words);
             }
@@ -243,6 +248,7 @@ int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu) {
     const Operation& op    = ops[0];
     const bool       gated = op.kind == Operation::gated_gemm;
     if ((op.kind != Operation::gemm && !gated) || op.cols % 8 != 0) return 0;
+    if (gated && op.activation != Activation::silu && op.activation != Activation::gelu_tanh) return 0;
     for (int i = 0; i < op.n_projections; i++) {
         const Projection& p = op.projection[i];
         if (p.weight.rows % 8 != 0 || p.out_is_float) return 0;
@@ -268,6 +274,7 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
         const Projection& p        = op.projection[k];
         params.out[k]              = static_cast<__half*>(p.out);
         params.bias[k]             = p.bias;
+        params.scale[k]            = p.scale;
         params.rows[k]             = int(p.weight.rows);
         const bool begins          = k < (gated ? 1 : op.n_projections);
         params.first_tile_n[k + 1] = params.first_tile_n[k] + (begins ? (params.rows[k] + rows - 1) / rows : 0);
@@ -295,6 +302,8 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
     }
     const auto run = D == 64    ? launch<Epilogue::rope_store, 4, 64>
                      : D == 128 ? launch<Epilogue::rope_store, 2, 128>
+                     : gated && op.activation == Activation::gelu_tanh
+                         ? (quarters ? launch<Epilogue::geglu, 4> : launch<Epilogue::geglu, 2>)
                      : gated    ? (quarters ? launch<Epilogue::swiglu, 4> : launch<Epilogue::swiglu, 2>)
                                 : (quarters ? launch<Epilogue::store, 4> : launch<Epilogue::store, 2>);
     // Without tensor maps an invalid launch, which last_error() reports.

@@ -1,7 +1,6 @@
 // Skinny GEMM (up to 64 tokens, weights of any form), stream-K: still limited by reading the weights, but with too many
 // multiplications for CUDA cores. On tensor cores (mma.m16n8k16: 16 rows of the weights, 8 tokens). Weights go from memory
-// straight into registers: a lane loads 16 bytes of a row of the weights, and the same columns of x. In which order an mma
-// takes the columns does not matter, as long as both operands agree.
+// straight into registers (fragment.cuh).
 //
 // Limits: cols (K) is a multiple of unit_cols(); x has room for m rounded up to 8, 16, 32 or 64.
 #include <cuda_fp16.h>
@@ -13,121 +12,12 @@
 #include "../ptx/cp_async.cuh"
 #include "../ptx/mma.cuh"
 #include "../warp.cuh"
+#include "fragment.cuh"
 #include "stream_k.cuh"
 
 namespace quire::cuda {
 
 namespace {
-
-constexpr __host__ __device__ int unit_cols(Kind kind) { return kind == kind_q4_k ? 256 : 128; }
-
-__device__ __half2 as_half2(std::uint32_t v) { return *reinterpret_cast<const __half2*>(&v); }
-__device__ std::uint32_t as_word(__half2 v) { return *reinterpret_cast<const std::uint32_t*>(&v); }
-__device__ std::uint32_t word_of(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
-
-// A lane's weights of one unit: of rows lane / 4 and lane / 4 + 8 of the warp's 16. A step is two mma instructions: column()
-// says where the lane's 8 values of x begin, words() has the weights of either row as fp16.
-template <Kind K>
-struct Fragment;
-
-template <>
-struct Fragment<kind_f16> {
-    static constexpr int steps = 4;
-    uint4                v[2][4];
-    __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int g = 0; g < 4; g++)
-                v[r][g] = load_once(static_cast<const __half*>(w.data) + (r ? row1 : row0) * w.cols + col + g * 32 +
-                                    lane % 4 * 8);
-    }
-    static __device__ int column(int step, int lane) { return step * 32 + lane % 4 * 8; }
-    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
-        const uint4& q = v[r][step];
-        out[0] = q.x, out[1] = q.y, out[2] = q.z, out[3] = q.w;
-    }
-};
-
-// Four unsigned bytes → two pairs of fp16: (byte - offset) · scale + shift.
-__device__ void scaled(std::uint32_t bytes, __half2 offset, __half2 scale, __half2 shift, std::uint32_t& a,
-                       std::uint32_t& b) {
-    a = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), scale, shift));
-    b = as_word(__hfma2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), offset), scale, shift));
-}
-
-template <int Group, bool FloatScales, bool Mins>
-struct FragmentI8 {
-    static constexpr int steps = 4;
-    uint4                v[2][2];
-    __half               scale[2][2], shift[2][2];
-    __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int g = 0; g < 2; g++) {
-                const std::int64_t at = (r ? row1 : row0) * w.cols + col + g * 64 + lane % 4 * 16;
-                v[r][g]               = load_once(static_cast<const std::int8_t*>(w.data) + at);
-                scale[r][g]           = FloatScales ? __float2half(static_cast<const float*>(w.scales)[at / Group])
-                                                    : static_cast<const __half*>(w.scales)[at / Group];
-                shift[r][g] = Mins ? __float2half(-static_cast<const float*>(w.mins)[at / Group]) : __ushort_as_half(0);
-            }
-    }
-    static __device__ int column(int step, int lane) { return step / 2 * 64 + lane % 4 * 16 + step % 2 * 8; }
-    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
-        const __half2 offset = as_half2(0x64806480u); // 1024 + 128
-        const __half2 by = __half2half2(scale[r][step / 2]), plus = __half2half2(shift[r][step / 2]);
-        scaled(word_of(v[r][step / 2], step % 2 * 2) ^ 0x80808080u, offset, by, plus, out[0], out[1]);
-        scaled(word_of(v[r][step / 2], step % 2 * 2 + 1) ^ 0x80808080u, offset, by, plus, out[2], out[3]);
-    }
-};
-template <>
-struct Fragment<kind_i8> : FragmentI8<32, false, false> {};
-template <>
-struct Fragment<kind_i8_float> : FragmentI8<16, true, false> {};
-template <>
-struct Fragment<kind_i8_float_min> : FragmentI8<32, true, true> {};
-
-// A lane has 64 neighbouring weights of a superblock in 32 bytes: low nibbles are the first 32, high nibbles the others.
-template <>
-struct Fragment<kind_q4_k> {
-    static constexpr int steps = 8;
-    uint4                v[2][2], head[2];
-    __device__ void      load(const Weight& w, std::int64_t row0, std::int64_t row1, int col, int lane) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const auto* tile =
-                static_cast<const unsigned char*>(w.data) + ((r ? row1 : row0) * (w.cols / 256) + col / 256) * 144;
-            head[r] = *reinterpret_cast<const uint4*>(tile);
-#pragma unroll
-            for (int h = 0; h < 2; h++) v[r][h] = load_once(tile + 16 + lane % 4 * 32 + h * 16);
-        }
-    }
-    // step: sub-block, half of it, half of that
-    static __device__ int column(int step, int lane) { return lane % 4 * 64 + step * 8; }
-    __device__ void       words(int r, int step, std::uint32_t (&out)[4]) const {
-        const int           high = step / 4, h = step / 2 % 2, lane = threadIdx.x % 32, sub = lane % 4 * 2 + high;
-        const float2        d = __half22float2(as_half2(head[r].x));
-        const std::uint32_t a = head[r].y, b = head[r].z, c = head[r].w; // scales 0..3, 4..7, 8..11
-        const int           at    = 8 * (sub % 4);
-        const int           scale = sub < 4 ? a >> at & 63 : (c >> at & 15) | (a >> (at + 6) & 3) << 4,
-                  min             = sub < 4 ? b >> at & 63 : (c >> (at + 4) & 15) | (b >> (at + 6) & 3) << 4;
-        const __half2 offset = as_half2(0x64006400u), by = __float2half2_rn(d.x * float(scale)),
-                      plus = __float2half2_rn(-d.y * float(min));
-        const auto nibbles = [&](int i) { return word_of(v[r][h], i) >> (4 * high) & 0x0f0f0f0fu; };
-        scaled(nibbles(step % 2 * 2), offset, by, plus, out[0], out[1]);
-        scaled(nibbles(step % 2 * 2 + 1), offset, by, plus, out[2], out[3]);
-    }
-};
-
-// Where column c of a token of x is in shared memory, in fp16 values: padded against bank conflicts.
-template <Kind K>
-__device__ int padded(int c) {
-    return K == kind_q4_k ? c + c / 64 * 8 : c;
-}
-constexpr __host__ __device__ int row_stride(Kind kind) {
-    return kind == kind_f16 ? 128 + 32 : kind == kind_q4_k ? 256 + 4 * 8 : 128 + 8;
-}
 
 // NT: groups of 8 tokens.
 template <Kind K, int NT>
@@ -150,7 +40,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         const Weight& w    = all.projection[which].weight;
         const int     row  = (tile - all.first_tile[which]) * tile_n + warp * 16 + lane / 4;
         const int     last = int(w.rows) - 1;
-        to.load(w, min(row, last), min(row + 8, last), unit % units_per_tile * width, lane);
+        to.load(RowPair(w, min(row, last), min(row + 8, last)), unit % units_per_tile * width, lane);
     };
     const auto load_x = [&](int unit) { // x, into shared memory
         constexpr int words = width / 8;

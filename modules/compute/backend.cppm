@@ -43,6 +43,8 @@ struct KvLayer {
 struct StepLimits {
     int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
     int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
+    int n_windows = 1; // different sliding windows of the layers, where none counts as one
+    int n_experts = 0, experts_used = 0, hidden_size = 0;
 };
 
 // Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not
@@ -108,6 +110,8 @@ public:
         (void)n;
         return prepare(weights);
     }
+    // The same for a small matrix that operations read in float32: the router's, and biases of experts.
+    virtual Result<TensorView> prepare_f32(const TensorView& weight) { return prepare(weight); }
     // The same for one that Embed alone reads, a row at a time.
     virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
     // After the last prepare(): gives back what only that needed.

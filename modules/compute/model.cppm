@@ -333,7 +333,10 @@ public:
     }
     void stack(Linear& l, int n) {
         stack(l.weight, n);
-        (*this)(l.bias);
+        f32(l.bias);
+    }
+    void f32(TensorView& w) {
+        if (w && !error_) keep(w, backend_.prepare_f32(w));
     }
     void operator()(LayerTensors& l, const ModelConfig& c) {
         for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
@@ -343,7 +346,8 @@ public:
             (*this)(*w);
         if (l.experts) {
             ExpertTensors& e = *l.experts;
-            (*this)(e.router);
+            f32(e.router.weight);
+            (*this)(e.router.bias);
             for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
             for (Linear* w : {&e.shared_gate, &e.shared_up, &e.shared_down}) (*this)(*w);
             (*this)(e.choice_bias);

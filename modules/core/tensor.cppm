@@ -8,21 +8,35 @@ export namespace quire {
 
 // The numbers are those of the GGUF format document (ggml_type); a file's type id is cast only after dtype_known().
 enum class DType : std::uint32_t {
-    F32    = 0,
-    F16    = 1,
-    Q4_0   = 2,
-    Q4_1   = 3,
-    Q5_0   = 6,
-    Q5_1   = 7,
-    Q8_0   = 8,
-    Q2_K   = 10,
-    Q3_K   = 11,
-    Q4_K   = 12,
-    Q5_K   = 13,
-    Q6_K   = 14,
-    IQ4_NL = 20,
-    IQ4_XS = 23,
-    BF16   = 30,
+    F32     = 0,
+    F16     = 1,
+    Q4_0    = 2,
+    Q4_1    = 3,
+    Q5_0    = 6,
+    Q5_1    = 7,
+    Q8_0    = 8,
+    Q2_K    = 10,
+    Q3_K    = 11,
+    Q4_K    = 12,
+    Q5_K    = 13,
+    Q6_K    = 14,
+    Q8_K    = 15,
+    IQ2_XXS = 16,
+    IQ2_XS  = 17,
+    IQ3_XXS = 18,
+    IQ1_S   = 19,
+    IQ4_NL  = 20,
+    IQ3_S   = 21,
+    IQ2_S   = 22,
+    IQ4_XS  = 23,
+    IQ1_M   = 29,
+    BF16    = 30,
+    TQ1_0   = 34,
+    TQ2_0   = 35,
+    MXFP4   = 39,
+    NVFP4   = 40,
+    Q1_0    = 41,
+    Q2_0    = 42,
 };
 
 // A type stores `items` neighbouring elements of a row in one block of `bytes` bytes.
@@ -33,26 +47,23 @@ struct DTypeInfo {
     int         bytes;
 };
 
-inline constexpr std::array<DTypeInfo, 15> dtype_table{{
-    {DType::F32, "F32", 1, 4},
-    {DType::F16, "F16", 1, 2},
-    {DType::BF16, "BF16", 1, 2},
-    {DType::Q4_0, "Q4_0", 32, 18},
-    {DType::Q4_1, "Q4_1", 32, 20},
-    {DType::Q5_0, "Q5_0", 32, 22},
-    {DType::Q5_1, "Q5_1", 32, 24},
-    {DType::Q8_0, "Q8_0", 32, 34},
-    {DType::Q2_K, "Q2_K", 256, 84},
-    {DType::Q3_K, "Q3_K", 256, 110},
-    {DType::Q4_K, "Q4_K", 256, 144},
-    {DType::Q5_K, "Q5_K", 256, 176},
-    {DType::Q6_K, "Q6_K", 256, 210},
-    {DType::IQ4_NL, "IQ4_NL", 32, 18},
-    {DType::IQ4_XS, "IQ4_XS", 256, 136},
+inline constexpr std::array<DTypeInfo, 29> dtype_table{{
+    {DType::F32, "F32", 1, 4},          {DType::F16, "F16", 1, 2},         {DType::BF16, "BF16", 1, 2},
+    {DType::Q4_0, "Q4_0", 32, 18},      {DType::Q4_1, "Q4_1", 32, 20},     {DType::Q5_0, "Q5_0", 32, 22},
+    {DType::Q5_1, "Q5_1", 32, 24},      {DType::Q8_0, "Q8_0", 32, 34},     {DType::Q2_K, "Q2_K", 256, 84},
+    {DType::Q3_K, "Q3_K", 256, 110},    {DType::Q4_K, "Q4_K", 256, 144},   {DType::Q5_K, "Q5_K", 256, 176},
+    {DType::Q6_K, "Q6_K", 256, 210},    {DType::IQ4_NL, "IQ4_NL", 32, 18}, {DType::IQ4_XS, "IQ4_XS", 256, 136},
+    {DType::IQ1_S, "IQ1_S", 256, 50},   {DType::IQ1_M, "IQ1_M", 256, 56},  {DType::IQ2_XXS, "IQ2_XXS", 256, 66},
+    {DType::IQ2_XS, "IQ2_XS", 256, 74}, {DType::IQ2_S, "IQ2_S", 256, 82},  {DType::IQ3_XXS, "IQ3_XXS", 256, 98},
+    {DType::IQ3_S, "IQ3_S", 256, 110},  {DType::TQ1_0, "TQ1_0", 256, 54},  {DType::TQ2_0, "TQ2_0", 256, 66},
+    {DType::MXFP4, "MXFP4", 32, 17},    {DType::NVFP4, "NVFP4", 64, 36},   {DType::Q1_0, "Q1_0", 128, 18},
+    {DType::Q2_0, "Q2_0", 64, 18},      {DType::Q8_K, "Q8_K", 256, 292},
 }};
 
 // The entry of a type id read from a file, or nullptr.
 const DTypeInfo* dtype_find(std::uint32_t id);
+// For an id that dtype_find() does not know: "31 (Q4_0_4_4), which GGUF has dropped", to go on after "has type ".
+std::string      dtype_refusal(std::uint32_t id);
 const DTypeInfo& dtype_info(DType type);
 
 // Bytes of one row of `cols` elements; cols is a multiple of the type's block.
@@ -84,6 +95,28 @@ const DTypeInfo* dtype_find(std::uint32_t id) {
     for (const DTypeInfo& info : dtype_table)
         if (std::uint32_t(info.type) == id) return &info;
     return nullptr;
+}
+
+std::string dtype_refusal(std::uint32_t id) {
+    struct Refused {
+        std::uint32_t id;
+        const char*   name;
+    };
+    constexpr std::array<Refused, 8> dropped{{{4, "Q4_2"},
+                                              {5, "Q4_3"},
+                                              {31, "Q4_0_4_4"},
+                                              {32, "Q4_0_4_8"},
+                                              {33, "Q4_0_8_8"},
+                                              {36, "IQ4_NL_4_4"},
+                                              {37, "IQ4_NL_4_8"},
+                                              {38, "IQ4_NL_8_8"}}};
+    constexpr std::array<Refused, 6> not_weights{
+        {{9, "Q8_1"}, {24, "I8"}, {25, "I16"}, {26, "I32"}, {27, "I64"}, {28, "F64"}}};
+    for (const Refused& r : dropped)
+        if (r.id == id) return cat(id, " (", r.name, "), which GGUF has dropped: convert the model again");
+    for (const Refused& r : not_weights)
+        if (r.id == id) return cat(id, " (", r.name, "), in which no model stores weights");
+    return cat(std::int64_t(std::int32_t(id)), ", which quire does not know");
 }
 
 const DTypeInfo& dtype_info(DType type) {

@@ -239,6 +239,12 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     limits.head_dim                = config.head_dim;
     limits.value_dim               = config.value_dim;
     limits.vocab_size              = config.vocab_size;
+    std::set<int> windows;
+    for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
+    limits.n_windows = int(windows.size());
+    limits.n_experts               = config.experts.n;
+    limits.experts_used            = config.experts.used;
+    limits.hidden_size             = config.hidden_size;
     if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
 
     return std::make_unique<LocalExecutor>(std::move(*backend), std::move(*model), std::move(*cache), weight_bytes);

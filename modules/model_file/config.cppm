@@ -326,7 +326,8 @@ void refuse_unknown(Keys& keys, const ModelConfig& c) {
             keys.refuse(cat(keys.full(key), " is one that quire does not compute with"));
     const bool causal = keys.flag("attention.causal", !c.family->encoder);
     if (causal == c.family->encoder)
-        keys.refuse(cat(keys.full("attention.causal"), " is ", causal, ", which quire does not support in the family ",
+        keys.refuse(cat(keys.full("attention.causal"), causal ? " is true" : " is false",
+                        ", which quire does not support in the family ",
                         c.family->name));
 }
 

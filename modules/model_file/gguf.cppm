@@ -48,6 +48,13 @@ struct GgufArray {
     std::size_t size() const;
 };
 
+// A metadata pair as it stands in the file, to be written to another. The views point into the mapping.
+struct GgufPair {
+    std::string_view           key;
+    GgufType                   type;
+    std::span<const std::byte> value;
+};
+
 // A GGUF file, or all parts of a split one (NAME-00001-of-0000N.gguf), mapped read-only.
 class Gguf {
 public:
@@ -71,6 +78,7 @@ public:
     const GgufTensor*           tensor(std::string_view name) const; // or nullptr
 
     std::span<const std::pair<std::string, GgufValue>> metadata() const;                 // in file order
+    std::span<const GgufPair>                          pairs() const;                    // likewise
     const GgufValue*                                   find(std::string_view key) const; // or nullptr
 
     // A value of the named kind. Missing: the fallback, or an error when none is given.
@@ -181,6 +189,7 @@ public:
     bool        failed() const { return !error_.empty(); }
     const std::string& error() const { return error_; }
     std::size_t        at() const { return at_; }
+    const std::byte*   here() const { return bytes_.data() + at_; }
     std::size_t        left() const { return bytes_.size() - at_; }
 
 private:
@@ -276,6 +285,7 @@ struct Part {
     std::uint32_t                                  version   = 0;
     std::uint64_t                                  alignment = 32;
     std::vector<std::pair<std::string, GgufValue>> metadata;
+    std::vector<GgufPair>                          pairs;
     std::vector<GgufTensor>                        tensors;
 };
 
@@ -304,8 +314,7 @@ void read_tensor_info(Reader& r, GgufTensor& t, std::uint64_t& offset) {
     offset          = r.scalar<std::uint64_t>(what);
     if (r.failed()) return;
     const DTypeInfo* info = dtype_find(type);
-    if (!info)
-        return r.set_error(cat(what, " has type ", std::int64_t(std::int32_t(type)), ", which quire does not know"));
+    if (!info) return r.set_error(cat(what, " has type ", dtype_refusal(type)));
     t.type = info->type;
     if (t.dims[0] % info->items != 0)
         return r.set_error(cat(what, " has rows of ", t.dims[0], " elements, not a multiple of the ", info->items,
@@ -371,7 +380,12 @@ Result<Part> read_part(Mapping mapping, const std::string& name) {
         const std::string_view key = r.string("a metadata key");
         if (r.failed()) break;
         if (!seen.insert(key).second) return fail(name, ": metadata key ", quote(key), " is there twice");
+        const std::byte* const type = r.here();
         part.metadata.emplace_back(key, read_value(r, cat("metadata ", quote(key))));
+        if (r.failed()) break;
+        const std::byte* const value = type + sizeof(GgufType);
+        GgufPair&              pair  = part.pairs.emplace_back(GgufPair{key, {}, {value, r.here()}});
+        std::memcpy(&pair.type, type, sizeof pair.type);
     }
     if (r.failed()) return fail(r.error());
 
@@ -527,6 +541,8 @@ const GgufTensor* Gguf::tensor(std::string_view name) const {
 }
 
 std::span<const std::pair<std::string, GgufValue>> Gguf::metadata() const { return impl_->parts[0].metadata; }
+
+std::span<const GgufPair> Gguf::pairs() const { return impl_->parts[0].pairs; }
 
 const GgufValue* Gguf::find(std::string_view key) const {
     auto at = impl_->index.find(key);

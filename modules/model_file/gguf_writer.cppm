@@ -17,10 +17,13 @@ public:
     template <class T>
     void set(std::string key, const T& value);
     void set(std::string key, const char* value) { set(std::move(key), std::string(value)); }
+    // A value as it stands in a file (Gguf::pairs()).
+    void set_bytes(std::string key, GgufType type, std::vector<std::byte> bytes);
 
     // dims[0] is the contiguous one; data holds exactly the bytes that type and dims ask for, copied.
     void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, std::span<const std::byte> data);
-    // As above, the bytes made while the file is written: fill(piece, offset of the piece in the tensor), piece after piece.
+    // As above, the bytes made while the file is written: fill(piece, offset of the piece in the tensor), piece after piece,
+    // each of whole rows.
     using Fill = std::function<void(std::span<std::byte> piece, std::uint64_t offset)>;
     void add_tensor(std::string name, DType type, std::vector<std::int64_t> dims, Fill fill);
 
@@ -42,7 +45,6 @@ private:
         std::uint64_t             bytes = 0; // of either
     };
     static std::uint64_t bytes_of(DType type, const std::vector<std::int64_t>& dims);
-    void                 set_bytes(std::string key, GgufType type, std::vector<std::byte> bytes);
 
     std::vector<Pair>   pairs_;
     std::vector<Tensor> tensors_;
@@ -152,7 +154,8 @@ Result<void> GgufWriter::write(const std::string& path, std::uint32_t alignment)
     for (const Tensor& t : tensors_) {
         pad();
         write(t.data);
-        constexpr std::uint64_t most = std::uint64_t(16) << 20;
+        const std::uint64_t row  = row_bytes(t.type, t.dims[0]),
+                            most = std::max((std::uint64_t(16) << 20) / row, std::uint64_t(1)) * row;
         for (std::uint64_t done = 0; t.fill && done < t.bytes && file.good(); done += piece.size()) {
             piece.resize(std::size_t(std::min(most, t.bytes - done)));
             t.fill(piece, done);

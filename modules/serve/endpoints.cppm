@@ -75,6 +75,8 @@ private:
     void models(HttpExchange& e);
     void model(HttpExchange& e);
     void embeddings(HttpExchange& e);
+    void rerank(HttpExchange& e);
+    bool embed(HttpExchange& e, std::vector<Request> requests, int n_tokens, std::vector<std::vector<float>>& vectors);
     void tokenize(HttpExchange& e);
     void detokenize(HttpExchange& e);
     void tokenizer_info(HttpExchange& e);
@@ -171,6 +173,7 @@ void Endpoints::add_to(HttpServer& server) {
     openai("POST", "/completions", &E::completions);
     openai("POST", "/chat/completions", &E::chat);
     openai("POST", "/embeddings", &E::embeddings);
+    openai("POST", "/rerank", &E::rerank);
     openai("GET", "/models", &E::models);
     for (const std::string& alias : options_.aliases) add(server, "GET", "/v1/models/" + alias, &E::model);
     add(server, "GET", "/health", &E::health, true);
@@ -414,6 +417,8 @@ void Endpoints::embeddings(HttpExchange& e) {
     Parsed<EmbeddingRequest> parsed = parse_embedding_request(e.request.body, options_.limits);
     e.request.body                  = {};
     if (!parsed) return refuse(e, parsed.error());
+    if (service_.config().pooling == Pooling::rank)
+        return refuse(e, ApiError{400, "this model is a reranker: POST /v1/rerank", "model", ""});
     const int hidden = service_.config().hidden_size;
     if (const int wanted = parsed->dimensions.value_or(hidden); wanted != hidden)
         return refuse(e, ApiError{400, cat("dimensions is ", wanted, "; the embeddings of this model have ", hidden),
@@ -431,24 +436,63 @@ void Endpoints::embeddings(HttpExchange& e) {
         q.cache_salt = parsed->cache_salt;
         if (auto ok = encoder_.check_length(q.prompt.size(), 0, 1, "input"); !ok) return refuse(e, ok.error());
     }
-    if (!hold(e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(hidden) * sizeof(float))) return;
-    std::vector<std::vector<float>> vectors(requests.size());
+    std::vector<std::vector<float>> vectors;
+    if (!embed(e, std::move(requests), n_tokens, vectors)) return;
+    e.response.body = render_embeddings(options_.aliases[0], vectors, parsed->base64, n_tokens);
+}
+
+// Runs the requests, and gives their vectors in order. False: it was refused.
+bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_tokens,
+                      std::vector<std::vector<float>>& vectors) {
+    if (!hold(e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float))) return false;
+    vectors.resize(requests.size());
     auto                            handle = service_.submit(std::move(requests));
-    if (!handle) return refuse(e, handle.error(), "input");
+    if (!handle) return refuse(e, handle.error(), "input"), false;
     e.peer->when_gone((*handle)->when_gone());
     e.held.reset();
     std::vector<OutputDelta> deltas;
     while ((*handle)->wait(1, deltas))
         for (OutputDelta& d : deltas) {
-            if (d.finish == FinishReason::failed) return refuse(e, ApiError{500, d.message, "", "model_failed"});
+            if (d.finish == FinishReason::failed) return refuse(e, ApiError{500, d.message, "", "model_failed"}), false;
             if (d.finish != FinishReason::stop)
-                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""});
+                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}), false;
             vectors[std::size_t(d.prompt)] = std::move(d.embedding);
         }
-    if ((*handle)->gone()) return refuse(e, ApiError{499, "the client has gone", "", ""});
+    if ((*handle)->gone()) return refuse(e, ApiError{499, "the client has gone", "", ""}), false;
     service_.metrics.prompt += std::uint64_t(n_tokens);
     e.notes.emplace_back("prompt_tokens", cat(n_tokens));
-    e.response.body = render_embeddings(options_.aliases[0], vectors, parsed->base64, n_tokens);
+    return true;
+}
+
+// A query and a document stand in one text, separated as the vocabulary has it.
+void Endpoints::rerank(HttpExchange& e) {
+    Parsed<RerankRequest> parsed = parse_rerank_request(e.request.body, options_.limits);
+    e.request.body               = {};
+    if (!parsed) return refuse(e, parsed.error());
+    if (service_.config().pooling != Pooling::rank)
+        return refuse(e, ApiError{400, "this model is no reranker: its file says no pooling_type 4", "model", ""});
+    const auto encoded = [&](const std::string& text, const std::string& param) -> Parsed<std::vector<Token>> {
+        if (auto ok = encoder_.check_size(text.size(), 0, param); !ok) return std::unexpected(ok.error());
+        return encoder_.encode(Prompt{text}, true, param);
+    };
+    const Parsed<std::vector<Token>> query = encoded(parsed->query, "query");
+    if (!query) return refuse(e, query.error());
+    std::vector<Request> requests;
+    int                  n_tokens = 0;
+    for (const std::string& document : parsed->documents) {
+        const Parsed<std::vector<Token>> ids = encoded(document, "documents");
+        if (!ids) return refuse(e, ids.error());
+        Request& q = requests.emplace_back();
+        q.prompt   = encoder_.joined(*query, *ids);
+        q.embed    = true;
+        n_tokens += int(q.prompt.size());
+        if (auto ok = encoder_.check_length(q.prompt.size(), 0, 1, "documents"); !ok) return refuse(e, ok.error());
+    }
+    std::vector<std::vector<float>> vectors;
+    if (!embed(e, std::move(requests), n_tokens, vectors)) return;
+    std::vector<float> scores;
+    for (const std::vector<float>& v : vectors) scores.push_back(v.empty() ? 0.0f : v[0]);
+    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n, parsed->return_documents, n_tokens);
 }
 
 void Endpoints::tokenize(HttpExchange& e) {

@@ -78,6 +78,16 @@ struct EmbeddingRequest {
 };
 Parsed<EmbeddingRequest> parse_embedding_request(std::string_view json, const ApiLimits& limits);
 
+// /rerank, /v1/rerank: Jina's and Cohere's fields.
+struct RerankRequest {
+    std::string              query;
+    std::vector<std::string> documents;
+    int                      top_n            = 0; // 0: all
+    bool                     return_documents = false;
+    std::vector<std::string> unknown;
+};
+Parsed<RerankRequest> parse_rerank_request(std::string_view json, const ApiLimits& limits);
+
 // /tokenize, /apply-template, /pin: a text or a conversation.
 struct TextRequest {
     std::optional<std::string>  text;
@@ -517,6 +527,33 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
         f.fail("encoding_format", cat("encoding_format is ", quote(form), "; it has to be float or base64"));
     out.base64 = form == "base64";
     if (const auto n = f.integer("dimensions", 1, std::numeric_limits<int>::max())) out.dimensions = int(*n);
+    (void)f.find("user");
+    out.unknown = f.unknown();
+    if (f.failed()) return f.error();
+    return out;
+}
+
+Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimits& limits) {
+    Parsed<JsonDocument> json = parse_object(text, limits);
+    if (!json) return std::unexpected(json.error());
+    JsonFields    f(*json);
+    RerankRequest out;
+    parse_model(f, limits);
+    if (!f.has("query")) f.fail("query", "query is missing");
+    out.query        = f.text("query", limits.json.bytes);
+    const Json* list = f.find("documents");
+    if (!list || !list->is_array() || list->empty()) f.fail("documents", "documents has to be a list of texts");
+    else if (list->size() > std::size_t(limits.prompts))
+        f.fail("documents", cat("documents has ", list->size(), " texts; ", limits.prompts, " are allowed"));
+    else
+        for (const Json& item : *list) {
+            const Json* one = item.is_object() && item.contains("text") ? &item["text"] : &item;
+            if (one->is_string()) out.documents.push_back(one->get<std::string>());
+            else f.fail("documents", cat("documents[", out.documents.size(), "] is ", type_name(*one), "; it has to be a text"));
+            if (f.failed()) break;
+        }
+    out.top_n            = int(f.integer("top_n", 1, std::numeric_limits<int>::max()).value_or(0));
+    out.return_documents = f.boolean("return_documents", false);
     (void)f.find("user");
     out.unknown = f.unknown();
     if (f.failed()) return f.error();

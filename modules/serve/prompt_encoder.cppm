@@ -29,6 +29,8 @@ public:
     Parsed<std::vector<Token>> encode(const TextRequest& request) const;
     // A text that render() made.
     std::vector<Token> encode_rendered(const MarkedText& text, bool add_special) const;
+    // Two texts that were encoded with special tokens, as one: [CLS] a [SEP] b [SEP], or <s> a </s> </s> b </s>.
+    std::vector<Token> joined(std::span<const Token> a, std::span<const Token> b) const;
     // A text in the middle of another.
     std::vector<Token> encode_inside(std::string_view text) const;
 
@@ -120,6 +122,16 @@ std::vector<Token> PromptEncoder::encode_inside(std::string_view text) const {
         return encode_text(text, false);
     all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
     return all;
+}
+
+std::vector<Token> PromptEncoder::joined(std::span<const Token> a, std::span<const Token> b) const {
+    std::vector<Token> both(a.begin(), a.end());
+    const bool         begins = !b.empty() && b[0] == tokenizer_->bos();
+    // RoBERTa's vocabularies have </s> where BERT's have one [SEP] for both texts.
+    const bool         twice = tokenizer_->eos() >= 0 && tokenizer_->piece(tokenizer_->eos()) == "</s>";
+    if (begins && twice) both.push_back(tokenizer_->eos());
+    both.insert(both.end(), b.begin() + (begins ? 1 : 0), b.end());
+    return both;
 }
 
 // A template may have written BOS itself; it must be there once.

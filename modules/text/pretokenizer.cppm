@@ -1,27 +1,42 @@
-// quire.text.pretokenizer: splits text into the words across which byte-level BPE never merges.
-// Each vocabulary was trained with certain regular expressions; here each of them is a scanner that passes once over
-// the characters. Owns nothing.
+// quire.text.pretokenizer: splits text into the words across which byte pair encoding never merges, as `tokenizer.ggml.pre` says.
+// A pre-tokenizer is one line in the table below: patterns, each applied within the pieces of the one before it. The patterns are
+// those of the models' own tokenizer.json, the names those of llama.cpp's converter. **Owns** the compiled patterns of one file.
 export module quire.text.pretokenizer;
 
 import quire.core.base;
 import quire.core.std;
-import quire.core.unicode;
+import quire.text.pattern;
 
 export namespace quire {
 
-enum class PreTokenizer : std::uint8_t { standard, gpt2, llama3, qwen2, falcon, starcoder, deepseek_coder };
+// How the words of a pre-tokenizer are spelled in the vocabulary.
+enum class Spelling : std::uint8_t {
+    bytes,      // GPT-2's: each byte is a printable character
+    text,       // as they are, with ▁ for a space; a character without a token becomes the tokens of its bytes
+    text_begun, // so, and a line begins with a space even where it has none
+};
 
-// By `tokenizer.ggml.pre`; nothing for a name that is not known.
-std::optional<PreTokenizer> pre_tokenizer_named(std::string_view name);
-// The known names, for a message.
-std::string pre_tokenizer_names();
+class PreTokenizer {
+public:
+    // By `tokenizer.ggml.pre`. Error: that it is not known, and the nearest name that is.
+    static Result<PreTokenizer> named(std::string_view name);
+    // All names, in the table's order.
+    static std::vector<std::string_view> names();
 
-// The ends of the words, in bytes, ascending; the last is text.size(). Bytes that are not UTF-8 count as symbols.
-std::vector<std::size_t> pre_tokenize(PreTokenizer kind, std::string_view text);
+    Spelling spelling          = Spelling::bytes;
+    bool     whole_words_first = false; // a word that is a token needs no merges
+    bool     adds_bos          = false; // where the file does not say
 
-// The first of these, found by looking at some `window` bytes: memory is bound by that, not by the text. Empty only when the text
-// is or when no word ends for certain within the window.
-std::vector<std::size_t> pre_tokenize_begin(PreTokenizer kind, std::string_view text, std::size_t window);
+    // The ends of the words, in bytes, ascending; the last is text.size(). Bytes that are not UTF-8 count as symbols.
+    std::vector<std::size_t> split(std::string_view text) const;
+    // The first of these, found by looking at some `window` bytes: memory is bound by that, not by the text. Empty only when
+    // the text is or when no word ends for certain within the window.
+    std::vector<std::size_t> split_begin(std::string_view text, std::size_t window) const;
+
+private:
+    std::vector<std::size_t> split(std::string_view text, bool open) const;
+    std::vector<Pattern>     patterns_;
+};
 
 } // namespace quire
 
@@ -29,276 +44,220 @@ module :private;
 
 namespace quire {
 
-struct Name {
-    std::string_view name;
-    PreTokenizer     kind;
+// -- the table
+
+constexpr std::string_view gpt2 = R"re('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view llama3 =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n)re"
+    R"re(]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view qwen2 =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s)re"
+    R"re(*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view ufakzeka =
+    R"re([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view minicpm5 =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\)re"
+    R"re(s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view qwen35 =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N})re"
+    R"re(]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view jais2 =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n)re"
+    R"re(]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16})re"
+    R"re((?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1})re";
+constexpr std::string_view gpt4o =
+    R"re([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'r)re"
+    R"re(e|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\)re"
+    R"re(p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+)re"
+    R"re((?!\S)|\s+)re";
+constexpr std::string_view tekken =
+    R"re([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L})re"
+    R"re(\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N})re"
+    R"re(]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view youtu =
+    R"re([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'r)re"
+    R"re(e|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\)re"
+    R"re(p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)re"
+    R"re()|\s+)re";
+constexpr std::string_view kimi =
+    R"re([\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p)re"
+    R"re({Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{L)re"
+    R"re(m}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'l)re"
+    R"re(l|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view bailing =
+    R"re('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\)re"
+    R"re(n]|\s+(?!\S)|\s+)re";
+constexpr std::string_view seed =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s)re"
+    R"re(*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view exaone_moe =
+    R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}(?:[\p{L}\p{M}]| \p{L})*+|\p{N}| ?[^)re"
+    R"re(\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)re";
+constexpr std::string_view deepseek3 =
+    R"re([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[)re"
+    R"re(\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
+constexpr std::string_view spark =
+    R"re([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[)re"
+    R"re(\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+)re";
+constexpr std::string_view deepseek_letters =
+    R"re(\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕ)re"
+    R"re(ἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛ)re"
+    R"re(Ꜣ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+)re";
+constexpr std::string_view deepseek_symbols = R"re(\s?[!-/:-~！-／：-～‘-‟　-。]+)re";
+constexpr std::string_view deepseek_cjk     = R"re([一-龥ࠀ-一가-퟿]+)re";
+constexpr std::string_view cjk_and_kana     = R"re([一-龥぀-ゟ゠-ヿ]+)re";
+constexpr std::string_view asian_scripts =
+    R"re([一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+)re";
+constexpr std::string_view youtu_scripts =
+    R"re([가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+)re";
+constexpr std::string_view bloom  = R"re( ?[^(\s|.,!?…。，、।۔،)]+)re";
+constexpr std::string_view number = R"(\p{N})", numbers = R"(\p{N}+)", three_numbers = R"(\p{N}{1,3})",
+                           three_digits = "[0-9][0-9][0-9]", line_break = R"([\r\n])", lines = R"([^\n]+|[\n]+)",
+                           punctuation = R"([\p{P}\$\+<=>\^~\|]+)", falcon_punctuation = R"([\p{P}\$\+<=>\^~\|`]+)",
+                           words_with_space = R"([\n]+|[ ▁][^ ▁\n]*|[^ ▁\n]+)";
+
+enum PreTokenizerFlags : std::uint8_t { no_flags = 0, whole_first = 1, bos = 2 };
+
+struct PreTokenizerRow {
+    std::string_view                names; // separated by spaces
+    std::array<std::string_view, 6> patterns;
+    int                             flags    = no_flags;
+    Spelling                        spelling = Spelling::bytes;
 };
-constexpr std::array names{
-    Name{"default", PreTokenizer::standard},
-    Name{"gpt-2", PreTokenizer::gpt2},
-    Name{"gpt2", PreTokenizer::gpt2},
-    Name{"phi-2", PreTokenizer::gpt2},
-    Name{"mpt", PreTokenizer::gpt2},
-    Name{"olmo", PreTokenizer::gpt2},
-    Name{"jina-es", PreTokenizer::gpt2},
-    Name{"jina-de", PreTokenizer::gpt2},
-    Name{"llama-bpe", PreTokenizer::llama3},
-    Name{"llama3", PreTokenizer::llama3},
-    Name{"llama-v3", PreTokenizer::llama3},
-    Name{"falcon3", PreTokenizer::llama3},
-    Name{"dbrx", PreTokenizer::llama3},
-    Name{"smaug-bpe", PreTokenizer::llama3},
-    Name{"qwen2", PreTokenizer::qwen2},
-    Name{"deepseek-r1-qwen", PreTokenizer::qwen2},
-    Name{"stablelm2", PreTokenizer::qwen2},
-    Name{"falcon", PreTokenizer::falcon},
-    Name{"starcoder", PreTokenizer::starcoder},
-    Name{"refact", PreTokenizer::starcoder},
-    Name{"command-r", PreTokenizer::starcoder},
-    Name{"smollm", PreTokenizer::starcoder},
-    Name{"codeshell", PreTokenizer::starcoder},
-    Name{"deepseek-coder", PreTokenizer::deepseek_coder},
+
+constexpr std::array pre_tokenizers{
+    PreTokenizerRow{"default", {punctuation, gpt2, numbers, three_digits}},
+    PreTokenizerRow{
+        "gpt-2 gpt2 phi-2 mpt olmo jais trillion granite-docling jina-es jina-de jina-v1-en jina-v2-es jina-v2-de "
+        "jina-v2-code roberta-bpe gigachat a.x-4.0 mellum modern-bert exaone4",
+        {gpt2}},
+    PreTokenizerRow{
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano", {llama3}, whole_first | bos},
+    PreTokenizerRow{"dbrx smaug-bpe chatglm-bpe", {llama3}},
+    PreTokenizerRow{"glm4 glm5", {llama3}, whole_first},
+    PreTokenizerRow{"qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", {qwen2}},
+    PreTokenizerRow{"qwen35", {qwen35}},
+    PreTokenizerRow{"ufakzeka", {ufakzeka}},
+    PreTokenizerRow{"laguna", {lines, qwen2}},
+    PreTokenizerRow{"minicpm5", {three_numbers, minicpm5}, whole_first},
+    PreTokenizerRow{"jais-2", {jais2}},
+    PreTokenizerRow{"falcon", {falcon_punctuation, gpt2, three_digits}},
+    PreTokenizerRow{"starcoder refact command-r smollm codeshell exaone minerva-7b mellum2", {number, gpt2}},
+    PreTokenizerRow{"deepseek-llm", {line_break, deepseek_letters, deepseek_symbols, R"(\s+$)", deepseek_cjk, numbers}},
+    PreTokenizerRow{"deepseek-coder", {line_break, R"(\s?\p{L}+)", R"(\s?\p{P}+)", deepseek_cjk, number}},
+    PreTokenizerRow{"deepseek-v3 hunyuan-dense joyai-llm hy_v4", {three_numbers, cjk_and_kana, deepseek3}},
+    PreTokenizerRow{"spark2_5", {three_numbers, cjk_and_kana, spark, number}},
+    PreTokenizerRow{"youtu", {youtu_scripts, youtu}, whole_first},
+    PreTokenizerRow{"poro-chat bloom gpt3-finnish", {bloom}},
+    PreTokenizerRow{"viking", {bloom, number}},
+    PreTokenizerRow{"tekken", {tekken}, whole_first | bos},
+    PreTokenizerRow{"gpt-4o llama4 kanana2 talkie minimax-m2", {gpt4o}},
+    PreTokenizerRow{"granite-embed-multi-97m", {gpt4o}, whole_first},
+    PreTokenizerRow{"tiny_aya cohere2moe", {thousands_of_words, gpt4o}},
+    PreTokenizerRow{"superbpe", {numbers, thousands_of_digits}},
+    PreTokenizerRow{"kimi-k2", {kimi}},
+    PreTokenizerRow{"bailingmoe bailingmoe2 llada-moe", {bailing}},
+    PreTokenizerRow{"seed-coder", {seed}},
+    PreTokenizerRow{"afmoe", {thousands_of_numbers, asian_scripts, deepseek3}},
+    PreTokenizerRow{"exaone-moe", {exaone_moe}},
+    PreTokenizerRow{
+        "chameleon",
+        {"<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", R"([\t\n]|    |  )", number, R"([\p{P}!-/:-@\[-`{-~])", gpt2},
+        bos},
+    PreTokenizerRow{"gemma4 granite-embed-multi-311m", {lines}, bos, Spelling::text},
+    PreTokenizerRow{"sarvam-moe", {lines}, no_flags, Spelling::text},
+    PreTokenizerRow{"mmbert", {words_with_space}, no_flags, Spelling::text_begun},
 };
 
-std::optional<PreTokenizer> pre_tokenizer_named(std::string_view name) {
-    for (const Name& n : names)
-        if (n.name == name) return n.kind;
-    return {};
-}
-
-std::string pre_tokenizer_names() {
-    std::string list;
-    for (const Name& n : names) list += cat(list.empty() ? "" : ", ", n.name);
-    return list;
-}
-
-// The text as characters. Positions below are indices of characters; `at` leads back to bytes.
-struct Characters {
-    std::vector<char32_t>    c;
-    std::vector<CharClass>   kind;
-    std::vector<std::size_t> at; // one more than characters
-
-    bool is(std::size_t i, int classes) const { return (kind[i] & classes) != 0; }
-    bool newline(std::size_t i) const { return c[i] == '\r' || c[i] == '\n'; }
-    // [^\s\p{L}\p{N}]
-    bool symbol(std::size_t i) const { return !is(i, class_space | class_letter | class_number); }
-    // The first index from i on, before end, that is of none of these classes.
-    std::size_t run(std::size_t i, std::size_t end, int classes) const {
-        while (i < end && is(i, classes)) i++;
-        return i;
+// Calls each(name) for the names of a row until it says true.
+template <class Each>
+bool any_name(const PreTokenizerRow& row, const Each& each) {
+    for (std::size_t at = 0; at < row.names.size();) {
+        const std::size_t end = std::min(row.names.find(' ', at), row.names.size());
+        if (each(row.names.substr(at, end - at))) return true;
+        at = end + 1;
     }
-};
+    return false;
+}
 
-Characters decode(std::string_view text) {
-    Characters t;
-    t.c.reserve(text.size());
-    t.kind.reserve(text.size());
-    t.at.reserve(text.size() + 1);
-    for (std::size_t at = 0; at < text.size();) {
-        const CodePoint c = utf8_next(text, at);
-        t.c.push_back(c.value);
-        t.kind.push_back(char_class(c.value));
-        t.at.push_back(at);
-        at += std::size_t(c.bytes);
+std::vector<std::string_view> PreTokenizer::names() {
+    std::vector<std::string_view> all;
+    for (const PreTokenizerRow& row : pre_tokenizers)
+        any_name(row, [&](std::string_view name) {
+            all.push_back(name);
+            return false;
+        });
+    return all;
+}
+
+// Characters to change, leave out or put in to make one name of the other.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+    std::vector<std::size_t> row(b.size() + 1);
+    for (std::size_t j = 0; j <= b.size(); j++) row[j] = j;
+    for (std::size_t i = 0; i < a.size(); i++) {
+        std::size_t diagonal = std::exchange(row[0], i + 1);
+        for (std::size_t j = 0; j < b.size(); j++)
+            diagonal = std::exchange(row[j + 1], std::min({diagonal + (a[i] != b[j]), row[j] + 1, row[j + 1] + 1}));
     }
-    t.at.push_back(text.size());
-    return t;
+    return row.back();
 }
 
-// A scanner appends the ends of the words in [begin, end).
-using Ends    = std::vector<std::size_t>;
-using Scanner = void (*)(const Characters& t, std::size_t begin, std::size_t end, Ends& ends);
-
-// 's|'t|'re|'ve|'m|'ll|'d, in lower case or in any: its length, or 0
-std::size_t contraction(const Characters& t, std::size_t i, std::size_t end, bool any_case) {
-    if (t.c[i] != '\'' || i + 1 >= end) return 0;
-    auto lower       = [&](std::size_t j) { return any_case && t.c[j] >= 'A' && t.c[j] <= 'Z' ? t.c[j] + 32 : t.c[j]; };
-    const char32_t a = lower(i + 1);
-    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
-    if (i + 2 >= end) return 0;
-    const char32_t b = lower(i + 2);
-    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
-}
-
-// \s+(?!\S)|\s+ : all of the space at the end of the text, else all but its last character, else that one
-std::size_t space_end(const Characters& t, std::size_t i, std::size_t end) {
-    const std::size_t k = t.run(i, end, class_space);
-    return k == end || k - i == 1 ? k : k - 1;
-}
-
-// 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-void scan_gpt2(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        if (std::size_t n = contraction(t, i, end, false)) {
-            i += n;
-            continue;
-        }
-        std::size_t j = i + (t.c[i] == ' ' && i + 1 < end && !t.is(i + 1, class_space));
-        if (t.is(j, class_letter)) i = t.run(j, end, class_letter);
-        else if (t.is(j, class_number)) i = t.run(j, end, class_number);
-        else if (t.symbol(j)) {
-            for (i = j; i < end && t.symbol(i);) i++;
-        } else i = space_end(t, i, end);
+Result<PreTokenizer> PreTokenizer::named(std::string_view name) {
+    const PreTokenizerRow* found = nullptr;
+    for (const PreTokenizerRow& row : pre_tokenizers)
+        if (any_name(row, [&](std::string_view known) { return known == name; })) found = &row;
+    if (!found) {
+        std::string_view nearest = "default";
+        std::size_t      least   = ~std::size_t(0);
+        for (std::string_view known : names())
+            if (const std::size_t d = edit_distance(name.substr(0, 64), known); d < least) nearest = known, least = d;
+        return fail("tokenizer.ggml.pre is ", quote(name), ", which is not known; the nearest that is: ", nearest);
     }
-}
-
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <std::size_t digits>
-void scan_llama3(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        if (std::size_t n = contraction(t, i, end, true)) {
-            i += n;
-        } else if (t.is(i, class_letter)) {
-            i = t.run(i, end, class_letter);
-        } else if (!t.newline(i) && !t.is(i, class_number) && i + 1 < end && t.is(i + 1, class_letter)) {
-            i = t.run(i + 1, end, class_letter);
-        } else if (t.is(i, class_number)) {
-            i = t.run(i, std::min(end, i + digits), class_number);
-        } else if (std::size_t j = i + (t.c[i] == ' '); j < end && t.symbol(j)) {
-            while (j < end && t.symbol(j)) j++;
-            while (j < end && t.newline(j)) j++;
-            i = j;
-        } else {
-            const std::size_t k    = t.run(i, end, class_space);
-            std::size_t       last = k; // behind the last line break of the run
-            while (last > i && !t.newline(last - 1)) last--;
-            i = last > i ? last : space_end(t, i, end);
-        }
+    PreTokenizer p;
+    p.spelling          = found->spelling;
+    p.whole_words_first = (found->flags & whole_first) != 0;
+    p.adds_bos          = (found->flags & bos) != 0;
+    for (std::string_view expression : found->patterns) {
+        if (expression.empty()) break;
+        Result<Pattern> pattern = Pattern::compile(expression);
+        if (!pattern) return std::unexpected(pattern.error());
+        p.patterns_.push_back(std::move(*pattern));
     }
+    return p;
 }
 
-// Words are the runs for which `in` holds and the runs for which it does not.
-template <class In>
-void scan_runs(std::size_t begin, std::size_t end, Ends& ends, const In& in) {
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        const bool inside = in(i);
-        while (i < end && in(i) == inside) i++;
-    }
+// -- splitting
+
+std::vector<std::size_t> PreTokenizer::split(std::string_view text) const { return split(text, false); }
+
+std::vector<std::size_t> PreTokenizer::split_begin(std::string_view text, std::size_t window) const {
+    if (text.size() <= window) return split(text, false);
+    std::size_t cut = window; // not within a character, which has no more than three bytes behind its first
+    while (cut > 0 && window - cut < 3 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) cut--;
+    return split(text.substr(0, cut), true);
 }
 
-// \p{N} : each number a word of its own, and what is between
-void scan_single_numbers(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        if (t.is(i, class_number)) {
-            i++;
-            continue;
-        }
-        while (i < end && !t.is(i, class_number)) i++;
-    }
-}
-
-// [\p{P}\$\+<=>\^~\|`]+ (the backquote in falcon's only)
-template <bool backquote>
-void scan_punctuation(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    scan_runs(begin, end, ends, [&](std::size_t i) {
-        return t.is(i, class_punctuation) ||
-               (t.c[i] < 128 && t.c[i] != 0 && std::string_view("$+<=>^~|").contains(char(t.c[i]))) ||
-               (backquote && t.c[i] == '`');
-    });
-}
-
-// \p{N}+
-void scan_numbers(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    scan_runs(begin, end, ends, [&](std::size_t i) { return t.is(i, class_number); });
-}
-
-// [0-9][0-9][0-9]
-void scan_digit_triples(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    auto triple = [&](std::size_t i) {
-        if (i + 3 > end) return false;
-        for (std::size_t j = i; j < i + 3; j++)
-            if (t.c[j] < '0' || t.c[j] > '9') return false;
-        return true;
-    };
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        if (triple(i)) {
-            i += 3;
-            continue;
-        }
-        while (i < end && !triple(i)) i++;
-    }
-}
-
-// [\r\n]
-void scan_line_breaks(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        if (t.newline(i)) {
-            i++;
-            continue;
-        }
-        while (i < end && !t.newline(i)) i++;
-    }
-}
-
-// \s?CLASS+, and what is between
-template <CharClass wanted>
-void scan_with_space(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    auto starts = [&](std::size_t i) {
-        return t.is(i, wanted) || (t.is(i, class_space) && i + 1 < end && t.is(i + 1, wanted));
-    };
-    for (std::size_t i = begin; i < end; ends.push_back(i)) {
-        if (starts(i)) {
-            i = t.run(i + 1, end, wanted);
-            continue;
-        }
-        while (i < end && !starts(i)) i++;
-    }
-}
-
-// [一-龥ࠀ-一가-퟿]+
-void scan_cjk(const Characters& t, std::size_t begin, std::size_t end, Ends& ends) {
-    scan_runs(begin, end, ends, [&](std::size_t i) {
-        return (t.c[i] >= 0x800 && t.c[i] <= 0x9fa5) || (t.c[i] >= 0xac00 && t.c[i] <= 0xd7ff);
-    });
-}
-
-// Scanners one after another, each within the words of the one before.
-std::span<const Scanner> scanners_of(PreTokenizer kind) {
-    static constexpr std::array<Scanner, 1> gpt2{scan_gpt2}, llama3{scan_llama3<3>}, qwen2{scan_llama3<1>};
-    static constexpr std::array<Scanner, 2> starcoder{scan_single_numbers, scan_gpt2};
-    static constexpr std::array<Scanner, 3> falcon{scan_punctuation<true>, scan_gpt2, scan_digit_triples};
-    static constexpr std::array<Scanner, 4> standard{scan_punctuation<false>, scan_gpt2, scan_numbers,
-                                                     scan_digit_triples};
-    static constexpr std::array<Scanner, 5> deepseek{scan_line_breaks, scan_with_space<class_letter>,
-                                                     scan_with_space<class_punctuation>, scan_cjk, scan_single_numbers};
-    switch (kind) {
-        case PreTokenizer::gpt2: return gpt2;
-        case PreTokenizer::llama3: return llama3;
-        case PreTokenizer::qwen2: return qwen2;
-        case PreTokenizer::starcoder: return starcoder;
-        case PreTokenizer::falcon: return falcon;
-        case PreTokenizer::deepseek_coder: return deepseek;
-        case PreTokenizer::standard: break;
-    }
-    return standard;
-}
-
-std::vector<std::size_t> pre_tokenize(PreTokenizer kind, std::string_view text) {
+// `open`: more text follows. Of the last piece of each pattern it is then not known where it ends, but its beginning is, and the
+// next pattern may find whole words in that.
+std::vector<std::size_t> PreTokenizer::split(std::string_view text, bool open) const {
     if (text.empty()) return {};
-    const Characters t = decode(text);
-    Ends             ends{t.c.size()}, next;
-    for (Scanner scan : scanners_of(kind)) {
+    const Characters         t(text);
+    std::vector<std::size_t> ends, next;
+    Splitter::Rest           rest{0, t.c.size()};
+    if (!open) ends.push_back(t.c.size());
+    for (const Pattern& pattern : patterns_) {
+        Splitter splitter(pattern);
+        splitter.prepare(t);
         next.clear();
         std::size_t begin = 0;
         for (std::size_t end : ends) {
-            scan(t, begin, end, next);
+            splitter.split(t, begin, end, false, next);
             begin = end;
         }
+        if (open) rest = splitter.split(t, rest.begin, rest.sure, true, next);
         ends.swap(next);
     }
     for (std::size_t& end : ends) end = t.at[end];
-    return ends;
-}
-
-std::vector<std::size_t> pre_tokenize_begin(PreTokenizer kind, std::string_view text, std::size_t window) {
-    if (text.size() <= window) return pre_tokenize(kind, text);
-    std::size_t cut = window; // not within a character, which has no more than three bytes behind its first
-    while (cut > 0 && window - cut < 3 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) cut--;
-    Ends ends = pre_tokenize(kind, text.substr(0, cut));
-    // What follows can make the last word longer and change those before it: a line break behind blanks joins them with the line
-    // breaks before them, a letter makes "'l" a contraction. No scanner looks further, and none looks back behind a word's begin.
-    constexpr std::size_t uncertain = 4;
-    ends.resize(ends.size() > uncertain ? ends.size() - uncertain : 0);
     return ends;
 }
 

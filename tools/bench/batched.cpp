@@ -31,7 +31,7 @@ int batched(const Arguments& a) {
         if (!t) return complain(t.error());
         const double s_pp = double(n) * a.npp / t->prefill, s_tg = double(n) * a.ntg / t->decode,
                      all   = t->prefill + t->decode;
-        const double bytes = work->weight_bytes + double(n) * (a.npp + a.ntg / 2.0) * work->kv_bytes_per_token;
+        const double bytes = work->bytes_read(n) + double(n) * (a.npp + a.ntg / 2.0) * work->kv_bytes_per_token;
         if (a.json)
             std::printf("%s\n", json_dump(Json{{"pp", a.npp},
                                                {"tg", a.ntg},
@@ -45,7 +45,7 @@ int batched(const Arguments& a) {
             std::printf("| %5d | %5d | %4d | %6d | %8.3f | %8.2f | %8.3f | %8.2f | %8.3f | %8.2f | %12s |\n", a.npp,
                         a.ntg, n, n * (a.npp + a.ntg), t->prefill, s_pp, t->decode, s_tg, all,
                         n * double(a.npp + a.ntg) / all,
-                        limit_of(a, n / s_tg, bytes, 2 * work->parameters * n).c_str());
+                        limit_of(a, n / s_tg, bytes, 2 * work->active_parameters() * n).c_str());
         std::fflush(stdout);
     }
     return 0;

@@ -54,9 +54,15 @@ void add_serve_flags(CLI::App* c, ServeArguments& a);
 
 int complain(const Error& error);
 
-// The least that a step has to read and to multiply: `parameters` times two operations a token.
+// The least that a step has to read and to multiply, two operations a parameter and token. Of a mixture of experts a step of n tokens
+// reads those that some token chose, if all are as likely, and a token multiplies with those it chose.
 struct Work {
-    double weight_bytes = 0, parameters = 0, kv_bytes_per_token = 0;
+    double weight_bytes = 0, parameters = 0, kv_bytes_per_token = 0; // with all experts
+    double expert_bytes = 0, expert_parameters = 0;                  // contained in these
+    double used = 1;                                                 // of the experts, by a token
+
+    double bytes_read(double n_tokens) const { return weight_bytes - expert_bytes * std::pow(1 - used, n_tokens); }
+    double active_parameters() const { return parameters - expert_parameters * (1 - used); }
 };
 
 Result<Work>       work_of(const std::string& path);

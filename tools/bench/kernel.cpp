@@ -171,7 +171,7 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
             for (int s = 0; s < S; s++) {
                 starts.push_back(s * per);
                 positions.push_back(L - 1);
-                const auto lengths = cuda::split_lengths(gpu.context(), D, std::int64_t(S) * L * K);
+                const auto lengths = cuda::split_lengths(gpu.context(), D, D, std::int64_t(S) * L * K);
                 const auto cut     = [&](int most, std::vector<std::int32_t>& to) {
                     const auto [splits, length] = cuda::splits_of(L, most);
                     for (int c = 0; c < splits; c++)
@@ -197,7 +197,7 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
                 t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
                 t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
                 t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
-                t.n_heads = H, t.n_kv_heads = K, t.head_dim = D, t.block_size = size, t.scale = 0.088f;
+                t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = size, t.scale = 0.088f;
                 all.push_back(t);
             }
             auto*        partial  = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
@@ -219,7 +219,7 @@ void prefill_attention(Gpu& gpu, const Arguments& a) {
         std::vector<std::int32_t> table, positions, tiles;
         for (int i = 0; i < L / block; i++) table.push_back(i);
         for (int i = 0; i < L; i++) positions.push_back(i);
-        const int tile = cuda::prefill_tile(gpu.context(), D);
+        const int tile = cuda::prefill_tile(gpu.context(), D, D);
         for (int row = 0; row < L; row += tile) tiles.insert(tiles.end(), {0, row, std::min(tile, L - row)});
         cuda::Plan plan;
         plan.block_tables      = static_cast<std::int32_t*>(gpu.ints(table));
@@ -230,10 +230,92 @@ void prefill_attention(Gpu& gpu, const Arguments& a) {
         cuda::Attention   t;
         t.q = static_cast<cuda::Half*>(gpu.fp16(n)), t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
         t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n)), t.out = static_cast<cuda::Half*>(gpu.zeros(n * 2));
-        t.n_heads = t.n_kv_heads = H, t.head_dim = D, t.block_size = block, t.scale = 0.088f;
+        t.n_heads = t.n_kv_heads = H, t.head_dim = t.value_dim = D, t.block_size = block, t.scale = 0.088f;
         const double s =
             gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
         kernel_line("prefill attention", cat(L, ", heads ", H), s, 0, 2.0 * L * L * H * D, a);
+        gpu.clear();
+    }
+}
+
+// Attention over a latent cache of the shape of DeepSeek-V2 (rows of 576, of which 512 are the value), decoding and of a prompt, and
+// the GEMMs of its heads.
+void latent_attention(Gpu& gpu, const Arguments& a) {
+    constexpr int row = 576, value = 512, L = 4096, most = 64;
+    for (int H : {16, 128}) {
+        const double flop = 2.0 * H * (row + value); // of a query and a position
+        for (int S : {1, 8, most}) {
+            if (!wanted(a, {"latent decode"})) continue;
+            std::vector<std::int32_t> table, items;
+            for (int i = 0; i < S * L / block; i++) table.push_back(i);
+            const auto [n, length] =
+                cuda::splits_of(L, cuda::split_lengths(gpu.context(), row, value, std::int64_t(S) * L).length);
+            for (int s = 0; s < S; s++)
+                for (int c = 0; c < n; c++)
+                    items.insert(items.end(), {s, s * L / block, c * length, std::min(L, (c + 1) * length), n, c, 0});
+            cuda::Plan plan;
+            plan.block_tables                   = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.items                          = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), S * n, 0};
+            const double                 bytes  = double(S) * L * row * 2;
+            const int                    copies = std::max(1, int(200e6 / bytes));
+            std::vector<cuda::Attention> all;
+            for (int i = 0; i < copies; i++) {
+                cuda::Attention t;
+                t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S * H * row)));
+                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S * H * value) * 2));
+                t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * L * row));
+                t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value, t.block_size = block;
+                t.scale = 0.07f;
+                all.push_back(t);
+            }
+            auto*        partial  = static_cast<float*>(gpu.zeros(std::size_t(S * n * H) * (value + 2) * 4));
+            auto*        counters = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S * H) * 4));
+            const double s        = gpu.seconds([&](int i) {
+                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, counters, gpu.context());
+            });
+            kernel_line("latent decode", cat(S, " × ", L, ", heads ", H), s, bytes, flop * S * L, a);
+            gpu.clear();
+        }
+        if (wanted(a, {"latent prefill"})) {
+            constexpr int             T = 2048;
+            std::vector<std::int32_t> table(T / block), positions(T), tiles;
+            std::iota(table.begin(), table.end(), 0);
+            std::iota(positions.begin(), positions.end(), 0);
+            const int tile = std::max(cuda::prefill_tile(gpu.context(), row, value), 1);
+            for (int first = 0; first < T; first += tile)
+                tiles.insert(tiles.end(), {0, first, std::min(tile, T - first)});
+            cuda::Plan plan;
+            plan.block_tables    = static_cast<std::int32_t*>(gpu.ints(table));
+            plan.table_start     = static_cast<std::int32_t*>(gpu.ints({0}));
+            plan.positions       = static_cast<std::int32_t*>(gpu.ints(positions));
+            const auto*     list = static_cast<cuda::PrefillTile*>(gpu.ints(tiles));
+            cuda::Attention t;
+            t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * std::size_t(H * row)));
+            t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(T) * std::size_t(H * value) * 2));
+            t.cache_k = static_cast<cuda::Half*>(gpu.fp16(std::size_t(T) * row));
+            t.n_heads = H, t.n_kv_heads = 1, t.head_dim = row, t.value_dim = value, t.block_size = block,
+            t.scale = 0.07f;
+            const double s =
+                gpu.seconds([&](int) { cuda::attention_prefill(t, plan, list, int(tiles.size() / 3), gpu.context()); });
+            kernel_line("latent prefill", cat(T, ", heads ", H), s, 0, flop * T * T / 2, a);
+            gpu.clear();
+        }
+    }
+    for (int n : {1, 16, 2048}) {
+        if (!wanted(a, {"head GEMM"})) continue;
+        constexpr int               heads = 16, rows = 512, cols = 128, copies = 32, x_dim = cols + row - value;
+        std::vector<cuda::HeadGemm> all(copies);
+        auto*                       x   = static_cast<cuda::Half*>(gpu.fp16(std::size_t(n) * heads * x_dim));
+        auto*                       out = static_cast<cuda::Half*>(gpu.zeros(std::size_t(n) * heads * row * 2));
+        for (cuda::HeadGemm& op : all) {
+            op.x = x, op.out = out, op.n_heads = heads, op.x_dim = x_dim;
+            op.weight.rows = heads * rows, op.weight.cols = cols;
+            op.weight.data = gpu.fp16(std::size_t(heads) * rows * cols);
+        }
+        const double weights = double(heads) * rows * cols;
+        const double s = gpu.seconds([&](int i) { cuda::head_gemm(all[std::size_t(i % copies)], n, gpu.context()); });
+        kernel_line("head GEMM f16", cat(n, " rows, ", heads, " of ", rows, " × ", cols), s,
+                    weights * 2 + double(n) * heads * (x_dim + row) * 2, 2 * n * weights, a);
         gpu.clear();
     }
 }
@@ -328,7 +410,7 @@ void prefill_gemms(Gpu& gpu, const Arguments& a) {
             const cuda::CublasltShape shape{p.rows, p.cols, false, p.n, p.rows * p.cols, n * p.rows};
             if (tuned.insert({p.rows, n}).second) cuda::tune_cublaslt(shape, p.weight[layer], n, n, gpu.context());
             const bool ran = cuda::cublaslt_gemm(p.x, n, p.weight[layer], shape, p.out, gpu.context());
-            if (p.gated) cuda::silu_mul(p.out, p.out + n * p.rows, n * p.rows, gpu.context());
+            if (p.gated) cuda::activate(cuda::Activation::silu, p.out, p.out + n * p.rows, n * p.rows, gpu.context());
             return ran;
         };
         const auto line = [&](const char* kernel, const std::string& what, double weights, const auto& multiply) {
@@ -369,13 +451,19 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             auto *x = fp16(T * hidden), *out = fp16(T * hidden);
             auto *residual = floats(T * hidden), *weight = floats(hidden);
             line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
-                cuda::norm(x, false, weight, nullptr, 1e-5f, residual, out, n, std::int64_t(hidden), gpu.context());
+                cuda::norm(x, false, cuda::NormKind::rms, weight, nullptr, 1e-5f, residual, out, n,
+                           std::int64_t(hidden), gpu.context());
             });
         }
         if (wanted(a, {"swiglu"})) {
             auto *gate = fp16(T * ff), *up = fp16(T * ff);
             line("swiglu", cat(T, " × ", ff), double(T * ff) * 6,
-                 [&] { cuda::silu_mul(gate, up, std::int64_t(T * ff), gpu.context()); });
+                 [&] { cuda::activate(cuda::Activation::silu, gate, up, std::int64_t(T * ff), gpu.context()); });
+        }
+        if (wanted(a, {"geglu"})) {
+            auto *gate = fp16(T * ff), *up = fp16(T * ff);
+            line("geglu", cat(T, " × ", ff), double(T * ff) * 6,
+                 [&] { cuda::activate(cuda::Activation::gelu_tanh, gate, up, std::int64_t(T * ff), gpu.context()); });
         }
         if (wanted(a, {"rope + store"})) {
             std::vector<std::int32_t> numbers(T);
@@ -386,7 +474,7 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             r.q = fp16(T * hidden), r.k = fp16(T * hidden), r.v = fp16(T * hidden);
             r.cache_k = fp16((T + block) * hidden), r.cache_v = fp16((T + block) * hidden);
             r.inv_freq = floats(D / 2), r.n_pairs = int(D / 2), r.n_heads = r.n_kv_heads = int(heads);
-            r.head_dim = int(D), r.block_size = int(block);
+            r.head_dim = r.q_dim = r.value_dim = int(D), r.block_size = int(block);
             line("rope + store", cat(T, ", heads ", heads), double(T * hidden) * 12,
                  [&] { cuda::rope_and_store(r, plan, n, gpu.context()); });
         }
@@ -439,6 +527,92 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
     }
 }
 
+// A mixture of experts of the shape of Qwen3-30B-A3B: the router, both GEMMs and all three. Counted are the weights of the experts that
+// some token chose.
+void experts(Gpu& gpu, const Arguments& a) {
+    if (!wanted(a, {"route", "expert"})) return;
+    constexpr int                   n = 128, k = 8, hidden = 2048, ff = 768, steps = 8; // with tokens of their own
+    std::mt19937                    random(7);
+    std::normal_distribution<float> normal(0, 0.03f);
+    std::vector<float>              values(std::size_t(n) * hidden);
+    for (float& v : values) v = normal(random);
+    for (const auto& [form, name, bits] :
+         {std::tuple(cuda::WeightForm::f16, "f16", 16.0), std::tuple(cuda::WeightForm::i8, "q8_0", 8.5),
+          std::tuple(cuda::WeightForm::q4_k, "q4_k", 4.5)})
+        for (int T : {1, 2, 4, 8, 32, 128, 512, 2048}) {
+            const std::size_t pairs = std::size_t(T) * k;
+            const auto        stack = [&](int rows, int cols) {
+                cuda::Weight w;
+                const auto   all = std::size_t(n) * std::size_t(rows) * std::size_t(cols);
+                w.form = form, w.rows = std::int64_t(n) * rows, w.cols = cols;
+                w.data = gpu.fp16(std::size_t(double(all) * bits / 16) + 64);
+                if (form == cuda::WeightForm::i8) w.scales = gpu.fp16(all / 32);
+                return w;
+            };
+            const cuda::Weight gate = stack(ff, hidden), up = stack(ff, hidden), down = stack(hidden, ff);
+            auto*              router = static_cast<float*>(gpu.zeros(values.size() * 4));
+            cuda::upload(router, values.data(), values.size() * 4, gpu.context());
+            auto *inner = static_cast<cuda::Half*>(gpu.zeros(pairs * ff * 2)),
+                 *out   = static_cast<cuda::Half*>(gpu.zeros(std::size_t(T) * hidden * 2)),
+                 *x     = static_cast<cuda::Half*>(gpu.fp16(std::size_t(steps) * std::size_t(T) * hidden)),
+                 *parts = static_cast<cuda::Half*>(gpu.zeros(pairs * hidden * 2));
+            struct Step {
+                cuda::Route           route;
+                cuda::ExpertGemm      gated, combined;
+                cuda::ExpertWorkspace work;
+            };
+            std::vector<Step> all(steps);
+            const int         tile   = cuda::expert_tile(T, n, k);
+            double            chosen = 0; // experts of a step
+            for (int i = 0; i < steps; i++) {
+                Step& s   = all[std::size_t(i)];
+                s.route.x = s.gated.x = x + std::size_t(i) * std::size_t(T) * hidden;
+                s.route.weight = router, s.route.out = static_cast<float*>(gpu.zeros(pairs * 8));
+                s.route.n_experts = n, s.route.n_used = k, s.route.cols = hidden, s.route.normalised = true;
+                s.gated.routes = s.combined.routes = s.route.out;
+                s.gated.gate = {gate, nullptr, inner}, s.gated.up = {up, nullptr, nullptr};
+                s.combined.x = inner, s.combined.gate = {down, nullptr, out};
+                s.gated.n_experts = s.combined.n_experts = n, s.gated.n_used = s.combined.n_used = k;
+                s.work.scores   = static_cast<float*>(gpu.zeros(std::size_t(T) * n * 4));
+                s.work.arrivals = static_cast<std::int32_t*>(gpu.zeros(std::size_t(T + 1) * 4));
+                s.work.pairs    = static_cast<std::int32_t*>(gpu.zeros(pairs * 4));
+                s.work.tiles    = static_cast<std::int32_t*>(
+                    gpu.zeros((1 + 3 * std::size_t(cuda::expert_tiles(std::int64_t(pairs), n, 8))) * 4));
+                s.work.parts = parts;
+                cuda::route(s.route, T, nullptr, tile, s.work, gpu.context());
+                std::vector<std::int32_t> routes(2 * pairs);
+                cuda::copy_to_host(routes.data(), s.route.out, pairs * 8, gpu.context());
+                cuda::synchronize(gpu.context());
+                std::set<std::int32_t> distinct;
+                for (std::size_t t = 0; t < std::size_t(T); t++)
+                    for (std::size_t j = 0; j < k; j++) distinct.insert(routes[2 * t * k + j]);
+                chosen += double(distinct.size()) / steps;
+            }
+            const double matrix = double(ff) * hidden * bits / 8, flop = 2.0 * double(pairs) * ff * hidden,
+                         router_bytes = double(n) * hidden * 4;
+            const auto line = [&](const std::string& kernel, double bytes, double operations, const auto& run) {
+                if (!kernel.starts_with(a.only)) return;
+                const double s = gpu.seconds([&](int i) { run(all[std::size_t(i % steps)]); });
+                kernel_line(kernel, cat(T, " rows, ", int(chosen + 0.5), " of ", n, " × ", ff, " × ", hidden), s, bytes,
+                            operations, a);
+            };
+            const auto route    = [&](const Step& s) { cuda::route(s.route, T, nullptr, tile, s.work, gpu.context()); };
+            const auto gated    = [&](const Step& s) { cuda::expert_gated(s.gated, T, tile, s.work, gpu.context()); };
+            const auto combined = [&](const Step& s) {
+                cuda::expert_combine(s.combined, T, tile, s.work, gpu.context());
+            };
+            if (form == cuda::WeightForm::f16) line("route", router_bytes, 2.0 * T * n * hidden, route);
+            line(cat("expert gated ", name), chosen * 2 * matrix, 2 * flop, gated);
+            line(cat("expert down ", name), chosen * matrix, flop, combined);
+            line(cat("experts ", name), chosen * 3 * matrix + router_bytes, 3 * flop, [&](const Step& s) {
+                route(s);
+                gated(s);
+                combined(s);
+            });
+            gpu.clear();
+        }
+}
+
 } // namespace
 
 int kernels(const Arguments& a) {
@@ -452,8 +626,10 @@ int kernels(const Arguments& a) {
     small_gemms(gpu, a);
     decode_attention(gpu, a);
     prefill_attention(gpu, a);
+    latent_attention(gpu, a);
     prefill_gemms(gpu, a);
     layer_kernels(gpu, a);
+    experts(gpu, a);
     memory_kernels(gpu, a);
     return 0;
 }

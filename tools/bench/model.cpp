@@ -85,11 +85,12 @@ int model(Arguments a) {
         const double      deviation = rates.size() > 1 ? std::sqrt(squares / double(rates.size() - 1)) : 0;
         const std::string test      = cat(prompt ? "pp" : "tg", n, a.depth > 0 && !prompt ? cat(" @ d", a.depth) : "");
         const double      context   = a.depth + n / 2.0;
-        const double      moved     = prompt ? work->weight_bytes / n // bytes of a token
-                                             : work->weight_bytes + context * work->kv_bytes_per_token;
-        const std::string limit     = prompt ? limit_of(a, n / mean, work->weight_bytes, 2 * work->parameters * n)
-                                             : limit_of(a, 1 / mean, moved, 0);
-        const std::string name      = std::filesystem::path(a.model).filename().string();
+        const double      moved     = prompt ? work->bytes_read(n) / n // bytes of a token
+                                             : work->bytes_read(1) + context * work->kv_bytes_per_token;
+        const double      flop      = 2 * work->active_parameters();
+        const std::string limit =
+            prompt ? limit_of(a, n / mean, work->bytes_read(n), flop * n) : limit_of(a, 1 / mean, moved, 0);
+        const std::string name = std::filesystem::path(a.model).filename().string();
         if (a.json)
             out.push_back(Json{{"model_filename", a.model},
                                {"model_size", work->weight_bytes},
@@ -101,7 +102,7 @@ int model(Arguments a) {
         else
             std::printf("| %s | %.2f GiB | %.2f B | %s | %.2f ± %.2f | %.1f | %.0f | %s |\n", name.c_str(),
                         work->weight_bytes / double(1 << 30), work->parameters / 1e9, test.c_str(), mean, deviation,
-                        moved * mean / 1e9, 2 * work->parameters * mean / 1e9, limit.c_str());
+                        moved * mean / 1e9, flop * mean / 1e9, limit.c_str());
         std::fflush(stdout);
         return {};
     };

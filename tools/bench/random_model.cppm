@@ -21,9 +21,10 @@ struct ModelShape {
 // "tiny", "tiny-moe".
 std::span<const ModelShape> model_shapes();
 
-// A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K), norms and routers F32; the same bytes
-// each time. Rows that the type's blocks do not divide are Q8_0, or F16 if those do not either. Its vocabulary is made of byte tokens and words without a meaning. Error: a type that is not one of those, or
-// a file that cannot be written.
+// A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: those of experts, the others
+// Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if those do not
+// either. Its vocabulary is made of byte tokens and words without a meaning. Error: a type that is not one of those, or a file that
+// cannot be written.
 Result<void> write_random_model(const std::string& path, const ModelShape& shape, DType type,
                                 const std::function<void(double)>& progress = {});
 
@@ -72,7 +73,7 @@ std::vector<std::byte> random_blocks(DType type) {
     std::vector<std::byte> out(n * std::size_t(info.bytes));
     std::mt19937_64        random(20261121);
     const auto             scales = scales_of(type);
-    if (scales.empty()) { // F32, F16, BF16
+    if (info.items == 1) { // F32, F16, BF16
         std::normal_distribution<float> normal(0, 1.0f / 70);
         for (std::size_t i = 0; i < n; i++) {
             const float         v = normal(random);
@@ -83,6 +84,8 @@ std::vector<std::byte> random_blocks(DType type) {
         return out;
     }
     for (std::byte& b : out) b = std::byte(random() >> 17);
+    if (type == DType::MXFP4) // a block's power of two
+        for (std::size_t i = 0; i < n; i++) out[i * std::size_t(info.bytes)] = std::byte(119);
     for (std::size_t i = 0; i < n; i++)
         for (auto [offset, value] : scales) {
             const std::uint16_t h = f32_to_f16(value);
@@ -122,8 +125,8 @@ std::span<const ModelShape> model_shapes() { return shapes; }
 
 Result<void> write_random_model(const std::string& path, const ModelShape& s, DType type,
                                 const std::function<void(double)>& progress) {
-    constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,
-                               DType::Q8_0, DType::Q4_K, DType::Q5_K, DType::Q6_K};
+    constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q8_0,
+                               DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::MXFP4};
     if (std::ranges::find(known, type) == std::end(known))
         return fail("a random model of type ", dtype_info(type).name, " cannot be made");
     GgufWriter w;
@@ -156,7 +159,7 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
     std::map<DType, std::vector<std::byte>> patterns;
     std::uint64_t                           total = 0, done = 0, n_written = 0;
     const auto stack = [&](const std::string& name, int n, int rows, int cols, bool router = false) {
-        DType mine = router ? DType::F32 : type;
+        DType mine = router ? DType::F32 : type == DType::MXFP4 && n == 1 ? DType::Q8_0 : type;
         for (DType other : {DType::Q8_0, DType::F16})
             if (cols % dtype_info(mine).items != 0) mine = other;
         std::vector<std::byte>& pattern = patterns[mine];

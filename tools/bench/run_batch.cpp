@@ -29,7 +29,11 @@ Result<Work> work_of(const std::string& path) {
         if (t.name == "token_embd.weight" && file->tensor("output.weight")) continue; // one row a token
         work.weight_bytes += double(t.bytes);
         work.parameters += double(t.view().rows * t.view().cols);
+        if (!t.name.contains("_exps.")) continue;
+        work.expert_bytes += double(t.bytes);
+        work.expert_parameters += double(t.view().rows * t.view().cols);
     }
+    if (config->experts.n > 0) work.used = double(config->experts.used) / config->experts.n;
     work.kv_bytes_per_token = double(KvCache::bytes_per_token(*config, DType::F16));
     return work;
 }

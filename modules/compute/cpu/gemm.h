@@ -2,6 +2,7 @@
 // target attribute of its own. The includer defines
 //   DOT(sum, w, x)      sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s) the same with four bytes per lane: u unsigned, s signed
+//   LOOK_UP(out, table, v)  the entries of a table of 16 signed bytes at the 64 indices in v
 //   ANY_NEGATIVE(v)     whether any lane of int32 is negative
 //   SPLIT_BYTES         whether BYTE_DOT is one instruction: then bytes of weights × the low and high bytes of int16 activations
 //                       are faster than int16 × int16

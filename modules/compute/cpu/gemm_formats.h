@@ -425,3 +425,140 @@ struct FormatQ6_K {
         }
     }
 };
+
+// -- types whose elements are numbers of a table: unpacked to signed bytes first
+
+// q: 32 signed bytes of each row, in vectors of 4 columns
+INLINE void signed_bytes(const i32x16* q, Tile w) {
+    for (int j = 0; j < 8; j++) {
+        w[2 * j]     = (i16x32)q[j] << 8 >> 8;
+        w[2 * j + 1] = (i16x32)q[j] >> 8;
+    }
+}
+
+// q: 16 bytes of each row, a nibble for each of 32 columns: an index of a table of 16 signed bytes
+INLINE void nibbles_of(const i32x16* q, const std::int8_t* table, Tile w) {
+    i32x16 bytes[8];
+    for (int j = 0; j < 4; j++) {
+        LOOK_UP(bytes[j], table, q[j] & 0x0f0f0f0f);
+        LOOK_UP(bytes[j + 4], table, (i32x16)((u32x16)q[j] >> 4) & 0x0f0f0f0f);
+    }
+    signed_bytes(bytes, w);
+}
+
+struct FormatIQ4_NL {
+    static constexpr int    items = 32, bytes = 18;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {2, 1, {{{0, 2}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[4];
+        load(p, 2, 4, q);
+        nibbles_of(q, iq4_bytes.data(), to.w);
+        load_fp16(p, 0, to.scale);
+    }
+};
+
+struct FormatIQ4_XS {
+    static constexpr int    items = 256, bytes = 136;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {8, 8, {{{0, 4}, {4, 4}}}};
+    i32x16                  both, low; // d and the high bits of the scales; their low bits
+
+    INLINE void header(const std::byte* p) {
+        load(p, 0, 1, &both);
+        load(p, 4, 1, &low);
+    }
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
+        i32x16 q[4];
+        f32x16 d;
+        load(p, 8 + 16 * j, 4, q);
+        nibbles_of(q, iq4_bytes.data(), to.w);
+        const i32x16 s = (low >> (4 * j) & 15) | (both >> (16 + 2 * j) & 3) << 4;
+        FROM_FP16(d, LOW_16(both));
+        to.scale = d * __builtin_convertvector(s - 32, f32x16);
+    }
+};
+
+struct FormatMXFP4 {
+    static constexpr int    items = 32, bytes = 17;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {1, 1, {{{0, 1}}}};
+
+    INLINE void header(const std::byte*) {}
+    INLINE void tile(const std::byte* p, int, UnpackedTile& to) {
+        i32x16 q[4];
+        u8x16  exponents;
+        load(p, 1, 4, q);
+        nibbles_of(q, e2m1_bytes.data(), to.w);
+        LOAD16(exponents, p);
+        const i32x16 e     = __builtin_convertvector(exponents, i32x16); // see half_e8m0()
+        const i32x16 large = (e - 1) << 23, small = (e + 1) << 21;       // of 0 and 1
+        to.scale = (f32x16)(e < 2 ? small : large);
+    }
+};
+
+// q = the entries of a table of 4 bytes at the indices, one of each row
+INLINE void gather(const std::uint32_t* table, const i32x16& index, i32x16& q) {
+    for (int r = 0; r < 16; r++) q[r] = int(table[index[r]]);
+}
+
+// Negates the bytes of q, the vectors of 4 of 8 columns, where `signs` has a bit: 7 bits, the eighth makes their number even.
+INLINE void negate(const i32x16& seven, i32x16* q) {
+    i32x16 parity = seven ^ seven >> 4;
+    parity ^= parity >> 2;
+    parity ^= parity >> 1;
+    const i32x16 signs = seven | (parity & 1) << 7;
+    for (int half = 0; half < 2; half++) {
+        i32x16 mask;
+        gather(sign_masks.data(), signs >> (4 * half) & 15, mask);
+        q[half] = (i32x16)(((i8x64)q[half] ^ (i8x64)mask) - (i8x64)mask);
+    }
+}
+
+struct FormatIQ3_XXS {
+    static constexpr int    items = 256, bytes = 98;
+    static constexpr bool   has_min = false, two_scales = false;
+    static constexpr Pieces pieces = {2, 6, {{{0, 2}}}};
+    f32x16                  d;
+
+    INLINE void header(const std::byte* p) { load_fp16(p, 0, d); }
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
+        i32x16 points[2], rest, q[8];
+        load(p, 2 + 8 * j, 2, points);
+        load(p, 66 + 4 * j, 1, &rest);
+        for (int i = 0; i < 8; i++) gather(iq3_xxs_table.data(), points[i / 4] >> (i % 4 * 8) & 255, q[i]);
+        for (int i = 0; i < 4; i++) negate(rest >> (7 * i) & 127, q + 2 * i);
+        signed_bytes(q, to.w);
+        to.scale = d * (__builtin_convertvector(rest >> 28 & 15, f32x16) + 0.5f) * 0.5f;
+    }
+};
+
+// For each 16 columns a scale (2 · s + 1) / 8, s of 4 bits; w · (2 · s + 1) fits 12 bits.
+struct FormatIQ2_XS {
+    static constexpr int    items = 256, bytes = 74;
+    static constexpr bool   has_min = false, two_scales = true;
+    static constexpr Pieces pieces = {2, 4, {{{0, 2}, {66, 4}, {70, 4}}}};
+    f32x16                  d;
+
+    INLINE void header(const std::byte* p) { load_fp16(p, 0, d); }
+    INLINE void tile(const std::byte* p, int j, UnpackedTile& to) {
+        i32x16 points[2], scales, q[8];
+        load(p, 2 + 8 * j, 2, points);
+        load(p, 66 + j / 4 * 4, 1, &scales);
+        for (int i = 0; i < 4; i++) {
+            const i32x16 both = (i32x16)((u32x16)points[i / 2] >> (i % 2 * 16));
+            gather(iq2_xs_table.data(), (both & 511) * 2, q[2 * i]);
+            gather(iq2_xs_table.data() + 1, (both & 511) * 2, q[2 * i + 1]);
+            negate(both >> 9 & 127, q + 2 * i);
+        }
+        signed_bytes(q, to.w);
+        for (int half = 0; half < 2; half++) {
+            const i32x16 s    = (scales >> (j % 4 * 8 + 4 * half) & 15) * 2 + 1;
+            const auto   both = (i16x32)(s | s << 16);
+            for (int i = 8 * half; i < 8 * half + 8; i++) to.w[i] *= both;
+        }
+        to.scale = d * 0.125f;
+    }
+};

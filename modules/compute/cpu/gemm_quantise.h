@@ -46,7 +46,10 @@ INLINE_PARTS void repack_rows(const TensorView& w, std::byte* out, std::int64_t 
                               out + std::size_t(row) * stride);
 }
 
-#define EACH_INTEGER_FORMAT(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+#define EACH_INTEGER_FORMAT(DO)                                                                                \
+    DO(Q4_0)                                                                                                   \
+    DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ4_NL) DO(IQ4_XS) DO(MXFP4) DO(IQ3_XXS) \
+        DO(IQ2_XS)
 
 INLINE void repack_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
     switch (w.type) {

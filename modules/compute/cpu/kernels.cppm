@@ -16,6 +16,7 @@ export module quire.compute.cpu.kernels;
 import quire.core.base;
 import quire.model_file.family;
 import quire.model_file.quants;
+import quire.model_file.quants.lattices;
 import quire.core.std;
 import quire.core.tensor;
 
@@ -32,7 +33,12 @@ constexpr bool uses_integer_gemm(DType type) {
         case DType::Q8_0:
         case DType::Q4_K:
         case DType::Q5_K:
-        case DType::Q6_K: return true;
+        case DType::Q6_K:
+        case DType::IQ4_NL:
+        case DType::IQ4_XS:
+        case DType::MXFP4:
+        case DType::IQ3_XXS:
+        case DType::IQ2_XS: return true;
         default: return false;
     }
 }
@@ -44,7 +50,7 @@ constexpr bool repacked_at_load(DType type) {
 }
 
 // Those that unpack to integers of 14 bits, which include the sub-block's scale, instead of at most 8 bits.
-constexpr bool wide_integers(DType type) { return type == DType::Q6_K; }
+constexpr bool wide_integers(DType type) { return type == DType::Q6_K || type == DType::IQ2_XS; }
 
 // The largest int16 that activations are quantised to: the sum of a weight and an activation must fit 16 bits (add_winograd).
 // NaN and infinity are passed on by the scale.
@@ -152,6 +158,8 @@ typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x8 __attribute__((vector_size(16)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
 typedef std::int8_t   i8x16 __attribute__((vector_size(16)));
+typedef std::uint8_t  u8x16 __attribute__((vector_size(16)));
+typedef std::int8_t   i8x64 __attribute__((vector_size(64)));
 typedef std::int8_t   i8x32 __attribute__((vector_size(32)));
 typedef std::uint8_t  u8x32 __attribute__((vector_size(32)));
 typedef std::uint8_t  u8x64 __attribute__((vector_size(64)));
@@ -194,6 +202,31 @@ struct Pieces {
     std::size_t          at, sixteens;
     std::array<Piece, 3> small{};
 };
+
+// The tables of types whose elements are indices, as the kernels read them: 16 signed bytes, or points of 4 or 8 of them.
+constexpr auto bytes_of = [](const std::array<float, 16>& values) {
+    std::array<std::int8_t, 16> out{};
+    for (std::size_t i = 0; i < 16; i++) out[i] = std::int8_t(values[i]);
+    return out;
+};
+constexpr auto iq4_bytes = bytes_of(iq4_values), e2m1_bytes = bytes_of(e2m1_values);
+
+template <std::size_t Length, std::size_t N>
+consteval auto words_of(const std::array<std::array<std::int8_t, Length>, N>& points) {
+    std::array<std::uint32_t, N * Length / 4> out{};
+    for (std::size_t i = 0; i < N * Length; i++)
+        out[i / 4] |= std::uint32_t(std::uint8_t(points[i / Length][i % Length])) << (i % 4 * 8);
+    return out;
+}
+constexpr auto iq3_xxs_table = words_of(iq3_xxs_lattice);
+constexpr auto iq2_xs_table  = words_of(iq2_xs_lattice);
+// By four bits: 4 bytes, all ones where the bit is set.
+constexpr auto sign_masks = [] {
+    std::array<std::uint32_t, 16> out{};
+    for (std::uint32_t i = 0; i < 64; i++)
+        if (i / 4 >> (i % 4) & 1) out[i / 4] |= 255u << (i % 4 * 8);
+    return out;
+}();
 
 #include "vector_math.h"
 
@@ -257,6 +290,13 @@ struct Pieces {
     } while (0)
 
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
+#define LOOK_UP(out, table, v)                                      \
+    do {                                                            \
+        const u8x64 v_ = (u8x64)(v);                                \
+        i8x64       out_;                                           \
+        for (int r_ = 0; r_ < 64; r_++) out_[r_] = (table)[v_[r_]]; \
+        (out) = (i32x16)out_;                                       \
+    } while (0)
 #define SPLIT_BYTES 0
 #define WINOGRAD 0
 #define ANY_NEGATIVE(v) (__builtin_reduce_or(v) < 0)
@@ -304,6 +344,21 @@ KERNEL_TABLE(plain, plain, "plain")
 #define ATTENTION_TILE 2, 2
 #define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#undef LOOK_UP
+#define LOOK_UP(out, table, v)              \
+    do {                                    \
+        const i32x16 v_ = (v);              \
+        look_up_avx2(&(out), (table), &v_); \
+    } while (0)
+INLINE void look_up_avx2(void* out, const std::int8_t* table, const void* v) {
+    typedef char i8x32_ __attribute__((vector_size(32)));
+    i8x32_       both, part[2];
+    __builtin_memcpy(&both, table, 16);
+    __builtin_memcpy(reinterpret_cast<std::byte*>(&both) + 16, table, 16);
+    __builtin_memcpy(part, v, 64);
+    for (int i = 0; i < 2; i++) part[i] = (i8x32_)__builtin_ia32_pshufb256(both, part[i]);
+    __builtin_memcpy(out, part, 64);
+}
 #define DOT(sum, w, x) dot_avx2(sum, w, x)
 INLINE void dot_avx2(i32x16& sum, const i16x32& w, const i16x32& x) {
     typedef short i16x16_ __attribute__((vector_size(32)));
@@ -383,6 +438,14 @@ KERNEL_TABLE(avxvnni, avx2, "avx2, vnni")
 #define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
 #pragma clang attribute push(__attribute__((target(AVX512))), apply_to = function)
+#undef LOOK_UP
+#define LOOK_UP(out, table, v)                                                                                         \
+    do {                                                                                                               \
+        typedef char i8x64_ __attribute__((vector_size(64)));                                                          \
+        i8x64_       table_;                                                                                           \
+        for (int i_ = 0; i_ < 4; i_++) __builtin_memcpy(reinterpret_cast<std::byte*>(&table_) + 16 * i_, (table), 16); \
+        (out) = (i32x16)__builtin_ia32_pshufb512(table_, (i8x64_)(v));                                                 \
+    } while (0)
 #define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 namespace avx512 {
 using Lanes = f32x16;

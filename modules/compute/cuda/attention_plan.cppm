@@ -13,7 +13,7 @@ import quire.schedule.step_plan;
 export namespace quire {
 
 struct AttentionShape {
-    int  head_dim = 0, n_kv_heads = 0;
+    int  head_dim = 0, value_dim = 0, n_kv_heads = 0;
     int  window        = 0;     // sliding window; 0: none
     bool deterministic = false; // splits at fixed positions, the same in any step
     bool rounded       = false; // numbers of items are rounded up, so that steps share a CUDA graph
@@ -49,7 +49,7 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
     const auto    item    = [&](const cuda::SplitKvItem& i) {
         std::memcpy(items + std::size_t(n_items++) * sizeof i / 4, &i, sizeof i);
     };
-    const int  tile      = cuda::prefill_tile(gpu, shape.head_dim);
+    const int  tile      = cuda::prefill_tile(gpu, shape.head_dim, shape.value_dim);
     const auto seen_from = [&](int row) { // the first position in the window of a row's token
         return shape.window > 0 ? std::max(0, plan.positions[std::size_t(row)] - shape.window + 1) : 0;
     };
@@ -62,7 +62,7 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
                 positions += plan.positions[std::size_t(row)] + 1 - seen_from(row);
-        lengths = cuda::split_lengths(gpu, shape.head_dim, positions * shape.n_kv_heads);
+        lengths = cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads);
     }
     const auto one_query = [&](int row, int s, int wanted) {
         const int  begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1;

@@ -9,6 +9,7 @@ export module quire.compute.cuda.backend;
 
 import quire.compute.backend;
 import quire.compute.cuda.attention_plan;
+import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.gemm_dispatch;
 import quire.compute.cuda.lowering;
@@ -19,6 +20,7 @@ import quire.core.base;
 import quire.core.recent;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.family;
 import quire.model_file.quants;
 import quire.paging.block;
 import quire.schedule.request;
@@ -61,7 +63,7 @@ class CudaBackend final : public Backend {
 public:
     CudaBackend(const CudaOptions& options, const cuda::DeviceInfo& info, cuda::Context* gpu)
         : options_(options), info_(info), gpu_(gpu), memory_(*gpu), weights_(*gpu, memory_, info.total),
-          gemm_(*gpu, options.deterministic) {}
+          gemm_(*gpu, options.deterministic), experts_(*gpu, options.deterministic) {}
     ~CudaBackend() override {
         cuda::use(*gpu_);
         cuda::synchronize(*gpu_);
@@ -86,6 +88,8 @@ public:
     DType                  activation_type() const override { return DType::F16; }
     Result<TensorView>     prepare(const TensorView& weight) override;
     Result<TensorView>     prepare_lookup(const TensorView& weight) override;
+    Result<TensorView>     prepare_stack(const TensorView& weights, int n) override;
+    Result<TensorView>     prepare_f32(const TensorView& weight) override;
     void                   end_weights() override { weights_.end(); }
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
@@ -115,6 +119,8 @@ private:
     DeviceMemory                                   memory_;
     DeviceWeights                                  weights_;
     GemmDispatch                                   gemm_;
+    ExpertDispatch                                 experts_;
+    std::size_t                                    n_stacks_ = 0;
     bool                                           has_layer_kernel_ = false;
     std::vector<void*>                             owned_host_; // pinned
 
@@ -124,11 +130,16 @@ private:
     std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
                 at_tables_ = 0, plan_ints_ = 0;
     cuda::Plan    on_device_;
-    AttentionWork work_;
+    // A list of split-KV items for each of the program's windows.
+    std::vector<int>                 windows_;
+    std::size_t                      list_ints_ = 0;
+    std::array<AttentionWork, 2>     work_;
     StepShape     shape_;
     bool          alone_ = false;              // on the device, in this step
-    using GraphKey       = std::array<int, 4>; // rows, items, short items, alone
-    GraphKey    graph_key() const { return {shape_.tokens, work_.n_items, work_.n_short, alone_}; }
+    using GraphKey       = std::array<int, 6>; // rows, items and short items of each list, alone
+    GraphKey graph_key() const {
+        return {shape_.tokens, work_[0].n_items, work_[0].n_short, work_[1].n_items, work_[1].n_short, alone_};
+    }
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
     }
@@ -141,21 +152,29 @@ private:
     std::vector<cuda::Operation>    operations_; // the same, side by side as kernels read them
     std::vector<FusionGroup>        plain_, few_rows_, many_rows_;
     void*                           megakernel_ = nullptr; // one token; null: the GPU or the program has none
+    cuda::SplitKvItems              items_of(std::size_t list) const {
+        return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_), work_[list].n_items,
+                work_[list].n_short};
+    }
     bool                            begin_step(const StepPlan& plan);
     void                            run_operations();
     void                            run_group(const FusionGroup& group);
     StepKind                        kind_of_step() const;
     const std::vector<FusionGroup>& groups_of(StepKind kind) const;
     // An operation in its plain kernel.
-    void execute(const Embed&, const LoweredOperation& op);
-    void execute(const Norm&, const LoweredOperation& op);
+    void execute(const Embed& embed, const LoweredOperation& op);
+    void execute(const Norm& norm, const LoweredOperation& op);
     void execute(const Gemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const GatedGemm&, const LoweredOperation& op) { gemm_.run(op.device); }
     void execute(const Activate&, const LoweredOperation& op);
+    void execute(const SoftCap& cap, const LoweredOperation& op);
+    void execute(const HeadGemm&, const LoweredOperation& op) { gemm_.run(op.heads, op.device.rows); }
     void execute(const RopeAndStore&, const LoweredOperation& op);
     void execute(const quire::Attention&, const LoweredOperation& op);
-    template <class Op>
-    void execute(const Op&, const LoweredOperation&) {}
+    void execute(const Route&, const LoweredOperation& op) { experts_.route(op, op.device.rows, on_device_.slots); }
+    void execute(const ExpertGatedGemm&, const LoweredOperation& op) { experts_.gated(op, op.device.rows); }
+    void execute(const ExpertCombineGemm&, const LoweredOperation& op) { experts_.combine(op, op.device.rows); }
+    void execute(const GateRows& gate, const LoweredOperation& op);
     void execute(const Add&, const LoweredOperation& op);
     void execute(const SelectRows&, const LoweredOperation& op);
     void execute(const Argmax& argmax, const LoweredOperation& op);
@@ -230,7 +249,7 @@ std::size_t CudaBackend::memory_available() const {
 
 std::size_t CudaBackend::memory_for_cache() const {
     const std::size_t left    = memory_available();
-    const std::size_t layers  = std::size_t(gemm_.n_weights()) / 6 + 1; // at most: each has six matrices, or seven
+    const std::size_t layers  = (std::size_t(gemm_.n_weights()) + n_stacks_) / 6 + 1; // at most: each has six matrices, or seven
     const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization)) +
                          most_graphs * graph_bytes_of_layer * layers;
     return left > reserve ? left - reserve : 0;
@@ -248,6 +267,17 @@ Result<TensorView> CudaBackend::prepare_lookup(const TensorView& view) {
     return weights_.prepare(view);
 }
 
+// Not for GEMMs of the whole stack.
+Result<TensorView> CudaBackend::prepare_stack(const TensorView& weights, int) {
+    n_stacks_++;
+    return prepare_lookup(weights);
+}
+
+Result<TensorView> CudaBackend::prepare_f32(const TensorView& weight) {
+    cuda::use(*gpu_);
+    return weights_.prepare_f32(weight);
+}
+
 Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_ = l;
     cuda::use(*gpu_);
@@ -258,21 +288,25 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
                L = std::size_t(l.max_logit_rows);
     // In deterministic steps every token is an item; else one token of each sequence.
     const std::size_t chunks = std::size_t(l.context) / cuda::fixed_split_length + 2;
-    const std::size_t items  = options_.deterministic
+    check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
+    // A latent cache may have shorter splits, one for each SM.
+    const std::size_t more   = l.value_dim != l.head_dim ? 2 * (std::size_t(info_.n_sms) + S) : 0;
+    const std::size_t items  = more + (options_.deterministic
                                    ? std::size_t(rounded_items(int(T * chunks)))
-                                   : 2 * std::size_t(rounded_items(int(S * chunks))); // long and short
+                                   : 2 * std::size_t(rounded_items(int(S * chunks)))); // long and short
     const std::size_t tables = S * (std::size_t(l.max_blocks_per_sequence) + 1);
     at_positions_            = T;
     at_slots_                = 2 * T;
     at_rows_                 = 3 * T;
     at_starts_               = at_rows_ + std::max(L, T);
     at_items_                = at_starts_ + S;
-    at_tiles_                = at_items_ + items * sizeof(cuda::SplitKvItem) / 4;
+    list_ints_               = items * sizeof(cuda::SplitKvItem) / 4;
+    at_tiles_                = at_items_ + std::size_t(l.n_windows) * list_ints_;
     at_tables_               = at_tiles_ + T * 3;
     plan_ints_               = at_tables_ + tables;
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
     device_                  = static_cast<std::int32_t*>(memory_.take(plan_ints_ * 4));
-    partial_     = static_cast<float*>(memory_.take(items * std::size_t(l.n_heads) * std::size_t(l.head_dim + 2) * 4));
+    partial_     = static_cast<float*>(memory_.take(items * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
     arrivals_    = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
     logits_size_ = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
     logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
@@ -307,7 +341,7 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.logit_rows   = device_ + at_rows_;
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
-    on_device_.items.list   = reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_);
+    if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
     gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.vocab_size, has_layer_kernel_);
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
@@ -352,13 +386,14 @@ bool CudaBackend::begin_step(const StepPlan& plan) {
     }
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
-    const AttentionShape attention{limits_.head_dim, limits_.n_kv_heads, 0, options_.deterministic,
-                                   decoding};
-    work_                    = plan_attention(plan, attention, *gpu_, host_ + at_items_, host_ + at_tiles_);
-    on_device_.items.n       = work_.n_items;
-    on_device_.items.n_short = work_.n_short;
+    for (std::size_t i = 0; i < windows_.size(); i++) {
+        const AttentionShape attention{limits_.head_dim,       limits_.value_dim, limits_.n_kv_heads, windows_[i],
+                                       options_.deterministic, decoding};
+        work_[i] = plan_attention(plan, attention, *gpu_, host_ + at_items_ + i * list_ints_, host_ + at_tiles_);
+    }
+    on_device_.items = items_of(0);
     cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, *gpu_);
-    return decoding && work_.n_tiles == 0;
+    return decoding && work_[0].n_tiles == 0;
 }
 
 // Sequences longer than this are better served by kernels that have the whole shared memory for attention.
@@ -370,7 +405,7 @@ void CudaBackend::run(const StepPlan& plan) {
     if (!decoding) {
         run_operations();
     } else if (shape_.tokens == 1 && megakernel_ != nullptr &&
-               work_.n_items * limits_.n_kv_heads <= max_megakernel_items &&
+               work_[0].n_items * limits_.n_kv_heads <= max_megakernel_items &&
                cuda::run_decode_megakernel(megakernel_, on_device_, partial_, arrivals_, *gpu_)) {
         run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
     } else if (void** const graph = graphs_.find(graph_key()); graph == nullptr) {
@@ -428,7 +463,10 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     cuda::use(*gpu_);
     program_ = &program;
     values_  = &values;
-    lowered_ = lower(program, values, layers, 0, memory_, *gpu_);
+    windows_ = windows_of(program);
+    check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
+    lowered_ = lower(program, values, layers, windows_, memory_, *gpu_);
+    experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
@@ -464,7 +502,9 @@ std::string CudaBackend::explain() const {
                 const LoweredOperation& op = lowered_[std::size_t(i)];
                 const bool              gemm =
                     op.device.kind == cuda::Operation::gemm || op.device.kind == cuda::Operation::gated_gemm;
-                labels[std::size_t(i)] = group.kernel != FusedKernel::none
+                const bool expert = op.route.x != nullptr || op.experts.x != nullptr;
+                labels[std::size_t(i)] = expert ? experts_.explain(op, kind.least, kind.most)
+                                         : group.kernel != FusedKernel::none
                                              ? cat(i == group.first ? "" : "+ ", name_of(group.kernel))
                                          : gemm && op.known ? gemm_.explain(op.device, kind.least, kind.most)
                                                             : std::string("plain");
@@ -520,18 +560,26 @@ StepResults CudaBackend::results() {
 
 // -- the operations
 
-void CudaBackend::execute(const Embed&, const LoweredOperation& op) {
-    cuda::embed(op.device.weight, op.positions, on_device_, op.device.residual, op.device.rows, *gpu_);
+void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
+    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_, op.device.residual, op.device.rows, *gpu_);
 }
 
-void CudaBackend::execute(const Norm&, const LoweredOperation& op) {
-    const cuda::Operation& o = op.device;
-    cuda::norm(o.x, o.x_is_float, o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out), o.rows,
+void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
+    const cuda::Operation& o    = op.device;
+    const auto             kind = norm.kind == NormKind::rms     ? cuda::NormKind::rms
+                                  : norm.kind == NormKind::layer ? cuda::NormKind::layer
+                                                                 : cuda::NormKind::none;
+    cuda::norm(o.x, o.x_is_float, kind, o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out), o.rows,
                o.cols, *gpu_);
 }
 
 void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
-    cuda::gelu(static_cast<Half*>(const_cast<void*>(op.device.x)), op.device.rows * op.device.cols, *gpu_);
+    cuda::activate(op.device.activation, static_cast<Half*>(const_cast<void*>(op.device.x)), nullptr,
+                   op.device.rows * op.device.cols, *gpu_);
+}
+
+void CudaBackend::execute(const SoftCap& cap, const LoweredOperation& op) {
+    cuda::soft_cap(static_cast<float*>(const_cast<void*>(op.device.x)), cap.cap, op.device.rows * op.device.cols, *gpu_);
 }
 
 void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
@@ -539,9 +587,17 @@ void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
-    cuda::attention_decode(op.device.attend, on_device_, partial_, arrivals_, *gpu_);
-    cuda::attention_prefill(op.device.attend, on_device_,
-                            reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), work_.n_tiles, *gpu_);
+    cuda::Plan plan = on_device_;
+    plan.items      = items_of(std::size_t(op.items));
+    cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
+    cuda::attention_prefill(op.device.attend, plan,
+                            reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), work_[0].n_tiles, *gpu_);
+}
+
+void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {
+    const cuda::Operation& o = op.device;
+    cuda::gate_rows(static_cast<Half*>(o.out), o.rows, (*program_)[gate.x].cols, static_cast<const Half*>(o.x),
+                    (*program_)[gate.gate].cols, o.norm_weight, *gpu_);
 }
 
 void CudaBackend::execute(const Add&, const LoweredOperation& op) {
@@ -566,7 +622,10 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
         auto&        sent  = pools_sent_[layers[0].on_host];
         if (!sent) {
             std::vector<const void*> bases;
-            for (const KvLayer& layer : layers) bases.insert(bases.end(), {layer.k, layer.v});
+            for (const KvLayer& layer : layers) {
+                bases.push_back(layer.k);
+                if (!layer.latent()) bases.push_back(layer.v);
+            }
             cuda::upload(static_cast<void*>(there), static_cast<const void*>(bases.data()),
                          bases.size() * sizeof(void*), *gpu_);
             sent = true;
@@ -576,7 +635,7 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
     cuda::BlockPools pools;
     pools.from        = pointers(from);
     pools.to          = const_cast<void* const*>(pointers(to));
-    pools.n_arrays    = int(from.size() * 2);
+    pools.n_arrays    = int(from.size()) * (from[0].latent() ? 1 : 2);
     pools.block_bytes = from[0].block_bytes();
     // A launch runs its copies in no order: a list in which a target was a source before is cut there.
     for (std::size_t done = 0; done < copies.size();) {

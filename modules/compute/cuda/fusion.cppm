@@ -19,7 +19,12 @@ struct LoweredOperation {
     bool                fusible = false; // the layer kernel or the prefill GEMM may run it: whole rows, one per token
     bool                logit_rows = false;   // its rows are logit rows
     const float*        norm_bias  = nullptr; // LayerNorm's
+    cuda::HeadGemm      heads;                // HeadGemm
+    int                 items = 0; // of attention: the step's list of split-KV items for its window
     const cuda::Weight* positions  = nullptr; // Embed's, learned
+    cuda::Route         route;                // Route
+    cuda::ExpertGemm    experts;              // ExpertGatedGemm, ExpertCombineGemm
+    bool                grouped    = false;   // these three: the weights can be multiplied in tiles
 };
 
 // Steps whose operations run in different kernels.

@@ -28,8 +28,9 @@ public:
     // one shape together. max_tokens, max_logit_rows: of a step; vocab_size: the rows of the output matrix.
     void tune(int max_tokens, int max_logit_rows, int vocab_size, bool has_layer_kernel);
 
-    // op: a gemm, or a gated_gemm with SwiGLU.
+    // op: a gemm or a gated_gemm.
     void run(const cuda::Operation& op);
+    void run(const cuda::HeadGemm& op, std::int64_t n_tokens);
     // Operations that the prefill GEMM matches, their weights dequantised first. False: no room for these weights.
     bool run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan);
     // "GEMV to 4, skinny GEMM to 7, cuBLASLt": the last M of each kernel, up to most.
@@ -41,6 +42,7 @@ private:
         int gemv, skinny; // the last M of each
     };
     static bool is_fp16(const cuda::Weight& w) { return w.form == cuda::WeightForm::f16; }
+    static bool is_quantised(const cuda::Weight& w) { return !is_fp16(w) && w.form != cuda::WeightForm::f32; }
     Limits      limits(std::span<const cuda::Projection> projections) const;
     void        gemm(const cuda::Operation& op);
     void        gemv(const cuda::Operation& op, std::span<const cuda::Projection> projections, int max_m);
@@ -60,8 +62,7 @@ module :private;
 namespace quire {
 
 void GemmDispatch::add(const cuda::Weight& w) {
-    if (w.form == cuda::WeightForm::i8 || w.form == cuda::WeightForm::q4_k)
-        dequantized_size_ = std::max(dequantized_size_, w.rows * w.cols);
+    if (is_quantised(w)) dequantized_size_ = std::max(dequantized_size_, w.rows * w.cols);
     if (cuda::is_regular(w)) weights_.push_back(&w);
 }
 
@@ -109,10 +110,20 @@ void GemmDispatch::run(const cuda::Operation& op) {
     const cuda::Projection &gate = op.projection[0], &up = op.projection[1];
     auto*                   out = static_cast<Half*>(gate.out);
     if (op.rows == 1 && !deterministic_ &&
-        cuda::gemv_gated(static_cast<const Half*>(op.x), gate.weight, up.weight, out, gpu_))
+        cuda::gemv_gated(static_cast<const Half*>(op.x), gate, up, op.activation, gpu_))
         return;
     gemm(op);
-    cuda::silu_mul(out, static_cast<const Half*>(up.out), op.rows * gate.weight.rows, gpu_);
+    cuda::activate(op.activation, out, static_cast<const Half*>(up.out), op.rows * gate.weight.rows, gpu_);
+}
+
+void GemmDispatch::run(const cuda::HeadGemm& op, std::int64_t n_tokens) {
+    cuda::HeadGemm in_fp16 = op;
+    // For few tokens reading quantised weights once is faster.
+    if (!deterministic_ && n_tokens > cuda::max_gemv_rows && is_quantised(op.weight)) {
+        cuda::dequantize(op.weight, dequantized_, gpu_);
+        in_fp16.weight.data = dequantized_, in_fp16.weight.form = cuda::WeightForm::f16;
+    }
+    cuda::head_gemm(in_fp16, n_tokens, gpu_);
 }
 
 bool GemmDispatch::run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan) {
@@ -217,13 +228,14 @@ void GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Pro
         }
         const std::span<const cuda::Projection> some = projections.subspan(i, count);
         if (!cuda::cublaslt_gemm(x, op.rows, values,
-                                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride},
+                                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride, p.scale},
                                  p.out, gpu_)) {
             gemv(op, some, cuda::max_gemv_rows);
             continue;
         }
         for (const cuda::Projection& each : some)
-            if (each.bias) cuda::add_bias(static_cast<Half*>(each.out), each.bias, op.rows, each.weight.rows, gpu_);
+            if (each.bias)
+                cuda::add_bias(each.out, each.out_is_float, each.bias, each.scale, op.rows, each.weight.rows, gpu_);
     }
 }
 

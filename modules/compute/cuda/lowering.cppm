@@ -6,6 +6,7 @@ module;
 export module quire.compute.cuda.lowering;
 
 import quire.compute.backend;
+import quire.compute.cuda.experts;
 import quire.compute.cuda.fusion;
 import quire.compute.cuda.weights;
 import quire.compute.program;
@@ -16,9 +17,12 @@ import quire.model_file.family;
 
 export namespace quire {
 
-// One for each operation, in order. RoPE's frequencies go to `memory`; `window` is that of the step's split-KV items.
+// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `windows`.
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    int window, DeviceMemory& memory, cuda::Context& gpu);
+                                    std::span<const int> windows, DeviceMemory& memory, cuda::Context& gpu);
+
+// The different windows of a program's attention, as they come.
+std::vector<int> windows_of(const Program& program);
 
 } // namespace quire
 
@@ -26,11 +30,14 @@ module :private;
 
 namespace quire {
 
+// Both list the same activations in the same order.
+cuda::Activation activation_of(Activation a) { return cuda::Activation(int(a)); }
+
 class Lowering {
 public:
-    Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers, int window,
-             DeviceMemory& memory, cuda::Context& gpu)
-        : program_(program), values_(values), layers_(layers), window_(window), memory_(memory), gpu_(gpu) {}
+    Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers,
+             std::span<const int> windows, DeviceMemory& memory, cuda::Context& gpu)
+        : program_(program), values_(values), layers_(layers), windows_(windows), memory_(memory), gpu_(gpu) {}
 
     LoweredOperation lower(const Embed& op);
     LoweredOperation lower(const Norm& op);
@@ -42,30 +49,38 @@ public:
     LoweredOperation lower(const Add& op);
     LoweredOperation lower(const SelectRows& op);
     LoweredOperation lower(const Argmax& op);
-    LoweredOperation lower(const HeadGemm&) { return {}; }
-    LoweredOperation lower(const Route&) { return {}; }
-    LoweredOperation lower(const ExpertGatedGemm&) { return {}; }
-    LoweredOperation lower(const ExpertCombineGemm&) { return {}; }
-    LoweredOperation lower(const GateRows&) { return {}; }
-    LoweredOperation lower(const SoftCap&) { return {}; }
-    cuda::Projection lower(const Projection& p) const;
+    LoweredOperation lower(const HeadGemm& op);
+    LoweredOperation lower(const SoftCap& op);
+    cuda::Projection lower(const Projection& p, float scale = 1) const;
+    LoweredOperation lower(const quire::Route& op);
+    LoweredOperation lower(const ExpertGatedGemm& op) { return lower_gemm(op); }
+    LoweredOperation lower(const ExpertCombineGemm& op) { return lower_gemm(op); }
+    LoweredOperation lower(const GateRows& op);
 
 private:
     using Half = cuda::Half;
     void* device_of(ValueId id) const { return values_.at(id, {}).data; }
+    template <class Op>
+    LoweredOperation lower_gemm(const Op& op) { // of experts
+        LoweredOperation to;
+        to.device.rows = 1;
+        to.experts     = lower_experts(op, [&](ValueId id) { return device_of(id); });
+        to.known       = false;
+        return to;
+    }
 
     const Program&                 program_;
     const Activations&             values_;
     std::span<const KvLayer>       layers_;
-    int                            window_;
+    std::span<const int>           windows_;
     DeviceMemory&                  memory_;
     cuda::Context&                 gpu_;
     std::map<const float*, float*> frequencies_; // on the device, by those of the program
 };
 
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    int window, DeviceMemory& memory, cuda::Context& gpu) {
-    Lowering                      lowering(program, values, layers, window, memory, gpu);
+                                    std::span<const int> windows, DeviceMemory& memory, cuda::Context& gpu) {
+    Lowering                      lowering(program, values, layers, windows, memory, gpu);
     std::vector<LoweredOperation> lowered;
     lowered.reserve(program.operations.size());
     for (const Operation& operation : program.operations)
@@ -73,8 +88,16 @@ std::vector<LoweredOperation> lower(const Program& program, const Activations& v
     return lowered;
 }
 
-cuda::Projection Lowering::lower(const Projection& p) const {
-    return {weight_of(p.weight), vector_of(p.bias), device_of(p.out), program_[p.out].f32};
+std::vector<int> windows_of(const Program& program) {
+    std::vector<int> windows;
+    for (const Operation& operation : program.operations)
+        if (const auto* op = std::get_if<quire::Attention>(&operation); op && std::ranges::find(windows, op->window) == windows.end())
+            windows.push_back(op->window);
+    return windows;
+}
+
+cuda::Projection Lowering::lower(const Projection& p, float scale) const {
+    return {weight_of(p.weight), vector_of(p.bias), device_of(p.out), program_[p.out].f32, scale};
 }
 
 LoweredOperation Lowering::lower(const Embed& op) {
@@ -82,7 +105,7 @@ LoweredOperation Lowering::lower(const Embed& op) {
     to.device.rows     = 1;
     to.device.weight   = weight_of(op.table);
     to.device.residual = static_cast<float*>(device_of(op.out));
-    to.known           = !op.positions;
+    to.known           = !op.positions && op.scale == 1;
     if (op.positions) to.positions = &weight_of(op.positions);
     return to;
 }
@@ -95,15 +118,15 @@ LoweredOperation Lowering::lower(const Norm& op) {
     to.device.x           = device_of(op.x);
     to.device.x_is_float  = x.f32;
     to.device.residual    = op.residual != none ? static_cast<float*>(device_of(op.residual)) : nullptr;
-    to.device.norm_weight = vector_of(op.weight);
+    to.device.norm_weight = op.weight ? vector_of(op.weight) : nullptr;
     to.device.eps         = op.eps;
     to.device.out         = device_of(op.out);
     to.device.rows        = x.cols / op.group; // of one row: its heads
     to.device.cols        = op.group;
     to.logit_rows         = x.logit_rows;
     to.norm_bias          = vector_of(op.bias);
-    to.known              = !op.bias;
-    to.fusible            = to.known && op.group == x.cols && !x.logit_rows;
+    to.known              = op.kind == NormKind::rms;
+    to.fusible            = to.known && op.group == x.cols && !x.logit_rows && op.out != op.x;
     return to;
 }
 
@@ -115,15 +138,15 @@ LoweredOperation Lowering::lower(const Gemm& op) {
     to.device.rows = 1;
     to.device.cols = x.cols;
     check(op.projections.size() <= cuda::max_projections, "gemm: more projections than the kernels take");
-    for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p);
+    for (const Projection& p : op.projections) to.device.projection[to.device.n_projections++] = lower(p, op.scale);
     to.logit_rows = x.logit_rows;
     to.fusible    = !x.logit_rows;
     return to;
 }
 
 LoweredOperation Lowering::lower(const GatedGemm& op) {
-    check(op.activation == Activation::silu, "gated_gemm: an activation this backend does not have");
     LoweredOperation to;
+    to.device.activation    = activation_of(op.activation);
     to.device.kind          = cuda::Operation::gated_gemm;
     to.device.x             = device_of(op.x);
     to.device.rows          = 1;
@@ -136,12 +159,34 @@ LoweredOperation Lowering::lower(const GatedGemm& op) {
 }
 
 LoweredOperation Lowering::lower(const Activate& op) {
-    check(op.activation == Activation::gelu_tanh, "activate: an activation this backend does not have");
+    LoweredOperation to;
+    to.device.x          = device_of(op.x);
+    to.device.rows       = 1;
+    to.device.cols       = program_[op.x].cols;
+    to.device.activation = activation_of(op.activation);
+    to.known             = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const SoftCap& op) {
     LoweredOperation to;
     to.device.x    = device_of(op.x);
     to.device.rows = 1;
     to.device.cols = program_[op.x].cols;
+    to.logit_rows  = program_[op.x].logit_rows;
     to.known       = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const HeadGemm& op) {
+    LoweredOperation to;
+    to.heads.x       = static_cast<const Half*>(device_of(op.x));
+    to.heads.out     = static_cast<Half*>(device_of(op.out));
+    to.heads.weight  = weight_of(op.weight);
+    to.heads.n_heads = op.n_heads;
+    to.heads.x_dim   = int(program_[op.x].cols / op.n_heads);
+    to.device.rows   = 1;
+    to.known         = false;
     return to;
 }
 
@@ -163,7 +208,10 @@ LoweredOperation Lowering::lower(const RopeAndStore& op) {
     args.cache_v          = static_cast<Half*>(cache.v);
     args.inv_freq         = frequencies;
     args.n_pairs          = int(rope.inv_freq.size());
-    args.n_heads          = int(program_[op.q].cols / cache.head_dim);
+    args.n_heads          = int(program_[op.q].cols / op.q_dim);
+    args.q_dim            = op.q_dim;
+    args.q_first          = op.q_first;
+    args.value_dim        = cache.value_dim;
     args.n_kv_heads       = cache.n_kv_heads;
     args.head_dim         = cache.head_dim;
     args.block_size       = cache.block_size;
@@ -176,7 +224,6 @@ LoweredOperation Lowering::lower(const RopeAndStore& op) {
 }
 
 LoweredOperation Lowering::lower(const quire::Attention& op) {
-    check(op.window == window_, "attention: a window of its own layer, which the step's split-KV items do not know");
     const KvLayer&   cache = layers_[std::size_t(op.layer)];
     LoweredOperation to;
     cuda::Attention& args = to.device.attend;
@@ -191,8 +238,29 @@ LoweredOperation Lowering::lower(const quire::Attention& op) {
     args.scale            = op.scale;
     args.window           = op.window;
     args.softcap          = op.softcap;
+    args.sinks            = vector_of(op.sinks);
+    args.value_dim        = cache.value_dim;
+    to.items              = int(std::ranges::find(windows_, op.window) - windows_.begin());
     to.device.kind        = cuda::Operation::attention;
     to.device.rows        = 1;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const quire::Route& op) {
+    LoweredOperation to;
+    to.device.rows = 1;
+    to.route       = lower_route(op, [&](ValueId id) { return device_of(id); });
+    to.known       = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const GateRows& op) {
+    LoweredOperation to;
+    to.device.x           = device_of(op.gate);
+    to.device.out         = device_of(op.x);
+    to.device.norm_weight = vector_of(op.weight);
+    to.device.rows        = 1;
+    to.known              = false;
     return to;
 }
 

@@ -10,6 +10,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.quants;
+import quire.model_file.quants.lattices;
 
 export namespace quire {
 
@@ -43,21 +44,25 @@ public:
 
     // A view whose data is a cuda::Weight, see weight_of(). Error: there is no memory for it.
     Result<TensorView> prepare(const TensorView& view);
+    // The same in float32, whatever its type: a small matrix whose precision matters.
+    Result<TensorView> prepare_f32(const TensorView& view);
     // After the last one: gives back what only prepare() needed.
     void end();
 
 private:
     using Half = cuda::Half;
-    void* take_weight(std::size_t bytes);
-    bool  stage(const TensorView& view, const std::function<void(std::int64_t first, std::int64_t n)>& convert);
+    void*                      take_weight(std::size_t bytes);
+    Result<const std::int8_t*> points_of(DType type);
+    bool stage(const TensorView& view, const std::function<void(std::int64_t first, std::int64_t n)>& convert);
 
-    cuda::Context&           gpu_;
-    DeviceMemory&            memory_;
-    std::size_t              total_;
-    std::deque<cuda::Weight> weights_;              // what prepared views point to
-    std::byte*               arena_      = nullptr; // for weights to come
-    std::size_t              arena_left_ = 0;
-    void*                    staging_    = nullptr; // while weights come: raw blocks on their way into another form
+    cuda::Context&                gpu_;
+    DeviceMemory&                 memory_;
+    std::size_t                   total_;
+    std::deque<cuda::Weight>      weights_;              // what prepared views point to
+    std::byte*                    arena_      = nullptr; // for weights to come
+    std::size_t                   arena_left_ = 0;
+    void*                         staging_ = nullptr; // while weights come: raw blocks on their way into another form
+    std::map<DType, std::int8_t*> points_;            // the lattices of types that came, on the device
 };
 
 // Of a prepared view.
@@ -117,9 +122,39 @@ bool DeviceWeights::stage(const TensorView&                                     
     return true;
 }
 
+// Null for a type without a lattice. Error: there is no memory.
+Result<const std::int8_t*> DeviceWeights::points_of(DType type) {
+    const auto bytes = type == DType::IQ2_XS    ? std::as_bytes(std::span(iq2_xs_lattice))
+                       : type == DType::IQ3_XXS ? std::as_bytes(std::span(iq3_xxs_lattice))
+                                                : std::span<const std::byte>();
+    if (bytes.empty()) return nullptr;
+    std::int8_t*& points = points_[type];
+    if (points == nullptr) {
+        points = static_cast<std::int8_t*>(take_weight(bytes.size()));
+        if (points == nullptr) return fail_with(ErrorKind::system, "the GPU has no memory left for a table");
+        cuda::upload(points, bytes.data(), bytes.size(), gpu_);
+    }
+    return points;
+}
+
 void DeviceWeights::end() {
     cuda::release(std::exchange(staging_, nullptr));
     cuda::end_uploads(gpu_);
+}
+
+Result<TensorView> DeviceWeights::prepare_f32(const TensorView& view) {
+    const auto         n = std::size_t(view.rows * view.cols);
+    std::vector<float> values(n);
+    dequantize(view.type, view.data, values.data(), std::int64_t(n));
+    void* data = take_weight(n * 4);
+    if (data == nullptr)
+        return fail_with(ErrorKind::system, "the GPU has no memory left for a matrix of ", view.rows, " × ", view.cols);
+    cuda::upload(data, values.data(), n * 4, gpu_);
+    if (const char* error = cuda::last_error(gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
+    cuda::Weight w;
+    w.form = cuda::WeightForm::f32, w.rows = view.rows, w.cols = view.cols, w.data = data;
+    weights_.push_back(w);
+    return TensorView{DType::F32, view.rows, view.cols, &weights_.back()};
 }
 
 Result<TensorView> DeviceWeights::prepare(const TensorView& view) {
@@ -158,12 +193,14 @@ Result<TensorView> DeviceWeights::prepare(const TensorView& view) {
         cuda::i8_layout(type, w.group, w.float_scales, has_mins);
         const auto        groups     = std::size_t(n / w.group);
         const std::size_t scale_size = w.float_scales ? 4 : 2;
-        auto*             q          = static_cast<std::int8_t*>(memory_.take(std::size_t(n)));
-        auto*             scales     = static_cast<std::byte*>(memory_.take(groups * scale_size));
-        auto*             mins       = static_cast<float*>(has_mins ? memory_.take(groups * 4) : nullptr);
+        const auto        points     = points_of(view.type);
+        if (!points) return std::unexpected(points.error());
+        auto* q      = static_cast<std::int8_t*>(memory_.take(std::size_t(n)));
+        auto* scales = static_cast<std::byte*>(memory_.take(groups * scale_size));
+        auto* mins   = static_cast<float*>(has_mins ? memory_.take(groups * 4) : nullptr);
         if (!q || !scales || (has_mins && !mins) || !stage(view, [&](std::int64_t first, std::int64_t some) {
                 const std::int64_t group = first / w.group;
-                cuda::to_i8(type, staging_, q + first, scales + std::size_t(group) * scale_size,
+                cuda::to_i8(type, staging_, *points, q + first, scales + std::size_t(group) * scale_size,
                             mins ? mins + group : nullptr, some, gpu_);
             }))
             return no_memory();

@@ -1,0 +1,26 @@
+// What the kernels of a mixture of experts share: the choice of a pair, and their launches.
+#pragma once
+
+#include "../epilogue.cuh"
+#include "../kernels.h"
+#include "../warp.cuh"
+
+namespace quire::cuda {
+
+// The expert of a pair, -1 for none; and its weight.
+__device__ inline int expert_of(const ExpertGemm& op, std::int64_t t, int slot) {
+    return reinterpret_cast<const std::int32_t*>(op.routes)[t * 2 * op.n_used + slot];
+}
+__device__ inline float weight_of(const ExpertGemm& op, std::int64_t t, int slot) {
+    return op.routes[t * 2 * op.n_used + op.n_used + slot];
+}
+
+// gemv.cu: each pair for itself
+void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu);
+void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu);
+// grouped.cu: tiles. Gated: gate and up, to gate.out; else gate, to `out`, without the pairs' weights. x: a row for each token, or
+// for each pair.
+void expert_grouped(const ExpertGemm& op, bool is_gated, Half* out, std::int64_t n_tokens, int tile,
+                    const ExpertWorkspace& work, Context& gpu);
+
+} // namespace quire::cuda

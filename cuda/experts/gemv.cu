@@ -1,0 +1,177 @@
+// Experts for few tokens: a GEMV for each pair of a token and an expert that it chose, which reads the expert's number from memory.
+// Gate, up and the activation are one kernel; down and the sum over a token's experts another.
+//
+// Bytes of a token, for k of the experts: gate and up 2 · k · ff · hidden weights, down k · hidden · ff: 50 and 25 MB in fp16, 14
+// and 7 MB in Q4_K for Qwen3-30B-A3B (k 8, ff 768, hidden 2048). Nothing can be read before the router has chosen, so that all
+// loads of a CTA are in flight at once instead.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "../gemm/gemv_rows.cuh"
+#include "../kernels.h"
+#include "../warp.cuh"
+#include "experts.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr int warps = 8; // of a CTA
+
+// Rows of gate, and as many of up, that a warp takes.
+constexpr __host__ __device__ int gated_rows(Kind k) { return k == kind_f16 ? 1 : 2; }
+
+// Grid: pairs, so that neighbours that chose the same expert read the same rows; then rows.
+template <Kind K>
+__global__ void __launch_bounds__(warps * 32, K == kind_f16 ? 4 : 3) gated_kernel(ExpertGemm op, int rows) {
+    constexpr int R = gated_rows(K);
+    using Rows      = RowsOf<1, K, R>;
+    wait_for_inputs();
+    const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
+    const int e = expert_of(op, t, int(pair % op.n_used)), row = (int(blockIdx.y) * warps + int(threadIdx.x) / 32) * R;
+    if (e < 0 || row >= rows) return;
+    const int          cols    = int(op.gate.weight.cols);
+    const std::int64_t at      = std::int64_t(e) * rows + row;
+    const auto*        x       = reinterpret_cast<const __half*>(op.x) + t * cols;
+    float              g[R][1] = {}, u[R][1] = {};
+    Rows               gate, up;
+#pragma unroll
+    for (int i = 0; i < Rows::ahead; i++)
+        gate.load(op.gate.weight, at, 0, cols, i), up.load(op.up.weight, at, 0, cols, i);
+    for (int base = 0; base < cols; base += Rows::step)
+#pragma unroll
+        for (int i = 0; i < Rows::ahead; i++) {
+            gate.add(x, base, cols, i, g);
+            gate.load(op.gate.weight, at, base + Rows::step, cols, i);
+            up.add(x, base, cols, i, u);
+            up.load(op.up.weight, at, base + Rows::step, cols, i);
+        }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        const float a = warp_sum(g[r][0]) + (op.gate.bias ? op.gate.bias[at + r] : 0.0f),
+                    b = warp_sum(u[r][0]) + (op.up.bias ? op.up.bias[at + r] : 0.0f);
+        if (threadIdx.x % 32 == 0)
+            static_cast<__half*>(op.gate.out)[pair * rows + row + r] = to_finite(gated(op.activation, a, b));
+    }
+}
+
+// A CTA's warps divide its rows and a token's slots: `at_once` warps take the slots of the same two rows in turn. Their sums meet in
+// shared memory and are added in the order of the slots.
+template <Kind K>
+__global__ void __launch_bounds__(warps * 32, 3) combine_kernel(ExpertGemm op, int rows, int at_once) {
+    constexpr int R = 2;
+    using Rows      = RowsOf<1, K, R>;
+    __shared__ float sums[warps][most_experts_used][R];
+    wait_for_inputs();
+    const int          warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, group = warp / at_once;
+    const std::int64_t t = blockIdx.x;
+    const int row = (int(blockIdx.y) * (warps / at_once) + group) * R, cols = int(op.gate.weight.cols), k = op.n_used;
+    for (int slot = warp % at_once; slot < k && row < rows; slot += at_once) {
+        const int e = expert_of(op, t, slot);
+        if (e < 0) continue;
+        const std::int64_t at        = std::int64_t(e) * rows + row;
+        const auto*        x         = reinterpret_cast<const __half*>(op.x) + (t * k + slot) * cols;
+        float              sum[R][1] = {};
+        Rows               down;
+#pragma unroll
+        for (int i = 0; i < Rows::ahead; i++) down.load(op.gate.weight, at, 0, cols, i);
+        for (int base = 0; base < cols; base += Rows::step)
+#pragma unroll
+            for (int i = 0; i < Rows::ahead; i++) {
+                down.add(x, base, cols, i, sum);
+                down.load(op.gate.weight, at, base + Rows::step, cols, i);
+            }
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            const float v = warp_sum(sum[r][0]) + (op.gate.bias ? op.gate.bias[at + r] : 0.0f);
+            if (lane == 0) sums[group][slot][r] = weight_of(op, t, slot) * v;
+        }
+    }
+    __syncthreads();
+    if (row >= rows || warp % at_once != 0 || lane >= R) return;
+    float total = 0;
+    if (expert_of(op, t, 0) >= 0)
+        for (int slot = 0; slot < k; slot++) total += sums[group][slot][lane];
+    static_cast<__half*>(op.gate.out)[t * rows + row + lane] = to_finite(total * op.scale);
+}
+
+// -- any shape and form, one weight a lane at a time
+
+__device__ float plain_dot(const Weight& w, std::int64_t row, const __half* x) {
+    float sum = 0;
+    for (int c = int(threadIdx.x) % 32; c < w.cols; c += 32) sum += weight_at(w, row, c) * __half2float(x[c]);
+    return warp_sum(sum);
+}
+
+__global__ void __launch_bounds__(warps * 32) gated_plain_kernel(ExpertGemm op, int rows) {
+    wait_for_inputs();
+    const std::int64_t pair = blockIdx.x, t = pair / op.n_used;
+    const int e = expert_of(op, t, int(pair % op.n_used)), row = int(blockIdx.y) * warps + int(threadIdx.x) / 32;
+    if (e < 0 || row >= rows) return;
+    const std::int64_t at = std::int64_t(e) * rows + row;
+    const auto*        x  = reinterpret_cast<const __half*>(op.x) + t * op.gate.weight.cols;
+    const float        a  = plain_dot(op.gate.weight, at, x) + (op.gate.bias ? op.gate.bias[at] : 0.0f),
+                b         = plain_dot(op.up.weight, at, x) + (op.up.bias ? op.up.bias[at] : 0.0f);
+    if (threadIdx.x % 32 == 0)
+        static_cast<__half*>(op.gate.out)[pair * rows + row] = to_finite(gated(op.activation, a, b));
+}
+
+__global__ void __launch_bounds__(warps * 32) combine_plain_kernel(ExpertGemm op, int rows) {
+    wait_for_inputs();
+    const std::int64_t t   = blockIdx.x;
+    const int          row = int(blockIdx.y) * warps + int(threadIdx.x) / 32;
+    if (row >= rows) return;
+    float total = 0;
+    for (int slot = 0; slot < op.n_used; slot++) {
+        const int e = expert_of(op, t, slot);
+        if (e < 0) continue;
+        const std::int64_t at = std::int64_t(e) * rows + row;
+        const auto*        x  = reinterpret_cast<const __half*>(op.x) + (t * op.n_used + slot) * op.gate.weight.cols;
+        total += weight_of(op, t, slot) * (plain_dot(op.gate.weight, at, x) + (op.gate.bias ? op.gate.bias[at] : 0.0f));
+    }
+    if (threadIdx.x % 32 == 0) static_cast<__half*>(op.gate.out)[t * rows + row] = to_finite(total * op.scale);
+}
+
+template <class Launch>
+void with_kind(Kind kind, const Launch& launch) {
+    switch (kind) {
+        case kind_f16: launch.template operator()<kind_f16>(); break;
+        case kind_i8: launch.template operator()<kind_i8>(); break;
+        case kind_i8_float: launch.template operator()<kind_i8_float>(); break;
+        case kind_i8_float_min: launch.template operator()<kind_i8_float_min>(); break;
+        case kind_q4_k: launch.template operator()<kind_q4_k>(); break;
+    }
+}
+
+} // namespace
+
+void expert_gated_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu) {
+    const int      rows  = int(op.gate.weight.rows / op.n_experts);
+    const unsigned pairs = unsigned(n_tokens * op.n_used);
+    const auto     grid  = [&](int of_cta) { return dim3(pairs, unsigned((rows + of_cta - 1) / of_cta)); };
+    if (rows % 2 != 0 || !is_regular(op.gate.weight) || !is_regular(op.up.weight) ||
+        kind_of(op.gate.weight) != kind_of(op.up.weight)) {
+        run_kernel(gated_plain_kernel, grid(warps), warps * 32, 0, gpu, op, rows);
+        return;
+    }
+    with_kind(kind_of(op.gate.weight), [&]<Kind K>() {
+        run_kernel(gated_kernel<K>, grid(warps * gated_rows(K)), warps * 32, 0, gpu, op, rows);
+    });
+}
+
+void expert_combine_gemv(const ExpertGemm& op, std::int64_t n_tokens, Context& gpu) {
+    const int  rows = int(op.gate.weight.rows / op.n_experts);
+    const auto grid = [&](int of_cta) { return dim3(unsigned(n_tokens), unsigned((rows + of_cta - 1) / of_cta)); };
+    if (rows % 2 != 0 || !is_regular(op.gate.weight)) {
+        run_kernel(combine_plain_kernel, grid(warps), warps * 32, 0, gpu, op, rows);
+        return;
+    }
+    const int at_once = op.n_used >= 8 ? 8 : op.n_used >= 4 ? 4 : op.n_used >= 2 ? 2 : 1;
+    with_kind(kind_of(op.gate.weight), [&]<Kind K>() {
+        run_kernel(combine_kernel<K>, grid(warps / at_once * 2), warps * 32, 0, gpu, op, rows, at_once);
+    });
+}
+
+} // namespace quire::cuda

@@ -1,0 +1,242 @@
+// Route: the scores of all experts, the choice of each token, and for many tokens the tiles of pairs, in one launch. CTAs divide
+// experts and tokens among themselves; the last one to arrive of some tokens chooses for them, a warp for each token, and the last
+// of all makes the tiles.
+//
+// Bytes: the router's weights, float32, once for 8 tokens: 128 × 2048 × 4 = 1 MiB for Qwen3-30B-A3B.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "../epilogue.cuh"
+#include "../kernels.h"
+#include "../warp.cuh"
+
+namespace quire::cuda {
+
+namespace {
+
+constexpr int warps = 8; // of a CTA: experts, then tokens
+
+// A float as an integer of the same order; never 0 but for one NaN. -0 is 0.
+__device__ std::uint32_t ordered(float v) {
+    const std::uint32_t bits = __float_as_uint(v + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// The choice of one token by a warp. Expert e is with lane e % 32; PerLane · 32 are enough for all.
+template <int PerLane>
+__device__ void choose(const Route& op, const float* scores, float* out, bool none) {
+    const int   lane = threadIdx.x % 32, n = op.n_experts, k = op.n_used;
+    const float infinity = __int_as_float(0x7f800000);
+    auto*       experts  = reinterpret_cast<std::int32_t*>(out);
+    if (none) {
+        for (int i = lane; i < k; i += 32) experts[i] = -1, out[k + i] = 0;
+        return;
+    }
+    float         gated[PerLane];
+    std::uint32_t rank[PerLane]; // 0: chosen
+#pragma unroll
+    for (int i = 0; i < PerLane; i++) gated[i] = lane + 32 * i < n ? __ldcg(scores + lane + 32 * i) : -infinity;
+    if (op.gating == Gating::softmax) {
+        float best = -infinity, sum = 0;
+#pragma unroll
+        for (int i = 0; i < PerLane; i++) best = fmaxf(best, gated[i]);
+        best = warp_max(best);
+#pragma unroll
+        for (int i = 0; i < PerLane; i++)
+            if (lane + 32 * i < n) sum += gated[i] = expf(gated[i] - best);
+        sum = warp_sum(sum);
+#pragma unroll
+        for (int i = 0; i < PerLane; i++) gated[i] /= sum;
+    }
+    if (op.gating == Gating::sigmoid) {
+#pragma unroll
+        for (int i = 0; i < PerLane; i++) gated[i] = 1 / (1 + expf(-gated[i]));
+    }
+#pragma unroll
+    for (int i = 0; i < PerLane; i++) {
+        const int   e = lane + 32 * i;
+        const float v = gated[i] + (op.choice_bias && e < n ? op.choice_bias[e] : 0.0f);
+        rank[i]       = e >= n ? 0 : ordered(isnan(v) ? -infinity : v);
+    }
+    float        weight = 0; // lane i: of the i-th choice
+    std::int32_t mine   = 0;
+    for (int j = 0; j < k; j++) {
+        std::uint32_t best = 0;
+#pragma unroll
+        for (int i = 0; i < PerLane; i++) best = max(best, rank[i]);
+        best       = __reduce_max_sync(~0u, best);
+        unsigned e = ~0u; // the lowest with that rank
+#pragma unroll
+        for (int i = PerLane - 1; i >= 0; i--)
+            if (rank[i] == best) e = unsigned(lane + 32 * i);
+        e           = __reduce_min_sync(~0u, e);
+        float value = 0;
+#pragma unroll
+        for (int i = 0; i < PerLane; i++)
+            if (unsigned(lane + 32 * i) == e) rank[i] = 0, value = gated[i];
+        value = __shfl_sync(~0u, value, int(e % 32));
+        if (lane == j) weight = value, mine = std::int32_t(e);
+    }
+    const bool is_one = lane < k;
+    if (op.gating == Gating::softmax_chosen) {
+        const float best = warp_max(is_one ? weight : -infinity);
+        weight           = is_one ? expf(weight - best) : 0.0f;
+        weight /= warp_sum(weight);
+    }
+    if (op.normalised) {
+        const float sum = warp_sum(is_one ? weight : 0.0f);
+        weight /= sum < 6.103515625e-5f ? 6.103515625e-5f : sum; // as quire.compute.routing
+    }
+    if (is_one) experts[lane] = mine, out[k + lane] = weight * op.scale;
+}
+
+// By all threads of a CTA.
+__device__ void make_tiles(const Route& op, int n_pairs, int tile, const ExpertWorkspace& work) {
+    __shared__ std::int32_t place[most_experts]; // pairs of an expert; then where the next of them goes
+    const int               n = op.n_experts, k = op.n_used;
+    const auto              each = [&](auto use) {
+        for (int p = int(threadIdx.x); p < n_pairs; p += int(blockDim.x))
+            if (const int e = __float_as_int(__ldcg(op.out + std::int64_t(p / k) * 2 * k + p % k)); e >= 0) use(p, e);
+    };
+    for (int e = int(threadIdx.x); e < n; e += int(blockDim.x)) place[e] = 0;
+    __syncthreads();
+    each([&](int, int e) { atomicAdd(place + e, 1); });
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        int first = 0, first_tile = 0;
+        for (int base = 0; base < n; base += 32) {
+            const int e = base + int(threadIdx.x), count = e < n ? place[e] : 0, tiles = (count + tile - 1) / tile;
+            int       end = count, end_tile = tiles; // inclusive sums
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const int a = __shfl_up_sync(~0u, end, step), b = __shfl_up_sync(~0u, end_tile, step);
+                if (int(threadIdx.x) >= step) end += a, end_tile += b;
+            }
+            if (e < n) place[e] = first + end - count;
+            for (int i = 0; i < tiles; i++) {
+                std::int32_t* to = work.tiles + 1 + 3 * (first_tile + end_tile - tiles + i);
+                to[0] = e, to[1] = first + end - count + i * tile, to[2] = min(tile, count - i * tile);
+            }
+            first += __shfl_sync(~0u, end, 31), first_tile += __shfl_sync(~0u, end_tile, 31);
+        }
+        if (threadIdx.x == 0) work.tiles[0] = first_tile;
+    }
+    __syncthreads();
+    each([&](int p, int e) { work.pairs[atomicAdd(place + e, 1)] = p; });
+}
+
+// Whether this CTA is the last of n to come here; what the others wrote before is visible to it then.
+__device__ bool is_last_of(std::int32_t* arrivals, unsigned n) {
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = unsigned(atomicAdd(arrivals, 1)) == n - 1;
+        if (is_last) *arrivals = 0; // for the next launch
+        __threadfence();
+    }
+    __syncthreads();
+    return is_last;
+}
+
+// NT: tokens of a CTA.
+template <int NT>
+__global__ void __launch_bounds__(warps * 32, 3)
+    route_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
+    constexpr int ahead = 4; // loads in flight
+    const int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
+    const int     first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
+    const float*  w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
+    float         sum[NT] = {};
+    if (cols % 4 == 0) {
+        float4     next[ahead];
+        const auto load = [&](int u, int c) {
+            if (c < cols) next[u] = *reinterpret_cast<const float4*>(w + c);
+        };
+#pragma unroll
+        for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4); // weights do not depend on the previous kernel
+        wait_for_inputs();
+        for (int base = 0; base < cols; base += ahead * 128) {
+#pragma unroll
+            for (int u = 0; u < ahead; u++) {
+                const int    c = base + u * 128 + lane * 4;
+                const float4 v = next[u];
+                load(u, c + ahead * 128);
+                if (c >= cols) continue;
+#pragma unroll
+                for (int t = 0; t < NT; t++) {
+                    const uint2 x =
+                        *reinterpret_cast<const uint2*>(op.x + std::int64_t(first + min(t, n - 1)) * cols + c);
+                    const float2 a = as_float2(x.x), b = as_float2(x.y);
+                    sum[t] += v.x * a.x + v.y * a.y + v.z * b.x + v.w * b.y;
+                }
+            }
+        }
+    } else {
+        wait_for_inputs();
+        for (int c = lane; c < cols; c += 32)
+#pragma unroll
+            for (int t = 0; t < NT; t++)
+                sum[t] +=
+                    w[c] *
+                    __half2float(reinterpret_cast<const __half*>(op.x)[std::int64_t(first + min(t, n - 1)) * cols + c]);
+    }
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        const float total = warp_sum(sum[t]) + (op.bias && e < op.n_experts ? op.bias[e] : 0.0f);
+        if (lane == 0 && t < n && e < op.n_experts) work.scores[std::int64_t(first + t) * op.n_experts + e] = total;
+    }
+    if (!is_last_of(work.arrivals + blockIdx.y, gridDim.x)) return;
+    if (warp < n) {
+        const std::int64_t t      = first + warp;
+        const float*       scores = work.scores + t * op.n_experts;
+        float*             out    = op.out + t * 2 * op.n_used;
+        const bool         none   = slots != nullptr && slots[t] < 0;
+        if (op.n_experts <= 128) choose<4>(op, scores, out, none);
+        else if (op.n_experts <= 512) choose<16>(op, scores, out, none);
+        else choose<most_experts / 32>(op, scores, out, none);
+    }
+    if (tile > 0 && is_last_of(work.arrivals + gridDim.y, gridDim.y)) make_tiles(op, n_tokens * op.n_used, tile, work);
+}
+
+// A CTA for each row.
+__global__ void __launch_bounds__(256)
+    gate_rows_kernel(__half* x, int cols, const __half* gate, int gate_cols, const float* weight) {
+    __shared__ float sums[32];
+    wait_for_inputs();
+    const __half* from = gate + std::int64_t(blockIdx.x) * gate_cols;
+    float         sum  = 0;
+    for (int c = int(threadIdx.x); c < gate_cols; c += 256) sum += __half2float(from[c]) * weight[c];
+    const float factor = 1 / (1 + expf(-cta_sum(sum, sums)));
+    __half*     row    = x + std::int64_t(blockIdx.x) * cols;
+    for (int c = int(threadIdx.x); c < cols; c += 256) row[c] = to_finite(__half2float(row[c]) * factor);
+}
+
+} // namespace
+
+int expert_tile(std::int64_t n_tokens, int n_experts, int n_used) {
+    const std::int64_t pairs = n_tokens * n_used, mean = pairs / n_experts;
+    if (n_tokens <= 2) return 0;
+    return mean <= 6 ? 8 : mean <= 12 ? 16 : mean <= 24 ? 32 : 64;
+}
+
+void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
+           Context& gpu) {
+    const unsigned of_experts = unsigned((op.n_experts + warps - 1) / warps);
+    if (n_tokens <= 4)
+        run_kernel(route_kernel<1>, dim3(of_experts, unsigned(n_tokens)), warps * 32, 0, gpu, op, int(n_tokens), slots,
+                   tile, work);
+    else
+        run_kernel(route_kernel<warps>, dim3(of_experts, unsigned((n_tokens + warps - 1) / warps)), warps * 32, 0, gpu,
+                   op, int(n_tokens), slots, tile, work);
+}
+
+void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, std::int64_t gate_cols,
+               const float* weight, Context& gpu) {
+    run_kernel(gate_rows_kernel, dim3(unsigned(rows)), 256, 0, gpu, reinterpret_cast<__half*>(x), int(cols),
+               reinterpret_cast<const __half*>(gate), int(gate_cols), weight);
+}
+
+} // namespace quire::cuda

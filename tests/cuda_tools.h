@@ -1,0 +1,101 @@
+// What the tests of kernels share: a GPU context, vectors in its memory, random values. To be included last, below the imports.
+#pragma once
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "../cuda/kernels.h"
+
+import quire.core.std;
+import quire.model_file.quants;
+
+namespace quire::testing {
+
+inline bool no_gpu() {
+    cuda::DeviceInfo info;
+    const char*      why = cuda::open_device(0, info);
+    if (why) WARN("not tested: " << why);
+    return why != nullptr;
+}
+
+// A context of a test's own.
+struct Gpu {
+    Gpu() {
+        const char* why = nullptr;
+        context         = cuda::create_context(0, why);
+        INFO((why ? why : ""));
+        REQUIRE(context != nullptr);
+    }
+    Gpu(const Gpu&)            = delete;
+    Gpu& operator=(const Gpu&) = delete;
+    ~Gpu() { cuda::destroy_context(context); }
+    operator cuda::Context&() const { return *context; }
+    cuda::Context* context;
+};
+
+// A vector in device memory; outputs begin as NaN, so that what was not written shows.
+template <class T>
+struct OnDevice {
+    OnDevice(cuda::Context& gpu, const std::vector<T>& values)
+        : n(values.size()), data(static_cast<T*>(cuda::allocate(gpu, n * sizeof(T)))) {
+        cuda::upload(data, values.data(), n * sizeof(T), gpu);
+    }
+    OnDevice(const OnDevice&)            = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+    ~OnDevice() { cuda::release(data); }
+    std::vector<T> back(cuda::Context& gpu) const {
+        std::vector<T> out(n);
+        cuda::copy_to_host(out.data(), data, n * sizeof(T), gpu);
+        cuda::synchronize(gpu);
+        const char* error = cuda::last_error(gpu);
+        INFO((error ? error : ""));
+        REQUIRE(error == nullptr);
+        return out;
+    }
+    std::size_t n;
+    T*          data;
+};
+
+inline constexpr std::uint16_t fp16_nan = 0x7e00;
+
+inline std::vector<std::uint16_t> random_fp16(std::size_t n, std::mt19937& random, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<std::uint16_t>      out(n);
+    for (auto& h : out) h = f32_to_f16(normal(random));
+    return out;
+}
+
+inline double relative_error(const std::vector<float>& got, const std::vector<double>& want) {
+    double d = 0, all = 0;
+    for (std::size_t i = 0; i < want.size(); i++) {
+        d += (double(got[i]) - want[i]) * (double(got[i]) - want[i]);
+        all += want[i] * want[i];
+    }
+    return std::isnan(d) ? 1e30 : std::sqrt(d / std::max(all, 1e-30));
+}
+
+inline std::vector<float> floats_of(const std::vector<std::uint16_t>& fp16) {
+    std::vector<float> out(fp16.size());
+    for (std::size_t i = 0; i < fp16.size(); i++) out[i] = f16_to_f32(fp16[i]);
+    return out;
+}
+
+inline constexpr cuda::Activation activations[] = {cuda::Activation::silu, cuda::Activation::gelu_tanh,
+                                                   cuda::Activation::gelu_erf, cuda::Activation::relu,
+                                                   cuda::Activation::clamped_swiglu};
+
+// activation(g) · u, in double precision.
+inline double activated(cuda::Activation activation, double g, double u) {
+    switch (activation) {
+        case cuda::Activation::silu: return g / (1 + std::exp(-g)) * u;
+        case cuda::Activation::gelu_tanh:
+            return 0.5 * g * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g))) * u;
+        case cuda::Activation::gelu_erf: return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
+        case cuda::Activation::relu: return std::max(g, 0.0) * u;
+        case cuda::Activation::clamped_swiglu:
+            g = std::min(g, 7.0), u = std::clamp(u, -7.0, 7.0);
+            return g / (1 + std::exp(-1.702 * g)) * (u + 1);
+    }
+    return 0;
+}
+
+} // namespace quire::testing

@@ -1,0 +1,116 @@
+// quantize: a GGUF file with its matrices in another type.
+// Exit codes: 0, 1 (this file cannot be converted: one line on stderr), 2 (wrong usage).
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+import quire.core.base;
+import quire.core.output_file;
+import quire.core.std;
+import quire.core.tensor;
+import quire.core.thread_pool;
+import quire.tools.quantize.convert;
+import quire.tools.quantize.mix;
+
+using namespace quire;
+
+namespace {
+
+// Bits for a weight of a Llama 3 8B.
+double bits_per_weight(const Mix& mix) {
+    struct Matrix {
+        const char*  name;
+        std::int64_t cols, rows;
+    };
+    constexpr Matrix of_a_layer[] = {{"attn_q", 4096, 4096},      {"attn_k", 4096, 1024},    {"attn_v", 4096, 1024},
+                                     {"attn_output", 4096, 4096}, {"ffn_gate", 4096, 14336}, {"ffn_up", 4096, 14336},
+                                     {"ffn_down", 14336, 4096}};
+    std::deque<std::string> names; // tensors refer to them
+    std::vector<MixTensor>  tensors;
+    const auto              add = [&](std::string name, std::int64_t cols, std::int64_t rows) {
+        tensors.push_back({names.emplace_back(std::move(name)), DType::F32, {cols, rows, 1, 1}});
+    };
+    add("token_embd.weight", 4096, 128256);
+    add("output.weight", 4096, 128256);
+    for (int layer = 0; layer < 32; layer++)
+        for (const Matrix& m : of_a_layer) add(cat("blk.", layer, ".", m.name, ".weight"), m.cols, m.rows);
+    const auto types = types_of(mix, {"llama", 32, 0, 32, 8, false}, tensors);
+    double     bits = 0, weights = 0;
+    for (std::size_t i = 0; i < tensors.size(); i++) {
+        const double n = double(tensors[i].dims[0]) * double(tensors[i].dims[1]);
+        bits += n * 8 * double(row_bytes((*types)[i], tensors[i].dims[0])) / double(tensors[i].dims[0]);
+        weights += n;
+    }
+    return bits / weights;
+}
+
+std::string list_of_types() {
+    std::string out = "\nTypes, with the bits that a weight of a Llama 3 8B takes:\n";
+    for (const Mix& mix : mixes()) {
+        char line[160];
+        std::snprintf(line, sizeof line, "  %-10s %5.2f  %s\n", std::string(mix.name).c_str(), bits_per_weight(mix),
+                      std::string(mix.note).c_str());
+        out += line;
+    }
+    return out;
+}
+
+int run(int argc, char** argv) {
+    CLI::App app{"Writes a GGUF file with its matrices in another type."};
+    app.footer(list_of_types);
+    ConvertOptions o;
+    std::string    type;
+    app.add_option("IN", o.in, "GGUF file: F32, F16 or BF16")->required();
+    app.add_option("OUT", o.out, "file to write; it appears only when it is complete")->required();
+    app.add_option("TYPE", type, "see below")->required();
+    app.add_option("--imatrix", o.imatrix,
+                   "importance matrix of llama-imatrix, GGUF or .dat: errors in columns with "
+                   "large inputs count more");
+    app.add_flag("--allow-requantize", o.allow_requantize, "also convert what is quantised already, with what it lost");
+    app.add_option("-t,--threads", o.threads, "threads; 0: one per physical core")
+        ->check(CLI::Range(0, 1024))
+        ->default_val(0);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& e) {
+        return app.exit(e) == 0 ? 0 : 2;
+    }
+    o.mix = find_mix(type);
+    if (o.mix == nullptr) {
+        std::fprintf(stderr, "quantize: there is no type %s; --help lists them\n", quote(type).c_str());
+        return 2;
+    }
+    if (o.threads == 0) o.threads = physical_cores();
+
+    const bool      shows = isatty(STDERR_FILENO) == 1;
+    const Stopwatch time;
+    const auto      done = convert(
+        o, !shows ? std::function<void(const ConvertProgress&)>() : [](const ConvertProgress& p) {
+            std::fprintf(stderr, "\r\033[K%3d %%  %zu of %zu  %s  %s to %s", int(p.fraction * 100), p.index + 1, p.n,
+                              quote(p.tensor).c_str(), dtype_info(p.from).name, dtype_info(p.to).name);
+        });
+    if (shows) std::fprintf(stderr, "\r\033[K");
+    if (!done) {
+        std::fprintf(stderr, "quantize: %s\n", done.error().message.c_str());
+        return 1;
+    }
+    std::string types;
+    for (const auto& [name, n] : done->types) types += cat(types.empty() ? "" : ", ", n, " ", name);
+    std::printf("%s: %zu tensors (%s), %.2f GB, %.2f bits a weight instead of %.2f, %.1f s\n", o.out.c_str(),
+                done->tensors, types.c_str(), double(done->bytes_out) / 1e9,
+                8 * double(done->bytes_out) / double(done->weights), 8 * double(done->bytes_in) / double(done->weights),
+                time.seconds());
+    if (done->without_importance > 0)
+        std::printf("%zu of them without importance: %s does not know them\n", done->without_importance,
+                    o.imatrix.c_str());
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+    const int  code = run(argc, argv);
+    const auto ok   = flush_output();
+    if (ok) return code;
+    std::fprintf(stderr, "quantize: %s\n", ok.error().message.c_str());
+    return 1;
+}
