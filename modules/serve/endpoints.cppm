@@ -635,7 +635,7 @@ void Endpoints::block_events(HttpExchange& e) {
 void Endpoints::pin(HttpExchange& e) {
     Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
     if (!parsed) return refuse(e, parsed.error());
-    if (auto& conversation = parsed->conversation) conversation->add_generation_prompt = false;
+    if (auto& conversation = parsed->conversation) conversation->input.add_generation_prompt = false;
     Parsed<std::vector<Token>> ids = encoder_.encode(*parsed);
     if (!ids) return refuse(e, ids.error());
     const std::string param = parsed->conversation ? "messages" : "prompt";
