@@ -164,14 +164,19 @@ TEST_CASE("a full context says so", "[chat]") {
     CHECK(has(longer.err, " tokens and the context 40.\n"));
 }
 
-TEST_CASE("templates that are no form fall back to a named one", "[chat]") {
+TEST_CASE("a template from a file is rendered, or refused with its line and column", "[chat]") {
     const std::string file = temporary();
-    std::ofstream(file) << "{% if tools %}{% endif %}<|im_start|>";
+    std::ofstream(file) << "{%- for m in messages -%}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor "
+                           "-%}<|im_start|>assistant{{ '\\n' }}";
     const Finished f = chat({"-p", "Hello", "-st", "--chat-template-file", file});
     CHECK(f.code == 0);
-    CHECK(lines(f.err) == 1);
-    CHECK(has(f.err, "not one of the recognised forms; using 'chatml'"));
+    CHECK(f.err == "");
     CHECK(f.out == chat({"-p", "Hello", "-st", "--chat-template", "chatml"}).out);
+    std::ofstream(file) << "{% if tools %}\n{{ }}";
+    const Finished wrong = chat({"-p", "Hello", "-st", "--chat-template-file", file});
+    CHECK(wrong.code == 1);
+    CHECK(lines(wrong.err) == 1);
+    CHECK(has(wrong.err, "line 2, column 4"));
     unlink(file.c_str());
     CHECK(chat({"--chat-template-file", file}).code == 1);
 }

@@ -320,18 +320,26 @@ TEST_CASE("conversations", "[openai]") {
     const auto parts = talk(
         R"([{"role":"developer","content":"s"},{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])");
     REQUIRE(parts.has_value());
-    CHECK(parts->conversation.messages[0].role == "system");
-    CHECK(parts->conversation.messages[1].content == "ab");
+    CHECK(parts->conversation.input.messages[0]["role"] == "developer");
+    CHECK(parts->conversation.input.messages[1]["content"].size() == 2);
     for (const char* bad :
          {"[]", "{}", "5", R"(["a"])", R"([{"content":"a"}])", R"([{"role":"user"}])",
           R"([{"role":"user","content":null}])", R"([{"role":"user","content":5}])",
-          R"([{"role":"tool","content":"a"}])", R"([{"role":5,"content":"a"}])",
+          R"([{"role":"robot","content":"a"}])", R"([{"role":5,"content":"a"}])",
           R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}])",
-          R"([{"role":"user","content":["a"]}])", R"([{"role":"assistant","content":"a","tool_calls":[{"id":"x"}]}])",
+          R"([{"role":"user","content":["a"]}])", R"([{"role":"assistant","content":null,"tool_calls":[]}])",
           R"([{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}])"}) {
         INFO(bad);
         CHECK(wrong_field(talk(bad)) == "messages");
     }
+    const auto tools = talk(
+        R"([{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"x"}]},)"
+        R"({"role":"tool","content":"1"}])",
+        R"(,"tools":[{"type":"function"}],"tool_choice":"none","chat_template_kwargs":{"x":1},"enable_thinking":false)");
+    REQUIRE(tools.has_value());
+    CHECK(tools->conversation.input.messages.size() == 3);
+    CHECK(tools->conversation.input.tools.size() == 1);
+    CHECK(json_dump(tools->conversation.input.variables) == R"({"x":1,"enable_thinking":false})");
     const std::string begun = R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";
     CHECK(talk(begun)->conversation.continue_final);
     CHECK(!talk(begun, R"(,"add_generation_prompt":true)")->conversation.continue_final);

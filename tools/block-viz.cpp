@@ -12,6 +12,8 @@ import quire.core.base;
 import quire.serve.snapshot_json;
 import quire.tools.viz.block_view;
 import quire.text.chat_template;
+import quire.text.jinja.jinja_template;
+import quire.text.marked_text;
 import quire.engine.engine;
 import quire.core.json;
 import quire.core.output_file;
@@ -139,16 +141,21 @@ Result<Trace> from_engine(const Arguments& a) {
     const Tokenizer& tokenizer = engine->tokenizer();
     const auto       encode    = [&](const std::string& text) { return tokenizer.encode(text); };
     // A prompt becomes a user message in the model's chat template, unless the file has none or a prefix is pinned.
-    const std::optional<ChatForm> form = chat_form_detect(engine->chat_template());
-    const auto                    ask  = [&](const std::string& text) -> Result<std::vector<Token>> {
-        if (!form || a.raw || !a.pin.empty() || !a.pin_file.empty()) return encode(text);
-        ChatVariables v;
-        if (tokenizer.bos() >= 0) v.bos_token = tokenizer.piece(tokenizer.bos());
-        if (tokenizer.eos() >= 0) v.eos_token = tokenizer.piece(tokenizer.eos());
-        const ChatMessage   message{"user", text};
-        Result<std::string> rendered = chat_render(*form, std::span(&message, 1), v);
+    const std::string          jinja  = engine->chat_template();
+    const Result<ChatTemplate> chosen = ChatTemplate::parse(jinja, "the file's");
+    const auto                 ask    = [&](const std::string& text) -> Result<std::vector<Token>> {
+        if (jinja.empty() || a.raw || !a.pin.empty() || !a.pin_file.empty()) return encode(text);
+        if (!chosen) return std::unexpected(chosen.error());
+        ChatSurroundings around;
+        if (tokenizer.bos() >= 0) around.bos_token = tokenizer.piece(tokenizer.bos());
+        if (tokenizer.eos() >= 0) around.eos_token = tokenizer.piece(tokenizer.eos());
+        around.now = local_seconds("").value_or(0);
+        ChatInput input;
+        input.messages.push_back(Json{{"role", "user"}, {"content", text}});
+        const Result<MarkedText> rendered = chosen->render(input, around);
         if (!rendered) return std::unexpected(rendered.error());
-        std::vector<Token> ids = tokenizer.encode(*rendered, {.add_special = false, .parse_special = true});
+        std::vector<Token> ids = tokenizer.encode(
+            rendered->bytes, {.add_special = false, .parse_special = true, .no_special = rendered->input});
         if (tokenizer.adds_bos() && tokenizer.bos() >= 0 && (ids.empty() || ids[0] != tokenizer.bos()))
             ids.insert(ids.begin(), tokenizer.bos());
         return ids;

@@ -5,8 +5,10 @@
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
+import quire.model_file.gguf;
 import quire.engine.outlook;
 import quire.text.chat_template;
+import quire.text.jinja.jinja_template;
 import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
 import quire.tools.chat.terminal;
@@ -178,27 +180,13 @@ std::string without_escapes(const std::string& text) {
     return out;
 }
 
-// The chat template's form; a warning on standard error where it is not exactly the file's.
-Result<ChatForm> choose_form(const ChatArguments& a, const Engine& engine) {
-    if (std::optional<ChatForm> named = chat_form_named(a.form_name)) return *named; // checked with the flags
-    std::string      jinja = engine.chat_template();
-    std::string_view whose = "the model's chat template";
-    if (!a.form_file.empty()) {
-        Result<std::string> text = read_file(a.form_file);
-        if (!text) return std::unexpected(text.error());
-        jinja = *text;
-        whose = "the chat template of --chat-template-file";
-    }
-    if (std::optional<ChatForm> exact = chat_form_detect(jinja)) return *exact;
-    const ChatForm nearest = chat_form_nearest(jinja);
-    if (jinja.empty())
-        std::fprintf(stderr, "chat: the model has no chat template; using '%s' (--chat-template names another)\n",
-                     std::string(chat_form_name(nearest)).c_str());
-    else
-        std::fprintf(stderr,
-                     "chat: %s is not one of the recognised forms; using '%s' (--chat-template names another)\n",
-                     std::string(whose).c_str(), std::string(chat_form_name(nearest)).c_str());
-    return nearest;
+Result<ChatTemplate> choose_template(const ChatArguments& a) {
+    const Result<Gguf> file = Gguf::open(a.model);
+    if (!file) return std::unexpected(file.error());
+    Result<std::string> source = a.form_file.empty() ? Result<std::string>("") : read_file(a.form_file);
+    if (!source) return std::unexpected(source.error());
+    if (const auto now = local_seconds(a.now); !now) return std::unexpected(now.error());
+    return ChatTemplate::choose(*file, a.form_name, *source);
 }
 
 int run(ChatArguments& a) {
@@ -223,6 +211,9 @@ int run(ChatArguments& a) {
         if (!a.temperature) a.temperature = 0;
     }
 
+    Result<ChatTemplate> chat_template = choose_template(a);
+    if (!chat_template) return complain(chat_template.error());
+
     EngineOptions& options = a.engine;
     options.max_sequences  = 1;
     options.step_seconds   = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
@@ -237,19 +228,19 @@ int run(ChatArguments& a) {
     if (!engine) return complain(engine.error());
     if (const std::string warning = engine->warning(); !warning.empty())
         std::fprintf(stderr, "chat: %s\n", warning.c_str());
-    Result<ChatForm> form = choose_form(a, *engine);
-    if (!form) return complain(form.error());
+    if (chat_template->is_fallback())
+        std::fprintf(stderr, "chat: the model has no chat template; using chatml (--chat-template names another)\n");
 
     if (interactive && !a.single_turn) {
         std::printf(
             "quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, "
             "Ctrl-D "
             "leaves.\n\n",
-            printable(name).c_str(), engine->describe().c_str(), std::string(chat_form_name(*form)).c_str(),
+            printable(name).c_str(), engine->describe().c_str(), chat_template->name().c_str(),
             std::string(commands).c_str());
         std::fflush(stdout);
     }
-    Chat chat(*engine, a, *form, facts);
+    Chat chat(*engine, a, *chat_template, facts);
     if (first && interactive && !a.single_turn) std::printf("> %s\n", printable(*first).c_str());
     on_interrupt(OnInterrupt::ask);
     int code = 0;

@@ -11,6 +11,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
+import quire.model_file.gguf;
 import quire.engine.outlook;
 import quire.model_file.config;
 import quire.serve.api_error;
@@ -22,6 +23,7 @@ import quire.serve.openai_request;
 import quire.serve.reserve;
 import quire.serve.service;
 import quire.text.chat_template;
+import quire.text.jinja.jinja_template;
 import quire.text.tokenizer;
 import quire.tools.chat.terminal;
 import quire.tools.common.engine_flags;
@@ -32,7 +34,7 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string              model, host = "127.0.0.1", unix_path, aliases, form_name, key_file, cors, log_file;
+    std::string model, host = "127.0.0.1", unix_path, aliases, form_name, form_file, key_file, cors, log_file;
     std::vector<std::string> keys, pin_files, pins;
     int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     log_json = false, no_log = false;
@@ -231,6 +233,17 @@ int run(Arguments& a) {
     options.ping_seconds = a.ping_seconds;
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
+    {
+        const Result<Gguf> file = Gguf::open(a.model);
+        if (!file) return complain(file.error());
+        Result<std::string> source = a.form_file.empty() ? Result<std::string>("") : read_file(a.form_file);
+        if (!source) return complain(source.error());
+        Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.form_name, *source);
+        if (!chosen) return complain(chosen.error());
+        if (const auto now = local_seconds(options.now); !now) return complain(now.error());
+        options.chat_template = std::move(*chosen);
+    }
+
     const TerminalFacts facts = terminal_facts();
     // Said once it is clear that there is room, and before the weights are read.
     std::string said;
@@ -245,16 +258,8 @@ int run(Arguments& a) {
     if (!engine) return complain(engine.error());
     if (const std::string warning = engine->warning(); !warning.empty())
         std::fprintf(stderr, "server: %s\n", warning.c_str());
-    const std::string jinja = engine->chat_template();
-    if (const auto named = chat_form_named(a.form_name)) options.form = *named;
-    else if (const auto exact = chat_form_detect(jinja)) options.form = *exact;
-    else {
-        options.form = chat_form_nearest(jinja);
-        std::fprintf(stderr, "server: %s; using '%s' (--chat-template names another)\n",
-                     jinja.empty() ? "the model has no chat template"
-                                   : "the model's chat template is not one of the recognised forms",
-                     std::string(chat_form_name(options.form)).c_str());
-    }
+    if (options.chat_template.is_fallback())
+        std::fprintf(stderr, "server: the model has no chat template; using chatml (--chat-template names another)\n");
     const std::string description = engine->describe();
 
     ServiceOptions queueing;
@@ -334,7 +339,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")
         ->check(within(0, 1 << 24));
-    add_chat_template_flag(app, a.form_name);
+    add_chat_template_flags(app, a.form_name, a.form_file, a.endpoints.now);
 }
 
 void add_server_flags(CLI::App& app, Arguments& a) {

@@ -24,6 +24,7 @@ import quire.serve.prompt_encoder;
 import quire.serve.service;
 import quire.serve.snapshot_json;
 import quire.text.chat_template;
+import quire.text.marked_text;
 import quire.text.tokenizer;
 
 export namespace quire {
@@ -31,7 +32,8 @@ export namespace quire {
 struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
     std::vector<std::string> aliases;
-    ChatForm                 form = ChatForm::plain;
+    ChatTemplate             chat_template;
+    std::string              now;                 // of the templates' clock; "": the machine's
     std::string              model_file;          // its name, without the folder
     std::vector<std::string> api_keys;            // any of them admits; none: everybody may enter
     std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
@@ -123,8 +125,8 @@ void answer_json(HttpExchange& e, Json body) { e.response.body = json_dump(std::
 Endpoints::Endpoints(Service& service, EndpointOptions options)
     : service_(service), options_(std::move(options)),
       access_(options_.api_keys, options_.cors_origins, options_.local_only),
-      encoder_(service.tokenizer(), service.engine_options(), options_.form), started_(unix_seconds()),
-      working_(options_.working_bytes) {
+      encoder_(service.tokenizer(), service.engine_options(), options_.chat_template, options_.now),
+      started_(unix_seconds()), working_(options_.working_bytes) {
     options_.limits.models     = options_.aliases;
     options_.limits.vocab_size = service.config().vocab_size;
     options_.limits.context    = service.engine_options().context;
@@ -254,9 +256,9 @@ Parsed<Endpoints::EncodedPrompts> Endpoints::encode_prompts(const GenerationRequ
     };
     EncodedPrompts out;
     if (r.chat) {
-        Parsed<std::string> text = encoder_.render(r.conversation);
+        Parsed<MarkedText> text = encoder_.render(r.conversation);
         if (!text) return std::unexpected(text.error());
-        if (auto ok = check(text->size()); !ok) return std::unexpected(ok.error());
+        if (auto ok = check(text->bytes.size()); !ok) return std::unexpected(ok.error());
         out.tokens.push_back(encoder_.encode_rendered(*text, r.add_special_tokens));
         out.echoes.emplace_back();
     }
@@ -542,9 +544,9 @@ void Endpoints::apply_template(HttpExchange& e) {
     if (!parsed) return refuse(e, parsed.error());
     const auto& conversation = parsed->conversation;
     if (!conversation) return refuse(e, ApiError{400, "messages is missing", "messages", ""});
-    Parsed<std::string> text = encoder_.render(*conversation);
+    Parsed<MarkedText> text = encoder_.render(*conversation);
     if (!text) return refuse(e, text.error());
-    answer_json(e, Json{{"prompt", *text}});
+    answer_json(e, Json{{"prompt", text->bytes}});
 }
 
 void Endpoints::health(HttpExchange& e) {
@@ -572,8 +574,9 @@ void Endpoints::props(HttpExchange& e) {
                         {"total_slots", o.max_sequences},
                         {"model_alias", options_.aliases[0]},
                         {"model_path", options_.model_file},
-                        {"chat_template", service_.engine().chat_template()},
-                        {"chat_form", chat_form_name(options_.form)},
+                        {"chat_template", options_.chat_template.source()},
+                        {"chat_form", options_.chat_template.name()},
+                        {"chat_template_missing", options_.chat_template.is_fallback()},
                         {"modalities", {{"vision", false}, {"audio", false}}},
                         {"build_info", cat("quire ", quire_version)},
                         {"bos_token", t.bos() >= 0 ? Json(std::string(t.piece(t.bos()))) : Json()},
@@ -594,7 +597,7 @@ void Endpoints::tokenizer_info(HttpExchange& e) {
     answer_json(e, Json{{"tokenizer_class", "quire"},
                         {"bos_token", piece(t.bos())},
                         {"eos_token", piece(t.eos())},
-                        {"chat_template", service_.engine().chat_template()},
+                        {"chat_template", options_.chat_template.source()},
                         {"model_max_length", service_.engine_options().context},
                         {"vocab_size", t.vocab_size()}});
 }
@@ -632,7 +635,7 @@ void Endpoints::block_events(HttpExchange& e) {
 void Endpoints::pin(HttpExchange& e) {
     Parsed<TextRequest> parsed = parse_text_request(e.request.body, options_.limits);
     if (!parsed) return refuse(e, parsed.error());
-    if (auto& conversation = parsed->conversation) conversation->add_generation_prompt = false;
+    if (auto& conversation = parsed->conversation) conversation->input.add_generation_prompt = false;
     Parsed<std::vector<Token>> ids = encoder_.encode(*parsed);
     if (!ids) return refuse(e, ids.error());
     const std::string param = parsed->conversation ? "messages" : "prompt";

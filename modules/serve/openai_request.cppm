@@ -37,9 +37,8 @@ using Prompt     = std::vector<PromptPart>;
 
 // A conversation, and how it becomes a prompt.
 struct Conversation {
-    std::vector<ChatMessage> messages;
-    bool                     add_generation_prompt = true;
-    bool                     continue_final        = false; // the last message is the beginning of the answer
+    ChatInput input;
+    bool      continue_final = false; // the last message is the beginning of the answer
 };
 
 // What /v1/completions and /v1/chat/completions take.
@@ -373,29 +372,30 @@ std::vector<Prompt> parse_prompts(JsonFields& f, const std::string& param, const
     return prompts;
 }
 
-// The text of a message: a string, or parts of type text.
-std::optional<std::string> parse_content(JsonFields& f, const Json& message, const std::string& where) {
+// Checks the content of a message: a string, or parts of type text; an answer that only calls tools has none.
+bool check_content(JsonFields& f, const Json& message, const std::string& where) {
     const auto at = message.find("content");
     if (at == message.end() || at->is_null()) {
+        if (message["role"] == "assistant" && message.contains("tool_calls") && message["tool_calls"].is_array() &&
+            !message["tool_calls"].empty())
+            return true;
         f.fail("messages", cat(where, " has no content"));
-        return std::nullopt;
+        return false;
     }
-    if (at->is_string()) return at->get<std::string>();
+    if (at->is_string()) return true;
     if (!at->is_array()) {
         f.fail("messages", cat("the content of ", where, " is ", type_name(*at), "; it has to be a string or parts"));
-        return std::nullopt;
+        return false;
     }
-    std::string text;
     for (const Json& part : *at) {
         const bool is_text = part.is_object() && part.contains("type") && part["type"] == "text" &&
                              part.contains("text") && part["text"].is_string();
         if (!is_text) {
             f.fail("messages", cat("the content of ", where, " has a part that is not text"));
-            return std::nullopt;
+            return false;
         }
-        text += part["text"].get_ref<const std::string&>();
     }
-    return text;
+    return true;
 }
 
 Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
@@ -417,29 +417,43 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
         if (!m.is_object())
             return f.fail("messages", cat(where, " is ", type_name(m), "; it has to be an object")), out;
         if (!m.contains("role") || !m["role"].is_string()) return f.fail("messages", cat(where, " has no role")), out;
-        std::string role = m["role"].get<std::string>();
-        if (role == "developer") role = "system"; // OpenAI's newer name
-        if (role != "system" && role != "user" && role != "assistant")
-            return f.fail("messages",
-                          cat(where, " has the role ", quote(role), "; system, user and assistant are known")),
+        const std::string role = m["role"].get<std::string>();
+        if (role != "system" && role != "developer" && role != "user" && role != "assistant" && role != "tool")
+            return f.fail("messages", cat(where, " has the role ", quote(role),
+                                          "; system, developer, user, assistant and tool are known")),
                    out;
-        for (const char* calls : {"tool_calls", "function_call", "audio"})
+        for (const char* calls : {"function_call", "audio"})
             if (m.contains(calls) && !m[calls].is_null() && !m[calls].empty())
                 return f.fail("messages", cat(where, " has ", calls, ", which are not supported")), out;
-        std::optional<std::string> text = parse_content(f, m, where);
-        if (!text) return out;
-        out.messages.push_back({std::move(role), std::move(*text)});
+        if (!check_content(f, m, where)) return out;
+        out.input.messages.push_back(m);
     }
+    if (const Json* variables = f.find("chat_template_kwargs")) {
+        if (!variables->is_object())
+            return f.fail("chat_template_kwargs",
+                          cat("chat_template_kwargs is ", type_name(*variables), "; it has to be an object")),
+                   out;
+        out.input.variables = *variables;
+    }
+    if (f.has("enable_thinking")) out.input.variables["enable_thinking"] = f.boolean("enable_thinking", true);
+    for (auto [name, list] : {std::pair("tools", &out.input.tools), std::pair("documents", &out.input.documents)})
+        if (const Json* given = f.find(name)) {
+            if (!given->is_array())
+                return f.fail(name, cat(name, " is ", type_name(*given), "; it has to be a list")), out;
+            *list = *given;
+        }
     // The last message may be the beginning of the answer: as requested, or because it is by the assistant (as in llama.cpp).
-    const bool last_is_answer = out.messages.back().role == "assistant";
-    const bool add            = f.boolean("add_generation_prompt", true);
-    out.continue_final        = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
-    out.add_generation_prompt = add;
+    const std::vector<Json>& messages = out.input.messages;
+    const bool last_is_answer         = messages.back()["role"] == "assistant" && messages.back().contains("content") &&
+                                messages.back()["content"].is_string();
+    const bool add     = f.boolean("add_generation_prompt", true);
+    out.continue_final = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
+    out.input.add_generation_prompt = add;
     if (out.continue_final && f.has("add_generation_prompt") && add)
         f.fail("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
     if (out.continue_final && !last_is_answer)
         f.fail("continue_final_message", "continue_final_message needs a last message by the assistant");
-    if (out.continue_final && out.messages.size() > 1 && out.messages[out.messages.size() - 2].role == "assistant")
+    if (out.continue_final && messages.size() > 1 && messages[messages.size() - 2]["role"] == "assistant")
         f.fail("messages", "there are two assistant messages at the end");
     return out;
 }
@@ -564,7 +578,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     out.with_pieces   = f.boolean("with_pieces", false);
     out.token_strings = f.boolean("return_token_strs", false);
     out.cache_salt    = f.text("cache_salt", 1024);
-    for (const char* name : {"chat_template", "tools"})
+    for (const char* name : {"chat_template"})
         if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
             f.fail(name, cat(name, " is not supported"));
     if (f.failed()) return f.error();

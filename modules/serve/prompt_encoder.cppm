@@ -1,30 +1,34 @@
 // quire.serve.prompt_encoder: prompts, texts and conversations → token ids, and whether they fit the context and the KV pool. Owns
-// nothing.
+// the chat template.
 export module quire.serve.prompt_encoder;
 
 import quire.core.base;
+import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.serve.api_error;
 import quire.serve.openai_request;
 import quire.text.chat_template;
+import quire.text.jinja.jinja_template;
+import quire.text.marked_text;
 import quire.text.tokenizer;
 
 export namespace quire {
 
-// Any thread. The tokenizer and the options must outlive it.
+// Any thread. The tokenizer and the options must outlive it. **Owns** the chat template.
 class PromptEncoder {
 public:
-    PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options, ChatForm form);
+    PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options, const ChatTemplate& chat_template,
+                  std::string now);
 
-    // The text of a conversation, by the model's chat template.
-    Parsed<std::string> render(const Conversation& conversation) const;
+    // The text of a conversation, by the chat template; `now`: as local_seconds() takes it, "" for the clock.
+    Parsed<MarkedText> render(const Conversation& conversation) const;
 
     // `param`: the field of the request that an error names.
     Parsed<std::vector<Token>> encode(const Prompt& prompt, bool add_special, const std::string& param) const;
     Parsed<std::vector<Token>> encode(const TextRequest& request) const;
     // A text that render() made.
-    std::vector<Token> encode_rendered(const std::string& text, bool add_special) const;
+    std::vector<Token> encode_rendered(const MarkedText& text, bool add_special) const;
     // Two texts that were encoded with special tokens, as one: [CLS] a [SEP] b [SEP], or <s> a </s> </s> b </s>.
     std::vector<Token> joined(std::span<const Token> a, std::span<const Token> b) const;
     // A text in the middle of another.
@@ -44,7 +48,8 @@ private:
 
     const Tokenizer*     tokenizer_;
     const EngineOptions* options_;
-    ChatForm             form_;
+    ChatTemplate         template_;
+    std::string          now_;
     std::size_t          longest_token_ = 1; // bytes
 };
 
@@ -57,8 +62,9 @@ module :private;
 
 namespace quire {
 
-PromptEncoder::PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options, ChatForm form)
-    : tokenizer_(&tokenizer), options_(&options), form_(form) {
+PromptEncoder::PromptEncoder(const Tokenizer& tokenizer, const EngineOptions& options,
+                             const ChatTemplate& chat_template, std::string now)
+    : tokenizer_(&tokenizer), options_(&options), template_(chat_template), now_(std::move(now)) {
     for (Token id = 0; id < tokenizer.vocab_size(); id++)
         longest_token_ = std::max(longest_token_, tokenizer.bytes(id, true).size());
 }
@@ -129,9 +135,10 @@ std::vector<Token> PromptEncoder::joined(std::span<const Token> a, std::span<con
 }
 
 // A template may have written BOS itself; it must be there once.
-std::vector<Token> PromptEncoder::encode_rendered(const std::string& text, bool add_special) const {
-    const Tokenizer&   t   = *tokenizer_;
-    std::vector<Token> ids = encode_text(text, add_special);
+std::vector<Token> PromptEncoder::encode_rendered(const MarkedText& text, bool add_special) const {
+    const Tokenizer&   t = *tokenizer_;
+    std::vector<Token> ids =
+        t.encode(text.bytes, {.add_special = add_special, .parse_special = true, .no_special = text.input});
     if (t.adds_bos() && t.bos() >= 0 && (ids.empty() || ids[0] != t.bos())) ids.insert(ids.begin(), t.bos());
     return ids;
 }
@@ -158,32 +165,29 @@ Parsed<std::vector<Token>> PromptEncoder::encode(const TextRequest& request) con
         if (auto ok = check_split(text.size(), "prompt"); !ok) return std::unexpected(ok.error());
         return encode_text(text, request.add_special, request.parse_special);
     }
-    Parsed<std::string> text = render(*request.conversation);
+    Parsed<MarkedText> text = render(*request.conversation);
     if (!text) return std::unexpected(text.error());
-    if (auto ok = check_split(text->size(), "messages"); !ok) return std::unexpected(ok.error());
+    if (auto ok = check_split(text->bytes.size(), "messages"); !ok) return std::unexpected(ok.error());
     return encode_rendered(*text, request.add_special);
 }
 
-Parsed<std::string> PromptEncoder::render(const Conversation& conversation) const {
+Parsed<MarkedText> PromptEncoder::render(const Conversation& conversation) const {
     const Tokenizer& t = *tokenizer_;
-    ChatVariables    v;
-    if (t.bos() >= 0) v.bos_token = t.piece(t.bos());
-    if (t.eos() >= 0) v.eos_token = t.piece(t.eos());
-    std::vector<ChatMessage> messages = conversation.messages;
-    std::string              begun; // of the answer
-    v.add_generation_prompt = conversation.add_generation_prompt || conversation.continue_final;
+    ChatSurroundings around;
+    if (t.bos() >= 0) around.bos_token = t.piece(t.bos());
+    if (t.eos() >= 0) around.eos_token = t.piece(t.eos());
+    around.now        = local_seconds(now_).value_or(0);
+    ChatInput   input = conversation.input;
+    std::string begun; // of the answer
     if (conversation.continue_final) {
-        begun = std::move(messages.back().content);
-        messages.pop_back();
+        begun = input.messages.back()["content"].get<std::string>();
+        input.messages.pop_back();
+        input.add_generation_prompt = true;
     }
-    if (!chat_form_has_system(form_) && messages.size() > 1 && messages[0].role == "system") {
-        // A form without system messages: it goes before the first message's text.
-        messages[1].content = cat(messages[0].content, "\n\n", messages[1].content);
-        messages.erase(messages.begin());
-    }
-    Result<std::string> text = chat_render(form_, messages, v);
+    Result<MarkedText> text = template_.render(input, around);
     if (!text) return std::unexpected(ApiError{400, text.error().message, "messages", ""});
-    return *text + begun;
+    text->append(begun, true);
+    return std::move(*text);
 }
 
 } // namespace quire

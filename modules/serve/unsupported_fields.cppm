@@ -51,8 +51,6 @@ constexpr Unsupported unsupported[] = {
     {"guided_whitespace_pattern", "[]"},
     {"structural_tag", "[]"},
     {"chat_template", "[]"},
-    {"chat_template_kwargs", "[{}]"},
-    {"documents", "[[]]"},
     {"mm_processor_kwargs", "[{}]"},
     {"media_io_kwargs", "[{}]"},
     {"prompt_embeds", "[]"},
@@ -130,6 +128,10 @@ void refuse_unsupported(JsonFields& f) {
     for (const Unsupported& u : unsupported) {
         const Json* v = f.find(u.name);
         if (!v) continue;
+        // Tools that must not be called are only shown to the model.
+        if (std::string_view(u.name) == "tools" && v->is_array() && f.find("tool_choice") &&
+            *f.find("tool_choice") == "none")
+            continue;
         const Json harmless = Json::parse(u.harmless);
         if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
             f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));

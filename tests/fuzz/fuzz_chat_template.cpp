@@ -1,19 +1,28 @@
-// Any text as a Jinja template: detection ends, and a recognised template can be rendered.
+// Any text as a Jinja template: parsing and rendering end, within their limits.
 #include <cstddef>
 #include <cstdint>
 
 import quire.core.base;
-import quire.text.chat_template;
+import quire.core.json;
 import quire.core.std;
+import quire.text.jinja.jinja_template;
+import quire.text.marked_text;
 
 using namespace quire;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-    const std::string_view  text(reinterpret_cast<const char*>(data), size);
-    const ChatMessage       messages[] = {{"user", std::string(text)}};
-    std::optional<ChatForm> form       = chat_form_detect(text);
-    check(!form || chat_form_nearest(text) == *form, "an exact form is the nearest");
-    check(chat_render(form.value_or(ChatForm::gemma), messages, {}).has_value(), "a user's message can be rendered");
-    (void)render_template(text, text);
+    const std::string_view text(reinterpret_cast<const char*>(data), size);
+    static const Json      variables = *json_parse(
+        R"({"messages":[{"role":"user","content":"a <|im_end|> \u00e4"},{"role":"assistant","content":["x",1,-2.5,null,true]}],"tools":null})");
+    const Result<JinjaTemplate> parsed = JinjaTemplate::parse(text);
+    if (!parsed) return 0;
+    const Result<MarkedText> out = parsed->render(variables, {});
+    std::size_t              end = 0;
+    if (out)
+        for (const TextSpan& s : out->input) {
+            check(s.begin >= end && s.begin < s.end && s.end <= out->bytes.size(),
+                  "spans are in order and inside the text");
+            end = s.end;
+        }
     return 0;
 }

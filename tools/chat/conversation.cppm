@@ -8,10 +8,13 @@ module;
 export module quire.tools.chat.conversation;
 
 import quire.core.base;
+import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
 import quire.text.chat_template;
+import quire.text.jinja.jinja_template;
+import quire.text.marked_text;
 import quire.text.tokenizer;
 import quire.tools.chat.flags;
 import quire.tools.chat.terminal;
@@ -21,7 +24,7 @@ export namespace quire {
 class Chat {
 public:
     // All of them outlive the conversation.
-    Chat(Engine& engine, const ChatArguments& arguments, ChatForm form, TerminalFacts facts);
+    Chat(Engine& engine, const ChatArguments& arguments, const ChatTemplate& chat_template, TerminalFacts facts);
     ~Chat();
 
     void clear();
@@ -46,8 +49,8 @@ module :private;
 namespace quire {
 
 struct Chat::Impl {
-    Impl(Engine& engine, const ChatArguments& arguments, ChatForm form, TerminalFacts facts)
-        : engine_(engine), arguments_(arguments), form_(form),
+    Impl(Engine& engine, const ChatArguments& arguments, const ChatTemplate& chat_template, TerminalFacts facts)
+        : engine_(engine), arguments_(arguments), template_(chat_template),
           color_(arguments.color == "on" ||
                  (arguments.color == "auto" && facts.out && !facts.dumb && std::getenv("NO_COLOR") == nullptr)),
           timings_(arguments.timings || (facts.in && facts.out && !arguments.no_timings)),
@@ -58,13 +61,13 @@ struct Chat::Impl {
 
     void clear() {
         messages_.clear();
-        if (!arguments_.system.empty()) messages_.push_back({"system", arguments_.system});
+        if (!arguments_.system.empty()) messages_.push_back(Json{{"role", "system"}, {"content", arguments_.system}});
         known_ = {};
     }
 
     // Adds the user's message and answers it. False: there was no answer, and the message is gone again.
     bool say(std::string text) {
-        messages_.push_back({"user", std::move(text)});
+        messages_.push_back(Json{{"role", "user"}, {"content", std::move(text)}});
         if (answer()) return true;
         messages_.pop_back();
         return false;
@@ -72,11 +75,11 @@ struct Chat::Impl {
 
     // Another answer to the last message.
     bool regenerate() {
-        if (messages_.empty() || messages_.back().role != "assistant") {
+        if (messages_.empty() || messages_.back()["role"] != "assistant") {
             note("There is no answer yet.");
             return false;
         }
-        ChatMessage old = std::move(messages_.back());
+        Json old = std::move(messages_.back());
         messages_.pop_back();
         if (answer()) return true;
         messages_.push_back(std::move(old));
@@ -94,36 +97,38 @@ struct Chat::Impl {
         bool               whole = false;   // answer_ids spell `answer`
     };
 
-    Result<std::string> render() const {
-        ChatVariables    v;
+    Result<MarkedText> render() const {
+        ChatSurroundings around;
         const Tokenizer& t = engine_.tokenizer();
-        if (t.bos() >= 0) v.bos_token = t.piece(t.bos());
-        if (t.eos() >= 0) v.eos_token = t.piece(t.eos());
-        std::vector<ChatMessage> messages = messages_;
-        if (!chat_form_has_system(form_) && messages.size() > 1 && messages[0].role == "system") {
-            // Where a form has no place for it, it stands before the first message.
-            messages[1].content = cat(messages[0].content, "\n\n", messages[1].content);
-            messages.erase(messages.begin());
-        }
-        return chat_render(form_, messages, v);
+        if (t.bos() >= 0) around.bos_token = t.piece(t.bos());
+        if (t.eos() >= 0) around.eos_token = t.piece(t.eos());
+        around.now = local_seconds(arguments_.now).value_or(0);
+        ChatInput input;
+        input.messages = messages_;
+        return template_.render(input, around);
     }
 
-    std::vector<Token> encode_whole(const std::string& text) const {
-        const Tokenizer&   t   = engine_.tokenizer();
-        std::vector<Token> ids = t.encode(text, {.add_special = false, .parse_special = true});
+    std::vector<Token> encode_whole(const MarkedText& text) const {
+        const Tokenizer&   t = engine_.tokenizer();
+        std::vector<Token> ids =
+            t.encode(text.bytes, {.add_special = false, .parse_special = true, .no_special = text.input});
         // A template may have written BOS itself; it must be there once.
         if (t.adds_bos() && t.bos() >= 0 && (ids.empty() || ids[0] != t.bos())) ids.insert(ids.begin(), t.bos());
         return ids;
     }
 
     // Tokens of a text in the middle: behind an anchor, since some vocabularies put a space before a beginning.
-    std::vector<Token> encode_rest(std::string_view rest) const {
-        const Tokenizer&    t = engine_.tokenizer();
-        const EncodeOptions options{.add_special = false, .parse_special = true};
-        const std::string   anchor = "\n";
-        std::vector<Token>  before = t.encode(anchor, options), all = t.encode(cat(anchor, rest), options);
-        if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
-            return t.encode(rest, options);
+    std::vector<Token> encode_rest(const MarkedText& rest) const {
+        const Tokenizer&  t      = engine_.tokenizer();
+        const std::string anchor = "\n";
+        MarkedText        anchored;
+        anchored.append(anchor, false);
+        anchored.append(rest);
+        auto encode = [&](const MarkedText& text) {
+            return t.encode(text.bytes, {.add_special = false, .parse_special = true, .no_special = text.input});
+        };
+        std::vector<Token> before = t.encode(anchor, {.add_special = false}), all = encode(anchored);
+        if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin())) return encode(rest);
         all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
         return all;
     }
@@ -146,11 +151,11 @@ struct Chat::Impl {
         return known_.text.size() + first + core.size();
     }
 
-    std::vector<Token> encode(const std::string& text) const {
-        if (known_.whole && text == known_.text) return known_.ids;
-        const std::optional<std::size_t> end = end_of_known(text);
+    std::vector<Token> encode(const MarkedText& text) const {
+        if (known_.whole && text.bytes == known_.text) return known_.ids;
+        const std::optional<std::size_t> end = end_of_known(text.bytes);
         if (!end) return encode_whole(text);
-        std::vector<Token> ids = known_.ids, rest = encode_rest(std::string_view(text).substr(*end));
+        std::vector<Token> ids = known_.ids, rest = encode_rest(text.slice(*end, text.bytes.size()));
         ids.insert(ids.end(), known_.answer_ids.begin(), known_.answer_ids.end());
         ids.insert(ids.end(), rest.begin(), rest.end());
         return ids;
@@ -168,8 +173,9 @@ struct Chat::Impl {
 
     // Why a prompt was refused: the last message alone is too long, or all of them together are.
     void say_too_long(std::size_t n_prompt) const {
-        const bool only = std::ranges::count_if(messages_, [](const ChatMessage& m) { return m.role == "user"; }) == 1;
-        const std::size_t n = only ? n_prompt : encode_whole(messages_.back().content).size();
+        const bool only = std::ranges::count_if(messages_, [](const Json& m) { return m["role"] == "user"; }) == 1;
+        const std::size_t n =
+            only ? n_prompt : encode_whole({messages_.back()["content"].get<std::string>(), {}}).size();
         if (n < std::size_t(room())) return say_full();
         note(cat("The message is too long: it has ", n, " tokens", only ? ", with the chat template," : "",
                  " and the context ", room(), "."));
@@ -205,7 +211,7 @@ struct Chat::Impl {
     static constexpr std::string_view plain_stop = "\nUser:";
 
     bool answer() {
-        Result<std::string> text = render();
+        Result<MarkedText> text = render();
         if (!text) {
             note(text.error().message);
             return false;
@@ -249,7 +255,7 @@ struct Chat::Impl {
             Printer    printer;
             auto       show = [&](bool all) { // but not what may become the stop text
                 std::size_t upto = reply.size();
-                if (form_ == ChatForm::plain) {
+                if (template_.name() == "plain") {
                     if (std::size_t at = reply.find(plain_stop); at != std::string::npos) {
                         if (!stopped) engine_.cancel(*id);
                         stopped = true;
@@ -302,8 +308,8 @@ struct Chat::Impl {
 
         const bool answered = n_tokens > 0;
         const int  read     = answered ? int(prompt.size()) : n_read(before);
-        known_              = {*text, reply, prompt, std::move(ids), !stopped};
-        messages_.push_back({"assistant", std::move(reply)});
+        known_              = {text->bytes, reply, prompt, std::move(ids), !stopped};
+        messages_.push_back(Json{{"role", "assistant"}, {"content", std::move(reply)}});
         if (timings_) show_timings(read, n_cached, n_tokens, answered ? first : last, last);
         if (!answered && finish == FinishReason::cancelled)
             note(cat("Stopped when ", read, " of ", prompt.size(), " tokens were read. /regen ",
@@ -326,20 +332,20 @@ struct Chat::Impl {
         std::fflush(timings_file_);
     }
 
-    Engine&                  engine_;
-    const ChatArguments&     arguments_;
-    ChatForm                 form_;
-    bool                     color_, timings_;
-    std::FILE*               timings_file_;
-    bool                     progress_; // of long prompts is shown
-    std::uint64_t            seed_, n_answers_ = 0;
-    std::vector<ChatMessage> messages_;
-    Known                    known_;
-    bool                     failed_ = false;
+    Engine&              engine_;
+    const ChatArguments& arguments_;
+    const ChatTemplate&  template_;
+    bool                 color_, timings_;
+    std::FILE*           timings_file_;
+    bool                 progress_; // of long prompts is shown
+    std::uint64_t        seed_, n_answers_ = 0;
+    std::vector<Json>    messages_;
+    Known                known_;
+    bool                 failed_ = false;
 };
 
-Chat::Chat(Engine& engine, const ChatArguments& arguments, ChatForm form, TerminalFacts facts)
-    : impl_(std::make_unique<Impl>(engine, arguments, form, facts)) {}
+Chat::Chat(Engine& engine, const ChatArguments& arguments, const ChatTemplate& chat_template, TerminalFacts facts)
+    : impl_(std::make_unique<Impl>(engine, arguments, chat_template, facts)) {}
 Chat::~Chat() = default;
 
 void Chat::clear() { impl_->clear(); }

@@ -31,7 +31,8 @@ void add_block_size_flag(CLI::App& app, EngineOptions& options);
 // --kv-type, --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
 // --chat-template: the name of a form; "": the file's
-CLI::Option* add_chat_template_flag(CLI::App& app, std::string& name);
+// --chat-template, --chat-template-file, --now.
+void add_chat_template_flags(CLI::App& app, std::string& name, std::string& file, std::string& now);
 
 // Parses the command line with the flags of other programs translated. `adjust`: what to change in the words before. Returns the
 // exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
@@ -100,16 +101,19 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
         "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
 }
 
-CLI::Option* add_chat_template_flag(CLI::App& app, std::string& name) {
-    const auto unknown = [](const std::string& form) {
-        return chat_form_named(form)
-                   ? std::string()
-                   : cat(quote(form), " is not one of chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3, plain");
+void add_chat_template_flags(CLI::App& app, std::string& name, std::string& file, std::string& now) {
+    const auto unknown = [](const std::string& given) {
+        return ChatTemplate::built_in(given) ? std::string()
+                                             : cat(quote(given), " is not one of ", ChatTemplate::built_in_names());
     };
-    return app
-        .add_option("--chat-template", name,
-                    "chatml, llama-2, llama-3, mistral, zephyr, gemma, phi-3 or plain; default: the file's")
-        ->check(unknown, "NAME");
+    CLI::Option* by_name =
+        app.add_option("--chat-template", name,
+                       cat("a template of ours in place of the file's: ", ChatTemplate::built_in_names()))
+            ->check(unknown, "NAME");
+    app.add_option("--chat-template-file", file, "file with a Jinja template in place of the model's")
+        ->excludes(by_name);
+    app.add_option("--now", now,
+                   "date and time for templates that ask for them: 2024-07-26T10:00:00; default: the clock");
 }
 
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,

@@ -83,6 +83,7 @@ Value chosen(Runtime& runtime, const Value& v, const Arguments& a, bool by_attri
         rest.named      = a.named;
         if (!is_test(test)) fault("no test named ", quote(test));
     }
+    if (!truth(v)) return iterator(runtime, {}); // None too, as Jinja has it
     for (const Value& item : iterate(runtime, v)) {
         const Value tested = by_attribute ? get_path(runtime, item, a.positional[0]) : item;
         if ((test.empty() ? truth(tested) : apply_test(runtime, test, tested, rest, is_filter)) == wanted)
@@ -92,6 +93,7 @@ Value chosen(Runtime& runtime, const Value& v, const Arguments& a, bool by_attri
 }
 
 Value map_filter(Runtime& runtime, const Value& v, const Arguments& a) {
+    if (!truth(v)) return iterator(runtime, {});
     std::vector<Value> out;
     if (a.positional.empty()) {
         const Value* attribute = a.get(0, "attribute");
