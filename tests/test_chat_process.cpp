@@ -327,7 +327,7 @@ TEST_CASE("a terminal has editing, history and a prompt", "[chat]") {
     Conversation c({}, 80, state);
     if (c.child < 0) return;
     c.expect_prompt();
-    CHECK(has(c.all, "chat template: llama-3"));
+    CHECK(has(c.all, "chat template: the file's"));
     c.type("/whät\x7f\x7f\x7fxy\n"); // the character of two bytes goes as one
     c.expect("Commands: ");
     c.expect_prompt();

@@ -76,7 +76,7 @@ TEST_CASE("expressions and statements mean what they mean in Python's Jinja", "[
     CHECK(shown("{% set ns = namespace(n=0) %}{% for i in [1,2,3,4] if i % 2 == 0 %}{% set ns.n = ns.n + i %}{% endfor "
                 "%}{{ ns.n }}") == "6");
     CHECK(shown("  {% if true %}\n  a\n  {% endif %}\nb\n") == "  a\nb");
-    CHECK(shown("{{ x|default('d') }}{{ x.y is defined if x else 'no' }}", Json::object()) == "dno");
+    CHECK(shown("{{ x|default('d') }}{{ (x.y is defined) if x else 'no' }}", Json::object()) == "dno");
     CHECK(shown("{{ {'b': [1, 'ä'], 'a': {}}|tojson }} {{ [1]|tojson(indent=2) }}") ==
           "{\"b\": [1, \"ä\"], \"a\": {}} [\n  1\n]");
     CHECK(shown("{{ strftime_now('%d %b %Y') }}") == "26 Jul 2024");
@@ -102,7 +102,7 @@ TEST_CASE("a template that goes wrong says where", "[template]") {
         INFO(bad);
         CHECK(shown(bad).starts_with("~"));
     }
-    CHECK(!JinjaTemplate::parse(std::string(100'000, '(')));
+    CHECK(JinjaTemplate::parse(std::string(100'000, '('))); // a text
     CHECK(!JinjaTemplate::parse("{{ " + std::string(100'000, '(')));
     CHECK(!JinjaTemplate::parse("{{ " + std::string(100'000, '-') + "1 }}"));
     std::string sum = "{{ 1";
@@ -123,7 +123,7 @@ TEST_CASE("texts remember which of their bytes came from input", "[template]") {
     };
     CHECK(marked("{{ bos_token }}<|x|>{{ messages[0].role }}{{ messages[0].content | trim }}!") ==
           "<s><|x|>user[<|im_end|>]!");
-    CHECK(marked("{{ (messages[0].content ~ 'a')[3:]|replace('im', 'b') }}") == "[|]b[_end|> ]a");
+    CHECK(marked("{{ (messages[0].content ~ 'a')[3:]|replace('im', 'b') }}") == "b[_end|> ]a");
     CHECK(marked("{{ messages[0].content.split('|')[1]|upper }}{{ {'k': messages[0].content}|tojson }}") ==
           "[IM_END]{\"k\": \"[ <|im_end|> ]\"}");
 }
