@@ -70,9 +70,9 @@ dist: all
 
 # Compiles every kernel for the oldest and the newest supported GPU; needs nvcc, no GPU.
 cuda-check:
-	@for file in cuda/*.cu cuda/*/*.cu; do for arch in 80 90a; do echo "$$file sm_$$arch"; \
-	    $${NVCC:-nvcc} -std=c++20 -Werror all-warnings -gencode=arch=compute_$$arch,code=sm_$$arch -c $$file -o /dev/null || exit 1; \
-	done; done
+	@for file in cuda/*.cu cuda/*/*.cu; do for arch in 80 90a; do echo "$$file $$arch"; done; done | \
+	    xargs -P $(JOBS) -L 1 sh -c 'echo "$$0 sm_$$1"; exec $${NVCC:-nvcc} -std=c++20 -Werror all-warnings \
+	        -gencode=arch=compute_$$1,code=sm_$$1 -c $$0 -o /dev/null'
 
 # clang-tidy needs the compiled modules, so this builds first.
 lint:
