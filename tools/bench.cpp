@@ -104,6 +104,11 @@ int run(int argc, char** argv) {
         model_options(app.add_subcommand("throughput", "many requests of different lengths, without a server"));
     throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
     throughput_command->add_option("--lengths", a.lengths, "JSON lines {\"prompt\": n, \"output\": n}");
+    throughput_command
+        ->add_option("--system", a.system,
+                     "who gives out KV memory: blocks on demand, or contiguous chunks as the paper's other systems do")
+        ->check(CLI::IsMember({"quire", "orca-max", "orca-pow2", "orca-oracle", "faster-transformer"}))
+        ->capture_default_str();
     throughput_command->add_option("--max-sequences", a.max_sequences)
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();

@@ -23,7 +23,9 @@ struct EngineOptions {
     int            swap_blocks     = -1; // of the swap pool; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.01; // fraction of the blocks kept free when a request starts while others run
-    KvType         kv_type         = KvType::f16;
+    int            headroom_steps  = 0;    // and as many blocks as the running sequences will take in so many steps
+    System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
+    KvType kv_type = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
     // activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;

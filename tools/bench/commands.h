@@ -13,8 +13,8 @@ class App;
 namespace quire::bench {
 
 struct Arguments {
-    double           gpu_memory_utilization = 0.92;
-    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa;
+    double      gpu_memory_utilization = 0.92;
+    std::string model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa, system = "quire";
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
         max_sequences       = 256;

@@ -4,6 +4,7 @@ import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
+import quire.schedule.reservation;
 
 #include "commands.h"
 
@@ -54,6 +55,7 @@ int throughput(const Arguments& a) {
     o.context             = 2048;
     o.kv_blocks           = a.kv_blocks;
     o.pipeline            = a.pipeline;
+    o.system              = find_system(a.system).value_or(System::quire);
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());
