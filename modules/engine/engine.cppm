@@ -92,6 +92,9 @@ public:
     Snapshot snapshot(bool with_text = false);
     void     log_events(bool on);
 
+    // The owner's thread, between steps: what the slots of the KV pool hold.
+    MemoryUse slot_use() const;
+
     // All invariants of sequences, block tables and blocks: stops at a broken one. Between steps, for tests.
     void check_invariants() const;
 
@@ -139,7 +142,8 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)), pipelined(options.pipeline.value_or(false)) {
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)),
+          pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         scheduler.limit_step(step_tokens);
@@ -207,6 +211,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
     scheduling.headroom_steps   = o.headroom_steps;
+    scheduling.keep_preempted   = o.keep_preempted;
     scheduling.system           = o.system;
     scheduling.window           = config->widest_window();
     scheduling.whole_prompts    = config->family->encoder;
@@ -214,8 +219,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
-    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
+    auto              impl   = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                                      std::move(*executor), scheduling, Pooler(pooled, *tensors));
     impl->measure_moves();
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
@@ -233,6 +238,7 @@ const ModelConfig& Engine::config() const { return impl_->config; }
 const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
+MemoryUse          Engine::slot_use() const { return impl_->scheduler.memory_use(); }
 void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
 void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
 void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }

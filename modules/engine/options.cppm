@@ -24,6 +24,8 @@ struct EngineOptions {
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.01; // fraction of the blocks kept free when a request starts while others run
     int            headroom_steps  = 0;    // and as many blocks as the running sequences will take in so many steps
+    // A request that is computed again uses those of its blocks that nobody took meanwhile.
+    bool   keep_preempted = true;
     System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
     KvType kv_type = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose

@@ -38,6 +38,14 @@ struct ServeArguments {
     ReportOptions report;
 };
 
+struct PaperArguments {
+    std::vector<std::string> figures{"all"};
+    std::string              out = "paper", page, cost = "calibrated", model, shape = "opt-13b", device = "auto";
+    bool                     simulate = false, real = false, html = false, again = false;
+    int                      seed = 1, threads = 0;
+    double                   scale = 1;
+};
+
 // -- the subcommands: each returns the exit code
 
 int  blocks(int repetitions, bool json);
@@ -49,6 +57,8 @@ int  kernels(const Arguments& a);
 int  make_model(const Arguments& a);
 int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
+int  paper(PaperArguments a);
+void add_paper_flags(CLI::App* c, PaperArguments& a);
 
 // -- run_batch.cpp
 
