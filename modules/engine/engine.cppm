@@ -175,7 +175,6 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         return fail("context, KV blocks and threads cannot be negative");
     if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
-    if (o.headroom_steps < 0) return fail("a headroom of ", o.headroom_steps, " steps is not possible");
     if (o.system != System::quire) o.prefix_cache = false, o.swap_blocks = 0;
 
     Result<Gguf> file = Gguf::open(path);
@@ -210,7 +209,6 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.n_swap           = o.swap_blocks;
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
-    scheduling.headroom_steps   = o.headroom_steps;
     scheduling.keep_preempted   = o.keep_preempted;
     scheduling.system           = o.system;
     scheduling.window           = config->widest_window();

@@ -22,8 +22,7 @@ struct EngineOptions {
     int            kv_blocks       = 0;  // 0: a full context for each sequence, at most what the device can spare
     int            swap_blocks     = -1; // of the swap pool; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
-    double         watermark       = 0.01; // fraction of the blocks kept free when a request starts while others run
-    int            headroom_steps  = 0;    // and as many blocks as the running sequences will take in so many steps
+    double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its blocks that nobody took meanwhile.
     bool   keep_preempted = true;
     System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache

@@ -30,9 +30,7 @@ struct SchedulerOptions {
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
     bool           whole_prompts    = false; // a prompt runs in one step: its tokens see those after them
     int            window           = 0;     // no layer sees more than this many positions; 0: one sees all
-    double         watermark = 0.01; // fraction of the blocks kept free when a request is admitted while others run
-    // Blocks kept free then, too: as many as the running sequences will take in so many steps.
-    int headroom_steps = 0;
+    double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
     // A request that is computed again uses those of its blocks that nobody took meanwhile.
     bool   keep_preempted = true;
     System system         = System::quire; // others reserve contiguous memory, and leave out swap and prefix cache
@@ -135,7 +133,7 @@ private:
     void        measure_sharing(SequenceGroup& group);
     void        log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
     int         blocks_to_keep_free(const SequenceGroup& group) const;
-    int         free_wanted() const;
+    int         watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
     std::string too_large(const Request& request, int available) const;
 
     SchedulerOptions                              options_;
@@ -375,15 +373,9 @@ void Scheduler::preempt_for_priority() {
     }
 }
 
-// The watermark, or more where the running sequences will need it soon.
-int Scheduler::free_wanted() const {
-    const int soon = int(std::int64_t(n_sequences_) * options_.headroom_steps / options_.block_size);
-    return std::max(int(double(blocks_.n_blocks()) * options_.watermark), std::min(soon, blocks_.n_blocks()));
-}
-
-// Blocks that an admission must leave free: those, and one for the next token of each sequence of the group.
+// Blocks that an admission must leave free: the watermark, and one for the next token of each sequence of the group.
 int Scheduler::blocks_to_keep_free(const SequenceGroup& group) const {
-    return free_wanted() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
+    return watermark() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
 }
 
 bool Scheduler::fits(SequenceGroup& group) {

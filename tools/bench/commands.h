@@ -60,6 +60,17 @@ void add_serve_flags(CLI::App* c, ServeArguments& a);
 int  paper(PaperArguments a);
 void add_paper_flags(CLI::App* c, PaperArguments& a);
 
+// -- kernel.cpp
+
+// How much longer attention takes over blocks of that many tokens than over one block a sequence; as a factor.
+struct PagedOverhead {
+    int    sequences = 0, context = 0, block_size = 0;
+    double factor = 1;
+};
+
+// Of the 13B shape; empty: there is no GPU.
+std::vector<PagedOverhead> paged_overhead();
+
 // -- run_batch.cpp
 
 int complain(const Error& error);

@@ -139,13 +139,24 @@ int measure_all(PaperArguments a, std::span<const std::string_view> sets) {
         }
     }
     RealSettings settings;
-    settings.model  = a.model;
-    settings.device = a.device;
-    settings.seed   = std::uint32_t(a.seed);
-    settings.scale  = a.scale;
-    settings.folder = a.out;
-    settings.again  = a.again;
-    settings.report = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    settings.model           = a.model;
+    settings.device          = a.device;
+    settings.seed            = std::uint32_t(a.seed);
+    settings.scale           = a.scale;
+    settings.folder          = a.out;
+    settings.again           = a.again;
+    settings.report          = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    settings.kernel_overhead = [] {
+        std::vector<Point> points;
+        for (const PagedOverhead& o : paged_overhead())
+            points.push_back({"a",
+                              cat("batch ", o.sequences, ", blocks of ", o.block_size),
+                              "overhead",
+                              double(o.context),
+                              o.factor,
+                              {}});
+        return points;
+    };
     if (auto ok = measure_figures(settings, sets); !ok) return complain(ok.error());
     return 0;
 }

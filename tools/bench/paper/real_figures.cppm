@@ -89,8 +89,8 @@ private:
 
 bool same_engine(const RunOptions& a, const RunOptions& b) {
     const auto key = [](const RunOptions& o) {
-        return std::tuple(o.system, o.n_slots, o.block_size, o.context, o.watermark, o.headroom_steps, o.keep_preempted,
-                          o.step_tokens, o.preemption, o.prefix_cache);
+        return std::tuple(o.system, o.n_slots, o.block_size, o.context, o.watermark, o.keep_preempted, o.step_tokens,
+                          o.preemption, o.prefix_cache);
     };
     return key(a) == key(b);
 }
@@ -253,9 +253,9 @@ Result<void> Session::recovery() {
             o.block_size       = size;
             o.preemption       = mode;
             QUIRE_TRY(use(o));
-            const Result<double> again = engine_->prompt_seconds(512);
+            const Result<double> again = engine_->prompt_seconds(256);
             if (!again) return std::unexpected(again.error());
-            const double both_ways = 2 * std::ceil(512.0 / size) * engine_->seconds_per_block();
+            const double both_ways = 2 * std::ceil(256.0 / size) * engine_->seconds_per_block();
             points_.points.push_back(
                 {"a", series, "milliseconds", double(size), 1e3 * (swaps ? both_ways : *again), {}});
             QUIRE_TRY(point("b", series, "latency", size, Workload::sharegpt, *rate, o));

@@ -91,7 +91,6 @@ Result<EngineRun> EngineRun::load(const std::string& model, const std::string& d
     o.preemption_mode     = options.preemption;
     o.swap_blocks         = options.preemption == PreemptionMode::recompute ? 0 : -1;
     o.watermark           = options.watermark;
-    o.headroom_steps      = options.headroom_steps;
     o.keep_preempted      = options.keep_preempted;
     Result<Engine> engine = Engine::load(model, o);
     if (!engine) return std::unexpected(engine.error());

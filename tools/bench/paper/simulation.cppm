@@ -75,7 +75,6 @@ private:
         s.n_swap           = o.preemption == PreemptionMode::recompute ? 0 : o.n_blocks();
         s.preemption_mode  = o.preemption;
         s.watermark        = o.watermark;
-        s.headroom_steps   = o.headroom_steps;
         s.keep_preempted   = o.keep_preempted;
         return s;
     }

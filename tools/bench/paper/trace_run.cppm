@@ -20,7 +20,6 @@ struct RunOptions {
     int            n_answers      = 1; // parallel sampling
     int            beam_width     = 0; // beam search in its place
     double         watermark      = 0.01;
-    int            headroom_steps = 0;
     bool           keep_preempted = false;   // what is still in its blocks is not computed again
     int            step_tokens    = 1 << 20; // most tokens of a step: prompts are cut there
     PreemptionMode preemption     = PreemptionMode::recompute;
