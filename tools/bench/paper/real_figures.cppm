@@ -56,13 +56,15 @@ public:
     Result<Points> make(std::string_view set);
 
 private:
-    Result<void>   use(const RunOptions& options);
-    Result<void>   rates_near_knee(std::string panel, Workload workload, RunOptions options, std::vector<double> parts);
-    Result<void>   point(std::string panel, std::string series, std::string kind, double x, Workload workload,
-                         double rate, RunOptions options, bool drain = true);
+    Result<void> use(const RunOptions& options);
+    Result<void> rates_near_knee(std::string panel, Workload workload, RunOptions options, std::vector<double> parts);
+    Result<void> point(std::string panel, std::string series, std::string kind, double x, Workload workload,
+                       double rate, RunOptions options, bool drain = true);
+    // Traces of seconds cannot have the backlog that half a second a token takes: here a rate is sustained up to three times the
+    // latency of a sequence alone.
+    double latency_limit() const { return 3 * (costs_.cost.step + costs_.cost.sequence + 500 * costs_.cost.kv); }
     Result<double> knee(Workload workload, const RunOptions& options) {
-        CostModel cost = costs_.cost;
-        return sustained_rate(workload, seconds(workload), options, cost, settings_.seed, sustained_latency, 0.03);
+        return sustained_rate(workload, seconds(workload), options, costs_.cost, settings_.seed, latency_limit(), 0.03);
     }
     double seconds(Workload workload) const { return seconds_of(set_, workload) * settings_.scale; }
 
@@ -139,26 +141,26 @@ Result<void> Session::rates_near_knee(std::string panel, Workload workload, RunO
                                       std::vector<double> parts) {
     const Result<double> expected = knee(workload, options);
     if (!expected) return std::unexpected(expected.error());
+    const double                           limit = latency_limit();
     const std::string                      name(name_of(options.system));
     std::vector<std::pair<double, double>> curve;
     for (double part : parts) {
         QUIRE_TRY(point(panel, name, "latency", *expected * part, workload, *expected * part, options));
         curve.emplace_back(*expected * part, points_.points.back().value);
     }
-    for (int more = 0; more < 2 && curve.back().second < sustained_latency; more++) { // faster than expected
+    for (int more = 0; more < 2 && curve.back().second < limit; more++) { // faster than expected
         const double rate = curve.back().first * 1.25;
         QUIRE_TRY(point(panel, name, "latency", rate, workload, rate, options));
         curve.emplace_back(rate, points_.points.back().value);
     }
-    double sustained = curve.back().second <= sustained_latency ? curve.back().first : 0;
+    double sustained = curve.back().second <= limit ? curve.back().first : 0;
     for (std::size_t i = 0; i + 1 < curve.size(); i++) {
         const auto [x0, y0] = curve[i];
         const auto [x1, y1] = curve[i + 1];
-        if (y0 <= sustained_latency && y1 > sustained_latency)
-            sustained = x0 + (x1 - x0) * std::log(sustained_latency / y0) / std::log(y1 / y0);
+        if (y0 <= limit && y1 > limit) sustained = x0 + (x1 - x0) * std::log(limit / y0) / std::log(y1 / y0);
     }
-    if (sustained == 0) sustained = curve[0].first * sustained_latency / curve[0].second;
-    points_.points.push_back({panel, name, "sustained", sustained_latency, sustained, {}});
+    if (sustained == 0) sustained = curve[0].first * limit / curve[0].second;
+    points_.points.push_back({panel, name, "sustained", limit, sustained, {}});
     return {};
 }
 

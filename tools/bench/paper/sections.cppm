@@ -4,30 +4,10 @@ export module quire.tools.bench.paper.sections;
 import quire.core.base;
 import quire.core.std;
 import quire.tools.bench.paper.points;
+export import quire.tools.bench.paper.section; // Section, Sets
 import quire.tools.bench.paper.svg_plot;
 
 export namespace quire::paper {
-
-// The sets of one mode, by name.
-using Sets = std::map<std::string, Points, std::less<>>;
-
-struct Row {
-    std::string what, paper;
-    std::string simulated, measured; // "": no such run
-};
-
-struct Chart {
-    std::string name, svg; // "fig12"
-    std::string caption;
-};
-
-struct Section {
-    std::string              title;
-    std::string              claim, verdict;
-    std::vector<std::string> why; // paragraphs
-    std::vector<Chart>       charts;
-    std::vector<Row>         rows;
-};
 
 // In the paper's order; figures of which neither mode has points are left out.
 std::vector<Section> sections_of(const Sets& simulated, const Sets& measured);
@@ -39,119 +19,6 @@ module :private;
 namespace quire::paper {
 
 namespace {
-
-constexpr std::array<std::string_view, 5> order{"faster-transformer", "orca-max", "orca-pow2", "orca-oracle", "quire"};
-
-std::string shown_name(std::string_view series) {
-    static const std::map<std::string_view, std::string> names{{"faster-transformer", "FasterTransformer"},
-                                                               {"orca-max", "Orca (Max)"},
-                                                               {"orca-pow2", "Orca (Pow2)"},
-                                                               {"orca-oracle", "Orca (Oracle)"},
-                                                               {"quire", "quire"}};
-    const auto                                           found = names.find(series);
-    return found == names.end() ? std::string(series) : found->second;
-}
-
-int colour_of(std::string_view series, int otherwise) {
-    constexpr std::array<int, 5> colours{7, 1, 2, 3, 0};
-    const auto                   at = std::ranges::find(order, series);
-    return at == order.end() ? otherwise : colours[std::size_t(at - order.begin())];
-}
-
-std::string number(double v, int digits = 2, const char* unit = "") {
-    if (!std::isfinite(v)) return "";
-    char text[48];
-    std::snprintf(text, sizeof text, "%.*f%s", digits, v, unit);
-    return text;
-}
-
-// One of two sets that may not be there.
-struct Pair {
-    const Points *simulated = nullptr, *measured = nullptr;
-
-    bool   any() const { return simulated || measured; }
-    double value(bool real, std::string_view panel, std::string_view series, std::string_view kind,
-                 double x = -1) const {
-        const Points* set = real ? measured : simulated;
-        return set ? set->value(panel, series, kind, x) : std::numeric_limits<double>::quiet_NaN();
-    }
-    double ratio(bool real, std::string_view panel, std::string_view series, std::string_view kind = "sustained",
-                 double x = 0.5) const {
-        return value(real, panel, "quire", kind, x) / value(real, panel, series, kind, x);
-    }
-    Row row(std::string what, std::string paper, const std::function<std::string(bool real)>& cell) const {
-        return {std::move(what), std::move(paper), simulated ? cell(false) : "", measured ? cell(true) : ""};
-    }
-};
-
-// How a ratio stands to the least that the paper claims.
-std::string verdict_of(double ratio, double claimed) {
-    if (!std::isfinite(ratio)) return "not run";
-    if (ratio >= 0.95 * claimed) return "holds";
-    if (ratio >= 1.05) return "holds weaker";
-    return "does not follow from memory alone";
-}
-
-std::vector<std::string> panels_of(const Points& set, std::string_view kind) {
-    std::vector<std::string> panels;
-    for (const Point& p : set.points)
-        if (p.kind == kind && std::ranges::find(panels, p.panel) == panels.end()) panels.push_back(p.panel);
-    return panels;
-}
-
-// The lines of a panel: the systems in the paper's order, then others as they come.
-std::vector<Line> lines_of(const Points& set, std::string_view panel, std::string_view kind) {
-    std::vector<std::string> series(order.begin(), order.end());
-    for (const Point& p : set.points)
-        if (p.panel == panel && std::ranges::find(series, p.series) == series.end()) series.push_back(p.series);
-    std::vector<Line> lines;
-    int               n_others = 0;
-    for (const std::string& name : series) {
-        Line line{shown_name(name), {}, 0, false};
-        for (const Point& p : set.points)
-            if (p.panel == panel && p.series == name && p.kind == kind) line.points.emplace_back(p.x, p.value);
-        if (line.points.empty()) continue;
-        std::ranges::sort(line.points);
-        line.colour = colour_of(name, n_others++ % 10);
-        lines.push_back(std::move(line));
-    }
-    return lines;
-}
-
-// A panel for each title that has points of that kind.
-std::string latency_chart(const Points& set, const std::vector<std::pair<std::string, std::string>>& titles,
-                          std::string x_label, double y_most = 1, bool log_x = false) {
-    std::vector<LinePanel> panels;
-    for (const auto& [panel, title] : titles) {
-        LinePanel p{title, x_label, "s/token", lines_of(set, panel, "latency"), y_most, log_x, false};
-        if (!p.lines.empty()) panels.push_back(std::move(p));
-    }
-    return line_chart(panels, 3);
-}
-
-void add_latency_charts(Section& s, const Pair& sets, const std::string& name,
-                        const std::vector<std::pair<std::string, std::string>>& titles, const std::string& x_label,
-                        double y_most = 1, bool log_x = false) {
-    if (sets.simulated)
-        s.charts.push_back({name, latency_chart(*sets.simulated, titles, x_label, y_most, log_x),
-                            cat("Simulated, ", sets.simulated->machine)});
-    if (sets.measured)
-        s.charts.push_back({name + "-measured", latency_chart(*sets.measured, titles, x_label, y_most, log_x),
-                            cat("Measured, ", sets.measured->machine)});
-}
-
-// Sustained rates and their ratios.
-void add_rates(Section& s, const Pair& sets, const std::string& panel, const std::string& what,
-               const std::vector<std::pair<std::string_view, std::string>>& claims) {
-    for (std::string_view system : order) {
-        const auto rate = [&](bool real) { return number(sets.value(real, panel, system, "sustained", 0.5)); };
-        const Row  row  = sets.row(cat(what, ", ", shown_name(system), ", requests/s at 0.5 s/token"), "", rate);
-        if (!row.simulated.empty() || !row.measured.empty()) s.rows.push_back(row);
-    }
-    for (const auto& [system, claim] : claims)
-        s.rows.push_back(sets.row(cat(what, ", quire over ", shown_name(system)), claim,
-                                  [&](bool real) { return number(sets.ratio(real, panel, system), 2, "×"); }));
-}
 
 Section figure_2(const Pair& sets) {
     struct Shares {
@@ -219,7 +86,8 @@ Section figure_2(const Pair& sets) {
         "costs: each request asks for its "
         "slots before it starts, and the allocator rounds them up to a power of two. 15,728 slots hold seven chunks of "
         "2,048; the rest, 8.85 %, is "
-        "the external fragmentation of Orca (Max). The seed's text calls Oracle's 25.2 % internal fragmentation, but a "
+        "the external fragmentation of Orca (Max). The description of the figure calls Oracle's 25.2 % internal "
+        "fragmentation, but a "
         "system that reserves the exact "
         "length has none: it is reservation. quire wastes the last block of each sequence, and what admission keeps "
         "free.");
@@ -310,13 +178,13 @@ Section figure_13(const Pair& sets) {
              {std::pair("orca-oracle", b.paper[3] / b.paper[2]), std::pair("orca-max", b.paper[3] / b.paper[0])})
             s.rows.push_back(
                 sets.row(cat(b.title, ", quire over ", shown_name(system)), number(claim, 1, "×"),
-                         [&](bool real) { return number(sets.ratio(real, b.panel, system, "batched", -1), 1, "×"); }));
+                         [&](bool real) { return number(sets.ratio(real, b.panel, system, "batched"), 1, "×"); }));
     }
     s.charts.push_back(
         {"fig13", bar_chart(bars, 3), "Time-weighted, after a warm-up; the simulation at 2 and 30 requests/s"});
     const bool real = !sets.simulated;
-    s.verdict       = verdict_of(std::min(sets.ratio(real, "a", "orca-oracle", "batched", -1) / 2.2,
-                                          sets.ratio(real, "a", "orca-max", "batched", -1) / 4.3),
+    s.verdict       = verdict_of(std::min(sets.ratio(real, "a", "orca-oracle", "batched") / 2.2,
+                                          sets.ratio(real, "a", "orca-max", "batched") / 4.3),
                                  1);
     s.why.push_back(
         "Orca's batches follow from memory: Max holds seven chunks, Oracle what the buddy allocator leaves. quire's "
@@ -539,6 +407,16 @@ Section figure_19(const Pair& sets) {
     return s;
 }
 
+// Whether a point stands in the table, too: of more than five rates only two around the knee do.
+bool is_shown(const Points& set, const Point& point) {
+    if (point.panel.ends_with("blocks")) return true;
+    std::set<double> rates;
+    for (const Point& p : set.points)
+        if (p.panel == point.panel && p.kind == "latency") rates.insert(p.x);
+    const auto place = std::size_t(std::count_if(rates.begin(), rates.end(), [&](double x) { return x < point.x; }));
+    return place == rates.size() / 2 || place == rates.size() / 2 + 1;
+}
+
 Section beyond(const Pair& sets) {
     Section                                          s{"Beyond the paper", "", "", {}, {}, {}};
     std::vector<std::pair<std::string, std::string>> titles;
@@ -550,7 +428,7 @@ Section beyond(const Pair& sets) {
         if (set)
             for (const std::string& panel : panels_of(*set, "latency"))
                 for (const Point& p : set->points) {
-                    if (p.panel != panel || p.kind != "latency") continue;
+                    if (p.panel != panel || p.kind != "latency" || !is_shown(*set, p)) continue;
                     const std::string what =
                         cat(p.panel, ", ", p.series, ", ", number(p.x, p.x < 10 ? 1 : 0), " requests/s, s/token");
                     const auto row  = std::ranges::find(s.rows, what, &Row::what);
