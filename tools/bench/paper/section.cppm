@@ -114,7 +114,8 @@ std::string latency_chart(const Points& set, const std::vector<std::pair<std::st
                           std::string x_label, double y_most) {
     std::vector<LinePanel> panels;
     for (const auto& [panel, title] : titles) {
-        LinePanel p{title, x_label, "s/token", lines_of(set, panel, "latency"), y_most, false, false};
+        LinePanel p{title,  x_label, "s/token", lines_of(set, panel, "latency"),
+                    y_most, false,   false,     !panel.contains(',') && panel != "chatbot" && panel != "priorities"};
         if (!p.lines.empty()) panels.push_back(std::move(p));
     }
     return line_chart(panels, 3);

@@ -18,6 +18,7 @@ struct LinePanel {
     std::vector<Line> lines;
     double            y_most = 0; // the axis ends there, lines leave the chart; 0: all of them are shown
     bool              log_x = false, log_y = false;
+    bool              from_zero = true; // the axis of x, if not logarithmic
 };
 
 // Bars in groups; those of a group stand side by side, or on top of one another.
@@ -70,7 +71,7 @@ std::string escape_xml(std::string_view text) {
 
 std::string shown(double v) {
     char text[32];
-    std::snprintf(text, sizeof text, std::fabs(v) >= 1000 ? "%.0f" : "%.4g", v);
+    std::snprintf(text, sizeof text, std::fabs(v) >= 1000 ? "%.0f" : "%.4g", v + 0.0); // no -0
     return text;
 }
 
@@ -186,7 +187,7 @@ std::string line_chart(std::span<const LinePanel> panels, int columns) {
                 f.x_low = std::min(f.x_low, x), f.y_low = std::min(f.y_low, y), f.y_high = std::max(f.y_high, y);
             }
         if (f.x_high <= 0) continue;
-        if (!p.log_x) f.x_low = 0, f.x_high *= 1.05;
+        if (!p.log_x && p.from_zero) f.x_low = 0, f.x_high *= 1.05;
         if (!p.log_y) f.y_low = 0, f.y_high *= 1.05;
         if (p.y_most > 0) f.y_high = p.y_most;
         if (f.y_high <= f.y_low) f.y_high = f.y_low + 1;
