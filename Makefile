@@ -13,7 +13,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat $(tools) test test-clients test-templates test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
+.PHONY: all chat $(tools) test test-clients test-templates test-tokenizers test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -38,6 +38,11 @@ test-clients:
 test-templates:
 	@$(MAKE) --no-print-directory inspect
 	@tests/templates/run.sh
+
+# Compares tokens with llama.cpp's vectors and with the tokenizers and sentencepiece libraries; packages as above, in build/tokenizers.
+test-tokenizers:
+	@$(MAKE) --no-print-directory inspect
+	@tests/tokenizers/run.sh
 
 # Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
 test-pages: all
@@ -104,6 +109,7 @@ help:
 	@echo "make test         build and run all tests"
 	@echo "make test-clients test ./server with curl, the openai package, load and misbehaving clients"
 	@echo "make test-templates compare chat templates with jinja2"
+	@echo "make test-tokenizers compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"
 	@echo "make test-pages   test the server's pages in a headless Chromium; screenshots in build/pages"
 	@echo "make asan         run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan         run the tests under ThreadSanitizer"

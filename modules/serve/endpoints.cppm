@@ -128,6 +128,7 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
       encoder_(service.tokenizer(), service.engine_options(), options_.chat_template, options_.now),
       started_(unix_seconds()), working_(options_.working_bytes) {
     options_.limits.models     = options_.aliases;
+    options_.limits.templates  = options_.chat_template.names();
     options_.limits.vocab_size = service.config().vocab_size;
     options_.limits.context    = service.engine_options().context;
 }
@@ -444,9 +445,11 @@ void Endpoints::embeddings(HttpExchange& e) {
 // Runs the requests, and gives their vectors in order. False: it was refused.
 bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_tokens,
                       std::vector<std::vector<float>>& vectors) {
-    if (!hold(e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float))) return false;
+    if (!hold(e, std::size_t(n_tokens) * 16 +
+                     requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float)))
+        return false;
     vectors.resize(requests.size());
-    auto                            handle = service_.submit(std::move(requests));
+    auto handle = service_.submit(std::move(requests));
     if (!handle) return refuse(e, handle.error(), "input"), false;
     e.peer->when_gone((*handle)->when_gone());
     e.held.reset();
@@ -455,7 +458,8 @@ bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_toke
         for (OutputDelta& d : deltas) {
             if (d.finish == FinishReason::failed) return refuse(e, ApiError{500, d.message, "", "model_failed"}), false;
             if (d.finish != FinishReason::stop)
-                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}), false;
+                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}),
+                       false;
             vectors[std::size_t(d.prompt)] = std::move(d.embedding);
         }
     if ((*handle)->gone()) return refuse(e, ApiError{499, "the client has gone", "", ""}), false;
@@ -492,7 +496,8 @@ void Endpoints::rerank(HttpExchange& e) {
     if (!embed(e, std::move(requests), n_tokens, vectors)) return;
     std::vector<float> scores;
     for (const std::vector<float>& v : vectors) scores.push_back(v.empty() ? 0.0f : v[0]);
-    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n, parsed->return_documents, n_tokens);
+    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n,
+                                    parsed->return_documents, n_tokens);
 }
 
 void Endpoints::tokenize(HttpExchange& e) {
@@ -576,6 +581,7 @@ void Endpoints::props(HttpExchange& e) {
                         {"model_path", options_.model_file},
                         {"chat_template", options_.chat_template.source()},
                         {"chat_form", options_.chat_template.name()},
+                        {"chat_templates", options_.chat_template.names()},
                         {"chat_template_missing", options_.chat_template.is_fallback()},
                         {"modalities", {{"vision", false}, {"audio", false}}},
                         {"build_info", cat("quire ", quire_version)},

@@ -14,7 +14,8 @@ import quire.core.std;
 export namespace quire {
 
 struct ApiLimits {
-    std::vector<std::string> models; // names that a request may use; the first is the one in responses
+    std::vector<std::string> models;    // names that a request may use; the first is the one in responses
+    std::vector<std::string> templates; // names of chat templates that a request may choose
     int                      vocab_size = 0;
     int                      context    = 0;
     int                      n = 128, best_of = 128; // answers; beams
@@ -435,6 +436,17 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
                    out;
         out.input.variables = *variables;
     }
+    if (const Json* name = f.find("chat_template")) {
+        const auto& known = limits.templates;
+        if (!name->is_string() || std::ranges::find(known, name->get_ref<const std::string&>()) == known.end()) {
+            std::string names;
+            for (const std::string& one : known) names += cat(names.empty() ? "" : ", ", one);
+            return f.fail("chat_template", cat("chat_template has to name a template of the model: ", names,
+                                               "; a template's text is not taken from requests")),
+                   out;
+        }
+        out.input.template_name = name->get<std::string>();
+    }
     if (f.has("enable_thinking")) out.input.variables["enable_thinking"] = f.boolean("enable_thinking", true);
     for (auto [name, list] : {std::pair("tools", &out.input.tools), std::pair("documents", &out.input.documents)})
         if (const Json* given = f.find(name)) {
@@ -479,7 +491,8 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
     out.request.sampling.logprobs = logprobs;
     if (f.integer("top_logprobs", 0, limits.logprobs, 0) > 0)
         f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
-    if (f.has("messages")) f.fail("messages", "messages belongs to /v1/chat/completions");
+    for (const char* name : {"messages", "chat_template"})
+        if (f.has(name)) f.fail(name, cat(name, " belongs to /v1/chat/completions"));
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
     if (f.failed()) return f.error();
     return out;
@@ -549,7 +562,9 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
         for (const Json& item : *list) {
             const Json* one = item.is_object() && item.contains("text") ? &item["text"] : &item;
             if (one->is_string()) out.documents.push_back(one->get<std::string>());
-            else f.fail("documents", cat("documents[", out.documents.size(), "] is ", type_name(*one), "; it has to be a text"));
+            else
+                f.fail("documents",
+                       cat("documents[", out.documents.size(), "] is ", type_name(*one), "; it has to be a text"));
             if (f.failed()) break;
         }
     out.top_n            = int(f.integer("top_n", 1, std::numeric_limits<int>::max()).value_or(0));
@@ -578,9 +593,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     out.with_pieces   = f.boolean("with_pieces", false);
     out.token_strings = f.boolean("return_token_strs", false);
     out.cache_salt    = f.text("cache_salt", 1024);
-    for (const char* name : {"chat_template"})
-        if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
-            f.fail(name, cat(name, " is not supported"));
+    if (!out.conversation && f.has("chat_template")) f.fail("chat_template", "chat_template needs messages");
     if (f.failed()) return f.error();
     return out;
 }

@@ -50,7 +50,6 @@ constexpr Unsupported unsupported[] = {
     {"guided_decoding_backend", "[]"},
     {"guided_whitespace_pattern", "[]"},
     {"structural_tag", "[]"},
-    {"chat_template", "[]"},
     {"mm_processor_kwargs", "[{}]"},
     {"media_io_kwargs", "[{}]"},
     {"prompt_embeds", "[]"},

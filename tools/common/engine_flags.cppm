@@ -30,7 +30,6 @@ void add_device_flags(CLI::App& app, EngineOptions& options);
 void add_block_size_flag(CLI::App& app, EngineOptions& options);
 // --kv-type, --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
-// --chat-template: the name of a form; "": the file's
 // --chat-template, --chat-template-file, --now.
 void add_chat_template_flags(CLI::App& app, std::string& name, std::string& file, std::string& now);
 
@@ -102,14 +101,10 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
 }
 
 void add_chat_template_flags(CLI::App& app, std::string& name, std::string& file, std::string& now) {
-    const auto unknown = [](const std::string& given) {
-        return ChatTemplate::built_in(given) ? std::string()
-                                             : cat(quote(given), " is not one of ", ChatTemplate::built_in_names());
-    };
     CLI::Option* by_name =
         app.add_option("--chat-template", name,
-                       cat("a template of ours in place of the file's: ", ChatTemplate::built_in_names()))
-            ->check(unknown, "NAME");
+                       cat("a template of the file by its name, or one of ours in place of the file's: ",
+                           ChatTemplate::built_in_names()));
     app.add_option("--chat-template-file", file, "file with a Jinja template in place of the model's")
         ->excludes(by_name);
     app.add_option("--now", now,
