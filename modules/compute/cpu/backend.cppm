@@ -195,13 +195,13 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
 
 // All threads sum the same memory, larger than the caches, twice: the first time brings its pages.
 double CpuBackend::read_bandwidth() {
-    constexpr std::int64_t n = std::int64_t(96) << 18; // floats
+    constexpr std::int64_t n      = std::int64_t(96) << 18; // floats
     Result<Buffer>         buffer = fresh_memory(std::size_t(n) * sizeof(float));
     if (!buffer) return 0;
     auto* const memory = static_cast<float*>(buffer->data());
     std::fill_n(memory, n, 1.0f);
     std::vector<float> sums(scratch_.size() * 16);
-    double                 seconds = 0;
+    double             seconds = 0;
     for (int round = 0; round < 3; round++) {
         const auto start = std::chrono::steady_clock::now();
         pool_.run(pool_.n_threads() * 4, [&](int item, int thread) {
@@ -822,7 +822,8 @@ void CpuBackend::execute(const Attention& params) {
             const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part = parts[std::size_t(i)];
             part                  = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
-                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows,
+                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv,
+                                     tile.n_rows,
                                      plan_->positions[std::size_t(tile.first_row)],
                                      plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
                     params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};

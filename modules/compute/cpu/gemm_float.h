@@ -235,7 +235,7 @@ INLINE void float_gemm_blocks(const GemmTask& task) {
         }
 }
 
-INLINE void float_gemm(const GemmTask& task) {
+void float_gemm(const GemmTask& task) {
     const DType type = task.weight->type;
     if (task.m == 1 && type == DType::F16) return float_gemv<DType::F16>(task);
     if (task.m == 1 && type == DType::BF16) return float_gemv<DType::BF16>(task);

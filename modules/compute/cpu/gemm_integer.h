@@ -150,7 +150,7 @@ struct RowGroup {
 
 // GEMV over 16 repacked rows, two tiles at a time, with software prefetching as in k_loop().
 template <class Format>
-INLINE void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& total) {
+[[gnu::noinline]] void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& total) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes;
     f32x16        sum{};
     Format        format;
@@ -173,18 +173,23 @@ INLINE void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& to
 
 // R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. Software prefetching 8 KB ahead: with the processor's own
 // prefetching alone only half of the memory's bandwidth is reached.
-template <class Format, bool Repacked, int N, int R>
-INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
-                         f32x16 (*total)[max_tokens_per_pass]) {
+// One: a single token, whose sums stay in registers.
+template <class Format, bool Repacked, int N, int R, bool One>
+[[gnu::noinline]] void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
+                              f32x16 (*total)[max_tokens_per_pass]) {
+    static_assert(!One || R == 1);
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
     constexpr int at_once = Repacked ? 1 : 8 / tiles; // blocks repacked together, a panel of 256 columns
-    for (int r = 0; r < R; r++)
-        for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
+    f32x16        sum{};
+    if constexpr (!One)
+        for (int r = 0; r < R; r++)
+            for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
     const std::int64_t all = x.m;
     Tokens             at{x.integers, x.scales, x.sums, x.products};
     at.move(first);
     const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
         if constexpr (R == 2) add_two_groups<Format>(w, at, n, total);
+        else if constexpr (One) add_tile<Format, 1>(w[0], at, 1, &sum);
         else add_tile<Format, N>(w[0], at, n, total[0]);
         at.move(all);
     };
@@ -208,6 +213,7 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
                 add(w);
             }
         }
+        if constexpr (One) total[0][0] = sum;
         return;
     }
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
@@ -238,6 +244,7 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
             }
         }
     }
+    if constexpr (One) total[0][0] = sum;
 }
 
 INLINE void integer_epilogue(const GemmTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
@@ -300,7 +307,7 @@ INLINE std::size_t gemv_scratch(std::int64_t cols) {
 }
 
 template <class Format>
-INLINE_PARTS void gemv_rows(const GemmTask& task) {
+[[gnu::noinline]] void gemv_rows(const GemmTask& task) {
     constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
     constexpr int          sums   = Format::two_scales ? 2 : 1;
     const TensorView&      w      = *task.weight;
@@ -356,12 +363,12 @@ INLINE_PARTS void gemv_rows(const GemmTask& task) {
     }
 }
 
-template <int N, int R>
+template <int N, int R, bool One>
 INLINE void k_loop_of(DType type, const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
                       f32x16 (*total)[max_tokens_per_pass]) {
     switch (type) {
 #define K_LOOP(T) \
-    case DType::T: return k_loop<Format##T, repacked_at_load(DType::T), N, R>(group, x, first, n, total);
+    case DType::T: return k_loop<Format##T, repacked_at_load(DType::T), N, R, One>(group, x, first, n, total);
         EACH_INTEGER_FORMAT(K_LOOP)
 #undef K_LOOP
         default: return;
@@ -369,7 +376,8 @@ INLINE void k_loop_of(DType type, const RowGroup* group, const QuantisedRows& x,
 }
 
 // Passes of so many tokens that their x stays in the L2 while the rows of the task change.
-INLINE void integer_gemm(const GemmTask& task) {
+template <bool Pairs>
+void integer_gemm(const GemmTask& task) {
     const TensorView&    w      = *task.weight;
     const QuantisedRows& x      = *task.quantised;
     const std::size_t    stride = row_bytes(w.type, w.cols);
@@ -379,7 +387,7 @@ INLINE void integer_gemm(const GemmTask& task) {
     }
     // With fewer tokens Winograd loses: unpacking, otherwise hidden behind products, now uses the same units.
     const std::int64_t winograd_from = w.type == DType::Q6_K ? 64 : 24;
-    const std::int64_t most = max_tokens_per_pass / (WINOGRAD ? 1 : 2), passes = (x.m + most - 1) / most;
+    const std::int64_t most = max_tokens_per_pass / (Pairs ? 1 : 2), passes = (x.m + most - 1) / most;
     const std::int64_t at_once = (x.m + passes - 1) / passes;
     for (std::int64_t first = 0; first < x.m; first += at_once) {
         const std::int64_t n = std::min(at_once, x.m - first);
@@ -390,11 +398,11 @@ INLINE void integer_gemm(const GemmTask& task) {
             };
             const RowGroup two[2] = {group(row), group(row + 16)};
             f32x16         total[2][max_tokens_per_pass];
-            groups = WINOGRAD && n >= winograd_from && row + 16 < task.last ? 2 : 1;
-            if (WINOGRAD && groups == 2) k_loop_of<1, 2>(w.type, two, x, first, n, total);
+            groups = Pairs && n >= winograd_from && row + 16 < task.last ? 2 : 1;
+            if (Pairs && groups == 2) k_loop_of<1, Pairs ? 2 : 1, false>(w.type, two, x, first, n, total);
             else if (x.m == 1 && w.type == DType::Q4_K) gemv_repacked<FormatQ4_K>(two[0].p, x, total[0][0]);
-            else if (n > 1) k_loop_of<DOT_TOKENS, 1>(w.type, two, x, first, n, total);
-            else k_loop_of<1, 1>(w.type, two, x, first, 1, total); // the tile stays in registers
+            else if (n > 1) k_loop_of<DOT_TOKENS, 1, false>(w.type, two, x, first, n, total);
+            else k_loop_of<1, 1, true>(w.type, two, x, first, 1, total);
             for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);
         }
     }
