@@ -43,7 +43,9 @@ struct Embed {
     ValueId    out    = none;
     float      scale  = 1;
     int        offset = 0;
-    TensorView types  = {};
+    // Rows that are added: row 0, and row 1, if there is one, behind the first `separator` of a sequence.
+    TensorView types     = {};
+    Token      separator = -1;
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
@@ -96,10 +98,10 @@ struct RopeAndStore {
 struct Attention {
     ValueId    q = none, out = none;
     int        layer = 0, n_heads = 0;
-    float      scale   = 1; // of q·k, before the soft-cap
-    float      softcap = 0; // scores are softcap · tanh(score / softcap); 0: as they are
-    int        window  = 0; // position i sees i-window+1 .. i; 0: all before it
-    TensorView sinks;       // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
+    float      scale   = 1;   // of q·k, before the soft-cap
+    float      softcap = 0;   // scores are softcap · tanh(score / softcap); 0: as they are
+    int        window  = 0;   // position i sees i-window+1 .. i; 0: all before it
+    TensorView sinks;         // [n_heads] a score that takes part in the softmax and has no value, or empty (gpt-oss)
     bool       causal = true; // false: each token sees all of its sequence, which runs in one step
 };
 
@@ -169,12 +171,12 @@ struct Program {
     Program(const Program&)                = delete;
     Program& operator=(const Program&)     = delete;
 
-    std::vector<Value>              values;
-    std::vector<Operation>          operations;
-    std::vector<std::size_t>        layers;       // the first operation of each
-    std::size_t                     head     = 0; // operations from here on run only in steps that want logits
-    ValueId                         selected = none, logits = none; // the residual of the logit rows; their logits, if any
-    std::vector<std::vector<float>> frequencies;                    // that Rope::inv_freq points to
+    std::vector<Value>       values;
+    std::vector<Operation>   operations;
+    std::vector<std::size_t> layers;       // the first operation of each
+    std::size_t              head     = 0; // operations from here on run only in steps that want logits
+    ValueId                  selected = none, logits = none; // the residual of the logit rows; their logits, if any
+    std::vector<std::vector<float>> frequencies;             // that Rope::inv_freq points to
 
     ValueId value(const Value& v) {
         values.push_back(v);

@@ -139,7 +139,8 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)), pipelined(options.pipeline.value_or(false)) {
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)),
+          pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         scheduler.limit_step(step_tokens);
@@ -209,8 +210,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
-    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
+    auto              impl   = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                                      std::move(*executor), scheduling, Pooler(pooled, *tensors));
     impl->measure_moves();
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
@@ -296,6 +297,8 @@ Result<RequestId> Engine::submit(Request request) {
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (impl_->config.family->encoder && !request.embed)
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
+    if (impl_->config.pooling == Pooling::rank && !request.embed)
+        return fail("this model ranks texts; it generates none");
     if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)

@@ -102,9 +102,9 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
                                                             "expert_gating_func",
                                                             "expert_group_count",
                                                             "leading_dense_block_count"};
-    static constexpr std::array<std::string_view, 5>  others{"position_offset", "do_layer_norm_before",
-                                                            "use_parallel_residual", "tensor_data_layout",
-                                                            "expert_group_used_count"};
+    static constexpr std::array<std::string_view, 8>  others{
+        "pooling_type",         "token_type_count",      "classifier.output_labels", "position_offset",
+        "do_layer_norm_before", "use_parallel_residual", "tensor_data_layout",       "expert_group_used_count"};
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return std::ranges::find(known, key) == known.end() && std::ranges::find(others, key) == others.end();

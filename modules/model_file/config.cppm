@@ -69,8 +69,9 @@ struct ModelConfig {
     float                       residual_scale = 1;                       // of what attention and feed-forward add
     float                       logit_scale    = 1;
     int                         sliding_window = 0; // of the layers that have one; 0: none has
-    Pooling       pooling        = Pooling::mean;
-    ExpertConfig  experts;
+    Pooling                     pooling        = Pooling::mean;
+    int                         classes        = 1; // that a reranker tells apart: one score, or yes and no
+    ExpertConfig                experts;
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
 
@@ -327,8 +328,7 @@ void refuse_unknown(Keys& keys, const ModelConfig& c) {
     const bool causal = keys.flag("attention.causal", !c.family->encoder);
     if (causal == c.family->encoder)
         keys.refuse(cat(keys.full("attention.causal"), causal ? " is true" : " is false",
-                        ", which quire does not support in the family ",
-                        c.family->name));
+                        ", which quire does not support in the family ", c.family->name));
 }
 
 int ModelConfig::widest_window() const {
@@ -400,8 +400,17 @@ Result<ModelConfig> read_config(const Gguf& file) {
     refuse_unknown(keys, c);
     constexpr std::array poolings{Pooling::mean, Pooling::mean, Pooling::first, Pooling::last, Pooling::rank};
     c.pooling = poolings[std::size_t(std::clamp(keys.integer("pooling_type", 0, 0, 4), 0, 4))];
-    if (c.pooling == Pooling::rank && !c.family->encoder)
-        keys.refuse(cat(keys.full("pooling_type"), " is 4, a reranker; only those of the family bert are supported"));
+    if (c.pooling == Pooling::rank && !c.family->encoder) c.classes = 2; // as Qwen3-Reranker
+    if (c.pooling == Pooling::rank && c.family->encoder) {
+        const Result<std::int64_t> separator = file.integer("tokenizer.ggml.seperator_token_id", -1); // spelled so
+        if (!separator) return std::unexpected(separator.error());
+        c.separator = Token(std::clamp<std::int64_t>(*separator, -1, 1 << 30));
+    }
+    const GgufValue* labels = file.find(keys.full("classifier.output_labels"));
+    const auto*      named  = labels ? std::get_if<GgufArray>(labels) : nullptr;
+    if (c.pooling == Pooling::rank && named && int(std::min<std::size_t>(named->size(), 1 << 20)) != c.classes)
+        keys.refuse(cat(keys.full("classifier.output_labels"), " has ", named->size(),
+                        " labels; a reranker of this family has ", c.classes));
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");

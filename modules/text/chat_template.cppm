@@ -45,10 +45,11 @@ public:
     // Error: what the template itself refuses, in its words; what it does that cannot be done.
     Result<MarkedText> render(const ChatInput& input, const ChatSurroundings& around) const;
 
-    const std::string&       name() const { return name_; }            // built-in name, or whose it is
-    bool                     is_fallback() const { return fallback_; } // the file has none
-    const std::string&       source() const { return forms_[0].jinja.source(); }
-    std::vector<std::string> names() const; // that ChatInput can choose from, `default` first
+    const std::string&              name() const { return name_; }            // built-in name, or whose it is
+    bool                            is_fallback() const { return fallback_; } // the file has none
+    const std::string&              source() const { return forms_[0].jinja.source(); }
+    std::optional<std::string_view> source(std::string_view name) const; // of the file's template of that name
+    std::vector<std::string>        names() const; // that ChatInput can choose from, `default` first
 
 private:
     // One template, and what was found out about it.
@@ -151,6 +152,11 @@ ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string name) {
 const ChatTemplate::Form* ChatTemplate::find(std::string_view name) const {
     const auto at = std::ranges::find(forms_, name, &Form::name);
     return at == forms_.end() ? nullptr : &*at;
+}
+
+std::optional<std::string_view> ChatTemplate::source(std::string_view name) const {
+    const Form* form = find(name);
+    return form ? std::optional<std::string_view>(form->jinja.source()) : std::nullopt;
 }
 
 std::vector<std::string> ChatTemplate::names() const {

@@ -189,7 +189,7 @@ Interpreter::Interpreter(const Program& program, Runtime& runtime) : program_(pr
     };
     loop_id_ = id("loop"), caller_id_ = id("caller"), varargs_id_ = id("varargs"), kwargs_id_ = id("kwargs");
     root_ = new_scope(nullptr);
-    for (const Global& g : globals)
+    for (const Global& g : globals())
         if (program.ids.contains(std::string(g.name))) set(g.name, Value(runtime.make<Function>(g.body)));
 }
 

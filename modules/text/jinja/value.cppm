@@ -21,6 +21,8 @@ template <class... Parts>
     throw Fault{cat(parts...)};
 }
 
+inline constexpr int deepest = 100; // lists and dicts in one another
+
 // What one rendering may use. Numbers are of that rendering.
 struct Budget {
     std::int64_t steps     = 1'000'000;   // evaluated nodes, items and characters looked at
@@ -181,8 +183,6 @@ bool        is_blank(char32_t c); // what Python's str.strip() removes
 module :private;
 
 namespace quire::jinja {
-
-constexpr int deepest = 100; // lists and dicts in one another
 
 void Budget::text(std::size_t n) {
     if (n > longest) fault("a text becomes longer than ", longest, " bytes");

@@ -23,8 +23,6 @@ module :private;
 
 namespace quire::jinja {
 
-constexpr int deepest = 100; // lists and dicts in one another
-
 std::string float_repr(double v) {
     if (std::isnan(v)) return "nan";
     if (std::isinf(v)) return v < 0 ? "-inf" : "inf";
