@@ -82,9 +82,23 @@ TEST_CASE("named templates: default, tool_use for tools, others by request or fl
     CHECK(say(*t, "default", true) == "plain");
     CHECK(say(*t, "rag") == "rag Hi");
     CHECK(say(*t, "gone") == "the model has no chat template 'gone'");
+    Result<ChatTemplate> thinks = of_file({{"", "{{ enable_thinking }} {{ x }}"}});
+    REQUIRE(thinks);
+    CHECK(thinks->uses("enable_thinking"));
+    CHECK_FALSE(thinks->uses("reasoning_effort"));
+    CHECK(thinks->set_defaults(R"({"enable_thinking": false, "x": 1})"));
+    CHECK(say(*thinks, "") == "False 1");
+    ChatInput own;
+    own.messages.push_back(Json{{"role", "user"}, {"content", "Hi"}});
+    own.variables = Json{{"x", 2}};
+    CHECK(thinks->render(own, {})->bytes == "False 2");
+    CHECK_FALSE(thinks->set_defaults("[1]"));
+    CHECK_FALSE(thinks->set_defaults("{"));
     const Result<ChatTemplate> rag = of_file(all, "rag");
     REQUIRE(rag);
     CHECK(say(*rag, "", true) == "rag Hi");
+    CHECK(of_file({{".rerank", "{query}\n"}})->source("rerank") == "{query}\n"); // whole, though Jinja drops the last line break
+    CHECK_FALSE(t->source("gone"));
     CHECK(rag->name() == "the file's, rag");
     CHECK(of_file(all, "chatml")->name() == "chatml");
     CHECK(of_file(all, "gone").error().message.contains("has default, rag, tool_use"));

@@ -235,6 +235,11 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     const auto rag = parse_chat_request(R"({"messages":[{"role":"user","content":"a"}],"chat_template":"rag"})", named);
     REQUIRE(rag.has_value());
     CHECK(rag->conversation.input.template_name == "rag");
+    named.reasoning_effort = true;
+    const auto effort =
+        parse_chat_request(R"({"messages":[{"role":"user","content":"a"}],"reasoning_effort":"high"})", named);
+    REQUIRE(effort.has_value());
+    CHECK(effort->conversation.input.variables["reasoning_effort"] == "high");
     CHECK(chat(R"("tools":[{"type":"function"}])").error().message ==
           "tools is not supported here; only [] is accepted");
     std::string many;

@@ -127,10 +127,11 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
       access_(options_.api_keys, options_.cors_origins, options_.local_only),
       encoder_(service.tokenizer(), service.engine_options(), options_.chat_template, options_.now),
       started_(unix_seconds()), working_(options_.working_bytes) {
-    options_.limits.models     = options_.aliases;
-    options_.limits.templates  = options_.chat_template.names();
-    options_.limits.vocab_size = service.config().vocab_size;
-    options_.limits.context    = service.engine_options().context;
+    options_.limits.models           = options_.aliases;
+    options_.limits.templates        = options_.chat_template.names();
+    options_.limits.reasoning_effort = options_.chat_template.uses("reasoning_effort");
+    options_.limits.vocab_size       = service.config().vocab_size;
+    options_.limits.context          = service.engine_options().context;
 }
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open) {

@@ -16,8 +16,9 @@ export namespace quire {
 struct ApiLimits {
     std::vector<std::string> models;    // names that a request may use; the first is the one in responses
     std::vector<std::string> templates; // names of chat templates that a request may choose
-    int                      vocab_size = 0;
-    int                      context    = 0;
+    bool                     reasoning_effort = false; // the template asks for it
+    int                      vocab_size       = 0;
+    int                      context          = 0;
     int                      n = 128, best_of = 128; // answers; beams
     int                      max_tokens     = 0;     // that a request may ask for; 0: any number, cut at the context
     int                      default_tokens = -1;   // where a request sets none; -1: OpenAI's 16, for chats the context
@@ -311,7 +312,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     if (out.stream && r.beam_width == 0 && r.best_of > r.n)
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
     if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
-    refuse_unsupported(f);
+    refuse_unsupported(f, out.chat && limits.reasoning_effort);
 }
 
 // Text and ids in one list, as in llama.cpp.
@@ -447,6 +448,9 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
         }
         out.input.template_name = name->get<std::string>();
     }
+    if (limits.reasoning_effort)
+        if (const std::string effort = f.text("reasoning_effort", 64); !effort.empty())
+            out.input.variables["reasoning_effort"] = effort;
     if (f.has("enable_thinking")) out.input.variables["enable_thinking"] = f.boolean("enable_thinking", true);
     for (auto [name, list] : {std::pair("tools", &out.input.tools), std::pair("documents", &out.input.documents)})
         if (const Json* given = f.find(name)) {

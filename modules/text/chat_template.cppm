@@ -42,29 +42,34 @@ public:
     // the file has; chatml when it has none. Error: a name that is not there; a template that does not parse, and what to do.
     static Result<ChatTemplate> choose(const Gguf& file, const std::string& name, const std::string& source);
 
+    // Variables where a conversation sets none: a JSON object, or "". Error: another text.
+    Result<void> set_defaults(std::string_view json);
+
     // Error: what the template itself refuses, in its words; what it does that cannot be done.
     Result<MarkedText> render(const ChatInput& input, const ChatSurroundings& around) const;
 
+    bool                            uses(std::string_view variable) const;    // whether a template names it anywhere
     const std::string&              name() const { return name_; }            // built-in name, or whose it is
     bool                            is_fallback() const { return fallback_; } // the file has none
-    const std::string&              source() const { return forms_[0].jinja.source(); }
+    const std::string&              source() const { return forms_[0].source; }
     std::optional<std::string_view> source(std::string_view name) const; // of the file's template of that name
     std::vector<std::string>        names() const; // that ChatInput can choose from, `default` first
 
 private:
     // One template, and what was found out about it.
     struct Form {
-        std::string   name; // in the file
+        std::string   name, source; // as in the file
         JinjaTemplate jinja;
         bool          takes_parts     = true;  // content may be a list of parts
         bool          knows_developer = false; // OpenAI's newer name for the role system
     };
-    static Form form(JinjaTemplate jinja, std::string name);
+    static Form form(JinjaTemplate jinja, std::string_view source, std::string name);
 
-    explicit ChatTemplate(JinjaTemplate main, std::string name);
+    ChatTemplate(JinjaTemplate main, std::string_view source, std::string name);
     const Form*       find(std::string_view name) const;
     std::vector<Form> forms_; // the first one is the default
     std::string       name_;
+    Json              defaults_ = Json::object();
     bool              fallback_ = false;
 };
 
@@ -126,14 +131,14 @@ std::string ChatTemplate::built_in_names() {
     return out;
 }
 
-ChatTemplate::ChatTemplate() : ChatTemplate(*JinjaTemplate::parse(built_ins[0].jinja), "chatml") { fallback_ = true; }
+ChatTemplate::ChatTemplate() : ChatTemplate(*JinjaTemplate::parse(built_ins[0].jinja), built_ins[0].jinja, "chatml") { fallback_ = true; }
 
-ChatTemplate::ChatTemplate(JinjaTemplate main, std::string name) : name_(std::move(name)) {
-    forms_.push_back(form(std::move(main), "default"));
+ChatTemplate::ChatTemplate(JinjaTemplate main, std::string_view source, std::string name) : name_(std::move(name)) {
+    forms_.push_back(form(std::move(main), source, "default"));
 }
 
-ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string name) {
-    Form out{.name = std::move(name), .jinja = std::move(jinja)};
+ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string_view source, std::string name) {
+    Form out{.name = std::move(name), .source = std::string(source), .jinja = std::move(jinja)};
     out.knows_developer = out.jinja.source().contains("developer");
     // Found by trying: a template that cannot deal with parts fails, or writes the list as it is.
     const Json               parts = Json::array({Json{{"type", "text"}, {"text", "a9z"}}});
@@ -156,7 +161,7 @@ const ChatTemplate::Form* ChatTemplate::find(std::string_view name) const {
 
 std::optional<std::string_view> ChatTemplate::source(std::string_view name) const {
     const Form* form = find(name);
-    return form ? std::optional<std::string_view>(form->jinja.source()) : std::nullopt;
+    return form ? std::optional<std::string_view>(form->source) : std::nullopt;
 }
 
 std::vector<std::string> ChatTemplate::names() const {
@@ -168,7 +173,7 @@ std::vector<std::string> ChatTemplate::names() const {
 Result<ChatTemplate> ChatTemplate::parse(std::string_view source, std::string name) {
     Result<JinjaTemplate> parsed = JinjaTemplate::parse(source);
     if (!parsed) return fail("the chat template (", name, ") cannot be used: ", parsed.error().message);
-    return ChatTemplate(std::move(*parsed), std::move(name));
+    return ChatTemplate(std::move(*parsed), source, std::move(name));
 }
 
 // The templates of a file, by name: `default`, which is tokenizer.chat_template itself where that is there, then the others.
@@ -208,11 +213,25 @@ Result<ChatTemplate> ChatTemplate::choose(const Gguf& file, const std::string& n
         if (!jinja)
             return fail("the chat template (the file's", own == "default" ? "" : ", " + own,
                         ") cannot be used: ", jinja.error().message, "; --chat-template names another");
-        if (!out) out.emplace(ChatTemplate(std::move(*jinja), "the file's"));
-        else out->forms_.push_back(form(std::move(*jinja), own));
+        if (!out) out.emplace(ChatTemplate(std::move(*jinja), text, "the file's"));
+        else out->forms_.push_back(form(std::move(*jinja), text, own));
         if (out->forms_.size() == 1) out->forms_[0].name = own;
     }
     return std::move(*out);
+}
+
+Result<void> ChatTemplate::set_defaults(std::string_view json) {
+    if (json.empty()) return {};
+    Result<Json> parsed = json_parse(json);
+    if (!parsed) return fail("--chat-template-kwargs is no JSON: ", parsed.error().message);
+    if (!parsed->is_object())
+        return fail("--chat-template-kwargs has to be a JSON object, such as {\"enable_thinking\": false}");
+    defaults_ = std::move(*parsed);
+    return {};
+}
+
+bool ChatTemplate::uses(std::string_view variable) const {
+    return std::ranges::any_of(forms_, [&](const Form& f) { return f.jinja.names(variable); });
 }
 
 std::size_t size_of(const Json& value) {
@@ -233,8 +252,9 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
     if (!chosen && !input.template_name.empty())
         return fail("the model has no chat template ", quote(input.template_name));
     if (!chosen) chosen = &forms_[0];
-    Json variables = input.variables.is_object() ? input.variables : Json::object();
-    Json messages  = Json::array();
+    Json variables = defaults_;
+    if (input.variables.is_object()) variables.update(input.variables);
+    Json messages = Json::array();
     for (const Json& message : input.messages) {
         Json m = message;
         if (m.contains("role") && m["role"] == "developer" && !chosen->knows_developer) m["role"] = "system";
