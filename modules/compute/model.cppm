@@ -183,7 +183,7 @@ private:
     }
 
     void layer(int i) {
-        const LayerTensors& l        = w_.layers[std::size_t(i)];
+        const LayerTensors& l = w_.layers[std::size_t(i)];
         if (l.attn_out_norm) {
             norm_residual({});
             attention(i, l);
@@ -221,8 +221,7 @@ private:
         if (l.attn_k_norm) norm(k_, k_, l.attn_k_norm);
         emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.head_dim, 0});
         emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
-                       l.attn_sinks,
-                       !c_.family->encoder});
+                       l.attn_sinks, !c_.family->encoder});
         emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
     }
 
@@ -339,8 +338,8 @@ public:
         if (w && !error_) keep(w, backend_.prepare_f32(w));
     }
     void operator()(LayerTensors& l, const ModelConfig& c) {
-        for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v, &l.attn_output, &l.ffn_norm, &l.ffn_gate,
-                          &l.ffn_up, &l.ffn_down})
+        for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v,
+                          &l.attn_output, &l.ffn_norm, &l.ffn_gate, &l.ffn_up, &l.ffn_down})
             (*this)(*w);
         for (TensorView* w : {&l.attn_q_norm, &l.attn_k_norm, &l.attn_sinks, &l.attn_post_norm, &l.ffn_post_norm})
             (*this)(*w);

@@ -62,6 +62,7 @@ public:
     const Tokenizer&   tokenizer() const;
     EngineOptions      options() const;       // with the defaults filled in
     std::string        chat_template() const; // tokenizer.chat_template, or ""
+    std::string        tuning() const;        // what was chosen by measuring on this machine; empty if nothing was
     std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
     std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
     std::string        explain() const;       // the program of operations and the kernels chosen for it
@@ -257,6 +258,7 @@ std::string Engine::describe() const {
     return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context);
 }
 
+std::string Engine::tuning() const { return impl_->executor->tuning(); }
 std::string Engine::explain() const { return impl_->executor->explain(); }
 
 std::string Engine::warning() const {

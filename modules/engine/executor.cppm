@@ -45,6 +45,7 @@ public:
     virtual StepResults results() = 0;
 
     virtual ExecutorMemory memory() const   = 0;
+    virtual std::string    tuning() const   = 0; // what was chosen by measuring on this machine; empty if nothing was
     virtual std::string    describe() const = 0; // one line: device, instruction set, threads
     virtual std::string    explain() const  = 0; // the program, and how it runs: see Backend::explain()
 };
@@ -92,6 +93,7 @@ public:
         return {weight_bytes_, backend_->memory_taken() - weight_bytes_ - cache_.bytes(), cache_.bytes()};
     }
     std::string describe() const override { return backend_->describe(); }
+    std::string tuning() const override { return backend_->tuning(); }
     std::string explain() const override { return backend_->explain(); }
 
 private:
@@ -134,7 +136,7 @@ Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
         }
     }
     o.device = "cpu";
-    return make_cpu_backend(o.threads, o.isa);
+    return make_cpu_backend(o.threads, o.isa, o.tune);
 }
 
 std::string in_gib(std::size_t bytes) {
@@ -241,10 +243,10 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     limits.vocab_size              = config.vocab_size;
     std::set<int> windows;
     for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
-    limits.n_windows = int(windows.size());
-    limits.n_experts               = config.experts.n;
-    limits.experts_used            = config.experts.used;
-    limits.hidden_size             = config.hidden_size;
+    limits.n_windows    = int(windows.size());
+    limits.n_experts    = config.experts.n;
+    limits.experts_used = config.experts.used;
+    limits.hidden_size  = config.hidden_size;
     if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
 
     return std::make_unique<LocalExecutor>(std::move(*backend), std::move(*model), std::move(*cache), weight_bytes);

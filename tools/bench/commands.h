@@ -22,6 +22,7 @@ struct Arguments {
     double              bandwidth = 0, tflops = 0;
     bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false;
     std::optional<bool> pipeline;
+    bool                tune = true;
     // compare
     std::string llama_bench, llama_batched_bench;
     int         rounds = 3;

@@ -84,6 +84,9 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
         ->check(within(0.01, 1))
         ->capture_default_str();
     app.add_flag("--deterministic", options.deterministic, "on a GPU: bit-identical logits in any batch");
+    app.add_option("--tune", options.tune,
+                   "on or off: on a CPU, measure at the first start how weights are best prefetched")
+        ->capture_default_str();
 }
 
 void add_block_size_flag(CLI::App& app, EngineOptions& options) {

@@ -146,10 +146,11 @@ struct RowGroup {
     const std::byte* p;
     std::size_t      stride; // of a row in the file
     std::int64_t     here;
+    Prefetch         prefetch;
 };
 
 // GEMV over 16 repacked rows, two tiles at a time, with software prefetching as in k_loop().
-template <class Format>
+template <class Format, Prefetch Into>
 [[gnu::noinline]] void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& total) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes;
     f32x16        sum{};
@@ -159,8 +160,8 @@ template <class Format>
 #pragma clang loop unroll(full)
         for (int j = 0; j < tiles; j += 2) {
             i32x16 dot[2];
-            format.two_sums(p, j, x.integers + (tile + j) * 32, dot);
-            __builtin_prefetch(p + 8192 + 32 * j, 0, Format::early); // the scales
+            format.template two_sums<Into>(p, j, x.integers + (tile + j) * 32, dot);
+            prefetch_lines(p + prefetch_ahead + 32 * j, 64, Into); // the scales
             for (int k = 0; k < 2; k++) {
                 UnpackedTile w;
                 format.tile_scales(j + k, w);
@@ -171,9 +172,7 @@ template <class Format>
     total = sum;
 }
 
-// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. Software prefetching 8 KB ahead: with the processor's own
-// prefetching alone only half of the memory's bandwidth is reached.
-// One: a single token, whose sums stay in registers.
+// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. One: a single token, whose sums stay in registers.
 template <class Format, bool Repacked, int N, int R, bool One>
 [[gnu::noinline]] void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
                               f32x16 (*total)[max_tokens_per_pass]) {
@@ -198,8 +197,8 @@ template <class Format, bool Repacked, int N, int R, bool One>
     const std::int64_t    blocks = x.k / Format::items;
     if constexpr (Repacked) {
         for (std::int64_t block = 0; block < blocks; block++) {
-            const std::int64_t later = block * bytes + 8192, rest = blocks * bytes; // then the other group follows
-            const std::int64_t ahead = later < rest ? 8192 : 8192 + (R - 1) * rest;
+            const std::int64_t rest  = blocks * bytes; // then the other group follows
+            const std::int64_t ahead = prefetch_ahead + (block * bytes + prefetch_ahead < rest ? 0 : (R - 1) * rest);
             for (int r = 0; r < R; r++) format[r].header(group[r].p + block * bytes);
 #pragma clang loop unroll(full)
             for (int j = 0; j < tiles; j++) {
@@ -207,8 +206,7 @@ template <class Format, bool Repacked, int N, int R, bool One>
                 for (int r = 0; r < R; r++) {
                     const std::byte* p = group[r].p + block * bytes;
                     format[r].tile(p, j, w[r]);
-                    for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
-                        __builtin_prefetch(p + ahead + i);
+                    prefetch_lines(p + ahead + bytes / tiles * j, bytes / tiles, group[r].prefetch);
                 }
                 add(w);
             }
@@ -230,8 +228,7 @@ template <class Format, bool Repacked, int N, int R, bool One>
                     const std::size_t stride = group[r].stride;
                     const std::byte*  later  = group[r].p + 16 * R * stride + begin * bytes + done;
                     format[r].tile(panel[r] + done, j, w[r]);
-                    for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
-                        __builtin_prefetch(later + i, 0, 2);
+                    prefetch_lines(later + bytes / tiles * j, bytes / tiles, Prefetch::l2);
                     // and two rows of the next panel, from the L2 to the L1
                     const std::byte* next = group[r].p + std::size_t(2 * ((block - begin) * tiles + j)) * stride +
                                             (begin + at_once) * Format::bytes;
@@ -340,7 +337,7 @@ template <class Format>
     for (std::int64_t row = task.first; row < task.last; row += 16) {
         for (std::int64_t r = 0; r < std::min<std::int64_t>(16, task.last - row); r++, p += stride) {
             for (std::int64_t g = 0; g < whole; g++) {
-                for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + g * bytes + i + 8192);
+                prefetch_lines(p + g * bytes + prefetch_ahead, bytes, task.prefetch);
                 row_group(p + g * bytes, g, r);
             }
             if (whole < groups) {
@@ -394,13 +391,15 @@ void integer_gemm(const GemmTask& task) {
         for (std::int64_t row = task.first, groups; row < task.last; row += 16 * groups) {
             const auto group = [&](std::int64_t at) {
                 return RowGroup{static_cast<const std::byte*>(w.data) + std::size_t(at) * stride, stride,
-                                std::min<std::int64_t>(16, w.rows - at)};
+                                std::min<std::int64_t>(16, w.rows - at), task.prefetch};
             };
             const RowGroup two[2] = {group(row), group(row + 16)};
             f32x16         total[2][max_tokens_per_pass];
             groups = Pairs && n >= winograd_from && row + 16 < task.last ? 2 : 1;
             if (Pairs && groups == 2) k_loop_of<1, Pairs ? 2 : 1, false>(w.type, two, x, first, n, total);
-            else if (x.m == 1 && w.type == DType::Q4_K) gemv_repacked<FormatQ4_K>(two[0].p, x, total[0][0]);
+            else if (x.m == 1 && w.type == DType::Q4_K)
+                (task.prefetch == Prefetch::l1 ? gemv_repacked<FormatQ4_K, Prefetch::l1>
+                                               : gemv_repacked<FormatQ4_K, Prefetch::l2>)(two[0].p, x, total[0][0]);
             else if (n > 1) k_loop_of<DOT_TOKENS, 1, false>(w.type, two, x, first, n, total);
             else k_loop_of<1, 1, true>(w.type, two, x, first, 1, total);
             for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);

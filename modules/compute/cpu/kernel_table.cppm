@@ -57,6 +57,10 @@ struct QuantisedRows {
     bool          for_wide = false;   // any of the weights has wide_integers()
 };
 
+// The cache that weights are prefetched into. Prefetches into the L1 wait for one of its few line buffers, those into the L2 for
+// one of many more; which of the two keeps more lines on their way depends on the processor. The results are the same.
+enum class Prefetch : std::uint8_t { l1, l2 };
+
 // Weight rows first .. last-1 of out = x · weightᵀ + bias. x [m × weight.cols], out [m × weight.rows], bias [weight.rows] or null.
 struct GemmTask {
     const TensorView*    weight    = nullptr; // repacked, if repacked_at_load()
@@ -65,6 +69,7 @@ struct GemmTask {
     const QuantisedRows* quantised = nullptr; // x, for the integer GEMM
     const float*         packed    = nullptr; // x as pack_panels orders it, for the float GEMM
     float*               out       = nullptr;
+    Prefetch             prefetch  = Prefetch::l2;
     std::int64_t         m         = 0;
     std::int64_t         first = 0, last = 0; // `first` a multiple of 16; `last` too, or all the rows
     float*               scratch = nullptr;   // gemm_scratch floats

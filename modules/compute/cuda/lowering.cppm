@@ -91,7 +91,8 @@ std::vector<LoweredOperation> lower(const Program& program, const Activations& v
 std::vector<int> windows_of(const Program& program) {
     std::vector<int> windows;
     for (const Operation& operation : program.operations)
-        if (const auto* op = std::get_if<quire::Attention>(&operation); op && std::ranges::find(windows, op->window) == windows.end())
+        if (const auto* op = std::get_if<quire::Attention>(&operation);
+            op && std::ranges::find(windows, op->window) == windows.end())
             windows.push_back(op->window);
     return windows;
 }
