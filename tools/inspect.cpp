@@ -17,6 +17,7 @@ import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
 import quire.text.tokenizer;
+import quire.text.tool_form;
 import quire.model_file.weights;
 
 using namespace quire;
@@ -25,9 +26,9 @@ namespace {
 
 struct Arguments {
     std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
-    bool        deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false;
-    int         top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
-    float       length_penalty = 0;
+    bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
+    int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
+    float length_penalty = 0;
 };
 
 int complain(const Error& error) {
@@ -159,6 +160,8 @@ int show(const Arguments& a) {
                               {"context", ahead->context},
                               {"bandwidth", ahead->bandwidth},
                               {"tokens_per_second", ahead->tokens_per_second},
+                              {"chat_template", ahead->chat_template},
+                              {"tool_form", std::string(name_of(ahead->tools))},
                               {"unknown_keys", ahead->unknown},
                               {"text", describe(*ahead)}};
     }
@@ -183,18 +186,30 @@ int tokenize(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
     const Tokenizer& tokenizer = checked->tokenizer;
-    EncodeOptions    options;
-    options.add_special    = false;
-    options.parse_special  = !a.no_special;
-    std::vector<Token> ids = tokenizer.encode(read_input(), options);
-    if (a.bos) {
-        if (tokenizer.bos() < 0)
-            return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
-        ids.insert(ids.begin(), tokenizer.bos());
+    if (a.bos && tokenizer.bos() < 0)
+        return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
+    const auto print_tokens = [&](std::string_view text) {
+        EncodeOptions options;
+        options.add_special    = false;
+        options.parse_special  = !a.no_special;
+        std::vector<Token> ids = tokenizer.encode(text, options);
+        if (a.bos) ids.insert(ids.begin(), tokenizer.bos());
+        Json pieces = Json::array();
+        for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
+        return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+    };
+    const std::string input = read_input();
+    if (!a.json_lines) return print_tokens(input);
+    std::istringstream lines(input);
+    int                number = 0, code = 0;
+    for (std::string line; code == 0 && std::getline(lines, line);) {
+        const Result<Json> text = json_parse(line);
+        number++;
+        if (!text) return complain({ErrorKind::input, cat("line ", number, ": ", text.error().message)});
+        if (!text->is_string()) return complain({ErrorKind::input, cat("line ", number, " is no JSON string")});
+        code = print_tokens(text->get_ref<const std::string&>());
     }
-    Json pieces = Json::array();
-    for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
-    return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+    return code;
 }
 
 int detokenize(const Arguments& a) {
@@ -389,6 +404,8 @@ int main(int argc, char** argv) {
     tokenize_command->add_flag("--no-special", a.no_special,
                                "treat text that looks like a special token as plain text");
     tokenize_command->add_flag("--bos", a.bos, "put the BOS token first");
+    tokenize_command->add_flag("--json-lines", a.json_lines,
+                               "each line of standard input is a text, as a JSON string; prints a line for each");
     CLI::App* detokenize_command = command("detokenize", "token ids → text, and its exact bytes in hexadecimal");
     detokenize_command->add_option("--ids", a.ids, "token ids: 1,2,3")->required();
     CLI::App* logits_command = run_options(command("logits", "print the most likely next tokens of a prompt"));

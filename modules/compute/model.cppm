@@ -141,7 +141,7 @@ public:
     }
 
     Program build() && {
-        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types});
+        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types, c_.separator});
         if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
         for (int i = 0; i < c_.n_layers; i++) {
             p_.layers.push_back(p_.operations.size());

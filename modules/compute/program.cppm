@@ -43,7 +43,9 @@ struct Embed {
     ValueId    out    = none;
     float      scale  = 1;
     int        offset = 0;
-    TensorView types  = {};
+    // Rows that are added: row 0, and row 1, if there is one, behind the first `separator` of a sequence.
+    TensorView types     = {};
+    Token      separator = -1;
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of

@@ -299,6 +299,8 @@ Result<RequestId> Engine::submit(Request request) {
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (impl_->config.family->encoder && !request.embed)
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
+    if (impl_->config.pooling == Pooling::rank && !request.embed)
+        return fail("this model ranks texts; it generates none");
     if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)
