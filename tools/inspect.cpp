@@ -25,6 +25,7 @@ namespace {
 
 struct Arguments {
     std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
+    int         tensor_parallel = 1;
     bool        deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false;
     int         top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
     float       length_penalty = 0;
@@ -225,6 +226,7 @@ Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     options.isa           = a.isa;
     options.device        = a.device;
     options.deterministic = a.deterministic;
+    options.tensor_parallel = a.tensor_parallel;
     options.max_sequences = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
@@ -378,7 +380,12 @@ int main(int argc, char** argv) {
         c->add_option("--device", a.device, "device to run on; auto: the GPU if there is one")
             ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
             ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic, "on a GPU: bit-identical logits in any batch");
+        c->add_option("--tensor-parallel", a.tensor_parallel,
+                      "GPUs that share the model, or parts of the CPU's threads")
+            ->check(CLI::Range(1, 64))
+            ->capture_default_str();
+        c->add_flag("--deterministic", a.deterministic,
+                    "bit-identical logits on any number of GPUs and in any batch");
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;

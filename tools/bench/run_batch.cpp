@@ -97,6 +97,8 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     EngineOptions o;
     o.device                 = a.device;
     o.gpu_memory_utilization = a.gpu_memory_utilization;
+    o.tensor_parallel        = a.tensor_parallel;
+    o.deterministic          = a.deterministic;
     o.threads                = a.threads;
     o.isa                    = a.isa;
     o.prefix_cache           = false;

@@ -13,6 +13,7 @@ import quire.compute.backend;
 import quire.compute.cpu.kernels;
 import quire.compute.memory;
 import quire.compute.program;
+import quire.compute.ranks;
 import quire.compute.routing;
 import quire.core.base;
 import quire.core.std;
@@ -26,7 +27,9 @@ import quire.schedule.step_plan;
 export namespace quire {
 
 // threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avxvnni", "avx512": that one, or an error.
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "");
+// ranks: those that run the model together with this one, which is number `rank`; null: it runs alone.
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "",
+                                                  std::shared_ptr<RankGroup> ranks = {}, int rank = 0);
 
 } // namespace quire
 
@@ -41,7 +44,8 @@ struct MappedPages {
 
 class CpuBackend final : public Backend {
 public:
-    CpuBackend(int threads, const CpuKernels& kernels) : kernels_(kernels), pool_(threads) {
+    CpuBackend(int threads, const CpuKernels& kernels, std::shared_ptr<RankGroup> ranks, int rank)
+        : kernels_(kernels), pool_(threads), ranks_(std::move(ranks)), rank_(rank) {
         scratch_.resize(std::size_t(pool_.n_threads()));
     }
 
@@ -116,6 +120,11 @@ private:
     void   execute(const Add& op);
     void   execute(const SelectRows& op);
     void   execute(const Argmax&) {} // the host reads the logits
+    void   execute(const AllReduce& op);
+    void   execute(const AllGather& op);
+    void   execute(const TakeColumns& op);
+    template <class Source>
+    void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
     struct Output { // of one of several GEMMs with the same input
         const Projection* projection;
@@ -151,6 +160,8 @@ private:
 
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
+    std::shared_ptr<RankGroup>      ranks_; // null: alone
+    int                             rank_  = 0;
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
     std::vector<float>              quantised_; // the activations of the current GEMMs: int16-quantised
@@ -179,12 +190,13 @@ private:
     float              angles_scale_ = 0;
 };
 
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa, std::shared_ptr<RankGroup> ranks,
+                                                  int rank) {
     const CpuKernels* kernels = cpu_kernels(isa);
     if (!kernels)
         return fail("instruction set ", quote(isa),
                     " is not one of plain, avx2, avxvnni, avx512, or this machine lacks it");
-    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
+    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels, std::move(ranks), rank);
 }
 
 Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
@@ -195,13 +207,13 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
 
 // All threads sum the same memory, larger than the caches, twice: the first time brings its pages.
 double CpuBackend::read_bandwidth() {
-    constexpr std::int64_t n = std::int64_t(96) << 18; // floats
+    constexpr std::int64_t n      = std::int64_t(96) << 18; // floats
     Result<Buffer>         buffer = fresh_memory(std::size_t(n) * sizeof(float));
     if (!buffer) return 0;
     auto* const memory = static_cast<float*>(buffer->data());
     std::fill_n(memory, n, 1.0f);
     std::vector<float> sums(scratch_.size() * 16);
-    double                 seconds = 0;
+    double             seconds = 0;
     for (int round = 0; round < 3; round++) {
         const auto start = std::chrono::steady_clock::now();
         pool_.run(pool_.n_threads() * 4, [&](int item, int thread) {
@@ -331,8 +343,13 @@ void CpuBackend::execute(const Embed& op) {
     std::vector<float>& position = scratch_[0];
     if ((positions || op.types) && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
     for (std::int64_t t = 0; t < out.rows; t++) {
-        float* to = floats(out) + t * out.cols;
-        dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
+        float*             to    = floats(out) + t * out.cols;
+        const std::int64_t token = plan_->tokens[std::size_t(t)] - op.first;
+        if (op.part && (token < 0 || token >= weight.rows)) {
+            std::fill_n(to, out.cols, 0.0f);
+            continue;
+        }
+        dequantize(weight.type, row(weight, token), to, weight.cols);
         for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
         if (op.types) {
             dequantize(op.types.type, row(op.types, 0), position.data(), op.types.cols);
@@ -822,7 +839,8 @@ void CpuBackend::execute(const Attention& params) {
             const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part = parts[std::size_t(i)];
             part                  = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
-                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows,
+                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv,
+                                     tile.n_rows,
                                      plan_->positions[std::size_t(tile.first_row)],
                                      plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
                     params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
@@ -877,6 +895,71 @@ void CpuBackend::execute(const SelectRows& op) {
     for (std::int64_t i = 0; i < out.rows; i++)
         std::memcpy(floats(out) + i * out.cols, floats(x) + plan_->logit_rows[std::size_t(i)] * x.cols,
                     std::size_t(x.cols) * sizeof(float));
+}
+
+// to = the sum of source(0) .. source(n_sources - 1), arrays or null, as AllReduce adds.
+template <class Source>
+void CpuBackend::sum_tree(const Source& source, int n_sources, float* to, std::int64_t n) {
+    constexpr std::int64_t chunk = 1024;
+    const auto sum = [&](const auto& self, int first, int count, std::int64_t at, std::int64_t length, float* out) {
+        if (count == 1) {
+            if (const float* x = source(first)) std::memmove(out, x + at, std::size_t(length) * sizeof(float));
+            return source(first) != nullptr;
+        }
+        const int                half = (count + 1) / 2;
+        std::array<float, chunk> other;
+        const bool               left = self(self, first, half, at, length, out);
+        if (!self(self, first + half, count - half, at, length, left ? other.data() : out)) return left;
+        if (left) kernels_.add(out, other.data(), length);
+        return true;
+    };
+    split((n + chunk - 1) / chunk, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t i = first; i < last; i++) {
+            std::array<float, chunk> total;
+            const std::int64_t       length = std::min(chunk, n - i * chunk);
+            check(sum(sum, 0, n_sources, i * chunk, length, total.data()), "a sum of nothing");
+            std::memcpy(to + i * chunk, total.data(), std::size_t(length) * sizeof(float));
+        }
+    });
+}
+
+void CpuBackend::execute(const AllReduce& op) {
+    const Tensor       out  = at(op.out);
+    const std::int64_t n    = out.rows * out.cols;
+    const auto         part = [&](int i) {
+        const ValueId id = op.parts[std::size_t(i)];
+        return id == none ? nullptr : floats(at(id));
+    };
+    sum_tree(part, int(op.parts.size()), ranks_ ? ranks_->hand_in(rank_, std::size_t(n), 0) : floats(out), n);
+    if (!ranks_) return;
+    ranks_->meet(rank_);
+    sum_tree([&](int r) { return ranks_->handed_in(rank_, r).values.data(); }, ranks_->n(), floats(out), n);
+}
+
+void CpuBackend::execute(const AllGather& op) {
+    check(ranks_ != nullptr, "all_gather: one rank");
+    const Tensor x = at(op.x), out = at(op.out);
+    std::memcpy(ranks_->hand_in(rank_, std::size_t(x.rows * x.cols), op.first), x.data,
+                std::size_t(x.rows * x.cols) * sizeof(float));
+    ranks_->meet(rank_);
+    for (int r = 0; r < ranks_->n(); r++) {
+        const auto [values, first] = ranks_->handed_in(rank_, r);
+        const std::int64_t cols    = std::int64_t(values.size()) / out.rows;
+        check(first + cols <= out.cols, "all_gather: shapes");
+        for (std::int64_t t = 0; t < out.rows; t++)
+            std::memcpy(floats(out) + t * out.cols + first, values.data() + t * cols,
+                        std::size_t(cols) * sizeof(float));
+    }
+}
+
+void CpuBackend::execute(const TakeColumns& op) {
+    const Tensor x = at(op.x), out = at(op.out);
+    check(op.first + out.cols <= x.cols, "take_columns: shapes");
+    split(x.rows, std::max<std::int64_t>(1, 65536 / out.cols), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++)
+            std::memcpy(floats(out) + t * out.cols, floats(x) + t * x.cols + op.first,
+                        std::size_t(out.cols) * sizeof(float));
+    });
 }
 
 void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
