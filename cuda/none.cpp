@@ -80,6 +80,7 @@ void expert_gated(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, 
 void expert_combine(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
 void gate_rows(Half*, std::int64_t, std::int64_t, const Half*, std::int64_t, const float*, Context&) {}
 
+void announce_ranks() {}
 bool connect_ranks(Context* const*, int, std::size_t, double, Rank**, const char*& why) {
     why = "this build has no CUDA";
     return false;

@@ -10,6 +10,10 @@ namespace quire::cuda {
 
 constexpr int max_ranks = 16;
 
+// Before the first call of any function: kernels are loaded at once. One that is loaded when it is first launched may have to wait
+// for a kernel of its GPU, which waits for another rank, which waits for the loader.
+void announce_ranks();
+
 // What one GPU knows of the others. Destroyed after the last step of every rank.
 struct Rank;
 

@@ -162,7 +162,11 @@ int run(int argc, char** argv) {
 } // namespace
 
 int main(int argc, char** argv) {
-    const int  code = run(argc, argv);
-    const auto ok   = flush_output();
-    return ok ? code : complain(ok.error());
+    try {
+        const int  code = run(argc, argv);
+        const auto ok   = flush_output();
+        return ok ? code : complain(ok.error());
+    } catch (const std::runtime_error& e) { // a GPU is lost
+        return complain({ErrorKind::system, e.what()});
+    }
 }

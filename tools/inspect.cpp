@@ -428,7 +428,11 @@ int main(int argc, char** argv) {
     if (show_command->parsed()) return show(a);
     if (tokenize_command->parsed()) return tokenize(a);
     if (detokenize_command->parsed()) return detokenize(a);
-    if (logits_command->parsed()) return logits(a);
-    if (generate_command->parsed()) return generate(a);
+    try {
+        if (logits_command->parsed()) return logits(a);
+        if (generate_command->parsed()) return generate(a);
+    } catch (const std::runtime_error& e) { // a GPU is lost
+        return complain({ErrorKind::system, e.what()});
+    }
     return render(a);
 }

@@ -88,6 +88,8 @@ bool enable_peers(Context* const* gpus, int n, const char*& why) {
 
 } // namespace
 
+void announce_ranks() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+
 bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double seconds, Rank** ranks, const char*& why) {
     if (!can_reduce(n)) {
         why = "there are no kernels for this number of them";

@@ -162,6 +162,7 @@ Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<
     if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
     std::vector<Rank> ranks(std::size_t(o.tensor_parallel));
     if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
+        if (ranks.size() > 1) announce_cuda_ranks();
         for (std::size_t r = 0; r < ranks.size(); r++) {
             Result<std::unique_ptr<Backend>> gpu =
                 make_cuda_backend({int(r), o.gpu_memory_utilization, o.deterministic, o.fusion});

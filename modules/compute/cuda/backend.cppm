@@ -39,6 +39,8 @@ struct CudaOptions {
 // Error: no such device, and why.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
 
+// Before anything else is asked of a GPU, where several will run a model together.
+void announce_cuda_ranks();
 // Makes these backends, on different GPUs, ranks that run a model together: after compile(), before the first step. `seconds`: how
 // long a rank waits for the others. Error: the GPUs cannot reach each other's memory.
 Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
@@ -545,6 +547,8 @@ void CudaBackend::fuse_all_reduce(std::vector<FusionGroup>& groups) const {
     }
     groups = std::move(fused);
 }
+
+void announce_cuda_ranks() { cuda::announce_ranks(); }
 
 Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds) {
     const int                  n = int(backends.size());
