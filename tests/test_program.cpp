@@ -131,7 +131,7 @@ TEST_CASE("a program reads nothing that it has not written, and its shapes fit, 
         CHECK(std::holds_alternative<Add>(p.operations[p.head]));
         CHECK(std::holds_alternative<Argmax>(p.operations.back()));
         const std::string_view family = model->config.family->name;
-        const bool gpt2 = family == "gpt2", qk = family == "qwen3";
+        const bool             gpt2 = family == "gpt2", qk = family == "qwen3";
         if (!gpt2 && !qk && family != "llama" && family != "qwen2") continue; // others differ in more
         if (model->config.experts.n > 0) continue;
         CHECK(kinds(p, p.layers[0], p.layers.size() > 1 ? p.layers[1] : p.head) ==

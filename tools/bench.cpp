@@ -38,6 +38,8 @@ int run(int argc, char** argv) {
         c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
+        c->add_option("--tune", a.tune,
+                      "on or off: on a CPU, measure at the first start how weights are best prefetched");
         c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
                       "fraction of the GPU's memory for weights and KV together")
             ->check(CLI::Range(0.01, 1.0))

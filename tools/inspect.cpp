@@ -341,14 +341,15 @@ int render(const Arguments& a) {
     }
     Result<JinjaTemplate> parsed = JinjaTemplate::parse(jinja);
     if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
-    const std::string    input     = read_input();
-    const Result<Json>   variables = json_parse(input);
+    const std::string  input     = read_input();
+    const Result<Json> variables = json_parse(input);
     if (!variables) return complain(variables.error());
     if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
     const Result<std::int64_t> now = local_seconds(a.now);
     if (!now) return complain(now.error());
     constexpr std::array<std::string_view, 2> trusted{"bos_token", "eos_token"};
-    const Result<MarkedText> text = parsed->render(*variables, {.trusted = trusted, .now = *now, .bytes = input.size()});
+    const Result<MarkedText>                  text =
+        parsed->render(*variables, {.trusted = trusted, .now = *now, .bytes = input.size()});
     if (!text) return complain(text.error());
     Json marks = Json::array();
     for (const TextSpan& s : text->input) marks.push_back(Json::array({s.begin, s.end}));

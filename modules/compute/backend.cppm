@@ -88,6 +88,9 @@ public:
 
     virtual std::string describe() const = 0; // one line for a person: device, instruction set, threads
 
+    // What was chosen by measuring on this machine, for a person; empty if nothing was.
+    virtual std::string tuning() const { return {}; }
+
     // -- memory
     virtual Result<Buffer> allocate(std::size_t bytes) = 0;
     // Host memory that the device can copy to and from at full speed (pinned).

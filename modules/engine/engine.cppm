@@ -62,6 +62,7 @@ public:
     const Tokenizer&   tokenizer() const;
     EngineOptions      options() const;       // with the defaults filled in
     std::string        chat_template() const; // tokenizer.chat_template, or ""
+    std::string        tuning() const;        // what was chosen by measuring on this machine; empty if nothing was
     std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
     std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
     std::string        explain() const;       // the program of operations and the kernels chosen for it
@@ -139,7 +140,8 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)), pipelined(options.pipeline.value_or(false)) {
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)),
+          pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
         scheduler.limit_step(step_tokens);
@@ -209,8 +211,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
         return fail("free_order names ", o.free_order.size(), " of ", o.kv_blocks, " blocks");
     const ModelConfig pooled = *config;
-    auto impl = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
-                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
+    auto              impl   = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
+                                                      std::move(*executor), scheduling, Pooler(pooled, *tensors));
     impl->measure_moves();
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
@@ -256,6 +258,7 @@ std::string Engine::describe() const {
     return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context);
 }
 
+std::string Engine::tuning() const { return impl_->executor->tuning(); }
 std::string Engine::explain() const { return impl_->executor->explain(); }
 
 std::string Engine::warning() const {

@@ -49,6 +49,7 @@ public:
     virtual StepResults results() = 0;
 
     virtual ExecutorMemory memory() const   = 0;
+    virtual std::string    tuning() const   = 0; // what was chosen by measuring on this machine; empty if nothing was
     virtual std::string    describe() const = 0; // one line: device, instruction set, threads
     virtual std::string    explain() const  = 0; // the program, and how it runs: see Backend::explain()
 };
@@ -115,6 +116,7 @@ public:
         return ranks_.size() > 1 ? cat(ranks_.size(), " ranks of ", one) : one;
     }
     std::string explain() const override { return first().backend->explain(); }
+    std::string tuning() const override { return first().backend->tuning(); }
 
 private:
     const Rank& first() const { return ranks_.front(); }
@@ -181,8 +183,8 @@ Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<
     o.device          = "cpu";
     const int threads = o.threads > 0 ? o.threads : physical_cores();
     for (int r = 0; r < o.tensor_parallel; r++) {
-        Result<std::unique_ptr<Backend>> cpu = make_cpu_backend(std::max(1, threads / o.tensor_parallel), o.isa,
-                                                                o.tensor_parallel > 1 ? group : nullptr, r);
+        Result<std::unique_ptr<Backend>> cpu = make_cpu_backend(std::max(1, threads / o.tensor_parallel), o.isa, o.tune && o.tensor_parallel == 1,
+                             o.tensor_parallel > 1 ? group : nullptr, r);
         if (!cpu) return std::unexpected(cpu.error());
         ranks[std::size_t(r)].backend = std::move(*cpu);
     }

@@ -20,6 +20,7 @@ struct EngineOptions {
     bool           fusion                 = true;   // false: on a GPU every operation runs alone
     int            threads                = 0;      // 0: the physical cores
     std::string    isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    bool           tune            = true;          // on a CPU: measure at start how weights are best prefetched
     int            block_size      = 16;            // tokens, 1..256
     int            context         = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
     int            kv_blocks       = 0;  // 0: a full context for each sequence, at most what the device can spare

@@ -69,8 +69,8 @@ struct ModelConfig {
     float                       residual_scale = 1;                       // of what attention and feed-forward add
     float                       logit_scale    = 1;
     int                         sliding_window = 0; // of the layers that have one; 0: none has
-    Pooling       pooling        = Pooling::mean;
-    ExpertConfig  experts;
+    Pooling                     pooling        = Pooling::mean;
+    ExpertConfig                experts;
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
 
@@ -327,8 +327,7 @@ void refuse_unknown(Keys& keys, const ModelConfig& c) {
     const bool causal = keys.flag("attention.causal", !c.family->encoder);
     if (causal == c.family->encoder)
         keys.refuse(cat(keys.full("attention.causal"), causal ? " is true" : " is false",
-                        ", which quire does not support in the family ",
-                        c.family->name));
+                        ", which quire does not support in the family ", c.family->name));
 }
 
 int ModelConfig::widest_window() const {

@@ -27,9 +27,9 @@ struct SchedulerOptions {
     bool           prefix_cache     = true;
     int            n_swap           = 0; // blocks of the swap pool
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
-    bool           whole_prompts = false; // a prompt runs in one step: its tokens see those after them
-    int            window = 0; // no layer sees more than this many positions; 0: one sees all
-    double         watermark   = 0.01;   // fraction of the blocks kept free when a request is admitted while others run
+    bool           whole_prompts    = false; // a prompt runs in one step: its tokens see those after them
+    int            window           = 0;     // no layer sees more than this many positions; 0: one sees all
+    double         watermark   = 0.01; // fraction of the blocks kept free when a request is admitted while others run
     int            aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
 };

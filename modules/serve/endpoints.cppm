@@ -444,9 +444,11 @@ void Endpoints::embeddings(HttpExchange& e) {
 // Runs the requests, and gives their vectors in order. False: it was refused.
 bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_tokens,
                       std::vector<std::vector<float>>& vectors) {
-    if (!hold(e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float))) return false;
+    if (!hold(e, std::size_t(n_tokens) * 16 +
+                     requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float)))
+        return false;
     vectors.resize(requests.size());
-    auto                            handle = service_.submit(std::move(requests));
+    auto handle = service_.submit(std::move(requests));
     if (!handle) return refuse(e, handle.error(), "input"), false;
     e.peer->when_gone((*handle)->when_gone());
     e.held.reset();
@@ -455,7 +457,8 @@ bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_toke
         for (OutputDelta& d : deltas) {
             if (d.finish == FinishReason::failed) return refuse(e, ApiError{500, d.message, "", "model_failed"}), false;
             if (d.finish != FinishReason::stop)
-                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}), false;
+                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}),
+                       false;
             vectors[std::size_t(d.prompt)] = std::move(d.embedding);
         }
     if ((*handle)->gone()) return refuse(e, ApiError{499, "the client has gone", "", ""}), false;
@@ -492,7 +495,8 @@ void Endpoints::rerank(HttpExchange& e) {
     if (!embed(e, std::move(requests), n_tokens, vectors)) return;
     std::vector<float> scores;
     for (const std::vector<float>& v : vectors) scores.push_back(v.empty() ? 0.0f : v[0]);
-    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n, parsed->return_documents, n_tokens);
+    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n,
+                                    parsed->return_documents, n_tokens);
 }
 
 void Endpoints::tokenize(HttpExchange& e) {

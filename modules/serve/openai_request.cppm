@@ -549,7 +549,9 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
         for (const Json& item : *list) {
             const Json* one = item.is_object() && item.contains("text") ? &item["text"] : &item;
             if (one->is_string()) out.documents.push_back(one->get<std::string>());
-            else f.fail("documents", cat("documents[", out.documents.size(), "] is ", type_name(*one), "; it has to be a text"));
+            else
+                f.fail("documents",
+                       cat("documents[", out.documents.size(), "] is ", type_name(*one), "; it has to be a text"));
             if (f.failed()) break;
         }
     out.top_n            = int(f.integer("top_n", 1, std::numeric_limits<int>::max()).value_or(0));

@@ -128,7 +128,7 @@ std::vector<Token> PromptEncoder::joined(std::span<const Token> a, std::span<con
     std::vector<Token> both(a.begin(), a.end());
     const bool         begins = !b.empty() && b[0] == tokenizer_->bos();
     // RoBERTa's vocabularies have </s> where BERT's have one [SEP] for both texts.
-    const bool         twice = tokenizer_->eos() >= 0 && tokenizer_->piece(tokenizer_->eos()) == "</s>";
+    const bool twice = tokenizer_->eos() >= 0 && tokenizer_->piece(tokenizer_->eos()) == "</s>";
     if (begins && twice) both.push_back(tokenizer_->eos());
     both.insert(both.end(), b.begin() + (begins ? 1 : 0), b.end());
     return both;

@@ -23,6 +23,7 @@ struct Arguments {
     bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false,
         deterministic = false;
     std::optional<bool> pipeline;
+    bool                tune = true;
     // compare
     std::string llama_bench, llama_batched_bench;
     int         rounds = 3;

@@ -111,6 +111,7 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     o.swap_blocks            = 0;
     o.pipeline               = a.pipeline;
     o.fusion                 = !a.no_fusion;
+    o.tune                   = a.tune;
     return o;
 }
 

@@ -56,6 +56,7 @@ int throughput(const Arguments& a) {
     o.context             = 2048;
     o.kv_blocks           = a.kv_blocks;
     o.pipeline            = a.pipeline;
+    o.tune                = a.tune;
     Result<Engine> engine = Engine::load(a.model, o);
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s\n", engine->describe().c_str());

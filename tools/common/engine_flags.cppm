@@ -87,6 +87,9 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
         ->capture_default_str();
     app.add_flag("--deterministic", options.deterministic,
                  "bit-identical logits on any number of GPUs and in any batch");
+    app.add_option("--tune", options.tune,
+                   "on or off: on a CPU, measure at the first start how weights are best prefetched")
+        ->capture_default_str();
 }
 
 void add_block_size_flag(CLI::App& app, EngineOptions& options) {

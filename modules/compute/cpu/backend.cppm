@@ -11,6 +11,7 @@ export module quire.compute.cpu.backend;
 
 import quire.compute.backend;
 import quire.compute.cpu.kernels;
+import quire.compute.cpu.tuning;
 import quire.compute.memory;
 import quire.compute.program;
 import quire.compute.ranks;
@@ -27,8 +28,9 @@ import quire.schedule.step_plan;
 export namespace quire {
 
 // threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avxvnni", "avx512": that one, or an error.
-// ranks: those that run the model together with this one, which is number `rank`; null: it runs alone.
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "",
+// tune: prepare_steps() measures how weights are best prefetched (quire.compute.cpu.tuning). ranks: those that run the model together
+// with this one, which is number `rank`; null: it runs alone.
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "", bool tune = false,
                                                   std::shared_ptr<RankGroup> ranks = {}, int rank = 0);
 
 } // namespace quire
@@ -44,14 +46,16 @@ struct MappedPages {
 
 class CpuBackend final : public Backend {
 public:
-    CpuBackend(int threads, const CpuKernels& kernels, std::shared_ptr<RankGroup> ranks, int rank)
-        : kernels_(kernels), pool_(threads), ranks_(std::move(ranks)), rank_(rank) {
+    CpuBackend(int threads, const CpuKernels& kernels, bool tune, std::shared_ptr<RankGroup> ranks, int rank)
+        : kernels_(kernels), pool_(threads), ranks_(std::move(ranks)), rank_(rank), tune_(tune) {
         scratch_.resize(std::size_t(pool_.n_threads()));
     }
 
     std::string describe() const override {
         return cat("cpu, ", kernels_.name, ", ", pool_.n_threads(), pool_.n_threads() == 1 ? " thread" : " threads");
     }
+
+    std::string tuning() const override;
 
     Result<Buffer> allocate(std::size_t bytes) override;
     Result<Buffer> allocate_host(std::size_t bytes) override {
@@ -71,6 +75,7 @@ public:
     DType        activation_type() const override { return DType::F32; }
     Result<void> prepare_steps(const StepLimits&) override {
         copies_.settle();
+        if (tune_) choose_prefetching();
         return {};
     }
     Result<TensorView>     prepare(const TensorView& weight) override;
@@ -99,6 +104,7 @@ private:
     };
     static constexpr int group_size = 16; // tiles whose sums stay in the caches
 
+    void choose_prefetching();
     void begin_step(const StepPlan& plan);
     void group_tiles();
 
@@ -162,6 +168,9 @@ private:
     ThreadPool                      pool_;
     std::shared_ptr<RankGroup>      ranks_; // null: alone
     int                             rank_  = 0;
+    bool                            tune_ = false;
+    std::vector<PrefetchChoice>     prefetch_; // of the types that are read from memory
+    std::vector<TensorView>         weights_;  // that GEMMs read, for choose_prefetching()
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
     std::vector<float>              quantised_; // the activations of the current GEMMs: int16-quantised
@@ -190,13 +199,14 @@ private:
     float              angles_scale_ = 0;
 };
 
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa, std::shared_ptr<RankGroup> ranks,
-                                                  int rank) {
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa, bool tune,
+                                                  std::shared_ptr<RankGroup> ranks, int rank) {
     const CpuKernels* kernels = cpu_kernels(isa);
     if (!kernels)
         return fail("instruction set ", quote(isa),
                     " is not one of plain, avx2, avxvnni, avx512, or this machine lacks it");
-    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels, std::move(ranks), rank);
+    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels, tune, std::move(ranks),
+                                        rank);
 }
 
 Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
@@ -414,7 +424,9 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
         give_back(pages_around(weight.data), weight.data, std::size_t(weight.cols) * sizeof(float));
         return TensorView{weight.type, 1, weight.cols, vectors_.emplace_back(std::move(copy)).data()};
     }
-    if (!repacked_at_load(weight.type) || repacked_.contains(weight.data)) return weight;
+    if (repacked_.contains(weight.data)) return weight;
+    weights_.push_back(weight);
+    if (!repacked_at_load(weight.type)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
     const std::size_t  bytes  = std::size_t(groups) * 16 * stride;
@@ -434,6 +446,39 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
     return weight;
 }
 
+// Chosen anew for each type, unless it was on this machine before.
+void CpuBackend::choose_prefetching() {
+    prefetch_.clear();
+    std::vector<TensorView> weights; // of one type
+    while (!weights_.empty()) {
+        const DType type = weights_.front().type;
+        weights.clear();
+        std::erase_if(weights_, [&](const TensorView& w) {
+            if (w.type == type) weights.push_back(w);
+            return w.type == type;
+        });
+        for (TensorView& w : weights)
+            if (const auto copy = repacked_.find(w.data); copy != repacked_.end()) w.data = copy->second;
+        std::optional<PrefetchChoice> choice = remembered_prefetch(kernels_, pool_.n_threads(), type);
+        if (!choice) {
+            choice = choose_prefetch(kernels_, pool_, weights);
+            if (choice) remember_prefetch(kernels_, pool_.n_threads(), *choice);
+        }
+        if (choice) prefetch_.push_back(*choice);
+    }
+}
+
+std::string CpuBackend::tuning() const {
+    std::string text;
+    for (const PrefetchChoice& c : prefetch_) {
+        char rates[64] = " (remembered)";
+        if (c.l1 > 0) std::snprintf(rates, sizeof rates, " (%.1f GB/s; into the L1 %.1f)", c.l2 / 1e9, c.l1 / 1e9);
+        text += cat(text.empty() ? "prefetch: " : ", ", dtype_info(c.type).name, " into the ",
+                    c.into == Prefetch::l1 ? "L1" : "L2", rates);
+    }
+    return text;
+}
+
 Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
     lookups_.emplace(weight.data, pages_around(weight.data));
     return weight;
@@ -447,7 +492,7 @@ Result<TensorView> CpuBackend::prepare_stack(const TensorView& weights, int n) {
         return TensorView{weights.type, rows, weights.cols,
                           static_cast<const std::byte*>(weights.data) + std::size_t(i) * bytes};
     };
-    if (!repacked_at_load(weights.type)) return weights;
+    if (!repacked_at_load(weights.type)) return prepare(weights);
     if (rows % 16 == 0) {
         if (auto all = prepare(weights); !all) return all;
         const std::byte* copy = repacked_.at(weights.data);
@@ -580,10 +625,12 @@ void CpuBackend::gemm(std::span<GemmGroup> groups) {
                 weight.data = copy->second;
             }
             const auto* bias = static_cast<const float*>(projection->bias.data);
-            GemmTask    task{&weight, bias, floats(g.x), &g.quantised, g.packed, floats(out), g.x.rows};
+            GemmTask    task{&weight, bias, floats(g.x), &g.quantised, g.packed, floats(out), Prefetch::l2, g.x.rows};
             task.first   = (std::max(first, g.begin[i]) - g.begin[i]) * 16;
             task.last    = std::min((std::min(last, g.begin[i + 1]) - g.begin[i]) * 16, weight.rows);
             task.scratch = scratch(thread, gemm_scratch);
+            for (const PrefetchChoice& choice : prefetch_)
+                if (choice.type == weight.type) task.prefetch = choice.into;
             kernels_.gemm(task);
         }
     };

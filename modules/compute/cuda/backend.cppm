@@ -140,7 +140,7 @@ private:
     DeviceWeights                                  weights_;
     GemmDispatch                                   gemm_;
     ExpertDispatch                                 experts_;
-    std::size_t                                    n_stacks_ = 0;
+    std::size_t                                    n_stacks_         = 0;
     bool                                           has_layer_kernel_ = false;
     std::vector<void*>                             owned_host_; // pinned
 
@@ -149,14 +149,14 @@ private:
     std::int32_t *host_ = nullptr, *device_ = nullptr;
     std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
                 at_tables_ = 0, plan_ints_ = 0;
-    cuda::Plan    on_device_;
+    cuda::Plan on_device_;
     // A list of split-KV items for each of the program's windows.
-    std::vector<int>                 windows_;
-    std::size_t                      list_ints_ = 0;
-    std::array<AttentionWork, 2>     work_;
-    StepShape     shape_;
-    bool          alone_ = false;              // on the device, in this step
-    using GraphKey       = std::array<int, 6>; // rows, items and short items of each list, alone
+    std::vector<int>             windows_;
+    std::size_t                  list_ints_ = 0;
+    std::array<AttentionWork, 2> work_;
+    StepShape                    shape_;
+    bool                         alone_ = false;              // on the device, in this step
+    using GraphKey                      = std::array<int, 6>; // rows, items and short items of each list, alone
     GraphKey graph_key() const {
         return {shape_.tokens, work_[0].n_items, work_[0].n_short, work_[1].n_items, work_[1].n_short, alone_};
     }
@@ -166,15 +166,15 @@ private:
     Recent<GraphKey, void*> graphs_{most_graphs}; // executable; null: the shape came once, and ran as it was
 
     // The program: its operations lowered, and their groups for the kinds of step that have fused kernels.
-    const Program*                  program_ = nullptr;
-    const Activations*              values_  = nullptr;
-    std::vector<LoweredOperation>   lowered_;
-    std::vector<cuda::Operation>    operations_; // the same, side by side as kernels read them
-    std::vector<FusionGroup>        plain_, few_rows_, many_rows_;
-    void*                           megakernel_ = nullptr; // one token; null: the GPU or the program has none
-    cuda::SplitKvItems              items_of(std::size_t list) const {
-        return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_), work_[list].n_items,
-                work_[list].n_short};
+    const Program*                program_ = nullptr;
+    const Activations*            values_  = nullptr;
+    std::vector<LoweredOperation> lowered_;
+    std::vector<cuda::Operation>  operations_; // the same, side by side as kernels read them
+    std::vector<FusionGroup>      plain_, few_rows_, many_rows_;
+    void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
+    cuda::SplitKvItems            items_of(std::size_t list) const {
+        return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
+                           work_[list].n_items, work_[list].n_short};
     }
     void                            fuse_all_reduce(std::vector<FusionGroup>& groups) const;
     bool                            begin_step(const StepPlan& plan);
@@ -242,9 +242,9 @@ Result<Buffer> CudaBackend::allocate(std::size_t bytes) {
 // A kernel that reads two arrays and writes one, a few times.
 double CudaBackend::read_bandwidth() {
     cuda::use(*gpu_);
-    constexpr std::int64_t n = std::int64_t(64) << 20;
-    auto* const            x = static_cast<float*>(cuda::allocate(*gpu_, std::size_t(n) * 4));
-    auto* const            y = static_cast<Half*>(cuda::allocate(*gpu_, std::size_t(n) * 2));
+    constexpr std::int64_t n       = std::int64_t(64) << 20;
+    auto* const            x       = static_cast<float*>(cuda::allocate(*gpu_, std::size_t(n) * 4));
+    auto* const            y       = static_cast<Half*>(cuda::allocate(*gpu_, std::size_t(n) * 2));
     double                 seconds = 0;
     if (x != nullptr && y != nullptr) {
         void *const first = cuda::create_event(), *const last = cuda::create_event();
@@ -273,9 +273,10 @@ std::size_t CudaBackend::memory_available() const {
 }
 
 std::size_t CudaBackend::memory_for_cache() const {
-    const std::size_t left    = memory_available();
-    const std::size_t layers  = (std::size_t(gemm_.n_weights()) + n_stacks_) / 6 + 1; // at most: each has six matrices, or seven
-    const auto        reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization)) +
+    const std::size_t left = memory_available();
+    const std::size_t layers =
+        (std::size_t(gemm_.n_weights()) + n_stacks_) / 6 + 1; // at most: each has six matrices, or seven
+    const auto reserve = std::size_t(double(info_.total) * (1 - options_.memory_utilization)) +
                          most_graphs * graph_bytes_of_layer * layers;
     return left > reserve ? left - reserve : 0;
 }
@@ -315,10 +316,10 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     const std::size_t chunks = std::size_t(l.context) / cuda::fixed_split_length + 2;
     check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
     // A latent cache may have shorter splits, one for each SM.
-    const std::size_t more   = l.value_dim != l.head_dim ? 2 * (std::size_t(info_.n_sms) + S) : 0;
-    const std::size_t items  = more + (options_.deterministic
-                                   ? std::size_t(rounded_items(int(T * chunks)))
-                                   : 2 * std::size_t(rounded_items(int(S * chunks)))); // long and short
+    const std::size_t more = l.value_dim != l.head_dim ? 2 * (std::size_t(info_.n_sms) + S) : 0;
+    const std::size_t items =
+        more + (options_.deterministic ? std::size_t(rounded_items(int(T * chunks)))
+                                       : 2 * std::size_t(rounded_items(int(S * chunks)))); // long and short
     const std::size_t tables = S * (std::size_t(l.max_blocks_per_sequence) + 1);
     at_positions_            = T;
     at_slots_                = 2 * T;
@@ -413,8 +414,8 @@ bool CudaBackend::begin_step(const StepPlan& plan) {
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
     for (std::size_t i = 0; i < windows_.size(); i++) {
-        const AttentionShape attention{limits_.head_dim,       limits_.value_dim, limits_.n_kv_heads, windows_[i],
-                                       options_.deterministic, decoding};
+        const AttentionShape attention{limits_.head_dim, limits_.value_dim,      limits_.n_kv_heads,
+                                       windows_[i],      options_.deterministic, decoding};
         work_[i] = plan_attention(plan, attention, *gpu_, host_ + at_items_ + i * list_ints_, host_ + at_tiles_);
     }
     on_device_.items = items_of(0);
@@ -611,7 +612,7 @@ std::string CudaBackend::explain() const {
                 const LoweredOperation& op = lowered_[std::size_t(i)];
                 const bool              gemm =
                     op.device.kind == cuda::Operation::gemm || op.device.kind == cuda::Operation::gated_gemm;
-                const bool expert = op.route.x != nullptr || op.experts.x != nullptr;
+                const bool expert      = op.route.x != nullptr || op.experts.x != nullptr;
                 labels[std::size_t(i)] = expert ? experts_.explain(op, kind.least, kind.most)
                                          : group.kernel != FusedKernel::none
                                              ? cat(i == group.first ? "" : "+ ", name_of(group.kernel))
@@ -690,7 +691,8 @@ void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const SoftCap& cap, const LoweredOperation& op) {
-    cuda::soft_cap(static_cast<float*>(const_cast<void*>(op.device.x)), cap.cap, op.device.rows * op.device.cols, *gpu_);
+    cuda::soft_cap(static_cast<float*>(const_cast<void*>(op.device.x)), cap.cap, op.device.rows * op.device.cols,
+                   *gpu_);
 }
 
 void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
@@ -701,8 +703,8 @@ void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
     cuda::Plan plan = on_device_;
     plan.items      = items_of(std::size_t(op.items));
     cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
-    cuda::attention_prefill(op.device.attend, plan,
-                            reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_), work_[0].n_tiles, *gpu_);
+    cuda::attention_prefill(op.device.attend, plan, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_),
+                            work_[0].n_tiles, *gpu_);
 }
 
 void CudaBackend::execute(const GateRows& gate, const LoweredOperation& op) {

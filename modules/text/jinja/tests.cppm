@@ -25,7 +25,9 @@ constexpr std::array<std::string_view, 38> test_names{
     "equalto",     "==",        "ne",       "!=",       "lt",   "lessthan", "<",           "le",    "<=",     "gt",
     "greaterthan", ">",         "ge",       ">=",       "in",   "sameas",   "escaped",     "filter"};
 
-bool is_test(std::string_view name) { return name == "test" || std::ranges::find(test_names, name) != test_names.end(); }
+bool is_test(std::string_view name) {
+    return name == "test" || std::ranges::find(test_names, name) != test_names.end();
+}
 
 std::int64_t whole(const Value& v) {
     must_be_defined(v);

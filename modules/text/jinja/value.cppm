@@ -484,16 +484,18 @@ std::string float_repr(double v) {
     if (std::isinf(v)) return v < 0 ? "-inf" : "inf";
     // The shortest digits that give this number back, whatever form they come in: 123.25, 1e-05, 2.5e+20.
     char                   buffer[400];
-    const std::string_view shortest(buffer, std::size_t(std::to_chars(buffer, buffer + sizeof buffer, std::fabs(v)).ptr - buffer));
-    const std::size_t      e      = std::min(shortest.find('e'), shortest.size());
-    const std::size_t      point  = std::min(shortest.find('.'), e);
-    std::string            digits = cat(shortest.substr(0, point), point < e ? shortest.substr(point + 1, e - point - 1) : "");
-    const std::size_t      zeros  = std::min(digits.find_first_not_of('0'), digits.size() - 1);
-    const int exponent = (e < shortest.size() ? std::stoi(std::string(shortest.substr(e + 1))) : 0) + int(point) - 1 - int(zeros);
+    const std::string_view shortest(
+        buffer, std::size_t(std::to_chars(buffer, buffer + sizeof buffer, std::fabs(v)).ptr - buffer));
+    const std::size_t e     = std::min(shortest.find('e'), shortest.size());
+    const std::size_t point = std::min(shortest.find('.'), e);
+    std::string digits = cat(shortest.substr(0, point), point < e ? shortest.substr(point + 1, e - point - 1) : "");
+    const std::size_t zeros = std::min(digits.find_first_not_of('0'), digits.size() - 1);
+    const int         exponent =
+        (e < shortest.size() ? std::stoi(std::string(shortest.substr(e + 1))) : 0) + int(point) - 1 - int(zeros);
     digits.erase(0, zeros);
     while (digits.size() > 1 && digits.back() == '0') digits.pop_back();
     if (v == 0) return std::signbit(v) ? "-0.0" : "0.0";
-    std::string out      = std::signbit(v) ? "-" : "";
+    std::string out = std::signbit(v) ? "-" : "";
     if (exponent < -4 || exponent >= 16) {
         out += digits[0];
         if (digits.size() > 1) out += "." + digits.substr(1);
