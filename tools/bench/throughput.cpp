@@ -48,6 +48,8 @@ int throughput(const Arguments& a) {
     }
     EngineOptions o;
     o.device              = a.device;
+    o.tensor_parallel     = a.tensor_parallel;
+    o.deterministic       = a.deterministic;
     o.threads             = a.threads;
     o.isa                 = a.isa;
     o.max_sequences       = a.max_sequences;
