@@ -61,8 +61,7 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
         const int c = int(threadIdx.x + i * blockDim.x);
         v[i]        = {0, 0};
         if (c < n)
-            v[i] =
-                Float ? static_cast<const float2*>(x)[at + c] : finite(static_cast<const __half2*>(x)[at + c]);
+            v[i] = Float ? static_cast<const float2*>(x)[at + c] : finite(static_cast<const __half2*>(x)[at + c]);
     }
     if (residual) {
 #pragma unroll
@@ -149,7 +148,7 @@ __global__ void activate_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     const auto         one   = [](std::uint32_t g_, std::uint32_t u_) {
         const float2 g = as_float2(g_), u = as_float2(u_);
         return Gated ? pack_finite(gated(A, g.x, u.x), gated(A, g.y, u.y))
-                     : pack_finite(activated(A, g.x), activated(A, g.y));
+                               : pack_finite(activated(A, g.x), activated(A, g.y));
     };
     uint4 g[N], u[N];
 #pragma unroll
@@ -353,8 +352,9 @@ void embed(const Weight& weight, const Weight* positions, float scale, int offse
 void norm(const void* x, bool x_is_float, NormKind kind, const float* weight, const float* bias, float eps,
           float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu) {
     if (kind == NormKind::none) {
-        run_kernel(x_is_float ? no_norm_kernel<true> : no_norm_kernel<false>, dim3(unsigned(ctas_for(rows * cols, 256))),
-                   unsigned(256), 0, gpu, x, residual, reinterpret_cast<__half*>(out), rows * cols);
+        run_kernel(x_is_float ? no_norm_kernel<true> : no_norm_kernel<false>,
+                   dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu, x, residual,
+                   reinterpret_cast<__half*>(out), rows * cols);
         return;
     }
     const bool layer = kind == NormKind::layer;
@@ -391,8 +391,7 @@ void activate(Activation activation, Half* gate, const Half* up, std::int64_t n,
     if (n % 8 != 0)
         run_kernel(activate_any_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, activation,
                    reinterpret_cast<__half*>(gate), reinterpret_cast<const __half*>(up), n);
-    else
-        switch (activation) {
+    else switch (activation) {
             case Activation::silu: choose.template operator()<Activation::silu>(); break;
             case Activation::gelu_tanh: choose.template operator()<Activation::gelu_tanh>(); break;
             case Activation::gelu_erf: choose.template operator()<Activation::gelu_erf>(); break;

@@ -149,7 +149,8 @@ TEST_CASE("copied blocks carry K and V of every layer") {
 // Decoding sequences that begin with the same blocks, others between them, and a prompt: the same bits as each alone.
 TEST_CASE("attention over a shared prefix gives every sequence what it gets alone") {
     ModelConfig c;
-    c.n_layers = 1, c.n_heads = 14, c.n_kv_heads = 2, c.head_dim = c.value_dim = 24; // groups of 7, which no tile divides
+    c.n_layers = 1, c.n_heads = 14, c.n_kv_heads = 2,
+    c.head_dim = c.value_dim              = 24; // groups of 7, which no tile divides
     constexpr int                   block = 5, shared = 30, n_seqs = 9, cols = 14 * 24;
     std::mt19937                    random(4);
     std::normal_distribution<float> normal;

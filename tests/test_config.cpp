@@ -201,7 +201,8 @@ TEST_CASE("hyper-parameters that make no sense are refused by name and value", "
         w.set("llama.expert_used_count", 2u);
     });
     refused("llama.attention.clamp_kqv", 8.f, "llama.attention.clamp_kqv is one that quire does not compute with");
-    refused("llama.attention.causal", false, "llama.attention.causal is false, which quire does not support in the family llama");
+    refused("llama.attention.causal", false,
+            "llama.attention.causal is false, which quire does not support in the family llama");
     refused("llama.attention.sliding_window_pattern", std::vector<bool>{true, false, true},
             "a list of 3, not of a true or false for each of 1 layers");
     refused("llama.attention.sliding_window", -1, "sliding_window is -1");

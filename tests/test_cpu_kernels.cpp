@@ -63,8 +63,8 @@ void gemm(const CpuKernels* k, TensorView w, const float* bias, const float* x, 
     k->pack_panels(x, n, w.cols, packed.data(), 0, tiles / 2); // in two calls
     k->pack_panels(x, n, w.cols, packed.data(), tiles / 2, tiles);
     const auto beyond = reinterpret_cast<std::uintptr_t>(scratch.data()) % 64;
-    k->gemm({&w, bias, x, &quantised, packed.data(), out, n, first, last > 0 ? last : w.rows,
-             scratch.data() + (64 - beyond) % 64 / sizeof(float)});
+    k->gemm({&w, bias, x, &quantised, packed.data(), out, w.rows % 2 == 0 ? Prefetch::l1 : Prefetch::l2, n, first,
+             last > 0 ? last : w.rows, scratch.data() + (64 - beyond) % 64 / sizeof(float)});
 }
 
 } // namespace

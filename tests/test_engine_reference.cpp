@@ -56,7 +56,7 @@ std::vector<Case> all_cases() {
         const std::string stem = entry.path().stem().string(), path = entry.path().string();
         const auto        dash  = stem.rfind('-');
         const std::string model = stem.substr(0, dash), type = stem.substr(dash + 1);
-        const auto lossless = read_json(reference(cat("logits/", model, "/expected.json")))["lossless_types"];
+        const auto        lossless = read_json(reference(cat("logits/", model, "/expected.json")))["lossless_types"];
         cases.push_back({model, type, path, std::ranges::any_of(lossless, [&](const auto& t) { return t == type; })});
     }
     std::ranges::sort(cases, {}, &Case::path);

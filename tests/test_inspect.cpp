@@ -100,6 +100,12 @@ TEST_CASE("text goes to ids and back", "[inspect]") {
     CHECK(answer({"detokenize", model, "--ids", list})["text"] == text);
     const auto with_bos = answer({"tokenize", model, "--bos"}, text);
     CHECK(with_bos["ids"].size() == ids["ids"].size() + 1);
+    const Finished lines = run_program("inspect", {"tokenize", model, "--json-lines"}, "\"Hello\"\n\" w\\u00f6rld\"\n");
+    REQUIRE(lines.code == 0);
+    CHECK(std::ranges::count(lines.out, '\n') == 2);
+    CHECK(lines.out.starts_with(answer({"tokenize", model}, "Hello").dump().substr(0, 8)));
+    CHECK(run_program("inspect", {"tokenize", model, "--json-lines"}, "1\n").err ==
+          "inspect: line 1 is no JSON string\n");
     const std::string broken("\xff\x00\xc3", 3); // bytes that are no text
     list.clear();
     for (int id : answer({"tokenize", model}, broken)["ids"]) list += (list.empty() ? "" : ",") + std::to_string(id);

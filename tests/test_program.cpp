@@ -63,6 +63,14 @@ struct AccessOf {
     Access operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
     Access operator()(const SelectRows& o) const { return {{o.x}, {o.out}}; }
     Access operator()(const Argmax& o) const { return {{o.logits}, {}}; }
+    Access operator()(const AllReduce& o) const {
+        Access a{{}, {o.out}};
+        for (ValueId id : o.parts)
+            if (id != none) a.reads.push_back(id);
+        return a;
+    }
+    Access operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
+    Access operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
 };
 
 struct Loaded {
@@ -123,7 +131,7 @@ TEST_CASE("a program reads nothing that it has not written, and its shapes fit, 
         CHECK(std::holds_alternative<Add>(p.operations[p.head]));
         CHECK(std::holds_alternative<Argmax>(p.operations.back()));
         const std::string_view family = model->config.family->name;
-        const bool gpt2 = family == "gpt2", qk = family == "qwen3";
+        const bool             gpt2 = family == "gpt2", qk = family == "qwen3";
         if (!gpt2 && !qk && family != "llama" && family != "qwen2") continue; // others differ in more
         if (model->config.experts.n > 0) continue;
         CHECK(kinds(p, p.layers[0], p.layers.size() > 1 ? p.layers[1] : p.head) ==

@@ -29,9 +29,17 @@ int run(int argc, char** argv) {
     const auto model_options = [&](CLI::App* c) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
         c->add_option("--device", a.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}))->capture_default_str();
+        c->add_option("--tensor-parallel", a.tensor_parallel,
+                      "GPUs that share the model, or parts of the CPU's threads")
+            ->check(CLI::Range(1, 64))
+            ->capture_default_str();
+        c->add_flag("--deterministic", a.deterministic,
+                    "bit-identical logits on any number of GPUs and in any batch");
         c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
+        c->add_option("--tune", a.tune,
+                      "on or off: on a CPU, measure at the first start how weights are best prefetched");
         c->add_option("--gpu-memory-utilization", a.gpu_memory_utilization,
                       "fraction of the GPU's memory for weights and KV together")
             ->check(CLI::Range(0.01, 1.0))
@@ -168,7 +176,11 @@ int run(int argc, char** argv) {
 } // namespace
 
 int main(int argc, char** argv) {
-    const int  code = run(argc, argv);
-    const auto ok   = flush_output();
-    return ok ? code : complain(ok.error());
+    try {
+        const int  code = run(argc, argv);
+        const auto ok   = flush_output();
+        return ok ? code : complain(ok.error());
+    } catch (const std::runtime_error& e) { // a GPU is lost
+        return complain({ErrorKind::system, e.what()});
+    }
 }

@@ -17,6 +17,7 @@ import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
 import quire.text.tokenizer;
+import quire.text.tool_form;
 import quire.model_file.weights;
 
 using namespace quire;
@@ -25,9 +26,10 @@ namespace {
 
 struct Arguments {
     std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
-    bool        deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false;
-    int         top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
-    float       length_penalty = 0;
+    int         tensor_parallel = 1;
+    bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
+    int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
+    float length_penalty = 0;
 };
 
 int complain(const Error& error) {
@@ -159,6 +161,8 @@ int show(const Arguments& a) {
                               {"context", ahead->context},
                               {"bandwidth", ahead->bandwidth},
                               {"tokens_per_second", ahead->tokens_per_second},
+                              {"chat_template", ahead->chat_template},
+                              {"tool_form", std::string(name_of(ahead->tools))},
                               {"unknown_keys", ahead->unknown},
                               {"text", describe(*ahead)}};
     }
@@ -183,18 +187,30 @@ int tokenize(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
     const Tokenizer& tokenizer = checked->tokenizer;
-    EncodeOptions    options;
-    options.add_special    = false;
-    options.parse_special  = !a.no_special;
-    std::vector<Token> ids = tokenizer.encode(read_input(), options);
-    if (a.bos) {
-        if (tokenizer.bos() < 0)
-            return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
-        ids.insert(ids.begin(), tokenizer.bos());
+    if (a.bos && tokenizer.bos() < 0)
+        return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
+    const auto print_tokens = [&](std::string_view text) {
+        EncodeOptions options;
+        options.add_special    = false;
+        options.parse_special  = !a.no_special;
+        std::vector<Token> ids = tokenizer.encode(text, options);
+        if (a.bos) ids.insert(ids.begin(), tokenizer.bos());
+        Json pieces = Json::array();
+        for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
+        return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+    };
+    const std::string input = read_input();
+    if (!a.json_lines) return print_tokens(input);
+    std::istringstream lines(input);
+    int                number = 0, code = 0;
+    for (std::string line; code == 0 && std::getline(lines, line);) {
+        const Result<Json> text = json_parse(line);
+        number++;
+        if (!text) return complain({ErrorKind::input, cat("line ", number, ": ", text.error().message)});
+        if (!text->is_string()) return complain({ErrorKind::input, cat("line ", number, " is no JSON string")});
+        code = print_tokens(text->get_ref<const std::string&>());
     }
-    Json pieces = Json::array();
-    for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
-    return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+    return code;
 }
 
 int detokenize(const Arguments& a) {
@@ -218,14 +234,15 @@ int detokenize(const Arguments& a) {
 // With a context of `n_tokens`, as the request needs.
 Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     EngineOptions options;
-    options.context       = int(std::min(n_tokens, std::size_t(1) << 30));
-    options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    options.block_size    = a.block_size;
-    options.threads       = a.threads;
-    options.isa           = a.isa;
-    options.device        = a.device;
-    options.deterministic = a.deterministic;
-    options.max_sequences = std::max(1, a.beam);
+    options.context         = int(std::min(n_tokens, std::size_t(1) << 30));
+    options.kv_type         = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    options.block_size      = a.block_size;
+    options.threads         = a.threads;
+    options.isa             = a.isa;
+    options.device          = a.device;
+    options.deterministic   = a.deterministic;
+    options.tensor_parallel = a.tensor_parallel;
+    options.max_sequences   = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
 
@@ -339,14 +356,15 @@ int render(const Arguments& a) {
     }
     Result<JinjaTemplate> parsed = JinjaTemplate::parse(jinja);
     if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
-    const std::string    input     = read_input();
-    const Result<Json>   variables = json_parse(input);
+    const std::string  input     = read_input();
+    const Result<Json> variables = json_parse(input);
     if (!variables) return complain(variables.error());
     if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
     const Result<std::int64_t> now = local_seconds(a.now);
     if (!now) return complain(now.error());
     constexpr std::array<std::string_view, 2> trusted{"bos_token", "eos_token"};
-    const Result<MarkedText> text = parsed->render(*variables, {.trusted = trusted, .now = *now, .bytes = input.size()});
+    const Result<MarkedText>                  text =
+        parsed->render(*variables, {.trusted = trusted, .now = *now, .bytes = input.size()});
     if (!text) return complain(text.error());
     Json marks = Json::array();
     for (const TextSpan& s : text->input) marks.push_back(Json::array({s.begin, s.end}));
@@ -378,7 +396,11 @@ int main(int argc, char** argv) {
         c->add_option("--device", a.device, "device to run on; auto: the GPU if there is one")
             ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
             ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic, "on a GPU: bit-identical logits in any batch");
+        c->add_option("--tensor-parallel", a.tensor_parallel,
+                      "GPUs that share the model, or parts of the CPU's threads")
+            ->check(CLI::Range(1, 64))
+            ->capture_default_str();
+        c->add_flag("--deterministic", a.deterministic, "bit-identical logits on any number of GPUs and in any batch");
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
@@ -388,6 +410,8 @@ int main(int argc, char** argv) {
     tokenize_command->add_flag("--no-special", a.no_special,
                                "treat text that looks like a special token as plain text");
     tokenize_command->add_flag("--bos", a.bos, "put the BOS token first");
+    tokenize_command->add_flag("--json-lines", a.json_lines,
+                               "each line of standard input is a text, as a JSON string; prints a line for each");
     CLI::App* detokenize_command = command("detokenize", "token ids → text, and its exact bytes in hexadecimal");
     detokenize_command->add_option("--ids", a.ids, "token ids: 1,2,3")->required();
     CLI::App* logits_command = run_options(command("logits", "print the most likely next tokens of a prompt"));
@@ -421,7 +445,11 @@ int main(int argc, char** argv) {
     if (show_command->parsed()) return show(a);
     if (tokenize_command->parsed()) return tokenize(a);
     if (detokenize_command->parsed()) return detokenize(a);
-    if (logits_command->parsed()) return logits(a);
-    if (generate_command->parsed()) return generate(a);
+    try {
+        if (logits_command->parsed()) return logits(a);
+        if (generate_command->parsed()) return generate(a);
+    } catch (const std::runtime_error& e) { // a GPU is lost
+        return complain({ErrorKind::system, e.what()});
+    }
     return render(a);
 }

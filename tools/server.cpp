@@ -34,8 +34,9 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, host = "127.0.0.1", unix_path, aliases, form_name, form_file, key_file, cors, log_file;
+    std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, cors, log_file;
     std::vector<std::string> keys, pin_files, pins;
+    ChatTemplateFlags        chat_template;
     int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     log_json = false, no_log = false;
     double                   ping_seconds = 15, watchdog_seconds = 60;
@@ -187,6 +188,10 @@ public:
     }
     static void serving() { serving_ = true; }
     static void wait() { came_.wait(false); }
+    static void stop() { // as a signal would
+        came_ = true;
+        came_.notify_all();
+    }
 
 private:
     static inline std::atomic<bool> serving_ = false, came_ = false;
@@ -195,6 +200,15 @@ private:
 // Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
 int serve(const Arguments& a, Service& service, HttpServer& http) {
     Signals::wait();
+    if (service.broken()) {
+        std::fprintf(stderr, "server: the engine has failed; its requests got an error\n");
+        service.drain();
+        for (const Stopwatch watch; http.n_answering() > 0 && watch.seconds() < 2;)
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        http.stop();
+        std::fflush(nullptr);
+        _exit(1); // a GPU that hangs is waited for by no destructor
+    }
     std::fprintf(stderr, "server: shutting down; %d requests are still running\n", service.in_flight());
     service.drain();
     Stopwatch watch;
@@ -236,10 +250,12 @@ int run(Arguments& a) {
     {
         const Result<Gguf> file = Gguf::open(a.model);
         if (!file) return complain(file.error());
-        Result<std::string> source = a.form_file.empty() ? Result<std::string>("") : read_file(a.form_file);
+        Result<std::string> source =
+            a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
         if (!source) return complain(source.error());
-        Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.form_name, *source);
+        Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
         if (!chosen) return complain(chosen.error());
+        if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
         options.chat_template = std::move(*chosen);
     }
@@ -266,6 +282,7 @@ int run(Arguments& a) {
     queueing.max_queue        = a.max_queue;
     queueing.max_pinned       = a.max_pinned;
     queueing.watchdog_seconds = a.watchdog_seconds;
+    queueing.failed           = Signals::stop;
     Service service(std::move(*engine), queueing);
     if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
 
@@ -326,6 +343,10 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
                    "most tokens in one step; default: 2048 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
     add_device_flags(app, o);
+    app.add_option("--rank-timeout", o.rank_seconds,
+                   "seconds without an answer of one of several GPUs after which the server ends; 0: 10, on a CPU 60")
+        ->check(within(0, 1e6))
+        ->capture_default_str();
     app.add_option("--pipeline", o.pipeline,
                    "on or off: start the next step before the last one's tokens are sent; default: on with a GPU");
     add_block_size_flag(app, o);
@@ -339,7 +360,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")
         ->check(within(0, 1 << 24));
-    add_chat_template_flags(app, a.form_name, a.form_file, a.endpoints.now);
+    add_chat_template_flags(app, a.chat_template, a.endpoints.now);
 }
 
 void add_server_flags(CLI::App& app, Arguments& a) {

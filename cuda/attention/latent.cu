@@ -34,12 +34,12 @@ template <int Groups>
 __global__ void __launch_bounds__(warps * 32, 1)
     latent_kernel(Attention a, Plan plan, const PrefillTile* tiles, float* partial) {
     wait_for_inputs();
-    constexpr int Q = Groups * 16, parts = warps / Groups, columns = N / parts; // positions of a warp
+    constexpr int     Q = Groups * 16, parts = warps / Groups, columns = N / parts; // positions of a warp
     extern __shared__ __align__(16) __half shared[];
-    __half *         kv = shared, *q = kv + 2 * N * stride, *probabilities = q + Q * stride;
-    __shared__ float of_parts[parts][Q], rescales[Q], row_maxes[Q];
-    SplitKvItem      item;
-    int              per_token = Q, tokens = 1;
+    __half *                               kv = shared, *q = kv + 2 * N * stride, *probabilities = q + Q * stride;
+    __shared__ float                       of_parts[parts][Q], rescales[Q], row_maxes[Q];
+    SplitKvItem                            item;
+    int                                    per_token = Q, tokens = 1;
     if (tiles == nullptr) {
         item = plan.items.list[blockIdx.x];
         if (item.row < 0) return;
@@ -65,11 +65,12 @@ __global__ void __launch_bounds__(warps * 32, 1)
             const bool         valid    = position >= item.begin && position < item.end;
             const int          block    = valid ? block_of(position) : 0;
             const std::int64_t at =
-                valid ? kv_row_of_position(position, block, plan.block_tables[item.table + block], 0, 1, a.block_size) * D
-                      : 0;
+                valid
+                       ? kv_row_of_position(position, block, plan.block_tables[item.table + block], 0, 1, a.block_size) * D
+                       : 0;
             for (int w = lane; w < D / 8; w += 32)
                 cp_async(kv + (t % 2 * N + n) * stride + w * 8, reinterpret_cast<const __half*>(a.cache_k) + at + w * 8,
-                         valid);
+                            valid);
         }
     };
     for (int r = warp; r < Q; r += warps) {
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(warps * 32, 1)
     }
     std::uint32_t query[D / 16][4]; // of the warp's 16 queries
     float         out[Groups][8][4] = {}, row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {};
-    const float log2e = 1.4426950408889634f, scale = a.scale * log2e; // exp2 instead of exp
+    const float   log2e = 1.4426950408889634f, scale = a.scale * log2e; // exp2 instead of exp
     for (int t = 0; t < n_tiles; t++) {
         if (t + 1 < n_tiles) load(t + 1);
         cp_async_commit();
@@ -148,14 +149,14 @@ __global__ void __launch_bounds__(warps * 32, 1)
 #pragma unroll
             for (int k = 0; k < parts; k++) new_max = fmaxf(new_max, of_parts[k][r]);
             const float base = new_max == -INFINITY ? 0.0f : new_max, rescale = exp2f(row_max[h] - base);
-            row_max[h]       = new_max;
+            row_max[h] = new_max;
             if (part == 0 && lane % 4 == 0) rescales[r] = rescale;
 #pragma unroll
             for (int n = 0; n < columns / 8; n++) {
                 const float x = exp2f(s[n][2 * h] - base), y = exp2f(s[n][2 * h + 1] - base);
                 sum += x + y;
-                *reinterpret_cast<std::uint32_t*>(probabilities + r * p_stride + part * columns + n * 8 + lane % 4 * 2) =
-                    pack(x, y);
+                *reinterpret_cast<std::uint32_t*>(probabilities + r * p_stride + part * columns + n * 8 +
+                                                  lane % 4 * 2) = pack(x, y);
             }
             row_sum[h] = row_sum[h] * rescale + sum;
         }
@@ -164,7 +165,8 @@ __global__ void __launch_bounds__(warps * 32, 1)
         for (int g = 0; g < Groups; g++) {
             const float low = rescales[g * 16 + lane / 4], high = rescales[g * 16 + lane / 4 + 8];
 #pragma unroll
-            for (int d = 0; d < 8; d++) out[g][d][0] *= low, out[g][d][1] *= low, out[g][d][2] *= high, out[g][d][3] *= high;
+            for (int d = 0; d < 8; d++)
+                out[g][d][0] *= low, out[g][d][1] *= low, out[g][d][2] *= high, out[g][d][3] *= high;
         }
 #pragma unroll
         for (int n = 0; n < N; n += 16) {
@@ -217,7 +219,8 @@ __global__ void __launch_bounds__(warps * 32, 1)
             for (int h = 0; h < 2; h++) {
                 const int r = g * 16 + lane / 4 + 8 * h;
                 if (r >= n_heads) continue;
-                float* to = partial + (std::int64_t(blockIdx.x) * a.n_heads + head0 + r) * (V + 2) + warp * 64 + lane % 4 * 2;
+                float* to =
+                    partial + (std::int64_t(blockIdx.x) * a.n_heads + head0 + r) * (V + 2) + warp * 64 + lane % 4 * 2;
 #pragma unroll
                 for (int d = 0; d < 8; d++)
                     *reinterpret_cast<float2*>(to + d * 8) = {out[g][d][2 * h], out[g][d][2 * h + 1]};
@@ -247,9 +250,9 @@ __global__ void __launch_bounds__(reduce_threads) latent_reduce_kernel(Attention
     wait_for_inputs();
     const SplitKvItem item = plan.items.list[blockIdx.x];
     if (item.row < 0 || item.split != 0 || item.n_splits == 1) return;
-    const int          head  = int(blockIdx.y);
-    const std::int64_t apart = std::int64_t(a.n_heads) * (V + 2);
-    const float*       from  = partial + (std::int64_t(blockIdx.x) * a.n_heads + head) * (V + 2);
+    const int          head    = int(blockIdx.y);
+    const std::int64_t apart   = std::int64_t(a.n_heads) * (V + 2);
+    const float*       from    = partial + (std::int64_t(blockIdx.x) * a.n_heads + head) * (V + 2);
     float              new_max = sink_of(a, head), total = 0;
 #pragma unroll 8
     for (int c = 0; c < item.n_splits; c++) new_max = fmaxf(new_max, from[c * apart + V]);
@@ -268,8 +271,7 @@ __global__ void __launch_bounds__(reduce_threads) latent_reduce_kernel(Attention
 }
 
 template <int Groups>
-void launch(dim3 grid, const Attention& a, const Plan& plan, const PrefillTile* tiles, float* partial,
-            Context& gpu) {
+void launch(dim3 grid, const Attention& a, const Plan& plan, const PrefillTile* tiles, float* partial, Context& gpu) {
     prepare_kernel(gpu, latent_kernel<Groups>, warps * 32, shared_bytes(Groups));
     run_kernel(latent_kernel<Groups>, grid, warps * 32, shared_bytes(Groups), gpu, a, plan, tiles, partial);
 }
@@ -305,7 +307,8 @@ void latent_decode(const Attention& a, const Plan& plan, float* partial, Context
 
 void latent_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n, Context& gpu) {
     const int      per_token = a.n_heads <= 16 ? 16 : 32;
-    const unsigned heads = unsigned((a.n_heads + per_token - 1) / per_token), parts = unsigned(tile_tokens * per_token / 32);
+    const unsigned heads     = unsigned((a.n_heads + per_token - 1) / per_token),
+                   parts     = unsigned(tile_tokens * per_token / 32);
     launch<2>(dim3(unsigned(n), heads, parts), a, plan, tiles, nullptr, gpu);
 }
 

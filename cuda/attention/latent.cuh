@@ -10,6 +10,6 @@ namespace quire::cuda {
 int          latent_tile(const Context& gpu, int head_dim, int value_dim);
 SplitLengths latent_split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
 void         latent_decode(const Attention& a, const Plan& plan, float* partial, Context& gpu);
-void latent_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n_tiles, Context& gpu);
+void         latent_prefill(const Attention& a, const Plan& plan, const PrefillTile* tiles, int n_tiles, Context& gpu);
 
 } // namespace quire::cuda

@@ -20,10 +20,10 @@ namespace {
 __global__ void fallback_kernel(Attention a, Plan plan, const PrefillTile* tiles) {
     wait_for_inputs();
     const PrefillTile tile = tiles[blockIdx.y];
-    const int   lane = threadIdx.x % 32, D = a.head_dim, V = a.value_dim, head = blockIdx.x,
-              kv_head = head / (a.n_heads / a.n_kv_heads);
-    const auto* values = reinterpret_cast<const __half*>(a.cache_v ? a.cache_v : a.cache_k);
-    const auto* table = plan.block_tables + plan.table_start[tile.sequence];
+    const int         lane = threadIdx.x % 32, D = a.head_dim, V = a.value_dim, head = blockIdx.x,
+              kv_head              = head / (a.n_heads / a.n_kv_heads);
+    const auto*             values = reinterpret_cast<const __half*>(a.cache_v ? a.cache_v : a.cache_k);
+    const auto*             table  = plan.block_tables + plan.table_start[tile.sequence];
     extern __shared__ float memory[]; // per warp: q, then acc
     float *                 q = memory + threadIdx.x / 32 * 2 * D, *acc = q + D;
     for (int r = threadIdx.x / 32; r < tile.n_rows; r += blockDim.x / 32) {
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Warps * 32) prefill_kernel(Attention a, Plan p
     const int   warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const auto* table = plan.block_tables + plan.table_start[tile.sequence];
     const int   first = plan.positions[tile.first_row], last = first + tile.n_rows - 1; // positions of the tile
-    const int   low     = a.window > 0 ? max(0, first - a.window + 1) : 0; // blocks below it may be gone
+    const int   low     = a.window > 0 ? max(0, first - a.window + 1) : 0;              // blocks below it may be gone
     const int   begin   = low / N * N;
     const int   n_tiles = (last - begin) / N + 1;
 

@@ -173,7 +173,9 @@ __global__ void __launch_bounds__(384, 1)
                 const int   head = w.head / (a.n_heads / a.n_kv_heads), last = last_position(w);
                 const auto  row_of = [&](int position) { // in the cache; -1: the block is gone, below the window
                     const int block = position / a.block_size;
-                    return table[block] < 0 ? -1 : kv_row<int>(table[block], head, position - block * a.block_size, a.n_kv_heads, a.block_size);
+                    return table[block] < 0 ? -1
+                                             : kv_row<int>(table[block], head, position - block * a.block_size,
+                                                           a.n_kv_heads, a.block_size);
                 };
                 for (int from = first_position(w); from <= last; from += N) {
                     unsigned char* tile = pipeline.memory + at.stage * 2 * tile_bytes;

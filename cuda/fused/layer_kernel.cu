@@ -68,10 +68,10 @@ struct StreamKRange {
 
 // What other CTAs wrote in this kernel is not read from the L1.
 __device__ float4 load_cg(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
-__device__ void   add(float4& v, float4 w, float by) { v.x += w.x * by, v.y += w.y * by, v.z += w.z * by, v.w += w.w * by; }
-__device__ uint2  as_fp16(float4 v) {
-    return {pack_finite(v.x, v.y), pack_finite(v.z, v.w)};
+__device__ void   add(float4& v, float4 w, float by) {
+    v.x += w.x * by, v.y += w.y * by, v.z += w.z * by, v.w += w.w * by;
 }
+__device__ uint2 as_fp16(float4 v) { return {pack_finite(v.x, v.y), pack_finite(v.z, v.w)}; }
 // Counts one up, with release; waits for a count, with acquire.
 __device__ void signal(unsigned* counter) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
@@ -236,7 +236,7 @@ __device__ void epilogue(const Phase& phase, const Params& params, const StepTok
     } else {
         const float2 bias = r.bias ? reinterpret_cast<const float2*>(r.bias)[pair] : float2{0, 0};
         for_each_token<N>(d, params.n_tokens, [&](int token, float v, float u) {
-            const std::int64_t at = std::int64_t(token) * r.rows / 2 + pair;
+            const std::int64_t at   = std::int64_t(token) * r.rows / 2 + pair;
             const float2       both = {(v + bias.x) * r.scale, (u + bias.y) * r.scale};
             if (r.is_float) static_cast<float2*>(r.to)[at] = both;
             else reinterpret_cast<std::uint32_t*>(fp16)[at] = pack_finite(both.x, both.y);
@@ -369,7 +369,7 @@ __device__ void add_norm(const Phase& phase, const Params& params, const GridBar
     const int   cols = phase.result[0].rows, stride = params.n_tokens * tile_n;
     const float by     = phase.result[0].scale;
     bool        waited = false;
-    const auto wait   = [&] {
+    const auto  wait   = [&] {
         if (!waited) grid_barrier.wait_all(round);
         waited = true;
     };

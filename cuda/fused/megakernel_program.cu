@@ -92,9 +92,9 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                 // All layers have the same attention.
                 if (!rope || rope->rope.q != op.attend.q || op.attend.sinks || !op.attend.cache_v ||
                     rope->rope.q_first != 0 || rope->rope.q_dim != op.attend.head_dim ||
-                    (program.attend.q && (program.attend.window != op.attend.window ||
-                                          program.attend.softcap != op.attend.softcap ||
-                                          program.attend.scale != op.attend.scale)))
+                    (program.attend.q &&
+                     (program.attend.window != op.attend.window || program.attend.softcap != op.attend.softcap ||
+                      program.attend.scale != op.attend.scale)))
                     return false;
                 program.attend = op.attend;
                 Instruction to;
@@ -116,9 +116,10 @@ bool lower(const Operation* operations, int n, Program& program, std::vector<Ins
                 for (int first = 0; first < op.n_projections;) {
                     Instruction to;
                     first += take_same_form(op.projection + first, op.n_projections - first, to.all);
-                    to.gated = op.kind == Operation::gated_gemm;
+                    to.gated      = op.kind == Operation::gated_gemm;
                     to.activation = op.activation;
-                    if (to.gated && (to.all.n != 2 || to.all.projection[0].bias || to.all.projection[1].bias)) return false;
+                    if (to.gated && (to.all.n != 2 || to.all.projection[0].bias || to.all.projection[1].bias))
+                        return false;
                     for (int k = 0; k < to.all.n; k++)
                         if (to.all.projection[k].scale != 1) return false;
                     to.kind               = kind_of(to.all.projection[0].weight);

@@ -22,12 +22,13 @@ constexpr int N = 64, K = 64, stride = K + 8; // rows of the weights and columns
 template <int M>
 __global__ void __launch_bounds__(128) head_gemm_kernel(HeadGemm op, int n_tokens) {
     wait_for_inputs();
-    constexpr int         tiles = M == 64 ? N / 8 : N / 32; // of 8 rows of the weights, for a warp
+    constexpr int tiles = M == 64 ? N / 8 : N / 32; // of 8 rows of the weights, for a warp
     __shared__ __align__(16) __half xs[2][M * stride], ws[2][N * stride];
-    const int  cols = int(op.weight.cols), rows = int(op.weight.rows) / op.n_heads, kept = op.x_dim - cols,
+    const int cols = int(op.weight.cols), rows = int(op.weight.rows) / op.n_heads, kept = op.x_dim - cols,
               out_dim = rows + kept;
-    const int  head = blockIdx.y, n0 = int(blockIdx.x) * N, m0 = int(blockIdx.z) * M;
-    const int  warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = M == 64 ? warp * 16 : 0, n = M == 64 ? 0 : warp * 16;
+    const int head = blockIdx.y, n0 = int(blockIdx.x) * N, m0 = int(blockIdx.z) * M;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = M == 64 ? warp * 16 : 0,
+              n        = M == 64 ? 0 : warp * 16;
     const auto* x      = reinterpret_cast<const __half*>(op.x) + head * op.x_dim;
     auto*       out    = reinterpret_cast<__half*>(op.out) + head * out_dim;
     const auto* weight = static_cast<const __half*>(op.weight.data) + std::int64_t(head) * rows * cols;
@@ -37,15 +38,15 @@ __global__ void __launch_bounds__(128) head_gemm_kernel(HeadGemm op, int n_token
             if (r < M) {
                 const bool valid = m0 + r < n_tokens && col < cols;
                 cp_async(&xs[k % 2][r * stride + c],
-                         x + (valid ? std::int64_t(m0 + r) * op.n_heads * op.x_dim + col : 0), valid);
+                            x + (valid ? std::int64_t(m0 + r) * op.n_heads * op.x_dim + col : 0), valid);
             } else {
                 const bool valid = n0 + r - M < rows && col < cols;
                 cp_async(&ws[k % 2][(r - M) * stride + c], weight + (valid ? std::int64_t(n0 + r - M) * cols + col : 0),
-                         valid);
+                            valid);
             }
         }
     };
-    const int steps = (cols + K - 1) / K;
+    const int steps         = (cols + K - 1) / K;
     float     sum[tiles][4] = {};
     load(0);
     cp_async_commit();
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(plain_warps * 32) head_gemm_plain_kernel(HeadG
               out_dim = rows + kept, lane = threadIdx.x % 32;
     const int head = blockIdx.y, row = int(blockIdx.x) * plain_warps + int(threadIdx.x) / 32,
               first = int(blockIdx.z) * plain_tokens, n = min(plain_tokens, n_tokens - first);
-    const auto* x = reinterpret_cast<const __half*>(op.x) + (std::int64_t(first) * op.n_heads + head) * op.x_dim;
+    const auto* x   = reinterpret_cast<const __half*>(op.x) + (std::int64_t(first) * op.n_heads + head) * op.x_dim;
     auto*       out = reinterpret_cast<__half*>(op.out) + (std::int64_t(first) * op.n_heads + head) * out_dim;
     if (row >= out_dim) return;
     if (row >= rows) { // is kept
@@ -129,10 +130,12 @@ bool is_regular(const HeadGemm& op) {
 void head_gemm(const HeadGemm& op, std::int64_t n, Context& gpu) {
     const int  rows = int(op.weight.rows) / op.n_heads, out_dim = rows + op.x_dim - int(op.weight.cols);
     const auto grid = [&](int per_cta, int all_rows, int tokens) {
-        return dim3(unsigned((all_rows + per_cta - 1) / per_cta), unsigned(op.n_heads), unsigned((n + tokens - 1) / tokens));
+        return dim3(unsigned((all_rows + per_cta - 1) / per_cta), unsigned(op.n_heads),
+                    unsigned((n + tokens - 1) / tokens));
     };
     if (!is_regular(op))
-        run_kernel(head_gemm_plain_kernel, grid(plain_warps, out_dim, plain_tokens), plain_warps * 32, 0, gpu, op, int(n));
+        run_kernel(head_gemm_plain_kernel, grid(plain_warps, out_dim, plain_tokens), plain_warps * 32, 0, gpu, op,
+                   int(n));
     else if (n <= 16) run_kernel(head_gemm_kernel<16>, grid(N, rows, 16), 128, 0, gpu, op, int(n));
     else run_kernel(head_gemm_kernel<64>, grid(N, rows, 64), 128, 0, gpu, op, int(n));
 }

@@ -143,8 +143,7 @@ __global__ void __launch_bounds__(384, 1)
                 unsigned char *x = pipeline.memory + at.stage * stage_bytes, *w = x + x_bytes;
                 tma_copy_2d(x, maps.x, k * tile_k, t.first_m, &full[at.stage]);
                 tma_copy_2d(w, map[t.projection], k * tile_k, t.first_n, &full[at.stage]);
-                if (is_gated(E))
-                    tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_n, &full[at.stage]);
+                if (is_gated(E)) tma_copy_2d(w + half * row_bytes, map[1], k * tile_k, t.first_n, &full[at.stage]);
                 else
                     tma_copy_2d(w + half * row_bytes, map[t.projection], k * tile_k, t.first_n + half, &full[at.stage]);
                 at.advance();
@@ -304,8 +303,8 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
                      : D == 128 ? launch<Epilogue::rope_store, 2, 128>
                      : gated && op.activation == Activation::gelu_tanh
                          ? (quarters ? launch<Epilogue::geglu, 4> : launch<Epilogue::geglu, 2>)
-                     : gated    ? (quarters ? launch<Epilogue::swiglu, 4> : launch<Epilogue::swiglu, 2>)
-                                : (quarters ? launch<Epilogue::store, 4> : launch<Epilogue::store, 2>);
+                     : gated ? (quarters ? launch<Epilogue::swiglu, 4> : launch<Epilogue::swiglu, 2>)
+                             : (quarters ? launch<Epilogue::store, 4> : launch<Epilogue::store, 2>);
     // Without tensor maps an invalid launch, which last_error() reports.
     run(maps, params, ok ? std::min(ctas, params.n_all) : 0, gpu);
     return fused_rope ? 2 : 1;

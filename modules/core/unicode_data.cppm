@@ -96,7 +96,6 @@ Categories categories_named(std::string_view name) {
     return set;
 }
 
-
 void append_decomposed(char32_t c, std::u32string& out) {
     std::array<utf8proc_int32_t, 32> parts{}; // the longest canonical decomposition has 4 characters
     int                              boundary = 0;

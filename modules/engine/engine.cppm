@@ -62,6 +62,7 @@ public:
     const Tokenizer&   tokenizer() const;
     EngineOptions      options() const;       // with the defaults filled in
     std::string        chat_template() const; // tokenizer.chat_template, or ""
+    std::string        tuning() const;        // what was chosen by measuring on this machine; empty if nothing was
     std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
     std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
     std::string        explain() const;       // the program of operations and the kernels chosen for it
@@ -265,6 +266,7 @@ std::string Engine::describe() const {
     return cat(impl_->executor->describe(), "; ", memory_use(), "; context ", impl_->options.context);
 }
 
+std::string Engine::tuning() const { return impl_->executor->tuning(); }
 std::string Engine::explain() const { return impl_->executor->explain(); }
 
 std::string Engine::warning() const {
@@ -305,6 +307,8 @@ Result<RequestId> Engine::submit(Request request) {
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (impl_->config.family->encoder && !request.embed)
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
+    if (impl_->config.pooling == Pooling::rank && !request.embed)
+        return fail("this model ranks texts; it generates none");
     if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)

@@ -73,8 +73,8 @@ struct Family {
     Gating gating           = Gating::softmax;
     bool experts_normalised = false; // the weights of the chosen experts are divided by their sum, unless the file says
     bool latent             = false; // multi-head latent attention
-    bool   sinks               = false; // attention has sinks
-    bool   encoder             = false; // every token sees all others; it embeds texts and generates none
+    bool sinks              = false; // attention has sinks
+    bool encoder            = false; // every token sees all others; it embeds texts and generates none
 };
 
 // Alphabetical.

@@ -39,8 +39,8 @@ struct LatentTensors {
 
 // Views into the file's mapping; an empty view is a tensor that the file does not have. Vectors are F32.
 struct LayerTensors {
-    Linear     attn_out_norm, layer_out_norm; // Residual::normed: of the sums
-    Linear attn_norm; // [hidden], or empty: attention reads the residual
+    Linear attn_out_norm, layer_out_norm; // Residual::normed: of the sums
+    Linear attn_norm;                     // [hidden], or empty: attention reads the residual
     Linear attn_q, attn_k,
         attn_v; // [heads*head_dim × hidden], [kv_heads*head_dim × hidden] twice; latent: only q, or q_b
     TensorView attn_q_norm, attn_k_norm;      // [head_dim], or [heads*head_dim]: a norm of all heads at once
@@ -55,13 +55,13 @@ struct LayerTensors {
 };
 
 struct ModelTensors {
-    TensorView token_embd;    // [vocab × hidden]
-    TensorView position_embd; // [context × hidden], or empty
-    TensorView token_types;   // [types × hidden]: row 0 is added to every embedding, or empty
-    Linear     embd_norm;     // [hidden], of the embeddings, or empty
-    Linear     classifier, classifier_out; // a reranker's head: score = out · tanh(classifier · state); the first may be missing
-    Linear     output_norm;   // [hidden]
-    Linear     output;        // [vocab × hidden]; the embedding again when tied
+    TensorView token_embd;             // [vocab × hidden]
+    TensorView position_embd;          // [context × hidden], or empty
+    TensorView token_types;            // [types × hidden], or empty: the type of a token is added to its embedding
+    Linear     embd_norm;              // [hidden], of the embeddings, or empty
+    Linear classifier, classifier_out; // a reranker's head: out · tanh(classifier · state); the first may be missing
+    Linear output_norm;                // [hidden]
+    Linear output;                     // [vocab × hidden]; the embedding again when tied
     // [rope_dim/2] divisors of the frequencies, or empty. Long and short: for contexts longer than the original one, and others.
     TensorView                rope_freqs, rope_long, rope_short;
     std::vector<LayerTensors> layers;
@@ -303,10 +303,12 @@ TensorView bind_divisors(Binder& bind, const std::string& name, const ModelConfi
 Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
     Binder       bind(file);
     ModelTensors m;
-    m.token_embd  = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
+    m.token_embd = bind.matrix("token_embd.weight", c.vocab_size, c.hidden_size);
     if (c.family->encoder) {
         const GgufTensor* types = bind.find("token_types.weight");
-        if (types) m.token_types = bind.matrix("token_types.weight", std::max<std::int64_t>(types->view().rows, 1), c.hidden_size);
+        if (types)
+            m.token_types =
+                bind.matrix("token_types.weight", std::max<std::int64_t>(types->view().rows, 1), c.hidden_size);
         m.embd_norm = bind.norm("token_embd_norm", c.hidden_size, *c.family);
         if (c.pooling == Pooling::rank) {
             m.classifier     = bind.linear("cls", c.hidden_size, c.hidden_size, false, false);
@@ -316,6 +318,7 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
         m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
         if (!m.output) m.output.weight = m.token_embd; // tied
+        if (c.pooling == Pooling::rank) m.classifier_out = bind.linear("cls.output", c.classes, c.hidden_size);
     }
     if (c.family->learned_positions)
         m.position_embd =

@@ -127,9 +127,11 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
       access_(options_.api_keys, options_.cors_origins, options_.local_only),
       encoder_(service.tokenizer(), service.engine_options(), options_.chat_template, options_.now),
       started_(unix_seconds()), working_(options_.working_bytes) {
-    options_.limits.models     = options_.aliases;
-    options_.limits.vocab_size = service.config().vocab_size;
-    options_.limits.context    = service.engine_options().context;
+    options_.limits.models           = options_.aliases;
+    options_.limits.templates        = options_.chat_template.names();
+    options_.limits.reasoning_effort = options_.chat_template.uses("reasoning_effort");
+    options_.limits.vocab_size       = service.config().vocab_size;
+    options_.limits.context          = service.engine_options().context;
 }
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open) {
@@ -444,9 +446,11 @@ void Endpoints::embeddings(HttpExchange& e) {
 // Runs the requests, and gives their vectors in order. False: it was refused.
 bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_tokens,
                       std::vector<std::vector<float>>& vectors) {
-    if (!hold(e, std::size_t(n_tokens) * 16 + requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float))) return false;
+    if (!hold(e, std::size_t(n_tokens) * 16 +
+                     requests.size() * std::size_t(service_.config().hidden_size) * sizeof(float)))
+        return false;
     vectors.resize(requests.size());
-    auto                            handle = service_.submit(std::move(requests));
+    auto handle = service_.submit(std::move(requests));
     if (!handle) return refuse(e, handle.error(), "input"), false;
     e.peer->when_gone((*handle)->when_gone());
     e.held.reset();
@@ -455,7 +459,8 @@ bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_toke
         for (OutputDelta& d : deltas) {
             if (d.finish == FinishReason::failed) return refuse(e, ApiError{500, d.message, "", "model_failed"}), false;
             if (d.finish != FinishReason::stop)
-                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}), false;
+                return refuse(e, ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}),
+                       false;
             vectors[std::size_t(d.prompt)] = std::move(d.embedding);
         }
     if ((*handle)->gone()) return refuse(e, ApiError{499, "the client has gone", "", ""}), false;
@@ -464,26 +469,23 @@ bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_toke
     return true;
 }
 
-// A query and a document stand in one text, separated as the vocabulary has it.
+// A query and a document stand in one text, as the reranker was trained.
 void Endpoints::rerank(HttpExchange& e) {
     Parsed<RerankRequest> parsed = parse_rerank_request(e.request.body, options_.limits);
     e.request.body               = {};
     if (!parsed) return refuse(e, parsed.error());
     if (service_.config().pooling != Pooling::rank)
         return refuse(e, ApiError{400, "this model is no reranker: its file says no pooling_type 4", "model", ""});
-    const auto encoded = [&](const std::string& text, const std::string& param) -> Parsed<std::vector<Token>> {
-        if (auto ok = encoder_.check_size(text.size(), 0, param); !ok) return std::unexpected(ok.error());
-        return encoder_.encode(Prompt{text}, true, param);
-    };
-    const Parsed<std::vector<Token>> query = encoded(parsed->query, "query");
-    if (!query) return refuse(e, query.error());
+    if (auto ok = encoder_.check_size(parsed->query.size(), 0, "query"); !ok) return refuse(e, ok.error());
     std::vector<Request> requests;
     int                  n_tokens = 0;
     for (const std::string& document : parsed->documents) {
-        const Parsed<std::vector<Token>> ids = encoded(document, "documents");
+        if (auto ok = encoder_.check_size(document.size(), 0, "documents"); !ok) return refuse(e, ok.error());
+        Parsed<std::vector<Token>> ids =
+            encoder_.encode_ranked(parsed->query, document, !service_.config().family->encoder);
         if (!ids) return refuse(e, ids.error());
         Request& q = requests.emplace_back();
-        q.prompt   = encoder_.joined(*query, *ids);
+        q.prompt   = std::move(*ids);
         q.embed    = true;
         n_tokens += int(q.prompt.size());
         if (auto ok = encoder_.check_length(q.prompt.size(), 0, 1, "documents"); !ok) return refuse(e, ok.error());
@@ -492,7 +494,8 @@ void Endpoints::rerank(HttpExchange& e) {
     if (!embed(e, std::move(requests), n_tokens, vectors)) return;
     std::vector<float> scores;
     for (const std::vector<float>& v : vectors) scores.push_back(v.empty() ? 0.0f : v[0]);
-    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n, parsed->return_documents, n_tokens);
+    e.response.body = render_rerank(options_.aliases[0], scores, parsed->documents, parsed->top_n,
+                                    parsed->return_documents, n_tokens);
 }
 
 void Endpoints::tokenize(HttpExchange& e) {
@@ -576,6 +579,7 @@ void Endpoints::props(HttpExchange& e) {
                         {"model_path", options_.model_file},
                         {"chat_template", options_.chat_template.source()},
                         {"chat_form", options_.chat_template.name()},
+                        {"chat_templates", options_.chat_template.names()},
                         {"chat_template_missing", options_.chat_template.is_fallback()},
                         {"modalities", {{"vision", false}, {"audio", false}}},
                         {"build_info", cat("quire ", quire_version)},

@@ -59,8 +59,8 @@ std::string render_usage_chunk(const ResponseHead& head, const Usage& usage);
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
                               int n_tokens);
 // The best first; at most top_n of them (0: all).
-std::string render_rerank(const std::string& model, std::span<const float> scores, std::span<const std::string> documents,
-                          int top_n, bool return_documents, int n_tokens);
+std::string render_rerank(const std::string& model, std::span<const float> scores,
+                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens);
 
 // Characters of valid UTF-8.
 std::size_t count_characters(std::string_view text);
@@ -293,11 +293,12 @@ std::string render_embeddings(const std::string& model, std::span<const std::vec
                           {"usage", {{"prompt_tokens", n_tokens}, {"total_tokens", n_tokens}}}});
 }
 
-std::string render_rerank(const std::string& model, std::span<const float> scores, std::span<const std::string> documents,
-                          int top_n, bool return_documents, int n_tokens) {
+std::string render_rerank(const std::string& model, std::span<const float> scores,
+                          std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens) {
     std::vector<std::size_t> order(scores.size());
     std::iota(order.begin(), order.end(), std::size_t(0));
-    std::ranges::sort(order, [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
+    std::ranges::sort(
+        order, [&](std::size_t a, std::size_t b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
     if (top_n > 0 && std::size_t(top_n) < order.size()) order.resize(std::size_t(top_n));
     Json results = Json::array();
     for (std::size_t i : order) {

@@ -18,10 +18,12 @@ struct Arguments {
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
         max_sequences       = 256;
-    int                 npp = 512, ntg = 128;
+    int                 npp = 512, ntg = 128, tensor_parallel = 1;
     double              bandwidth = 0, tflops = 0;
-    bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false;
+    bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false,
+        deterministic = false;
     std::optional<bool> pipeline;
+    bool                tune = true;
     // compare
     std::string llama_bench, llama_batched_bench;
     int         rounds = 3;

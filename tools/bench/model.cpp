@@ -56,6 +56,7 @@ int model(Arguments a) {
     Result<Engine> engine = Engine::load(a.model, options_of(a, 1, longest));
     if (!engine) return complain(engine.error());
     std::fprintf(stderr, "%s; loaded in %.2f s\n", engine->describe().c_str(), start.seconds());
+    if (!engine->tuning().empty()) std::fprintf(stderr, "%s\n", engine->tuning().c_str());
     if (a.explain) {
         std::printf("%s", engine->explain().c_str());
         return 0;

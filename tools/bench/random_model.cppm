@@ -17,8 +17,8 @@ struct ModelShape {
     int              window = 0;
 };
 
-// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b",
-// "opt-13b", and "tiny", "tiny-moe", "tiny-opt".
+// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b",
+// "gpt-oss-20b", "opt-13b", and "tiny", "tiny-moe", "tiny-opt".
 std::span<const ModelShape> model_shapes();
 
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: those of experts, the others
@@ -45,6 +45,7 @@ constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
                                  {"llama-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
                                  {"llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192},
                                  {"llama-13b", 40, 5120, 40, 40, 13824, 32000, 4096},
+                                 {"llama-70b", 80, 8192, 64, 8, 28672, 32000, 4096},
                                  {"tiny-moe", 4, 256, 8, 4, 256, 2048, 2048, "qwen3moe", 64, 8, 2},
                                  {"qwen3-30b-a3b", 48, 2048, 32, 4, 768, 151936, 40960, "qwen3moe", 128, 128, 8},
                                  {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, "llama", 128, 8, 2},

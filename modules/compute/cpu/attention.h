@@ -9,13 +9,7 @@ struct Query {
     const float* q;
     std::int64_t position;
 };
-
-std::size_t attention_scratch(int n_queries, int head_dim) {
-    // K and V of a chunk, 16 rows, the scores of some queries; an accumulator per query, its row max and row sum, and a Query
-    const auto d = std::size_t(head_dim + 15) / 16 * 16;
-    return (2 * attention_chunk + 16) * d + 8 * attention_chunk +
-           std::size_t(n_queries) * (d + 2 + sizeof(Query) / sizeof(float));
-}
+static_assert(sizeof(Query) == attention_query_floats * sizeof(float));
 
 // One chunk as floats: K transposed (by dimension), so that a vector holds 16 positions, and V by position.
 struct Chunk {
@@ -218,7 +212,8 @@ INLINE void attention_body(const AttentionTask& task) {
             const int chunk = i * attention_chunk, from = std::max(chunk, begin),
                       to = std::min(chunk + attention_chunk, end);
             load_chunk<Fma>(task, part.table, chunk, from, to, c);
-            const bool all_see = p < 0 || part.n_tokens == 1 || part.last >= 0 || (task.window == 0 && to <= part.first_position + 1);
+            const bool all_see =
+                p < 0 || part.n_tokens == 1 || part.last >= 0 || (task.window == 0 && to <= part.first_position + 1);
             pass(chunk, from, to, first, last, !all_see && !finite_values(c, from - chunk, to - chunk));
         }
         if (p >= 0) first = last;

@@ -11,8 +11,10 @@ export module quire.compute.cpu.backend;
 
 import quire.compute.backend;
 import quire.compute.cpu.kernels;
+import quire.compute.cpu.tuning;
 import quire.compute.memory;
 import quire.compute.program;
+import quire.compute.ranks;
 import quire.compute.routing;
 import quire.core.base;
 import quire.core.std;
@@ -26,7 +28,10 @@ import quire.schedule.step_plan;
 export namespace quire {
 
 // threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avxvnni", "avx512": that one, or an error.
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "");
+// tune: prepare_steps() measures how weights are best prefetched (quire.compute.cpu.tuning). ranks: those that run the model together
+// with this one, which is number `rank`; null: it runs alone.
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "", bool tune = false,
+                                                  std::shared_ptr<RankGroup> ranks = {}, int rank = 0);
 
 } // namespace quire
 
@@ -41,13 +46,16 @@ struct MappedPages {
 
 class CpuBackend final : public Backend {
 public:
-    CpuBackend(int threads, const CpuKernels& kernels) : kernels_(kernels), pool_(threads) {
+    CpuBackend(int threads, const CpuKernels& kernels, bool tune, std::shared_ptr<RankGroup> ranks, int rank)
+        : kernels_(kernels), pool_(threads), ranks_(std::move(ranks)), rank_(rank), tune_(tune) {
         scratch_.resize(std::size_t(pool_.n_threads()));
     }
 
     std::string describe() const override {
         return cat("cpu, ", kernels_.name, ", ", pool_.n_threads(), pool_.n_threads() == 1 ? " thread" : " threads");
     }
+
+    std::string tuning() const override;
 
     Result<Buffer> allocate(std::size_t bytes) override;
     Result<Buffer> allocate_host(std::size_t bytes) override {
@@ -67,6 +75,7 @@ public:
     DType        activation_type() const override { return DType::F32; }
     Result<void> prepare_steps(const StepLimits&) override {
         copies_.settle();
+        if (tune_) choose_prefetching();
         return {};
     }
     Result<TensorView>     prepare(const TensorView& weight) override;
@@ -95,6 +104,7 @@ private:
     };
     static constexpr int group_size = 16; // tiles whose sums stay in the caches
 
+    void choose_prefetching();
     void begin_step(const StepPlan& plan);
     void group_tiles();
 
@@ -116,6 +126,11 @@ private:
     void   execute(const Add& op);
     void   execute(const SelectRows& op);
     void   execute(const Argmax&) {} // the host reads the logits
+    void   execute(const AllReduce& op);
+    void   execute(const AllGather& op);
+    void   execute(const TakeColumns& op);
+    template <class Source>
+    void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
     struct Output { // of one of several GEMMs with the same input
         const Projection* projection;
@@ -151,6 +166,11 @@ private:
 
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
+    std::shared_ptr<RankGroup>      ranks_; // null: alone
+    int                             rank_  = 0;
+    bool                            tune_ = false;
+    std::vector<PrefetchChoice>     prefetch_; // of the types that are read from memory
+    std::vector<TensorView>         weights_;  // that GEMMs read, for choose_prefetching()
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
     std::vector<float>              quantised_; // the activations of the current GEMMs: int16-quantised
@@ -179,12 +199,14 @@ private:
     float              angles_scale_ = 0;
 };
 
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa) {
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa, bool tune,
+                                                  std::shared_ptr<RankGroup> ranks, int rank) {
     const CpuKernels* kernels = cpu_kernels(isa);
     if (!kernels)
         return fail("instruction set ", quote(isa),
                     " is not one of plain, avx2, avxvnni, avx512, or this machine lacks it");
-    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels);
+    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels, tune, std::move(ranks),
+                                        rank);
 }
 
 Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
@@ -195,13 +217,13 @@ Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
 
 // All threads sum the same memory, larger than the caches, twice: the first time brings its pages.
 double CpuBackend::read_bandwidth() {
-    constexpr std::int64_t n = std::int64_t(96) << 18; // floats
+    constexpr std::int64_t n      = std::int64_t(96) << 18; // floats
     Result<Buffer>         buffer = fresh_memory(std::size_t(n) * sizeof(float));
     if (!buffer) return 0;
     auto* const memory = static_cast<float*>(buffer->data());
     std::fill_n(memory, n, 1.0f);
     std::vector<float> sums(scratch_.size() * 16);
-    double                 seconds = 0;
+    double             seconds = 0;
     for (int round = 0; round < 3; round++) {
         const auto start = std::chrono::steady_clock::now();
         pool_.run(pool_.n_threads() * 4, [&](int item, int thread) {
@@ -330,13 +352,21 @@ void CpuBackend::execute(const Embed& op) {
     };
     std::vector<float>& position = scratch_[0];
     if ((positions || op.types) && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
+    std::int64_t type = 0; // of the tokens that come
     for (std::int64_t t = 0; t < out.rows; t++) {
-        float* to = floats(out) + t * out.cols;
-        dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
+        float*             to    = floats(out) + t * out.cols;
+        const std::int64_t token = plan_->tokens[std::size_t(t)] - op.first;
+        if (op.part && (token < 0 || token >= weight.rows)) {
+            std::fill_n(to, out.cols, 0.0f);
+            continue;
+        }
+        dequantize(weight.type, row(weight, token), to, weight.cols);
         for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
         if (op.types) {
-            dequantize(op.types.type, row(op.types, 0), position.data(), op.types.cols);
+            if (plan_->positions[std::size_t(t)] == 0) type = 0;
+            dequantize(op.types.type, row(op.types, type), position.data(), op.types.cols);
             kernels_.add(to, position.data(), out.cols);
+            if (plan_->tokens[std::size_t(t)] == op.separator) type = std::min<std::int64_t>(op.types.rows - 1, 1);
         }
         if (!positions) continue;
         dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)] + op.offset), position.data(),
@@ -397,7 +427,9 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
         give_back(pages_around(weight.data), weight.data, std::size_t(weight.cols) * sizeof(float));
         return TensorView{weight.type, 1, weight.cols, vectors_.emplace_back(std::move(copy)).data()};
     }
-    if (!repacked_at_load(weight.type) || repacked_.contains(weight.data)) return weight;
+    if (repacked_.contains(weight.data)) return weight;
+    weights_.push_back(weight);
+    if (!repacked_at_load(weight.type)) return weight;
     const std::size_t  stride = row_bytes(weight.type, weight.cols);
     const std::int64_t groups = (weight.rows + 15) / 16;
     const std::size_t  bytes  = std::size_t(groups) * 16 * stride;
@@ -417,6 +449,39 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
     return weight;
 }
 
+// Chosen anew for each type, unless it was on this machine before.
+void CpuBackend::choose_prefetching() {
+    prefetch_.clear();
+    std::vector<TensorView> weights; // of one type
+    while (!weights_.empty()) {
+        const DType type = weights_.front().type;
+        weights.clear();
+        std::erase_if(weights_, [&](const TensorView& w) {
+            if (w.type == type) weights.push_back(w);
+            return w.type == type;
+        });
+        for (TensorView& w : weights)
+            if (const auto copy = repacked_.find(w.data); copy != repacked_.end()) w.data = copy->second;
+        std::optional<PrefetchChoice> choice = remembered_prefetch(kernels_, pool_.n_threads(), type);
+        if (!choice) {
+            choice = choose_prefetch(kernels_, pool_, weights);
+            if (choice) remember_prefetch(kernels_, pool_.n_threads(), *choice);
+        }
+        if (choice) prefetch_.push_back(*choice);
+    }
+}
+
+std::string CpuBackend::tuning() const {
+    std::string text;
+    for (const PrefetchChoice& c : prefetch_) {
+        char rates[64] = " (remembered)";
+        if (c.l1 > 0) std::snprintf(rates, sizeof rates, " (%.1f GB/s; into the L1 %.1f)", c.l2 / 1e9, c.l1 / 1e9);
+        text += cat(text.empty() ? "prefetch: " : ", ", dtype_info(c.type).name, " into the ",
+                    c.into == Prefetch::l1 ? "L1" : "L2", rates);
+    }
+    return text;
+}
+
 Result<TensorView> CpuBackend::prepare_lookup(const TensorView& weight) {
     lookups_.emplace(weight.data, pages_around(weight.data));
     return weight;
@@ -430,7 +495,7 @@ Result<TensorView> CpuBackend::prepare_stack(const TensorView& weights, int n) {
         return TensorView{weights.type, rows, weights.cols,
                           static_cast<const std::byte*>(weights.data) + std::size_t(i) * bytes};
     };
-    if (!repacked_at_load(weights.type)) return weights;
+    if (!repacked_at_load(weights.type)) return prepare(weights);
     if (rows % 16 == 0) {
         if (auto all = prepare(weights); !all) return all;
         const std::byte* copy = repacked_.at(weights.data);
@@ -563,10 +628,12 @@ void CpuBackend::gemm(std::span<GemmGroup> groups) {
                 weight.data = copy->second;
             }
             const auto* bias = static_cast<const float*>(projection->bias.data);
-            GemmTask    task{&weight, bias, floats(g.x), &g.quantised, g.packed, floats(out), g.x.rows};
+            GemmTask    task{&weight, bias, floats(g.x), &g.quantised, g.packed, floats(out), Prefetch::l2, g.x.rows};
             task.first   = (std::max(first, g.begin[i]) - g.begin[i]) * 16;
             task.last    = std::min((std::min(last, g.begin[i + 1]) - g.begin[i]) * 16, weight.rows);
             task.scratch = scratch(thread, gemm_scratch);
+            for (const PrefetchChoice& choice : prefetch_)
+                if (choice.type == weight.type) task.prefetch = choice.into;
             kernels_.gemm(task);
         }
     };
@@ -822,7 +889,8 @@ void CpuBackend::execute(const Attention& params) {
             const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part = parts[std::size_t(i)];
             part                  = {floats(q) + tile.first_row * q.cols + std::int64_t(h) * group * D,
-                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv, tile.n_rows,
+                                     floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv,
+                                     tile.n_rows,
                                      plan_->positions[std::size_t(tile.first_row)],
                                      plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
                     params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
@@ -877,6 +945,71 @@ void CpuBackend::execute(const SelectRows& op) {
     for (std::int64_t i = 0; i < out.rows; i++)
         std::memcpy(floats(out) + i * out.cols, floats(x) + plan_->logit_rows[std::size_t(i)] * x.cols,
                     std::size_t(x.cols) * sizeof(float));
+}
+
+// to = the sum of source(0) .. source(n_sources - 1), arrays or null, as AllReduce adds.
+template <class Source>
+void CpuBackend::sum_tree(const Source& source, int n_sources, float* to, std::int64_t n) {
+    constexpr std::int64_t chunk = 1024;
+    const auto sum = [&](const auto& self, int first, int count, std::int64_t at, std::int64_t length, float* out) {
+        if (count == 1) {
+            if (const float* x = source(first)) std::memmove(out, x + at, std::size_t(length) * sizeof(float));
+            return source(first) != nullptr;
+        }
+        const int                half = (count + 1) / 2;
+        std::array<float, chunk> other;
+        const bool               left = self(self, first, half, at, length, out);
+        if (!self(self, first + half, count - half, at, length, left ? other.data() : out)) return left;
+        if (left) kernels_.add(out, other.data(), length);
+        return true;
+    };
+    split((n + chunk - 1) / chunk, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t i = first; i < last; i++) {
+            std::array<float, chunk> total;
+            const std::int64_t       length = std::min(chunk, n - i * chunk);
+            check(sum(sum, 0, n_sources, i * chunk, length, total.data()), "a sum of nothing");
+            std::memcpy(to + i * chunk, total.data(), std::size_t(length) * sizeof(float));
+        }
+    });
+}
+
+void CpuBackend::execute(const AllReduce& op) {
+    const Tensor       out  = at(op.out);
+    const std::int64_t n    = out.rows * out.cols;
+    const auto         part = [&](int i) {
+        const ValueId id = op.parts[std::size_t(i)];
+        return id == none ? nullptr : floats(at(id));
+    };
+    sum_tree(part, int(op.parts.size()), ranks_ ? ranks_->hand_in(rank_, std::size_t(n), 0) : floats(out), n);
+    if (!ranks_) return;
+    ranks_->meet(rank_);
+    sum_tree([&](int r) { return ranks_->handed_in(rank_, r).values.data(); }, ranks_->n(), floats(out), n);
+}
+
+void CpuBackend::execute(const AllGather& op) {
+    check(ranks_ != nullptr, "all_gather: one rank");
+    const Tensor x = at(op.x), out = at(op.out);
+    std::memcpy(ranks_->hand_in(rank_, std::size_t(x.rows * x.cols), op.first), x.data,
+                std::size_t(x.rows * x.cols) * sizeof(float));
+    ranks_->meet(rank_);
+    for (int r = 0; r < ranks_->n(); r++) {
+        const auto [values, first] = ranks_->handed_in(rank_, r);
+        const std::int64_t cols    = std::int64_t(values.size()) / out.rows;
+        check(first + cols <= out.cols, "all_gather: shapes");
+        for (std::int64_t t = 0; t < out.rows; t++)
+            std::memcpy(floats(out) + t * out.cols + first, values.data() + t * cols,
+                        std::size_t(cols) * sizeof(float));
+    }
+}
+
+void CpuBackend::execute(const TakeColumns& op) {
+    const Tensor x = at(op.x), out = at(op.out);
+    check(op.first + out.cols <= x.cols, "take_columns: shapes");
+    split(x.rows, std::max<std::int64_t>(1, 65536 / out.cols), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++)
+            std::memcpy(floats(out) + t * out.cols, floats(x) + t * x.cols + op.first,
+                        std::size_t(out.cols) * sizeof(float));
+    });
 }
 
 void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,

@@ -1,12 +1,10 @@
-// GEMM and GEMV kernels of quire.compute.cpu.kernels. This file is included once for each instruction set, in a namespace and with a
-// target attribute of its own. The includer defines
+// GEMM and GEMV kernels. Each instruction set (isa/) defines
 //   DOT(sum, w, x)      sum[lane] += w[2·lane] · x[2·lane] + w[2·lane + 1] · x[2·lane + 1], of int16
 //   BYTE_DOT(sum, u, s) the same with four bytes per lane: u unsigned, s signed
 //   LOOK_UP(out, table, v)  the entries of a table of 16 signed bytes at the 64 indices in v
 //   ANY_NEGATIVE(v)     whether any lane of int32 is negative
 //   SPLIT_BYTES         whether BYTE_DOT is one instruction: then bytes of weights × the low and high bytes of int16 activations
 //                       are faster than int16 × int16
-//   WINOGRAD            whether Winograd's inner product pays (add_winograd): half the products, more additions
 //   DOT_TOKENS          tokens in the integer register tile; more than one where the 16 vectors of weights do not fit the registers
 //   FMA(a, b, c)        a · b + c, fused if the target can
 //   FUSED               whether it is fused
@@ -28,4 +26,6 @@
 
 #include "gemm_integer.h"
 
+#if FLOAT_KERNELS
 #include "gemm_float.h"
+#endif

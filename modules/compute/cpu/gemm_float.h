@@ -44,8 +44,8 @@ INLINE void sum_lanes_of_16(const f32x16* v, float* out) {
 }
 
 // GEMV: one row at a time. (Several rows at once collide in the L1 where a row is 4 KB.)
-template <DType T>
-INLINE void float_gemv(const GemmTask& task) {
+template <DType T, Prefetch Into>
+[[gnu::noinline]] void float_gemv(const GemmTask& task) {
     constexpr std::size_t size = T == DType::F32 ? 4 : 2;
     const std::int64_t    cols = task.weight->cols, whole = cols / 16 * 16;
     const auto*           p = static_cast<const std::byte*>(task.weight->data) + std::size_t(task.first * cols) * size;
@@ -55,7 +55,8 @@ INLINE void float_gemv(const GemmTask& task) {
             f32x16 x, w;
             LOAD16(x, task.x + k);
             load_columns<T>(p + std::size_t(k) * size, w);
-            __builtin_prefetch(p + std::size_t(k) * size + 4096);
+            prefetch_lines(p + std::size_t(k) * size + (Into == Prefetch::l2 ? prefetch_ahead : prefetch_ahead / 2),
+                           16 * size, Into);
             sum = FMA(w, x, sum);
         }
         float rest[16];
@@ -65,6 +66,11 @@ INLINE void float_gemv(const GemmTask& task) {
         const float total = add_rest(sum_lanes(lane), rest, task.x + whole, cols - whole);
         task.out[row]     = task.bias ? total + task.bias[row] : total;
     }
+}
+
+template <DType T>
+INLINE void float_gemv_of(const GemmTask& task) {
+    (task.prefetch == Prefetch::l1 ? float_gemv<T, Prefetch::l1> : float_gemv<T, Prefetch::l2>)(task);
 }
 
 // The register tile, rows × tokens, with as many sums as the registers hold (row_block is a multiple of the rows), and the columns
@@ -235,11 +241,11 @@ INLINE void float_gemm_blocks(const GemmTask& task) {
         }
 }
 
-INLINE void float_gemm(const GemmTask& task) {
+void float_gemm(const GemmTask& task) {
     const DType type = task.weight->type;
-    if (task.m == 1 && type == DType::F16) return float_gemv<DType::F16>(task);
-    if (task.m == 1 && type == DType::BF16) return float_gemv<DType::BF16>(task);
-    if (task.m == 1 && type == DType::F32) return float_gemv<DType::F32>(task);
+    if (task.m == 1 && type == DType::F16) return float_gemv_of<DType::F16>(task);
+    if (task.m == 1 && type == DType::BF16) return float_gemv_of<DType::BF16>(task);
+    if (task.m == 1 && type == DType::F32) return float_gemv_of<DType::F32>(task);
     if (task.m > few_tokens) float_gemm_blocks<many>(task);
     else float_gemm_blocks<few>(task);
 }

@@ -146,11 +146,12 @@ struct RowGroup {
     const std::byte* p;
     std::size_t      stride; // of a row in the file
     std::int64_t     here;
+    Prefetch         prefetch;
 };
 
 // GEMV over 16 repacked rows, two tiles at a time, with software prefetching as in k_loop().
-template <class Format>
-INLINE void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& total) {
+template <class Format, Prefetch Into>
+[[gnu::noinline]] void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& total) {
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes;
     f32x16        sum{};
     Format        format;
@@ -159,8 +160,8 @@ INLINE void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& to
 #pragma clang loop unroll(full)
         for (int j = 0; j < tiles; j += 2) {
             i32x16 dot[2];
-            format.two_sums(p, j, x.integers + (tile + j) * 32, dot);
-            __builtin_prefetch(p + 8192 + 32 * j, 0, Format::early); // the scales
+            format.template two_sums<Into>(p, j, x.integers + (tile + j) * 32, dot);
+            prefetch_lines(p + prefetch_ahead + 32 * j, 64, Into); // the scales
             for (int k = 0; k < 2; k++) {
                 UnpackedTile w;
                 format.tile_scales(j + k, w);
@@ -171,20 +172,23 @@ INLINE void gemv_repacked(const std::byte* p, const QuantisedRows& x, f32x16& to
     total = sum;
 }
 
-// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. Software prefetching 8 KB ahead: with the processor's own
-// prefetching alone only half of the memory's bandwidth is reached.
-template <class Format, bool Repacked, int N, int R>
-INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
-                         f32x16 (*total)[max_tokens_per_pass]) {
+// R groups of 16 rows × tokens first .. first + n - 1; total [R][n]. One: a single token, whose sums stay in registers.
+template <class Format, bool Repacked, int N, int R, bool One>
+[[gnu::noinline]] void k_loop(const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
+                              f32x16 (*total)[max_tokens_per_pass]) {
+    static_assert(!One || R == 1);
     constexpr int tiles = Format::items / 32, bytes = 16 * Format::bytes; // of a block of 16 rows
     constexpr int at_once = Repacked ? 1 : 8 / tiles; // blocks repacked together, a panel of 256 columns
-    for (int r = 0; r < R; r++)
-        for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
+    f32x16        sum{};
+    if constexpr (!One)
+        for (int r = 0; r < R; r++)
+            for (std::int64_t t = 0; t < n; t++) total[r][t] = f32x16{};
     const std::int64_t all = x.m;
     Tokens             at{x.integers, x.scales, x.sums, x.products};
     at.move(first);
     const auto add = [&](const UnpackedTile* w) __attribute__((always_inline)) {
         if constexpr (R == 2) add_two_groups<Format>(w, at, n, total);
+        else if constexpr (One) add_tile<Format, 1>(w[0], at, 1, &sum);
         else add_tile<Format, N>(w[0], at, n, total[0]);
         at.move(all);
     };
@@ -193,8 +197,8 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
     const std::int64_t    blocks = x.k / Format::items;
     if constexpr (Repacked) {
         for (std::int64_t block = 0; block < blocks; block++) {
-            const std::int64_t later = block * bytes + 8192, rest = blocks * bytes; // then the other group follows
-            const std::int64_t ahead = later < rest ? 8192 : 8192 + (R - 1) * rest;
+            const std::int64_t rest  = blocks * bytes; // then the other group follows
+            const std::int64_t ahead = prefetch_ahead + (block * bytes + prefetch_ahead < rest ? 0 : (R - 1) * rest);
             for (int r = 0; r < R; r++) format[r].header(group[r].p + block * bytes);
 #pragma clang loop unroll(full)
             for (int j = 0; j < tiles; j++) {
@@ -202,12 +206,12 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
                 for (int r = 0; r < R; r++) {
                     const std::byte* p = group[r].p + block * bytes;
                     format[r].tile(p, j, w[r]);
-                    for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
-                        __builtin_prefetch(p + ahead + i);
+                    prefetch_lines(p + ahead + bytes / tiles * j, bytes / tiles, group[r].prefetch);
                 }
                 add(w);
             }
         }
+        if constexpr (One) total[0][0] = sum;
         return;
     }
     for (std::int64_t begin = 0; begin < blocks; begin += at_once) {
@@ -224,8 +228,7 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
                     const std::size_t stride = group[r].stride;
                     const std::byte*  later  = group[r].p + 16 * R * stride + begin * bytes + done;
                     format[r].tile(panel[r] + done, j, w[r]);
-                    for (int i = bytes / tiles * j; i < bytes / tiles * (j + 1); i += 64)
-                        __builtin_prefetch(later + i, 0, 2);
+                    prefetch_lines(later + bytes / tiles * j, bytes / tiles, Prefetch::l2);
                     // and two rows of the next panel, from the L2 to the L1
                     const std::byte* next = group[r].p + std::size_t(2 * ((block - begin) * tiles + j)) * stride +
                                             (begin + at_once) * Format::bytes;
@@ -238,6 +241,7 @@ INLINE_PARTS void k_loop(const RowGroup* group, const QuantisedRows& x, std::int
             }
         }
     }
+    if constexpr (One) total[0][0] = sum;
 }
 
 INLINE void integer_epilogue(const GemmTask& task, std::int64_t row, std::int64_t first, std::int64_t n,
@@ -300,7 +304,7 @@ INLINE std::size_t gemv_scratch(std::int64_t cols) {
 }
 
 template <class Format>
-INLINE_PARTS void gemv_rows(const GemmTask& task) {
+[[gnu::noinline]] void gemv_rows(const GemmTask& task) {
     constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
     constexpr int          sums   = Format::two_scales ? 2 : 1;
     const TensorView&      w      = *task.weight;
@@ -333,7 +337,7 @@ INLINE_PARTS void gemv_rows(const GemmTask& task) {
     for (std::int64_t row = task.first; row < task.last; row += 16) {
         for (std::int64_t r = 0; r < std::min<std::int64_t>(16, task.last - row); r++, p += stride) {
             for (std::int64_t g = 0; g < whole; g++) {
-                for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + g * bytes + i + 8192);
+                prefetch_lines(p + g * bytes + prefetch_ahead, bytes, task.prefetch);
                 row_group(p + g * bytes, g, r);
             }
             if (whole < groups) {
@@ -356,12 +360,12 @@ INLINE_PARTS void gemv_rows(const GemmTask& task) {
     }
 }
 
-template <int N, int R>
+template <int N, int R, bool One>
 INLINE void k_loop_of(DType type, const RowGroup* group, const QuantisedRows& x, std::int64_t first, std::int64_t n,
                       f32x16 (*total)[max_tokens_per_pass]) {
     switch (type) {
 #define K_LOOP(T) \
-    case DType::T: return k_loop<Format##T, repacked_at_load(DType::T), N, R>(group, x, first, n, total);
+    case DType::T: return k_loop<Format##T, repacked_at_load(DType::T), N, R, One>(group, x, first, n, total);
         EACH_INTEGER_FORMAT(K_LOOP)
 #undef K_LOOP
         default: return;
@@ -369,7 +373,8 @@ INLINE void k_loop_of(DType type, const RowGroup* group, const QuantisedRows& x,
 }
 
 // Passes of so many tokens that their x stays in the L2 while the rows of the task change.
-INLINE void integer_gemm(const GemmTask& task) {
+template <bool Pairs>
+void integer_gemm(const GemmTask& task) {
     const TensorView&    w      = *task.weight;
     const QuantisedRows& x      = *task.quantised;
     const std::size_t    stride = row_bytes(w.type, w.cols);
@@ -379,22 +384,24 @@ INLINE void integer_gemm(const GemmTask& task) {
     }
     // With fewer tokens Winograd loses: unpacking, otherwise hidden behind products, now uses the same units.
     const std::int64_t winograd_from = w.type == DType::Q6_K ? 64 : 24;
-    const std::int64_t most = max_tokens_per_pass / (WINOGRAD ? 1 : 2), passes = (x.m + most - 1) / most;
+    const std::int64_t most = max_tokens_per_pass / (Pairs ? 1 : 2), passes = (x.m + most - 1) / most;
     const std::int64_t at_once = (x.m + passes - 1) / passes;
     for (std::int64_t first = 0; first < x.m; first += at_once) {
         const std::int64_t n = std::min(at_once, x.m - first);
         for (std::int64_t row = task.first, groups; row < task.last; row += 16 * groups) {
             const auto group = [&](std::int64_t at) {
                 return RowGroup{static_cast<const std::byte*>(w.data) + std::size_t(at) * stride, stride,
-                                std::min<std::int64_t>(16, w.rows - at)};
+                                std::min<std::int64_t>(16, w.rows - at), task.prefetch};
             };
             const RowGroup two[2] = {group(row), group(row + 16)};
             f32x16         total[2][max_tokens_per_pass];
-            groups = WINOGRAD && n >= winograd_from && row + 16 < task.last ? 2 : 1;
-            if (WINOGRAD && groups == 2) k_loop_of<1, 2>(w.type, two, x, first, n, total);
-            else if (x.m == 1 && w.type == DType::Q4_K) gemv_repacked<FormatQ4_K>(two[0].p, x, total[0][0]);
-            else if (n > 1) k_loop_of<DOT_TOKENS, 1>(w.type, two, x, first, n, total);
-            else k_loop_of<1, 1>(w.type, two, x, first, 1, total); // the tile stays in registers
+            groups = Pairs && n >= winograd_from && row + 16 < task.last ? 2 : 1;
+            if (Pairs && groups == 2) k_loop_of<1, Pairs ? 2 : 1, false>(w.type, two, x, first, n, total);
+            else if (x.m == 1 && w.type == DType::Q4_K)
+                (task.prefetch == Prefetch::l1 ? gemv_repacked<FormatQ4_K, Prefetch::l1>
+                                               : gemv_repacked<FormatQ4_K, Prefetch::l2>)(two[0].p, x, total[0][0]);
+            else if (n > 1) k_loop_of<DOT_TOKENS, 1, false>(w.type, two, x, first, n, total);
+            else k_loop_of<1, 1, true>(w.type, two, x, first, 1, total);
             for (std::int64_t r = 0; r < groups; r++) integer_epilogue(task, row + 16 * r, first, n, total[r]);
         }
     }

@@ -38,7 +38,7 @@ INLINE void repack_blocks(const std::byte* rows, std::size_t stride, std::int64_
 
 // Groups of 16 rows first .. last-1, whole.
 template <class Format>
-INLINE_PARTS void repack_rows(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
+[[gnu::noinline]] void repack_rows(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
     const std::size_t stride = row_bytes(w.type, w.cols);
     for (std::int64_t row = first * 16; row < last * 16; row += 16)
         repack_blocks<Format>(static_cast<const std::byte*>(w.data) + std::size_t(row) * stride, stride,
@@ -46,10 +46,10 @@ INLINE_PARTS void repack_rows(const TensorView& w, std::byte* out, std::int64_t 
                               out + std::size_t(row) * stride);
 }
 
-#define EACH_INTEGER_FORMAT(DO)                                                                                \
-    DO(Q4_0)                                                                                                   \
-    DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ4_NL) DO(IQ4_XS) DO(MXFP4) DO(IQ3_XXS) \
-        DO(IQ2_XS)
+#define EACH_INTEGER_FORMAT(DO) \
+    DO(Q4_0)                    \
+    DO(Q4_1)                    \
+    DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(IQ4_NL) DO(IQ4_XS) DO(MXFP4) DO(IQ3_XXS) DO(IQ2_XS)
 
 INLINE void repack_body(const TensorView& w, std::byte* out, std::int64_t first, std::int64_t last) {
     switch (w.type) {
@@ -66,6 +66,7 @@ INLINE void repack_body(const TensorView& w, std::byte* out, std::int64_t first,
 constexpr int quantised_together = 8; // tokens
 
 // A tile of 32 columns for each of `here` neighbouring tokens, whose columns are at x, `cols` apart.
+template <bool Pairs>
 INLINE void quantise_tiles(const float* x, std::int64_t cols, const QuantisedRows& to, std::int64_t tile,
                            std::int64_t here) {
     const auto max_x                    = float(max_activation(to.for_wide));
@@ -99,7 +100,7 @@ INLINE void quantise_tiles(const float* x, std::int64_t cols, const QuantisedRow
 #undef JOIN
         STORE16(to.integers + (tile + t) * 32, reordered);
         DOT(sum[t], v, i16x32{} + 1);
-        if constexpr (WINOGRAD) DOT(product[t], v, (i16x32)((u32x16)v >> 16));
+        if constexpr (Pairs) DOT(product[t], v, (i16x32)((u32x16)v >> 16));
     }
 #define EVEN(v) __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14)
 #define ODD(v) __builtin_shufflevector(v, v, 1, 3, 5, 7, 9, 11, 13, 15)
@@ -109,7 +110,7 @@ INLINE void quantise_tiles(const float* x, std::int64_t cols, const QuantisedRow
     const f32x8 sums = __builtin_convertvector(EVEN(lanes) + ODD(lanes), f32x8) * scale;
     std::memcpy(to.scales + tile, &scale, bytes);
     std::memcpy(to.sums + tile, &sums, bytes);
-    if constexpr (WINOGRAD) {
+    if constexpr (Pairs) {
         sums_of_tiles(product, lanes);
         const i32x8 products = -(EVEN(lanes) + ODD(lanes));
         std::memcpy(to.products + tile, &products, bytes);
@@ -118,14 +119,15 @@ INLINE void quantise_tiles(const float* x, std::int64_t cols, const QuantisedRow
 #undef ODD
 }
 
+template <bool Pairs>
 INLINE void quantise_rows_body(const float* x, const QuantisedRows& to, std::int64_t first, std::int64_t last) {
     for (std::int64_t t = first; t < last; t += quantised_together) {
         const std::int64_t here = std::min<std::int64_t>(quantised_together, last - t);
         for (std::int64_t k = 0; k < to.k; k += 32) {
             const float*       at   = x + t * to.k + k;
             const std::int64_t tile = k / 32 * to.m + t;
-            if (here == quantised_together) quantise_tiles(at, to.k, to, tile, quantised_together); // a constant
-            else quantise_tiles(at, to.k, to, tile, here);
+            if (here == quantised_together) quantise_tiles<Pairs>(at, to.k, to, tile, quantised_together); // a constant
+            else quantise_tiles<Pairs>(at, to.k, to, tile, here);
         }
     }
 }

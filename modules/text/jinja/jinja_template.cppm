@@ -59,7 +59,8 @@ Result<std::int64_t> local_seconds(const std::string& when) {
         localtime_r(&now, &parts);
         return std::int64_t(timegm(&parts));
     }
-    for (const char* format : {"%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"}) {
+    for (const char* format :
+         {"%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"}) {
         parts           = {};
         const char* end = strptime(when.c_str(), format, &parts);
         if (end && *end == 0) return std::int64_t(timegm(&parts));

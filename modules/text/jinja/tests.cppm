@@ -5,6 +5,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.text.jinja.access;
 import quire.text.jinja.value;
+import quire.text.jinja.value_text;
 
 export namespace quire::jinja {
 
@@ -25,7 +26,9 @@ constexpr std::array<std::string_view, 38> test_names{
     "equalto",     "==",        "ne",       "!=",       "lt",   "lessthan", "<",           "le",    "<=",     "gt",
     "greaterthan", ">",         "ge",       ">=",       "in",   "sameas",   "escaped",     "filter"};
 
-bool is_test(std::string_view name) { return name == "test" || std::ranges::find(test_names, name) != test_names.end(); }
+bool is_test(std::string_view name) {
+    return name == "test" || std::ranges::find(test_names, name) != test_names.end();
+}
 
 std::int64_t whole(const Value& v) {
     must_be_defined(v);

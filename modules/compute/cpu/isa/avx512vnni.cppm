@@ -1,0 +1,59 @@
+// quire.compute.cpu.isa.avx512vnni: the integer GEMM for AVX-512 VNNI, with and without Winograd's inner product.
+export module quire.compute.cpu.isa.avx512vnni;
+
+import quire.compute.cpu.kernel_table;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+import quire.model_file.family;
+import quire.model_file.quants;
+import quire.model_file.quants.lattices;
+
+export namespace quire {
+
+// With the float kernels of avx512. Pairs: prompts by Winograd's inner product.
+CpuKernels avx512vnni_kernels(CpuKernels avx512, bool pairs);
+
+} // namespace quire
+
+module :private;
+
+namespace quire::avx512vnni {
+
+#include "../vectors.h"
+
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"))), \
+                             apply_to = function)
+#define LOOK_UP(out, table, v)                                                                                         \
+    do {                                                                                                               \
+        typedef char i8x64_ __attribute__((vector_size(64)));                                                          \
+        i8x64_       table_;                                                                                           \
+        for (int i_ = 0; i_ < 4; i_++) __builtin_memcpy(reinterpret_cast<std::byte*>(&table_) + 16 * i_, (table), 16); \
+        (out) = (i32x16)__builtin_ia32_pshufb512(table_, (i8x64_)(v));                                                 \
+    } while (0)
+#define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
+#define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
+#define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
+#define SPLIT_BYTES 1
+#define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
+#define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))
+#define FUSED true
+#define DOT_TOKENS 1
+#define FLOAT_KERNELS 0
+using Lanes = f32x16;
+#include "../kernels.h"
+#pragma clang attribute pop
+#include "../table.h"
+
+} // namespace quire::avx512vnni
+
+namespace quire {
+
+CpuKernels avx512vnni_kernels(CpuKernels avx512, bool pairs) {
+    avx512.name = "avx512, vnni";
+    if (pairs) avx512vnni::use_integer_kernels<true>(avx512);
+    else avx512vnni::use_integer_kernels<false>(avx512);
+    return avx512;
+}
+
+} // namespace quire

@@ -1,0 +1,171 @@
+// quire.compute.cpu.tuning: chooses how the CPU kernels prefetch weights, by measuring it. Owns nothing.
+//
+// Which cache weights should be prefetched into depends on the processor: on Zen 4, one token with Q8_0 takes twice as long if they
+// go to the L1. Results are the same bits either way, so that a choice by the clock is harmless.
+export module quire.compute.cpu.tuning;
+
+import quire.compute.cpu.kernel_table;
+import quire.core.base;
+import quire.core.processor;
+import quire.core.std;
+import quire.core.tensor;
+import quire.core.thread_pool;
+import quire.model_file.quants;
+
+export namespace quire {
+
+// How the weights of a type are prefetched, and the bytes a second that were measured with each way (zeros: remembered from
+// another start).
+struct PrefetchChoice {
+    DType    type = DType::F32;
+    Prefetch into = Prefetch::l2;
+    double   l1 = 0, l2 = 0;
+};
+
+// Chooses for one type, in some 10 ms: one token's GEMV over parts of the weights, as the kernels take them, all of this type.
+// Nothing if they are too few to be read from memory.
+std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadPool& pool,
+                                              std::span<const TensorView> weights);
+
+// The same, remembered for this processor, instruction set and number of threads in the user's cache folder
+// ($XDG_CACHE_HOME/quire or ~/.cache/quire). A file that cannot be read or written only costs the measurement.
+std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int n_threads, DType type);
+void                          remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr std::size_t region_bytes = std::size_t(24) << 20; // four of them are larger than caches
+
+struct Piece {
+    TensorView   weight;
+    std::int64_t first, last; // rows
+};
+
+// Weights with as many columns as the first, divided into regions of pieces that threads take one by one.
+static std::vector<std::vector<Piece>> regions_of(std::span<const TensorView> weights, std::size_t n) {
+    std::vector<std::vector<Piece>> regions(1);
+    std::size_t                     bytes = 0;
+    for (const TensorView& w : weights) {
+        if (w.cols != weights[0].cols) continue;
+        const std::size_t  stride = row_bytes(w.type, w.cols);
+        const std::int64_t rows = std::max<std::int64_t>(16, std::int64_t((std::size_t(256) << 10) / stride) / 16 * 16);
+        for (std::int64_t row = 0; row < w.rows; row += rows) {
+            if (bytes >= region_bytes) {
+                if (regions.size() == n) return regions;
+                regions.emplace_back();
+                bytes = 0;
+            }
+            regions.back().push_back({w, row, std::min(w.rows, row + rows)});
+            bytes += std::size_t(std::min(w.rows, row + rows) - row) * stride;
+        }
+    }
+    regions.pop_back(); // not full
+    return regions;
+}
+
+std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadPool& pool,
+                                              std::span<const TensorView> weights) {
+    if (weights.empty()) return {};
+    const std::vector<std::vector<Piece>> regions = regions_of(weights, 4);
+    if (regions.size() < 4) return {};
+    const auto                cols = std::size_t(weights[0].cols);
+    std::vector<float>        x(cols), scales(cols / 32), sums(cols / 32);
+    std::vector<std::int16_t> integers(cols);
+    std::vector<std::int32_t> products(cols / 32);
+    for (std::size_t i = 0; i < cols; i++) x[i] = float(i % 17) - 8;
+    QuantisedRows quantised{1,
+                            weights[0].cols,
+                            integers.data(),
+                            scales.data(),
+                            sums.data(),
+                            products.data(),
+                            wide_integers(weights[0].type)};
+    if (uses_integer_gemm(weights[0].type)) kernels.quantise_rows(x.data(), quantised, 0, 1);
+    std::vector<float>              packed(cols);
+    std::vector<std::vector<float>> scratch(std::size_t(pool.n_threads())), out(scratch.size());
+    kernels.pack_panels(x.data(), 1, weights[0].cols, packed.data(), 0, kernels.token_tiles(1));
+    std::int64_t most_rows = 0;
+    for (const TensorView& w : weights) most_rows = std::max(most_rows, w.rows);
+    for (std::size_t i = 0; i < scratch.size(); i++)
+        scratch[i].resize(gemm_scratch + 16), out[i].resize(std::size_t(most_rows));
+
+    std::atomic<unsigned> touched{0};
+    for (const std::vector<Piece>& region : regions) // pages of a file come with their first use
+        pool.run(int(region.size()), [&](int item, int) {
+            const auto& [w, first, last] = region[std::size_t(item)];
+            const std::size_t stride     = row_bytes(w.type, w.cols);
+            const auto*       bytes      = static_cast<const std::byte*>(w.data);
+            unsigned          sum        = 0;
+            for (std::size_t at = std::size_t(first) * stride; at < std::size_t(last) * stride; at += 4096)
+                sum += unsigned(bytes[at]);
+            touched += sum;
+        });
+
+    PrefetchChoice choice{.type = weights[0].type};
+    const auto     run = [&](const std::vector<Piece>& region, Prefetch into) {
+        std::size_t bytes = 0;
+        for (const Piece& piece : region)
+            bytes += std::size_t(piece.last - piece.first) * row_bytes(piece.weight.type, piece.weight.cols);
+        const auto start = std::chrono::steady_clock::now();
+        pool.run(int(region.size()), [&](int item, int thread) {
+            const Piece& piece   = region[std::size_t(item)];
+            float*       aligned = scratch[std::size_t(thread)].data();
+            aligned += (64 - reinterpret_cast<std::uintptr_t>(aligned) % 64) % 64 / sizeof(float);
+            GemmTask task{&piece.weight, nullptr, x.data(), &quantised, packed.data(), out[std::size_t(thread)].data(),
+                          into,          1};
+            task.first = piece.first, task.last = piece.last, task.scratch = aligned;
+            kernels.gemm(task);
+        });
+        const double rate =
+            double(bytes) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        double& best = into == Prefetch::l1 ? choice.l1 : choice.l2;
+        best         = std::max(best, rate);
+    };
+    for (std::size_t round = 0; round < 2; round++) // each way over each region, never twice over the same one
+        for (std::size_t i = 0; i < 4; i++) run(regions[i], (i + round) % 2 == 0 ? Prefetch::l1 : Prefetch::l2);
+    choice.into = choice.l1 > choice.l2 ? Prefetch::l1 : Prefetch::l2;
+    return choice;
+}
+
+static std::filesystem::path cache_file() {
+    const char* cache = std::getenv("XDG_CACHE_HOME");
+    const char* home  = std::getenv("HOME");
+    if (cache && *cache) return std::filesystem::path(cache) / "quire" / "prefetch";
+    if (home && *home) return std::filesystem::path(home) / ".cache" / "quire" / "prefetch";
+    return {};
+}
+
+static std::string line_of(const CpuKernels& kernels, int n_threads, DType type) {
+    return cat(processor_name(), "; ", kernels.name, "; ", n_threads, "; ", dtype_info(type).name, "; ");
+}
+
+std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int n_threads, DType type) {
+    const std::filesystem::path file = cache_file();
+    if (file.empty()) return {};
+    const std::string begin = line_of(kernels, n_threads, type);
+    std::ifstream     in(file);
+    int               n = 0;
+    for (std::string line; std::getline(in, line) && n++ < 10'000;) {
+        if (line == begin + "l1") return PrefetchChoice{.type = type, .into = Prefetch::l1};
+        if (line == begin + "l2") return PrefetchChoice{.type = type, .into = Prefetch::l2};
+    }
+    return {};
+}
+
+void remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice) {
+    const std::filesystem::path file = cache_file();
+    if (file.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(file.parent_path(), error);
+    std::FILE* out = std::fopen(file.c_str(), "ab");
+    if (!out) return;
+    std::fputs((line_of(kernels, n_threads, choice.type) + (choice.into == Prefetch::l1 ? "l1\n" : "l2\n")).c_str(),
+               out);
+    std::fclose(out);
+}
+
+} // namespace quire
