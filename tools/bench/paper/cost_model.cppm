@@ -115,38 +115,52 @@ CostModel calibrated(const PaperModel& model) {
     return c;
 }
 
-// Normal equations of (1, prompt tokens, KV tokens, sequences), solved by elimination.
-CostModel fit(std::span<const MeasuredStep> steps) {
-    std::array<double, 4> x{};
-    std::vector<int>      used{0, 1, 2, 3};
-    while (!used.empty()) {
-        const std::size_t                n = used.size();
-        std::vector<std::vector<double>> m(n, std::vector<double>(n + 1));
-        for (const MeasuredStep& s : steps) {
-            // Relative errors count: a short step weighs as much as a long one.
-            const double values[] = {1, double(s.prompt_tokens), s.kv_tokens, double(s.sequences)},
-                         w        = 1 / (s.seconds * s.seconds);
-            for (std::size_t i = 0; i < n; i++) {
-                for (std::size_t j = 0; j < n; j++) m[i][j] += w * values[used[i]] * values[used[j]];
-                m[i][n] += w * values[used[i]] * s.seconds;
-            }
-        }
+// The unknowns `used` of (1, prompt tokens, KV tokens, sequences) by the normal equations of relative errors; the others are 0.
+std::array<double, 4> solve(std::span<const MeasuredStep> steps, std::span<const std::size_t> used) {
+    const std::size_t                    n = used.size();
+    std::array<std::array<double, 5>, 4> m{};
+    for (const MeasuredStep& s : steps) {
+        const std::array<double, 4> values{1, double(s.prompt_tokens), s.kv_tokens, double(s.sequences)};
+        const double                weight = 1 / (s.seconds * s.seconds); // a short step counts as much as a long one
         for (std::size_t i = 0; i < n; i++) {
-            if (m[i][i] <= 0) m[i][i] = 1;
-            for (std::size_t k = 0; k < n; k++) {
-                if (k == i) continue;
-                const double factor = m[k][i] / m[i][i];
-                for (std::size_t j = i; j <= n; j++) m[k][j] -= factor * m[i][j];
-            }
+            for (std::size_t j = 0; j < n; j++) m[i][j] += weight * values[used[i]] * values[used[j]];
+            m[i][4] += weight * values[used[i]] * s.seconds;
         }
-        x = {};
-        for (std::size_t i = 0; i < n; i++) x[std::size_t(used[i])] = m[i][n] / m[i][i];
-        const auto worst = std::ranges::min_element(used, {}, [&](int i) { return x[std::size_t(i)]; });
-        if (x[std::size_t(*worst)] >= 0) break;
-        used.erase(worst);
+    }
+    for (std::size_t i = 0; i < n; i++) {
+        if (m[i][i] <= 0) m[i][i] = 1;
+        for (std::size_t k = 0; k < n; k++) {
+            if (k == i) continue;
+            const double factor = m[k][i] / m[i][i];
+            for (std::size_t j = 0; j < 5; j++) m[k][j] -= factor * m[i][j];
+        }
+    }
+    std::array<double, 4> x{};
+    for (std::size_t i = 0; i < n; i++) x[used[i]] = m[i][4] / m[i][i];
+    return x;
+}
+
+// Of all choices of unknowns without a negative result, the one with the least error.
+CostModel fit(std::span<const MeasuredStep> steps) {
+    std::array<double, 4> best{};
+    double                least = std::numeric_limits<double>::infinity();
+    for (unsigned choice = 1; choice < 16; choice++) {
+        std::vector<std::size_t> used;
+        for (std::size_t i = 0; i < 4; i++)
+            if (choice >> i & 1) used.push_back(i);
+        const std::array<double, 4> x     = solve(steps, used);
+        double                      error = 0;
+        for (const MeasuredStep& s : steps) {
+            const double part =
+                (x[0] + x[1] * s.prompt_tokens + x[2] * s.kv_tokens + x[3] * s.sequences) / s.seconds - 1;
+            error += part * part;
+        }
+        if (std::ranges::any_of(x, [](double v) { return v < 0; }) || error >= least) continue;
+        least = error;
+        best  = x;
     }
     CostModel c;
-    c.step = x[0], c.token = x[1], c.kv = x[2], c.sequence = x[3];
+    c.step = best[0], c.token = best[1], c.kv = best[2], c.sequence = best[3];
     c.copy_token = 2 * c.kv;
     return c;
 }

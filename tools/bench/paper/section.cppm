@@ -49,10 +49,11 @@ int colour_of(std::string_view series, int otherwise) {
     return at == order.end() ? otherwise : colours[std::size_t(at - order.begin())];
 }
 
+// With so many digits behind the point; or, if negative, so many significant ones.
 std::string number(double v, int digits = 2, const char* unit = "") {
     if (!std::isfinite(v)) return "";
     char text[48];
-    std::snprintf(text, sizeof text, "%.*f%s", digits, v, unit);
+    std::snprintf(text, sizeof text, digits < 0 ? "%.*g%s" : "%.*f%s", std::abs(digits), v, unit);
     return text;
 }
 
@@ -140,7 +141,7 @@ void add_latency_charts(Section& s, const Pair& sets, const std::string& name,
 void add_rates(Section& s, const Pair& sets, const std::string& panel, const std::string& what,
                const std::vector<std::pair<std::string_view, std::string>>& claims) {
     for (std::string_view system : order) {
-        const auto rate = [&](bool real) { return number(sets.value(real, panel, system, "sustained")); };
+        const auto rate = [&](bool real) { return number(sets.value(real, panel, system, "sustained"), -3); };
         const Row  row  = sets.row(cat(what, ", ", shown_name(system), ", requests/s"), "", rate);
         if (!row.simulated.empty() || !row.measured.empty()) s.rows.push_back(row);
     }

@@ -341,7 +341,7 @@ Section figure_18(const Pair& sets) {
     for (auto workload : {"ShareGPT", "Alpaca"})
         for (int size : {1, 4, 16, 64, 128, 256})
             s.rows.push_back(sets.row(cat(workload, ", blocks of ", size, ", s/token"), "", [&](bool real) {
-                return number(sets.value(real, "b", workload, "latency", size), 3);
+                return number(sets.value(real, "b", workload, "latency", size), -3);
             }));
     if (sets.measured)
         for (const Point& p : sets.measured->points)
@@ -390,7 +390,7 @@ Section figure_19(const Pair& sets) {
     for (int size : {1, 16, 256})
         for (auto mode : {"swap", "recompute"})
             s.rows.push_back(sets.row(cat("blocks of ", size, ", ", mode, ", s/token"), "", [&](bool real) {
-                return number(sets.value(real, "b", mode, "latency", size), 3);
+                return number(sets.value(real, "b", mode, "latency", size), -3);
             }));
     const double tiny  = sets.value(!sets.simulated, "a", "swap", "milliseconds", 1),
                  large = sets.value(!sets.simulated, "a", "swap", "milliseconds", 256),
@@ -433,7 +433,7 @@ Section beyond(const Pair& sets) {
                         cat(p.panel, ", ", p.series, ", ", number(p.x, p.x < 10 ? 1 : 0), " requests/s, s/token");
                     const auto row  = std::ranges::find(s.rows, what, &Row::what);
                     Row&       mine = row == s.rows.end() ? s.rows.emplace_back(Row{what, "", "", ""}) : *row;
-                    (set == sets.simulated ? mine.simulated : mine.measured) = number(p.value, 3);
+                    (set == sets.simulated ? mine.simulated : mine.measured) = number(p.value, -3);
                 }
     s.why.push_back(
         "Admission: how many blocks stay free when a request starts (the watermark) decides how often one is preempted "
