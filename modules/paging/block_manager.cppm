@@ -126,11 +126,11 @@ private:
     struct Table {
         std::vector<BlockId> blocks;
         CacheNamespace       space;
-        int                  n_released   = 0; // leading entries that are released_block
-        int                  n_hashed     = 0; // leading full blocks whose hashes are in the chain
-        int                  copied_until = 0; // position up to which a copied block came filled
-        BlockId              placed = -1;      // the first block, where the table is contiguous
-        Prefix               prefix;           // of these n_hashed blocks
+        int                  n_released   = 0;  // leading entries that are released_block
+        int                  n_hashed     = 0;  // leading full blocks whose hashes are in the chain
+        int                  copied_until = 0;  // position up to which a copied block came filled
+        BlockId              placed       = -1; // the first block, where the table is contiguous
+        Prefix               prefix;            // of these n_hashed blocks
         bool                 in_use = false, hashable = true, swapped = false, pinned = false;
     };
 

@@ -131,7 +131,8 @@ Section figure_12(const Pair& sets) {
                           verdict_of(sets.ratio(real, "b", "orca-max"), 2.7), ", 175B ",
                           verdict_of(sets.ratio(real, "c", "orca-max"), 2.7),
                           "; the upper ends 2.7 and 8 do not follow from memory alone; Alpaca, 13B, over Oracle: ",
-                          verdict_of(sets.ratio(real, "d", "orca-oracle"), 1.3), "; (f) compute-bound: holds");
+                          verdict_of(sets.ratio(real, "d", "orca-oracle"), 1.3),
+                          "; (f) less pronounced: ", verdict_of(1.15 / sets.ratio(real, "f", "orca-oracle"), 1));
     s.why.push_back(
         "A rate ratio cannot exceed the ratio of the batches that fit into memory, and falls short of it as a step "
         "with more sequences takes longer. For "
@@ -224,6 +225,10 @@ Section figure_14(const Pair& sets) {
         "reserve a chunk for every sequence and copy a beam's KV into its own chunk whenever it takes over another "
         "beam's past.");
     s.why.push_back(
+        "Sharing saves up to two thirds of the blocks of beams, but every beam is still computed and reads its own "
+        "past in each step. So the batch grows as "
+        "the blocks allow and the rate does not follow it: the gain hardly grows with the width.");
+    s.why.push_back(
         "Made up in the simulation: how likely a beam's continuations are (the best has a probability drawn evenly "
         "from 0 to 1, the next the same part "
         "of the rest). It decides how soon beams have a common past, hence how much they share.");
@@ -247,7 +252,7 @@ Section figure_15(const Pair& sets) {
                                    {"ShareGPT", "parallel", {16.2, 0, 30.5}},
                                    {"ShareGPT", "beam", {44.3, 0, 66.3}}};
     std::vector<BarPanel> bars;
-    double                worst = 0;
+    double                worst = 0, worst_beams = 0;
     for (const Saved& of : all) {
         BarPanel p{cat(of.workload, ", ", of.method == "beam" ? "beam search" : "parallel sampling"),
                    "% of the blocks",
@@ -265,13 +270,18 @@ Section figure_15(const Pair& sets) {
             s.rows.push_back(sets.row(cat(of.workload, ", ", of.method, " ", n),
                                       of.paper[i] > 0 ? number(of.paper[i], 1, " %") : "",
                                       [&](bool real) { return number(value(real), 1, " %"); }));
-            if (of.paper[i] > 0) worst = std::max(worst, std::fabs(value(!sets.simulated) - of.paper[i]));
+            if (of.paper[i] > 0) {
+                double& most = of.method == "beam" ? worst_beams : worst;
+                most         = std::max(most, std::fabs(value(!sets.simulated) - of.paper[i]));
+            }
         }
         bars.push_back(std::move(p));
     }
     s.charts.push_back(
         {"fig15", bar_chart(bars, 2), "Of the blocks that the sequences would need without sharing, over all steps"});
-    s.verdict = cat("holds, within ", number(worst, 0), " points");
+    s.verdict =
+        cat("samples: holds, within ", number(worst, 0), " points; beams: ",
+            worst_beams <= 5 ? "holds" : cat("more than claimed, by up to ", number(worst_beams, 0), " points"));
     s.why.push_back(
         "Measured on the block tables of the running requests, not computed from lengths. Only full blocks of the "
         "prompt stay shared among samples, so short prompts "
