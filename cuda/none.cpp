@@ -1,5 +1,6 @@
 // Implements kernels.h in a build without CUDA: there is no device, so no other function is ever called.
 #include "kernels.h"
+#include "ranks.h"
 
 namespace quire::cuda {
 
@@ -78,6 +79,26 @@ bool can_group(const Weight&, int) { return false; }
 void expert_gated(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
 void expert_combine(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&, Context&) {}
 void gate_rows(Half*, std::int64_t, std::int64_t, const Half*, std::int64_t, const float*, Context&) {}
+
+void announce_ranks() {}
+bool connect_ranks(Context* const*, int, std::size_t, double, Rank**, const char*& why) {
+    why = "this build has no CUDA";
+    return false;
+}
+void destroy_rank(Rank*) {}
+bool lost_a_rank(const Rank&) { return false; }
+int  nccl_version(const Rank&) { return 0; }
+void join_nccl(Rank&) {}
+void all_reduce(const AllReduce&, std::int64_t, std::int64_t, Rank&, Context&) {}
+bool all_reduce_norm(const AllReduce&, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
+                     std::int64_t, Rank&, Context&) {
+    return false;
+}
+void all_gather(const void*, std::int64_t, const RankArrays&, std::int64_t, std::int64_t, std::int64_t, int, Rank&,
+                Context&) {}
+void take_columns(const void*, std::int64_t, std::int64_t, void*, std::int64_t, std::int64_t, int, Context&) {}
+void sum_parts(const Parts&, void*, bool, std::int64_t, Context&) {}
+void embed_part(const Weight&, std::int32_t, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
 
 void*       make_decode_megakernel(const Operation*, int, Context&) { return nullptr; }
 bool        run_decode_megakernel(void*, const Plan&, float*, std::int32_t*, Context&) { return false; }

@@ -63,6 +63,14 @@ struct AccessOf {
     Access operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
     Access operator()(const SelectRows& o) const { return {{o.x}, {o.out}}; }
     Access operator()(const Argmax& o) const { return {{o.logits}, {}}; }
+    Access operator()(const AllReduce& o) const {
+        Access a{{}, {o.out}};
+        for (ValueId id : o.parts)
+            if (id != none) a.reads.push_back(id);
+        return a;
+    }
+    Access operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
+    Access operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
 };
 
 struct Loaded {

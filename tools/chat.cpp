@@ -279,5 +279,10 @@ int main(int argc, char** argv) {
                 words.insert(words.begin() + std::ptrdiff_t(i) + 1, "on");
     };
     if (const std::optional<int> code = parse_flags(app, Program::chat, argc, argv, color_alone)) return *code;
-    return run(a);
+    try {
+        return run(a);
+    } catch (const std::runtime_error& e) { // a GPU is lost
+        std::fprintf(stderr, "chat: %s\n", e.what());
+        return 1;
+    }
 }

@@ -26,6 +26,7 @@ namespace {
 
 struct Arguments {
     std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
+    int         tensor_parallel = 1;
     bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
     int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
     float length_penalty = 0;
@@ -233,14 +234,15 @@ int detokenize(const Arguments& a) {
 // With a context of `n_tokens`, as the request needs.
 Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     EngineOptions options;
-    options.context       = int(std::min(n_tokens, std::size_t(1) << 30));
-    options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    options.block_size    = a.block_size;
-    options.threads       = a.threads;
-    options.isa           = a.isa;
-    options.device        = a.device;
-    options.deterministic = a.deterministic;
-    options.max_sequences = std::max(1, a.beam);
+    options.context         = int(std::min(n_tokens, std::size_t(1) << 30));
+    options.kv_type         = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    options.block_size      = a.block_size;
+    options.threads         = a.threads;
+    options.isa             = a.isa;
+    options.device          = a.device;
+    options.deterministic   = a.deterministic;
+    options.tensor_parallel = a.tensor_parallel;
+    options.max_sequences   = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
 
@@ -394,7 +396,11 @@ int main(int argc, char** argv) {
         c->add_option("--device", a.device, "device to run on; auto: the GPU if there is one")
             ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
             ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic, "on a GPU: bit-identical logits in any batch");
+        c->add_option("--tensor-parallel", a.tensor_parallel,
+                      "GPUs that share the model, or parts of the CPU's threads")
+            ->check(CLI::Range(1, 64))
+            ->capture_default_str();
+        c->add_flag("--deterministic", a.deterministic, "bit-identical logits on any number of GPUs and in any batch");
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
@@ -439,7 +445,11 @@ int main(int argc, char** argv) {
     if (show_command->parsed()) return show(a);
     if (tokenize_command->parsed()) return tokenize(a);
     if (detokenize_command->parsed()) return detokenize(a);
-    if (logits_command->parsed()) return logits(a);
-    if (generate_command->parsed()) return generate(a);
+    try {
+        if (logits_command->parsed()) return logits(a);
+        if (generate_command->parsed()) return generate(a);
+    } catch (const std::runtime_error& e) { // a GPU is lost
+        return complain({ErrorKind::system, e.what()});
+    }
     return render(a);
 }

@@ -188,6 +188,10 @@ public:
     }
     static void serving() { serving_ = true; }
     static void wait() { came_.wait(false); }
+    static void stop() { // as a signal would
+        came_ = true;
+        came_.notify_all();
+    }
 
 private:
     static inline std::atomic<bool> serving_ = false, came_ = false;
@@ -196,6 +200,15 @@ private:
 // Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
 int serve(const Arguments& a, Service& service, HttpServer& http) {
     Signals::wait();
+    if (service.broken()) {
+        std::fprintf(stderr, "server: the engine has failed; its requests got an error\n");
+        service.drain();
+        for (const Stopwatch watch; http.n_answering() > 0 && watch.seconds() < 2;)
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        http.stop();
+        std::fflush(nullptr);
+        _exit(1); // a GPU that hangs is waited for by no destructor
+    }
     std::fprintf(stderr, "server: shutting down; %d requests are still running\n", service.in_flight());
     service.drain();
     Stopwatch watch;
@@ -269,6 +282,7 @@ int run(Arguments& a) {
     queueing.max_queue        = a.max_queue;
     queueing.max_pinned       = a.max_pinned;
     queueing.watchdog_seconds = a.watchdog_seconds;
+    queueing.failed           = Signals::stop;
     Service service(std::move(*engine), queueing);
     if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
 
@@ -329,6 +343,10 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
                    "most tokens in one step; default: 2048 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
     add_device_flags(app, o);
+    app.add_option("--rank-timeout", o.rank_seconds,
+                   "seconds without an answer of one of several GPUs after which the server ends; 0: 10, on a CPU 60")
+        ->check(within(0, 1e6))
+        ->capture_default_str();
     app.add_option("--pipeline", o.pipeline,
                    "on or off: start the next step before the last one's tokens are sent; default: on with a GPU");
     add_block_size_flag(app, o);

@@ -45,6 +45,7 @@ struct StepLimits {
     int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
     int n_windows = 1; // different sliding windows of the layers, where none counts as one
     int n_experts = 0, experts_used = 0, hidden_size = 0;
+    int n_ranks = 1, rank_vocab = 0; // that run the model together; rows of this rank's part of the logits' matrix
 };
 
 // Rows of a step's tensors: the plan's, or more if the device rounds the number up. The contents of additional rows do not
@@ -106,6 +107,8 @@ public:
     virtual DType activation_type() const = 0;
 
     // -- weights
+    // Whether a prepared weight needs the memory that it came from no more.
+    virtual bool copies_weights() const { return false; }
     // A weight of the file, made ready for a GEMM, an embedding or a norm. The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
     // The same for `n` matrices of the same shape, one after the other, of which operations read some.

@@ -5,6 +5,7 @@ export module quire.compute.model;
 
 import quire.compute.backend;
 import quire.compute.program;
+import quire.compute.shards;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
@@ -18,12 +19,15 @@ export namespace quire {
 // The operations of a model whose weights are prepared. Shapes are those of `config`. `context`: the longest sequence, which decides
 // between the two sets of frequencies of a model with rope_long.
 Program build_program(const ModelConfig& config, const ModelTensors& weights, int context);
+// The same for one of several ranks: its part of the weights, where `leaves` [layers] has the matrices that are split by columns.
+Program build_program(const RankShape& shape, const ModelTensors& weights, std::span<const LayerLeaves> leaves,
+                      int context);
 
 class Model {
 public:
-    // Prepares every weight and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of logits.
-    // `progress` is called with the fraction of the layers that are ready.
-    static Result<Model> create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int context,
+    // Prepares every weight of the rank and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of
+    // logits. `tensors`: those of the whole model. `progress` is called with the fraction of the layers that are ready.
+    static Result<Model> create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
     const Program&     program() const { return program_; }
@@ -35,6 +39,7 @@ public:
 
 private:
     Program            program_;
+    SliceMemory        slices_; // of weights that the backend reads where they are
     Activations        values_;
     float              norm_eps_ = 0;
     NormKind           norm_     = NormKind::rms;
@@ -88,8 +93,10 @@ std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::
 // Emits the operations of a model, layer by layer.
 class ProgramBuilder {
 public:
-    ProgramBuilder(const ModelConfig& config, const ModelTensors& weights, int context)
-        : c_(config), w_(weights), neox_(config.family->rope == RopePairs::neox) {
+    ProgramBuilder(const RankShape& shape, const ModelTensors& weights, std::span<const LayerLeaves> leaves,
+                   int context)
+        : shape_(shape), c_(shape.config), w_(weights), leaves_(leaves),
+          neox_(shape.config.family->rope == RopePairs::neox) {
         const std::int64_t heads = c_.n_heads, kv_heads = c_.n_kv_heads, hidden = c_.hidden_size;
         x_     = value("x", hidden, {.f32 = true});
         h_     = value("h", hidden);
@@ -117,10 +124,17 @@ public:
             shared_up_   = value("shared_up", e.shared_ff_size);
         }
         if (e.n > 0) {
-            routes_      = value("routes", std::int64_t(2) * e.used, {.f32 = true});
-            expert_gate_ = value("expert_gate", std::int64_t(e.used) * e.ff_size);
-            expert_up_   = value("expert_up", std::int64_t(e.used) * e.ff_size);
+            routes_ = value("routes", std::int64_t(2) * e.used, {.f32 = true});
+            if (!shape_.exact) {
+                expert_gate_ = value("expert_gate", std::int64_t(e.used) * e.ff_size);
+                expert_up_   = value("expert_up", std::int64_t(e.used) * e.ff_size);
+            }
         }
+        if (shape_.exact)
+            for (int i = 0; i < exact_leaves / shape_.n; i++) {
+                parts_.push_back(value("part", hidden, {.f32 = true}));
+                if (e.n > 0) expert_parts_.push_back(value("expert_part", hidden));
+            }
         if (c_.family->residual == Residual::parallel || c_.family->may_be_parallel || e.shared_ff_size > 0)
             other_ = value("other", hidden);
 
@@ -141,7 +155,9 @@ public:
     }
 
     Program build() && {
-        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types, c_.separator});
+        emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types,
+                   c_.separator, Token(shape_.vocab.first), shape_.n > 1});
+        if (shape_.n > 1) emit(AllReduce{{x_}, x_});
         if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
         for (int i = 0; i < c_.n_layers; i++) {
             p_.layers.push_back(p_.operations.size());
@@ -182,6 +198,46 @@ private:
         emit(Norm{part, residual, x_, weight.weight, weight.bias, c_.norm_eps, c_.hidden_size, c_.family->norm});
     }
 
+    // out = x · weightᵀ + bias of the whole model, from what this rank has of both: the columns `ranges`.
+    void row_parallel(ValueId x, const Linear& whole, const std::vector<Linear>& leaves,
+                      const std::vector<Range>& ranges, ValueId out) {
+        if (shape_.whole()) return emit(Gemm{x, {{whole.weight, whole.bias, out}}, c_.residual_scale});
+        std::vector<ValueId> parts;
+        for (std::size_t i = 0; i < leaves.size(); i++) {
+            if (!leaves[i]) {
+                parts.push_back(none);
+                continue;
+            }
+            ValueId from = x;
+            if (leaves.size() > 1) {
+                from = of_width(leaf_x_, "leaf", ranges[i].n);
+                emit(TakeColumns{x, from, ranges[i].first - ranges[0].first});
+            }
+            parts.push_back(shape_.exact ? parts_[i] : out);
+            emit(Gemm{from, {{leaves[i].weight, leaves[i].bias, parts.back()}}, c_.residual_scale});
+        }
+        emit(AllReduce{std::move(parts), out});
+    }
+    // One value for all leaves of a width.
+    ValueId of_width(std::map<std::int64_t, ValueId>& values, std::string_view name, std::int64_t width) {
+        const auto [at, is_new] = values.try_emplace(width, none);
+        if (is_new) at->second = value(name, width);
+        return at->second;
+    }
+    // A norm of all heads of the model together, of which x has `mine`.
+    void norm_heads(ValueId x, const TensorView& weight, Range mine) {
+        const std::int64_t dim = c_.head_dim;
+        if (weight.cols == dim || shape_.n == 1) return norm(x, x, weight);
+        const ValueId all = of_width(all_heads_, "all_heads", weight.cols);
+        emit(AllGather{x, all, mine.first * dim});
+        norm(all, all, weight);
+        emit(TakeColumns{all, x, mine.first * dim});
+    }
+    const LayerLeaves& leaves_of(const LayerTensors& l) const {
+        static const LayerLeaves none_;
+        return leaves_.empty() ? none_ : leaves_[std::size_t(&l - w_.layers.data())];
+    }
+
     void layer(int i) {
         const LayerTensors& l = w_.layers[std::size_t(i)];
         if (l.attn_out_norm) {
@@ -189,7 +245,7 @@ private:
             attention(i, l);
             norm_sum(delta_, x_, l.attn_out_norm);
             norm_residual({});
-            feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, gate_, up_, delta_);
+            dense(l, delta_);
             norm_sum(delta_, x_, l.layer_out_norm);
             return;
         }
@@ -201,8 +257,8 @@ private:
         add(delta_);
         if (!parallel) norm_residual(l.ffn_norm);
         const ValueId out = parallel ? other_ : delta_;
-        if (l.experts) experts(*l.experts, out);
-        else feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, gate_, up_, out);
+        if (l.experts) experts(l, out);
+        else dense(l, out);
         if (l.ffn_post_norm) norm(out, out, l.ffn_post_norm);
         add(out);
     }
@@ -217,12 +273,12 @@ private:
                   {{l.attn_q.weight, l.attn_q.bias, q_},
                    {l.attn_k.weight, l.attn_k.bias, k_},
                    {l.attn_v.weight, l.attn_v.bias, v_}}});
-        if (l.attn_q_norm) norm(q_, q_, l.attn_q_norm);
-        if (l.attn_k_norm) norm(k_, k_, l.attn_k_norm);
+        if (l.attn_q_norm) norm_heads(q_, l.attn_q_norm, shape_.heads);
+        if (l.attn_k_norm) norm_heads(k_, l.attn_k_norm, shape_.kv_heads);
         emit(RopeAndStore{q_, k_, v_, rope_of(layer), i, c_.head_dim, 0});
         emit(Attention{q_, attended_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
                        l.attn_sinks, !c_.family->encoder});
-        emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
+        row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
 
     // DeepSeek-V2 (section 2.1), with the key's and the value's projection moved to the query and to the output: attention then reads
@@ -246,11 +302,15 @@ private:
         emit(Attention{q_latent_, latent_, i, c_.n_heads, c_.attention_scale, c_.attention_softcap, layer.window,
                        l.attn_sinks, true});
         emit(HeadGemm{latent_, attended_, t.v_b, c_.n_heads});
-        emit(Gemm{attended_, {{l.attn_output.weight, l.attn_output.bias, delta_}}, c_.residual_scale});
+        row_parallel(attended_, l.attn_output, leaves_of(l).attn_output, shape_.attention, delta_);
     }
 
-    void feed_forward(const Linear& gate, const Linear& up, const Linear& down, ValueId gated, ValueId inner,
-                      ValueId out) {
+    void dense(const LayerTensors& l, ValueId out) {
+        feed_forward(l.ffn_gate, l.ffn_up, l.ffn_down, leaves_of(l).ffn_down, shape_.ff, gate_, up_, out);
+    }
+
+    void feed_forward(const Linear& gate, const Linear& up, const Linear& down, const std::vector<Linear>& leaves,
+                      const std::vector<Range>& ranges, ValueId gated, ValueId inner, ValueId out) {
         if (gate) {
             emit(GatedGemm{h_, {gate.weight, gate.bias, gated}, {up.weight, up.bias, inner}, c_.family->activation});
             inner = gated;
@@ -258,24 +318,41 @@ private:
             emit(Gemm{h_, {{up.weight, up.bias, inner}}});
             emit(Activate{inner, c_.family->activation});
         }
-        emit(Gemm{inner, {{down.weight, down.bias, out}}, c_.residual_scale});
+        row_parallel(inner, down, leaves, ranges, out);
     }
 
-    void experts(const ExpertTensors& t, ValueId out) {
-        const ExpertConfig& e = c_.experts;
+    void experts(const LayerTensors& l, ValueId out) {
+        const ExpertConfig&  e = c_.experts;
+        const ExpertTensors& t = *l.experts;
         emit(
             Route{h_, routes_, t.router.weight, t.router.bias, t.choice_bias, e.used, e.gating, e.normalised, e.scale});
-        emit(ExpertGatedGemm{h_,
-                             routes_,
-                             {t.gate.weight, t.gate.bias, expert_gate_},
-                             {t.up.weight, t.up.bias, expert_up_},
-                             e.n,
-                             e.used,
-                             c_.family->activation});
-        emit(ExpertCombineGemm{
-            expert_gate_, routes_, {t.down.weight, t.down.bias, out}, e.n, e.used, c_.residual_scale});
+        const auto run = [&](const ExpertTensors& w, ValueId gate, ValueId up, ValueId to) {
+            emit(ExpertGatedGemm{h_,
+                                 routes_,
+                                 {w.gate.weight, w.gate.bias, gate},
+                                 {w.up.weight, w.up.bias, up},
+                                 e.n,
+                                 e.used,
+                                 c_.family->activation});
+            emit(ExpertCombineGemm{gate, routes_, {w.down.weight, w.down.bias, to}, e.n, e.used, c_.residual_scale});
+        };
+        if (shape_.whole()) {
+            run(t, expert_gate_, expert_up_, out);
+        } else {
+            const std::vector<ExpertTensors>& leaves = leaves_of(l).experts;
+            std::vector<ValueId>              parts;
+            for (std::size_t i = 0; i < leaves.size(); i++) {
+                parts.push_back(!leaves[i].down ? none : shape_.exact ? expert_parts_[i] : out);
+                if (parts.back() == none) continue;
+                const std::int64_t width = e.used * shape_.expert_ff[i].n;
+                run(leaves[i], shape_.exact ? of_width(leaf_gate_, "expert_gate", width) : expert_gate_,
+                    shape_.exact ? of_width(leaf_up_, "expert_up", width) : expert_up_, parts.back());
+            }
+            emit(AllReduce{std::move(parts), out});
+        }
         if (!t.shared_up) return;
-        feed_forward(t.shared_gate, t.shared_up, t.shared_down, shared_gate_, shared_up_, other_);
+        feed_forward(t.shared_gate, t.shared_up, t.shared_down, leaves_of(l).shared_down, shape_.shared_ff,
+                     shared_gate_, shared_up_, other_);
         if (t.shared_weight) emit(GateRows{other_, h_, t.shared_weight});
         add(other_);
     }
@@ -292,24 +369,40 @@ private:
         p_.logits            = logits;
         emit(Norm{selected, none, last, w_.output_norm.weight, w_.output_norm.bias, c_.norm_eps, c_.hidden_size,
                   c_.family->norm});
-        emit(Gemm{last, {{w_.output.weight, w_.output.bias, logits}}, c_.logit_scale});
+        if (shape_.n == 1) {
+            emit(Gemm{last, {{w_.output.weight, w_.output.bias, logits}}, c_.logit_scale});
+        } else {
+            const ValueId mine = value("logits_part", shape_.vocab.n, {.logit_rows = true, .f32 = true});
+            emit(Gemm{last, {{w_.output.weight, w_.output.bias, mine}}, c_.logit_scale});
+            emit(AllGather{mine, logits, shape_.vocab.first});
+        }
         if (c_.logit_softcap > 0) emit(SoftCap{logits, c_.logit_softcap});
         emit(Argmax{logits});
     }
 
-    const ModelConfig&  c_;
-    const ModelTensors& w_;
-    bool                neox_;
-    Program             p_;
-    Rope                rope_, local_rope_;
-    ValueId             waiting_ = none; // to be added to the residual
+    const RankShape&             shape_;
+    const ModelConfig&           c_;
+    const ModelTensors&          w_;
+    std::span<const LayerLeaves> leaves_;
+    bool                         neox_;
+    Program                      p_;
+    Rope                         rope_, local_rope_;
+    ValueId                      waiting_ = none; // to be added to the residual
     ValueId x_ = none, h_ = none, q_ = none, q_rank_ = none, k_ = none, v_ = none, q_latent_ = none, latent_ = none,
             attended_ = none, delta_ = none, other_ = none, gate_ = none, up_ = none, shared_gate_ = none,
             shared_up_ = none, routes_ = none, expert_gate_ = none, expert_up_ = none;
+    std::vector<ValueId>            parts_, expert_parts_;                     // of leaves, with `exact`
+    std::map<std::int64_t, ValueId> leaf_x_, leaf_gate_, leaf_up_, all_heads_; // by width
 };
 
 Program build_program(const ModelConfig& c, const ModelTensors& w, int context) {
-    return ProgramBuilder(c, w, context).build();
+    RankShape whole;
+    whole.config = c;
+    return ProgramBuilder(whole, w, {}, context).build();
+}
+
+Program build_program(const RankShape& shape, const ModelTensors& w, std::span<const LayerLeaves> leaves, int context) {
+    return ProgramBuilder(shape, w, leaves, context).build();
 }
 
 // Every weight of the file, made ready by the backend.
@@ -336,6 +429,12 @@ public:
     }
     void f32(TensorView& w) {
         if (w && !error_) keep(w, backend_.prepare_f32(w));
+    }
+    void operator()(LayerLeaves& l, const ModelConfig& c) {
+        for (std::vector<Linear>* all : {&l.attn_output, &l.ffn_down, &l.shared_down})
+            for (Linear& w : *all) (*this)(w);
+        for (ExpertTensors& e : l.experts)
+            for (Linear* w : {&e.gate, &e.up, &e.down}) stack(*w, c.experts.n);
     }
     void operator()(LayerTensors& l, const ModelConfig& c) {
         for (Linear* w : {&l.attn_out_norm, &l.layer_out_norm, &l.attn_norm, &l.attn_q, &l.attn_k, &l.attn_v,
@@ -370,12 +469,15 @@ private:
     std::optional<Error> error_;
 };
 
-Result<Model> Model::create(Backend& backend, const ModelConfig& config, const ModelTensors& tensors, int context,
+Result<Model> Model::create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
                             int max_tokens, int max_logit_rows, const std::function<void(double)>& progress) {
-    Model        model;
-    ModelTensors m = tensors;
-    Preparer     prepare(backend);
-    const bool   tied = m.output.weight.data == m.token_embd.data;
+    const ModelConfig&       config = shape.config;
+    Model                    model;
+    ModelTensors             m = tensors;
+    std::vector<LayerLeaves> leaves(shape.whole() ? 0 : m.layers.size());
+    Preparer                 prepare(backend);
+    rank_ends(shape, m, model.slices_);
+    const bool tied = m.output.weight.data == m.token_embd.data;
     if (tied) prepare(m.token_embd);
     else prepare.lookup(m.token_embd);
     prepare.lookup(m.position_embd);
@@ -386,7 +488,12 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     else prepare(m.output.weight);
     prepare(m.output.bias);
     for (std::size_t i = 0; i < m.layers.size() && !prepare.error(); i++) {
+        if (!shape.whole()) {
+            m.layers[i] = rank_layer(shape, tensors.layers[i], leaves[i], model.slices_);
+            prepare(leaves[i], config);
+        }
         prepare(m.layers[i], config);
+        if (backend.copies_weights()) model.slices_.clear();
         if (progress) progress(double(i + 1) / double(m.layers.size()));
     }
     if (prepare.error()) return std::unexpected(*prepare.error());
@@ -401,7 +508,7 @@ Result<Model> Model::create(Backend& backend, const ModelConfig& config, const M
     on_host(tensors.output_norm.bias, model.output_norm_bias_);
     model.norm_eps_ = config.norm_eps;
     model.norm_     = tensors.output_norm ? config.family->norm : NormKind::none;
-    model.program_  = build_program(config, m, context);
+    model.program_  = build_program(shape, m, leaves, context);
     // Some devices read rows in groups of 8.
     Result<Activations> values =
         Activations::create(backend, model.program_, std::max(max_tokens, 8), std::max(max_logit_rows, 8));

@@ -38,6 +38,7 @@ struct Rope {
 // -- the operations; `out` is never an input unless said
 
 // out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if there are any.
+// A table that is `part` of the vocabulary begins with token `first`; rows of tokens that it lacks are zeros.
 struct Embed {
     TensorView table, positions;
     ValueId    out    = none;
@@ -46,6 +47,8 @@ struct Embed {
     // Rows that are added: row 0, and row 1, if there is one, behind the first `separator` of a sequence.
     TensorView types     = {};
     Token      separator = -1;
+    Token      first     = 0;
+    bool       part      = false;
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of
@@ -161,8 +164,31 @@ struct Argmax {
     ValueId logits = none;
 };
 
-using Operation = std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route,
-                               ExpertGatedGemm, ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax>;
+// -- what ranks do together (quire.compute.shards); every rank's program has the same ones in the same order
+
+// out = Σ over the ranks, in float32 and rounded once, of the sum of each rank's `parts`, which have out's shape; `none`: nothing.
+// Both sums are trees in the order of the ranks and of the parts: the sum of n is that of the first half, rounded up, plus that of
+// the others. `out` may be one of the parts, which are scratch memory afterwards.
+struct AllReduce {
+    std::vector<ValueId> parts;
+    ValueId              out = none;
+};
+
+// Every rank's x stands in everybody's out, from the column that this rank calls `first` on.
+struct AllGather {
+    ValueId      x = none, out = none;
+    std::int64_t first = 0;
+};
+
+// out = columns first .. of x, as many as out has.
+struct TakeColumns {
+    ValueId      x = none, out = none;
+    std::int64_t first = 0;
+};
+
+using Operation =
+    std::variant<Embed, Norm, Gemm, GatedGemm, Activate, HeadGemm, RopeAndStore, Attention, Route, ExpertGatedGemm,
+                 ExpertCombineGemm, GateRows, SoftCap, Add, SelectRows, Argmax, AllReduce, AllGather, TakeColumns>;
 
 struct Program {
     Program()                              = default;
@@ -207,8 +233,9 @@ struct Match : Cases... {
 
 std::string_view kind_of(const Operation& operation) {
     constexpr std::array<std::string_view, std::variant_size_v<Operation>> names{
-        "embed", "norm",         "gemm",           "gated_gemm", "activate", "head_gemm", "rope_and_store", "attention",
-        "route", "expert_gated", "expert_combine", "gate_rows",  "soft_cap", "add",       "select_rows",    "argmax"};
+        "embed",       "norm",   "gemm",         "gated_gemm",     "activate",    "head_gemm", "rope_and_store",
+        "attention",   "route",  "expert_gated", "expert_combine", "gate_rows",   "soft_cap",  "add",
+        "select_rows", "argmax", "all_reduce",   "all_gather",     "take_columns"};
     return names[operation.index()];
 }
 
@@ -279,7 +306,20 @@ std::string describe(const Program& program, const Operation& operation) {
               [&](const SoftCap& o) { return cat(name(o.x), "  (soft-cap ", o.cap, ")"); },
               [&](const Add& o) { return cat(name(o.residual), " += ", name(o.x)); },
               [&](const SelectRows& o) { return cat(name(o.x), " → ", name(o.out)); },
-              [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); }},
+              [&](const Argmax& o) { return cat(name(o.logits), " → tokens"); },
+              [&](const AllReduce& o) {
+                  std::string parts;
+                  for (ValueId id : o.parts)
+                      if (id != none) parts += cat(parts.empty() ? "" : " + ", name(id));
+                  return cat(parts, " of all ranks → ", name(o.out));
+              },
+              [&](const AllGather& o) {
+                  return cat(name(o.x), " of all ranks → ", name(o.out), "  (from column ", o.first, " on)");
+              },
+              [&](const TakeColumns& o) {
+                  return cat(name(o.x), " → ", name(o.out), "  (", program[o.out].cols, " columns from ", o.first,
+                              " on)");
+              }},
         operation);
     std::string kind(kind_of(operation));
     kind.resize(15, ' ');

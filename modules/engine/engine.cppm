@@ -93,6 +93,9 @@ public:
     Snapshot snapshot(bool with_text = false);
     void     log_events(bool on);
 
+    // The owner's thread, between steps: what the slots of the KV pool hold.
+    MemoryUse slot_use() const;
+
     // All invariants of sequences, block tables and blocks: stops at a broken one. Between steps, for tests.
     void check_invariants() const;
 
@@ -173,6 +176,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         return fail("context, KV blocks and threads cannot be negative");
     if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
+    if (o.system != System::quire) o.prefix_cache = false, o.swap_blocks = 0;
+
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
     Result<ModelConfig> config = read_config(*file);
@@ -205,6 +210,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.n_swap           = o.swap_blocks;
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
+    scheduling.keep_preempted   = o.keep_preempted;
+    scheduling.system           = o.system;
     scheduling.window           = config->widest_window();
     scheduling.whole_prompts    = config->family->encoder;
     scheduling.free_order       = o.free_order;
@@ -230,6 +237,7 @@ const ModelConfig& Engine::config() const { return impl_->config; }
 const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
+MemoryUse          Engine::slot_use() const { return impl_->scheduler.memory_use(); }
 void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
 void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
 void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }

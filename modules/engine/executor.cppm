@@ -9,10 +9,14 @@ import quire.compute.kv_cache;
 import quire.compute.memory;
 import quire.compute.model;
 import quire.compute.program;
+import quire.compute.ranks;
+import quire.compute.shards;
 import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
+import quire.core.thread_pool;
 import quire.engine.options;
+import quire.engine.rank_threads;
 import quire.model_file.config;
 import quire.model_file.family;
 import quire.model_file.weights;
@@ -50,9 +54,10 @@ public:
     virtual std::string    explain() const  = 0; // the program, and how it runs: see Backend::explain()
 };
 
-// A device of this process. Decides what `options` leaves open (device, context, blocks of both pools, tokens in a step), loads the
-// weights, allocates all memory. `path` names the model in errors. Error: no such device; or how much memory was needed and how
-// much there is, before anything is allocated.
+// The device of this process, or its ranks: as many devices as options.tensor_parallel, each with its part of the model and of every
+// KV block. All of them run every plan as it is. Decides what `options` leaves open (device, context, blocks of both pools, tokens in
+// a step), loads the weights, allocates all memory. `path` names the model in errors. Error: no such device; or how much memory was
+// needed and how much there is, before anything is allocated. A step throws std::runtime_error when a rank is lost.
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& options,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress);
@@ -63,80 +68,147 @@ module :private;
 
 namespace quire {
 
-// **Owns** the device, the model and the KV cache.
+// What one rank has. **Owns** its device, its part of the model and of the KV cache.
+struct Rank {
+    std::unique_ptr<Backend> backend;
+    Model                    model;
+    KvCache                  cache;
+    std::size_t              weight_bytes = 0;
+};
+
+// **Owns** the ranks.
 class LocalExecutor final : public Executor {
 public:
-    LocalExecutor(std::unique_ptr<Backend> backend, Model model, KvCache cache, std::size_t weight_bytes)
-        : backend_(std::move(backend)), model_(std::move(model)), cache_(std::move(cache)),
-          weight_bytes_(weight_bytes) {
-        backend_->compile(model_.program(), model_.values(), cache_.layers());
+    LocalExecutor(std::vector<Rank> ranks, std::shared_ptr<RankGroup> group, int spin)
+        : ranks_(std::move(ranks)), threads_(std::move(group), spin) {
+        for (Rank& r : ranks_) r.backend->compile(r.model.program(), r.model.values(), r.cache.layers());
     }
     LocalExecutor(const LocalExecutor&)            = delete;
     LocalExecutor& operator=(const LocalExecutor&) = delete;
-    ~LocalExecutor() override {
-        if (running_) (void)backend_->results(); // it writes to memory that goes now
-    }
+    ~LocalExecutor() override;
 
-    void move_blocks(const BlockMoves& moves) override { cache_.move_blocks(*backend_, moves); }
+    void move_blocks(const BlockMoves& moves) override {
+        threads_.run([&](int r) { ranks_[std::size_t(r)].cache.move_blocks(*ranks_[std::size_t(r)].backend, moves); });
+    }
     void launch(const StepPlan& plan) override {
         n_logit_rows_ = plan.logit_rows.size();
         running_      = true;
-        backend_->run(plan);
+        threads_.run([&](int r) { ranks_[std::size_t(r)].backend->run(plan); });
     }
-    SamplingLimits sampling_limits() const override { return backend_->sampling_limits(); }
-    void           sample(const StepPlan& plan) override {
-        if (n_logit_rows_ > 0 && !plan.sampling.tasks.empty()) backend_->sample(plan);
+    SamplingLimits sampling_limits() const override { return first().backend->sampling_limits(); }
+    // The first rank samples: it has the logits of the whole vocabulary.
+    void sample(const StepPlan& plan) override {
+        if (n_logit_rows_ > 0 && !plan.sampling.tasks.empty()) first().backend->sample(plan);
     }
     StepResults results() override;
 
     ExecutorMemory memory() const override {
-        return {weight_bytes_, backend_->memory_taken() - weight_bytes_ - cache_.bytes(), cache_.bytes()};
+        ExecutorMemory sum;
+        for (const Rank& r : ranks_) {
+            sum.weights += r.weight_bytes;
+            sum.workspaces += r.backend->memory_taken() - r.weight_bytes - r.cache.bytes();
+            sum.kv += r.cache.bytes();
+        }
+        return sum;
     }
-    std::string describe() const override { return backend_->describe(); }
-    std::string tuning() const override { return backend_->tuning(); }
-    std::string explain() const override { return backend_->explain(); }
+    std::string describe() const override {
+        const std::string one = first().backend->describe();
+        return ranks_.size() > 1 ? cat(ranks_.size(), " ranks of ", one) : one;
+    }
+    std::string explain() const override { return first().backend->explain(); }
+    std::string tuning() const override { return first().backend->tuning(); }
 
 private:
-    Tensor value(ValueId id) const { return model_.values().at(id, {0, int(n_logit_rows_)}); }
+    const Rank& first() const { return ranks_.front(); }
+    Rank&       first() { return ranks_.front(); }
+    Tensor      value(ValueId id) const { return first().model.values().at(id, {0, int(n_logit_rows_)}); }
 
-    std::unique_ptr<Backend> backend_;
-    Model                    model_;
-    KvCache                  cache_;
-    std::size_t              weight_bytes_ = 0, n_logit_rows_ = 0;
-    bool                     running_ = false;
+    std::vector<Rank> ranks_;
+    RankThreads       threads_;
+    std::size_t       n_logit_rows_ = 0;
+    bool              running_      = false;
 };
 
+LocalExecutor::~LocalExecutor() {
+    try { // it writes to memory that goes now
+        if (running_) threads_.run([&](int r) { (void)ranks_[std::size_t(r)].backend->results(); });
+    } catch (const std::exception&) {}                                    // the one who ran the step was told
+    if (threads_.hangs()) (void)new std::vector<Rank>(std::move(ranks_)); // the rank that hangs still uses it
+}
+
 StepResults LocalExecutor::results() {
-    const StepResults device = backend_->results();
-    running_                 = false;
+    StepResults device;
+    threads_.run([&](int r) {
+        const StepResults mine = ranks_[std::size_t(r)].backend->results();
+        if (r == 0) device = mine;
+    });
+    running_ = false;
     if (n_logit_rows_ == 0) return {};
     return {device.best.first(std::min(n_logit_rows_, device.best.size())), device.sampled,
-            [this] { return backend_->to_host(value(model_.program().logits)); },
+            [this] { return first().backend->to_host(value(first().model.program().logits)); },
             [this](int row) {
                 check(row >= 0 && std::size_t(row) < n_logit_rows_, "a hidden state of a row that did not run");
-                Tensor x = value(model_.program().selected);
+                Tensor x = value(first().model.program().selected);
                 x.data   = static_cast<float*>(x.data) + row * x.cols;
                 x.rows   = 1;
-                return model_.hidden_state(backend_->to_host(x));
+                return first().model.hidden_state(first().backend->to_host(x));
             }};
 }
 
 constexpr int most_positions = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
 
-Result<std::unique_ptr<Backend>> make_backend(EngineOptions& o) {
+// One for each rank.
+Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<RankGroup>& group) {
     if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
         return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
     if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
+    std::vector<Rank> ranks(std::size_t(o.tensor_parallel));
     if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
-        Result<std::unique_ptr<Backend>> gpu =
-            make_cuda_backend({0, o.gpu_memory_utilization, o.deterministic, o.fusion});
-        if (gpu || o.device == "cuda") {
+        if (ranks.size() > 1) announce_cuda_ranks();
+        for (std::size_t r = 0; r < ranks.size(); r++) {
+            Result<std::unique_ptr<Backend>> gpu =
+                make_cuda_backend({int(r), o.gpu_memory_utilization, o.deterministic, o.fusion});
+            if (gpu) {
+                ranks[r].backend = std::move(*gpu);
+                continue;
+            }
+            if (o.device == "cuda" || r > 0) return std::unexpected(gpu.error());
+            break;
+        }
+        if (ranks[0].backend) {
             o.device = "cuda";
-            return gpu;
+            return ranks;
         }
     }
-    o.device = "cpu";
-    return make_cpu_backend(o.threads, o.isa, o.tune);
+    o.device          = "cpu";
+    const int threads = o.threads > 0 ? o.threads : physical_cores();
+    for (int r = 0; r < o.tensor_parallel; r++) {
+        Result<std::unique_ptr<Backend>> cpu = make_cpu_backend(std::max(1, threads / o.tensor_parallel), o.isa, o.tune && o.tensor_parallel == 1,
+                             o.tensor_parallel > 1 ? group : nullptr, r);
+        if (!cpu) return std::unexpected(cpu.error());
+        ranks[std::size_t(r)].backend = std::move(*cpu);
+    }
+    return ranks;
+}
+
+// body(rank) for all of them at once, each in its own thread; the first error. For what takes long: no rank is taken for lost.
+Result<void> on_all(std::vector<Rank>& ranks, const std::function<Result<void>(std::size_t rank)>& body) {
+    std::vector<Result<void>> results(ranks.size());
+    const auto                one = [&](std::size_t r) {
+        try {
+            results[r] = body(r);
+        } catch (const std::bad_alloc&) {
+            results[r] = fail_with(ErrorKind::system, "there is not enough memory to load the model");
+        }
+    };
+    {
+        std::vector<std::jthread> threads;
+        for (std::size_t r = 1; r < ranks.size(); r++) threads.emplace_back([&, r] { one(r); });
+        one(0);
+    }
+    for (Result<void>& result : results)
+        if (!result) return result;
+    return {};
 }
 
 std::string in_gib(std::size_t bytes) {
@@ -148,6 +220,7 @@ std::string in_gib(std::size_t bytes) {
 }
 
 // Whether so many blocks can be had, in the pool on the device and in the swap pool, with what the host notes about each.
+// block_bytes: of one rank's part of a block.
 Result<void> check_room(const Backend& backend, const EngineOptions& o, std::size_t kv_blocks, std::size_t swap_blocks,
                         std::size_t block_bytes) {
     if (kv_blocks > std::size_t(most_positions / o.block_size))
@@ -155,7 +228,8 @@ Result<void> check_room(const Backend& backend, const EngineOptions& o, std::siz
                          most_positions, " tokens, the most there can be");
     const bool        on_host = o.device == "cpu";
     const std::size_t notes   = (kv_blocks + swap_blocks) * (512 + 8 * std::size_t(o.block_size));
-    const std::size_t pool = kv_blocks * block_bytes, swap = swap_blocks * block_bytes;
+    const std::size_t ranks   = std::size_t(o.tensor_parallel);
+    const std::size_t pool = kv_blocks * block_bytes * (on_host ? ranks : 1), swap = swap_blocks * block_bytes * ranks;
     const std::size_t host   = (on_host ? pool : 0) + swap + notes;
     const auto        refuse = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
         const std::string context = o.context > 0 ? cat(" for a context of ", o.context) : "";
@@ -179,30 +253,45 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     if (config.family->encoder && o.device == "cuda")
         return fail(path, ": the family ", config.family->name, " runs on the CPU only");
     if (config.family->encoder) o.device = "cpu";
-    Result<std::unique_ptr<Backend>> backend = make_backend(o);
-    if (!backend) return std::unexpected(backend.error());
+    if (o.tensor_parallel < 1) return fail("a model runs on at least 1 rank, not on ", o.tensor_parallel);
+    Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, o.deterministic);
+    if (!shapes) return std::unexpected(shapes.error());
+    const bool gpus = o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty());
+    auto group = std::make_shared<RankGroup>(o.tensor_parallel, o.rank_seconds > 0 ? o.rank_seconds : gpus ? 10 : 60);
+    Result<std::vector<Rank>> made = make_backends(o, group);
+    if (!made) return std::unexpected(made.error());
+    std::vector<Rank>& ranks = *made;
+    if (o.device == "cpu" && gpus) group = std::make_shared<RankGroup>(o.tensor_parallel, 60);
     if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
         o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
     const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
-    const std::size_t block_bytes = KvCache::bytes_per_token(config, kv_dtype) * std::size_t(o.block_size);
+    const std::size_t block_bytes = KvCache::bytes_per_token((*shapes)[0].config, kv_dtype) * std::size_t(o.block_size);
     const auto        blocks_for  = [&](int tokens) {
         return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
     };
     const std::size_t swap_asked = std::size_t(std::max(o.swap_blocks, 0));
-    if (auto ok = check_room(**backend, o, o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : blocks_for(o.context),
+    if (auto ok = check_room(*ranks[0].backend, o, o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : blocks_for(o.context),
                              swap_asked, block_bytes);
         !ok)
         return std::unexpected(ok.error());
 
-    Result<Model> model = Model::create(**backend, config, tensors, o.context > 0 ? o.context : config.context_length,
-                                        o.max_batch_tokens, max_logit_rows, progress);
-    if (!model) return std::unexpected(model.error());
+    const auto load = [&](std::size_t r) -> Result<void> {
+        Rank&         rank = ranks[r];
+        Result<Model> model =
+            Model::create(*rank.backend, (*shapes)[r], tensors, o.context > 0 ? o.context : config.context_length,
+                          o.max_batch_tokens, max_logit_rows, r == 0 ? progress : std::function<void(double)>());
+        if (!model) return std::unexpected(model.error());
+        rank.model        = std::move(*model);
+        rank.weight_bytes = rank.backend->memory_taken() - rank.model.values().bytes();
+        return {};
+    };
+    if (auto ok = on_all(ranks, load); !ok) return std::unexpected(ok.error());
 
-    const std::size_t weight_bytes = (*backend)->memory_taken() - model->values().bytes();
-
-    const std::size_t affordable = std::clamp((*backend)->memory_for_cache() / block_bytes, std::size_t(1),
-                                              std::size_t(most_positions / o.block_size));
+    std::size_t affordable = std::size_t(most_positions / o.block_size);
+    for (const Rank& rank : ranks) affordable = std::min(affordable, rank.backend->memory_for_cache() / block_bytes);
+    if (o.device == "cpu") affordable /= ranks.size(); // they share it
+    affordable = std::max(affordable, std::size_t(1));
     if (o.context == 0) {
         const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
         o.context              = int(std::min(std::size_t(config.context_length), pool));
@@ -218,38 +307,54 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     // As many as blocks on the device (the paper, section 4.5), but no more than a few GiB of pinned memory.
     constexpr std::size_t most_pinned = std::size_t(4) << 30;
     if (o.swap_blocks < 0) {
-        const std::size_t there = available_memory(), pool = std::size_t(o.kv_blocks) * block_bytes;
+        const std::size_t all   = block_bytes * ranks.size(); // of a block
+        const std::size_t there = available_memory(), pool = std::size_t(o.kv_blocks) * all;
         const std::size_t most =
             o.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
-        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / block_bytes));
+        o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / all));
     }
     // Once more, now that the weights are there.
-    if (auto ok = check_room(**backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
+    if (auto ok = check_room(*ranks[0].backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
         return std::unexpected(ok.error());
-    Result<KvCache> cache = KvCache::create(**backend, config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
-    if (!cache) return std::unexpected(cache.error());
 
-    StepLimits limits;
-    limits.max_tokens              = o.max_batch_tokens;
-    limits.max_logit_rows          = max_logit_rows;
-    limits.max_sequences           = o.max_sequences;
-    limits.max_blocks_per_sequence = int(blocks_for(o.context));
-    limits.context                 = o.context;
-    limits.n_layers                = config.n_layers;
-    limits.n_heads                 = config.n_heads;
-    limits.n_kv_heads              = config.n_kv_heads;
-    limits.head_dim                = config.head_dim;
-    limits.value_dim               = config.value_dim;
-    limits.vocab_size              = config.vocab_size;
     std::set<int> windows;
     for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
-    limits.n_windows    = int(windows.size());
-    limits.n_experts    = config.experts.n;
-    limits.experts_used = config.experts.used;
-    limits.hidden_size  = config.hidden_size;
-    if (auto ok = (*backend)->prepare_steps(limits); !ok) return std::unexpected(ok.error());
+    const auto prepare = [&](std::size_t r) -> Result<void> {
+        const ModelConfig& mine = (*shapes)[r].config;
+        Result<KvCache>    cache =
+            KvCache::create(*ranks[r].backend, mine, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
+        if (!cache) return std::unexpected(cache.error());
+        ranks[r].cache = std::move(*cache);
+        StepLimits limits;
+        limits.max_tokens              = o.max_batch_tokens;
+        limits.max_logit_rows          = max_logit_rows;
+        limits.max_sequences           = o.max_sequences;
+        limits.max_blocks_per_sequence = int(blocks_for(o.context));
+        limits.context                 = o.context;
+        limits.n_layers                = mine.n_layers;
+        limits.n_heads                 = mine.n_heads;
+        limits.n_kv_heads              = mine.n_kv_heads;
+        limits.head_dim                = mine.head_dim;
+        limits.value_dim               = mine.value_dim;
+        limits.vocab_size              = mine.vocab_size;
+        limits.n_windows               = int(windows.size());
+        limits.n_experts               = mine.experts.n;
+        limits.experts_used            = mine.experts.used;
+        limits.hidden_size             = mine.hidden_size;
+        limits.n_ranks                 = o.tensor_parallel;
+        limits.rank_vocab              = int((*shapes)[r].n > 1 ? (*shapes)[r].vocab.n : mine.vocab_size);
+        return ranks[r].backend->prepare_steps(limits);
+    };
+    if (auto ok = on_all(ranks, prepare); !ok) return std::unexpected(ok.error());
 
-    return std::make_unique<LocalExecutor>(std::move(*backend), std::move(*model), std::move(*cache), weight_bytes);
+    const bool            gpu_ranks = o.device == "cuda" && ranks.size() > 1;
+    const int             spin = o.device == "cuda" ? 1'000'000 : 2000; // a GPU must not wait for a thread that sleeps
+    std::vector<Backend*> gpu_backends;
+    for (const Rank& rank : ranks) gpu_backends.push_back(rank.backend.get());
+    auto executor = std::make_unique<LocalExecutor>(std::move(ranks), group, spin);
+    if (gpu_ranks)
+        if (auto ok = connect_cuda_ranks(gpu_backends, group->seconds()); !ok) return std::unexpected(ok.error());
+    return executor;
 }
 
 } // namespace quire

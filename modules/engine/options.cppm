@@ -13,7 +13,10 @@ enum class KvType { f16, f32 };
 struct EngineOptions {
     std::string    device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
     double         gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
-    bool           deterministic          = false;  // on a GPU: bit-identical logits in any batch; always so on a CPU
+    // Bit-identical logits on any number of ranks, and on a GPU in any batch, which a CPU has anyway.
+    bool           deterministic          = false;
+    int            tensor_parallel        = 1;      // ranks: GPUs that share the model, or parts of the CPU's threads
+    double         rank_seconds           = 0;      // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
     bool           fusion                 = true;   // false: on a GPU every operation runs alone
     int            threads                = 0;      // 0: the physical cores
     std::string    isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
@@ -23,8 +26,11 @@ struct EngineOptions {
     int            kv_blocks       = 0;  // 0: a full context for each sequence, at most what the device can spare
     int            swap_blocks     = -1; // of the swap pool; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
-    double         watermark       = 0.01; // fraction of the blocks kept free when a request starts while others run
-    KvType         kv_type         = KvType::f16;
+    double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
+    // A request that is computed again uses those of its blocks that nobody took meanwhile.
+    bool   keep_preempted = true;
+    System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
+    KvType kv_type = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
     // activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;

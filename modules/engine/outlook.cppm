@@ -148,6 +148,7 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
     if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
+        if (o.tensor_parallel > 1) announce_cuda_ranks();
         Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({});
         if (!gpu && o.device == "cuda") return std::unexpected(gpu.error());
         if (gpu) backend = std::move(gpu), look.device = "cuda";
@@ -157,11 +158,13 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
     // Pages of the file count as free memory on the CPU, and are what it computes with.
     look.memory =
         std::size_t(double((*backend)->memory_available()) * (look.device == "cuda" ? o.gpu_memory_utilization : 1));
+    const auto gpus = std::size_t(look.device == "cuda" ? std::max(o.tensor_parallel, 1) : 1); // all alike
+    look.memory *= gpus;
     look.fits              = look.weight_bytes < look.memory;
     const std::size_t left = look.fits ? look.memory - look.weight_bytes : 0;
     look.context   = std::min<std::int64_t>(std::int64_t(left / std::max<std::size_t>(look.kv_bytes_per_token, 1)),
                                             c.context_length);
-    look.bandwidth = (*backend)->read_bandwidth();
+    look.bandwidth = (*backend)->read_bandwidth() * double(gpus);
     if (look.active_bytes > 0) look.tokens_per_second = look.bandwidth / double(look.active_bytes);
     return look;
 }

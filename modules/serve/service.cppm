@@ -17,10 +17,11 @@ export namespace quire {
 using TimePoint = std::chrono::steady_clock::time_point;
 
 struct ServiceOptions {
-    int    max_queue        = 1024; // requests that wait, beside those that run
-    double watchdog_seconds = 60;   // without a step: not healthy any more
-    int    max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
-    int    max_listeners    = 16;   // of the block events
+    int                   max_queue        = 1024; // requests that wait, beside those that run
+    double                watchdog_seconds = 60;   // without a step: not healthy any more
+    int                   max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
+    int                   max_listeners    = 16;   // of the block events
+    std::function<void()> failed           = {};   // the engine cannot go on; its requests have got an error
 };
 
 // What one answer has gained since its reader last took it: the engine's Outputs since then as one. It adds which of the caller's
@@ -114,6 +115,7 @@ public:
     // Whether the engine's last step was less than watchdog_seconds ago.
     bool        healthy() const;
     bool        draining() const { return draining_; }
+    bool        broken() const; // the engine has failed
     EngineStats stats() const;
     int         in_flight() const;
 
@@ -265,6 +267,7 @@ void Service::run() {
             busy = engine_.step(events);
         } catch (const std::exception& e) {
             fail_all(e.what());
+            if (options_.failed) options_.failed();
             return;
         }
         publish(); // first: a caller who has the answer finds it in the statistics
@@ -469,6 +472,11 @@ std::vector<Pin> Service::pins() const {
 bool Service::healthy() const {
     std::scoped_lock lock(mutex_);
     return !broken_ && double(nanoseconds_now() - heartbeat_) * 1e-9 < options_.watchdog_seconds;
+}
+
+bool Service::broken() const {
+    std::scoped_lock lock(mutex_);
+    return broken_;
 }
 
 EngineStats Service::stats() const {

@@ -1,5 +1,6 @@
 // What the subcommands that run a model share: the model's sizes, random prompts, a timed batch, the fraction of the limit.
 #include "../../cuda/kernels.h"
+#include "../../cuda/ranks.h"
 
 import quire.compute.kv_cache;
 import quire.core.base;
@@ -54,6 +55,7 @@ int head_start(int n_sequences, int n_prompt, int step_tokens) {
 int step_tokens(const Arguments& a) {
     cuda::DeviceInfo info;
     if (a.batch_tokens > 0) return a.batch_tokens;
+    if (a.tensor_parallel > 1) cuda::announce_ranks();
     return a.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
 }
 
@@ -97,6 +99,8 @@ EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens) {
     EngineOptions o;
     o.device                 = a.device;
     o.gpu_memory_utilization = a.gpu_memory_utilization;
+    o.tensor_parallel        = a.tensor_parallel;
+    o.deterministic          = a.deterministic;
     o.threads                = a.threads;
     o.isa                    = a.isa;
     o.prefix_cache           = false;

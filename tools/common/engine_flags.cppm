@@ -24,7 +24,7 @@ CLI::Validator within(double least, double most, std::string bounds = "");
 
 // -m
 void add_model_flag(CLI::App& app, std::string& model);
-// --device, --gpu-memory-utilization, --deterministic
+// --device, --gpu-memory-utilization, --tensor-parallel, --deterministic
 void add_device_flags(CLI::App& app, EngineOptions& options);
 // --block-size
 void add_block_size_flag(CLI::App& app, EngineOptions& options);
@@ -83,7 +83,12 @@ void add_device_flags(CLI::App& app, EngineOptions& options) {
                    "fraction of the GPU's memory for weights and KV together")
         ->check(within(0.01, 1))
         ->capture_default_str();
-    app.add_flag("--deterministic", options.deterministic, "on a GPU: bit-identical logits in any batch");
+    app.add_option("--tensor-parallel,--tensor-parallel-size", options.tensor_parallel,
+                   "GPUs that share the model, or parts of the CPU's threads (short: -tp)")
+        ->check(within(1, 64))
+        ->capture_default_str();
+    app.add_flag("--deterministic", options.deterministic,
+                 "bit-identical logits on any number of GPUs and in any batch");
     app.add_option("--tune", options.tune,
                    "on or off: on a CPU, measure at the first start how weights are best prefetched")
         ->capture_default_str();

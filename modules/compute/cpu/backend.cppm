@@ -14,6 +14,7 @@ import quire.compute.cpu.kernels;
 import quire.compute.cpu.tuning;
 import quire.compute.memory;
 import quire.compute.program;
+import quire.compute.ranks;
 import quire.compute.routing;
 import quire.core.base;
 import quire.core.std;
@@ -27,8 +28,10 @@ import quire.schedule.step_plan;
 export namespace quire {
 
 // threads 0: the physical cores. isa "": the widest there is; "plain", "avx2", "avxvnni", "avx512": that one, or an error.
-// tune: prepare_steps() measures how weights are best prefetched (quire.compute.cpu.tuning).
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "", bool tune = false);
+// tune: prepare_steps() measures how weights are best prefetched (quire.compute.cpu.tuning). ranks: those that run the model together
+// with this one, which is number `rank`; null: it runs alone.
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa = "", bool tune = false,
+                                                  std::shared_ptr<RankGroup> ranks = {}, int rank = 0);
 
 } // namespace quire
 
@@ -43,7 +46,8 @@ struct MappedPages {
 
 class CpuBackend final : public Backend {
 public:
-    CpuBackend(int threads, const CpuKernels& kernels, bool tune) : kernels_(kernels), pool_(threads), tune_(tune) {
+    CpuBackend(int threads, const CpuKernels& kernels, bool tune, std::shared_ptr<RankGroup> ranks, int rank)
+        : kernels_(kernels), pool_(threads), ranks_(std::move(ranks)), rank_(rank), tune_(tune) {
         scratch_.resize(std::size_t(pool_.n_threads()));
     }
 
@@ -122,6 +126,11 @@ private:
     void   execute(const Add& op);
     void   execute(const SelectRows& op);
     void   execute(const Argmax&) {} // the host reads the logits
+    void   execute(const AllReduce& op);
+    void   execute(const AllGather& op);
+    void   execute(const TakeColumns& op);
+    template <class Source>
+    void sum_tree(const Source& source, int n_sources, float* to, std::int64_t n);
 
     struct Output { // of one of several GEMMs with the same input
         const Projection* projection;
@@ -157,6 +166,8 @@ private:
 
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
+    std::shared_ptr<RankGroup>      ranks_; // null: alone
+    int                             rank_  = 0;
     bool                            tune_ = false;
     std::vector<PrefetchChoice>     prefetch_; // of the types that are read from memory
     std::vector<TensorView>         weights_;  // that GEMMs read, for choose_prefetching()
@@ -188,12 +199,14 @@ private:
     float              angles_scale_ = 0;
 };
 
-Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa, bool tune) {
+Result<std::unique_ptr<Backend>> make_cpu_backend(int threads, std::string_view isa, bool tune,
+                                                  std::shared_ptr<RankGroup> ranks, int rank) {
     const CpuKernels* kernels = cpu_kernels(isa);
     if (!kernels)
         return fail("instruction set ", quote(isa),
                     " is not one of plain, avx2, avxvnni, avx512, or this machine lacks it");
-    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels, tune);
+    return std::make_unique<CpuBackend>(threads > 0 ? threads : physical_cores(), *kernels, tune, std::move(ranks),
+                                        rank);
 }
 
 Result<Buffer> CpuBackend::allocate(std::size_t bytes) {
@@ -341,8 +354,13 @@ void CpuBackend::execute(const Embed& op) {
     if ((positions || op.types) && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
     std::int64_t type = 0; // of the tokens that come
     for (std::int64_t t = 0; t < out.rows; t++) {
-        float* to = floats(out) + t * out.cols;
-        dequantize(weight.type, row(weight, plan_->tokens[std::size_t(t)]), to, weight.cols);
+        float*             to    = floats(out) + t * out.cols;
+        const std::int64_t token = plan_->tokens[std::size_t(t)] - op.first;
+        if (op.part && (token < 0 || token >= weight.rows)) {
+            std::fill_n(to, out.cols, 0.0f);
+            continue;
+        }
+        dequantize(weight.type, row(weight, token), to, weight.cols);
         for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
         if (op.types) {
             if (plan_->positions[std::size_t(t)] == 0) type = 0;
@@ -927,6 +945,71 @@ void CpuBackend::execute(const SelectRows& op) {
     for (std::int64_t i = 0; i < out.rows; i++)
         std::memcpy(floats(out) + i * out.cols, floats(x) + plan_->logit_rows[std::size_t(i)] * x.cols,
                     std::size_t(x.cols) * sizeof(float));
+}
+
+// to = the sum of source(0) .. source(n_sources - 1), arrays or null, as AllReduce adds.
+template <class Source>
+void CpuBackend::sum_tree(const Source& source, int n_sources, float* to, std::int64_t n) {
+    constexpr std::int64_t chunk = 1024;
+    const auto sum = [&](const auto& self, int first, int count, std::int64_t at, std::int64_t length, float* out) {
+        if (count == 1) {
+            if (const float* x = source(first)) std::memmove(out, x + at, std::size_t(length) * sizeof(float));
+            return source(first) != nullptr;
+        }
+        const int                half = (count + 1) / 2;
+        std::array<float, chunk> other;
+        const bool               left = self(self, first, half, at, length, out);
+        if (!self(self, first + half, count - half, at, length, left ? other.data() : out)) return left;
+        if (left) kernels_.add(out, other.data(), length);
+        return true;
+    };
+    split((n + chunk - 1) / chunk, 16, [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t i = first; i < last; i++) {
+            std::array<float, chunk> total;
+            const std::int64_t       length = std::min(chunk, n - i * chunk);
+            check(sum(sum, 0, n_sources, i * chunk, length, total.data()), "a sum of nothing");
+            std::memcpy(to + i * chunk, total.data(), std::size_t(length) * sizeof(float));
+        }
+    });
+}
+
+void CpuBackend::execute(const AllReduce& op) {
+    const Tensor       out  = at(op.out);
+    const std::int64_t n    = out.rows * out.cols;
+    const auto         part = [&](int i) {
+        const ValueId id = op.parts[std::size_t(i)];
+        return id == none ? nullptr : floats(at(id));
+    };
+    sum_tree(part, int(op.parts.size()), ranks_ ? ranks_->hand_in(rank_, std::size_t(n), 0) : floats(out), n);
+    if (!ranks_) return;
+    ranks_->meet(rank_);
+    sum_tree([&](int r) { return ranks_->handed_in(rank_, r).values.data(); }, ranks_->n(), floats(out), n);
+}
+
+void CpuBackend::execute(const AllGather& op) {
+    check(ranks_ != nullptr, "all_gather: one rank");
+    const Tensor x = at(op.x), out = at(op.out);
+    std::memcpy(ranks_->hand_in(rank_, std::size_t(x.rows * x.cols), op.first), x.data,
+                std::size_t(x.rows * x.cols) * sizeof(float));
+    ranks_->meet(rank_);
+    for (int r = 0; r < ranks_->n(); r++) {
+        const auto [values, first] = ranks_->handed_in(rank_, r);
+        const std::int64_t cols    = std::int64_t(values.size()) / out.rows;
+        check(first + cols <= out.cols, "all_gather: shapes");
+        for (std::int64_t t = 0; t < out.rows; t++)
+            std::memcpy(floats(out) + t * out.cols + first, values.data() + t * cols,
+                        std::size_t(cols) * sizeof(float));
+    }
+}
+
+void CpuBackend::execute(const TakeColumns& op) {
+    const Tensor x = at(op.x), out = at(op.out);
+    check(op.first + out.cols <= x.cols, "take_columns: shapes");
+    split(x.rows, std::max<std::int64_t>(1, 65536 / out.cols), [&](std::int64_t first, std::int64_t last) {
+        for (std::int64_t t = first; t < last; t++)
+            std::memcpy(floats(out) + t * out.cols, floats(x) + t * x.cols + op.first,
+                        std::size_t(out.cols) * sizeof(float));
+    });
 }
 
 void CpuBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,

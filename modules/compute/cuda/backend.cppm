@@ -4,6 +4,7 @@
 module;
 
 #include "../../../cuda/kernels.h"
+#include "../../../cuda/ranks.h"
 
 export module quire.compute.cuda.backend;
 
@@ -38,6 +39,12 @@ struct CudaOptions {
 // Error: no such device, and why.
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
 
+// Before anything else is asked of a GPU, where several will run a model together.
+void announce_cuda_ranks();
+// Makes these backends, on different GPUs, ranks that run a model together: after compile(), before the first step. `seconds`: how
+// long a rank waits for the others. Error: the GPUs cannot reach each other's memory.
+Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
+
 } // namespace quire
 
 module :private;
@@ -58,6 +65,12 @@ static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_uniforms, s
 
 // Steps that are kept captured, and what one takes of the device for each layer, about (measured on an H100).
 constexpr std::size_t most_graphs = 128, graph_bytes_of_layer = std::size_t(64) << 10;
+
+static cuda::NormKind norm_kind(NormKind kind) {
+    return kind == NormKind::rms     ? cuda::NormKind::rms
+           : kind == NormKind::layer ? cuda::NormKind::layer
+                                     : cuda::NormKind::none;
+}
 
 class CudaBackend final : public Backend {
 public:
@@ -91,6 +104,7 @@ public:
     Result<TensorView>     prepare_stack(const TensorView& weights, int n) override;
     Result<TensorView>     prepare_f32(const TensorView& weight) override;
     void                   end_weights() override { weights_.end(); }
+    bool                   copies_weights() const override { return true; }
     Result<void>           prepare_steps(const StepLimits& limits) override;
     std::span<const float> to_host(const Tensor& tensor) override;
 
@@ -107,8 +121,10 @@ private:
     using Half = cuda::Half;
     static float* floats(const Tensor& t) { return static_cast<float*>(t.data); }
     void          check_device(std::string_view what) {
-        if (const char* error = cuda::last_error(*gpu_)) check(false, cat("CUDA, ", what, ": ", error));
+        if (const char* error = cuda::last_error(*gpu_)) throw std::runtime_error(cat("CUDA, ", what, ": ", error));
+        if (rank_ && cuda::lost_a_rank(*rank_)) throw std::runtime_error("another rank does not answer");
     }
+    friend Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
 
     CudaOptions      options_;
     cuda::DeviceInfo info_;
@@ -116,6 +132,10 @@ private:
         void operator()(cuda::Context* gpu) const { cuda::destroy_context(gpu); }
     };
     std::unique_ptr<cuda::Context, DestroyContext> gpu_;
+    struct DestroyRank {
+        void operator()(cuda::Rank* rank) const { cuda::destroy_rank(rank); }
+    };
+    std::unique_ptr<cuda::Rank, DestroyRank> rank_; // null: it runs alone
     DeviceMemory                                   memory_;
     DeviceWeights                                  weights_;
     GemmDispatch                                   gemm_;
@@ -156,6 +176,7 @@ private:
         return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
                            work_[list].n_items, work_[list].n_short};
     }
+    void                            fuse_all_reduce(std::vector<FusionGroup>& groups) const;
     bool                            begin_step(const StepPlan& plan);
     void                            run_operations();
     void                            run_group(const FusionGroup& group);
@@ -178,7 +199,11 @@ private:
     void execute(const Add&, const LoweredOperation& op);
     void execute(const SelectRows&, const LoweredOperation& op);
     void execute(const Argmax& argmax, const LoweredOperation& op);
+    void execute(const AllReduce&, const LoweredOperation& op);
+    void execute(const AllGather& gather, const LoweredOperation& op);
+    void execute(const TakeColumns& take, const LoweredOperation& op);
 
+    float*        sum_of_parts_ = nullptr; // of this rank, where AllReduce has several
     float*        partial_     = nullptr; // of split-KV attention
     std::int32_t* arrivals_    = nullptr;
     std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write it there themselves
@@ -343,7 +368,8 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     on_device_.table_start  = device_ + at_starts_;
     on_device_.block_tables = device_ + at_tables_;
     if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
-    gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.vocab_size, has_layer_kernel_);
+    // Between ranks attn_output stands alone, and its GEMM is the library's.
+    gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.rank_vocab, has_layer_kernel_ && l.n_ranks == 1);
     if (const char* error = cuda::last_error(*gpu_)) return fail_with(ErrorKind::system, "CUDA: ", error);
     return {};
 }
@@ -453,6 +479,15 @@ void CudaBackend::run_group(const FusionGroup& group) {
         if (ran > 0) return;
     }
     if (group.kernel == FusedKernel::prefill_gemm && gemm_.run_prefill(ops, on_device_)) return;
+    if (group.kernel == FusedKernel::all_reduce_norm) {
+        const LoweredOperation& reduce = lowered_[first];
+        const LoweredOperation& norm   = lowered_[first + 1];
+        if (cuda::all_reduce_norm(reduce.reduce, norm_kind(std::get<Norm>(program_->operations[first + 1]).kind),
+                                  norm.device.norm_weight, norm.norm_bias, norm.device.eps, norm.device.residual,
+                                  static_cast<Half*>(norm.device.out), operations_[first].rows, norm.device.cols, *rank_,
+                                  *gpu_))
+            return;
+    }
     for (std::size_t i = first; i < first + n; i++) {
         LoweredOperation op = lowered_[i];
         op.device.rows      = operations_[i].rows;
@@ -472,6 +507,13 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     const int n = int(operations_.size());
     for (int i = 0; i < n; i++) plain_.push_back({FusedKernel::none, i});
     few_rows_ = many_rows_ = plain_;
+    for (std::size_t i = 0; i < lowered_.size(); i++) {
+        const cuda::Parts& parts = lowered_[i].parts;
+        if (parts.n <= 1 || sum_of_parts_ != nullptr) continue;
+        sum_of_parts_ = static_cast<float*>(
+            memory_.take(std::size_t(limits_.max_tokens) * std::size_t(lowered_[i].device.cols) * sizeof(float)));
+        check(sum_of_parts_ != nullptr, "the GPU has no memory left for the sums of a rank's parts");
+    }
     if (options_.deterministic || !options_.fusion) return;
     if (has_layer_kernel_)
         few_rows_ = fuse(lowered_, FusedKernel::layer_kernel, [&](std::span<const cuda::Operation> ops) {
@@ -480,9 +522,76 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     many_rows_ = fuse(lowered_, FusedKernel::prefill_gemm, [&](std::span<const cuda::Operation> ops) {
         return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
     });
+    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_}) fuse_all_reduce(*groups);
     // Argmax comes after the megakernel; what only plain kernels know it cannot run.
     if (std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
+}
+
+// An AllReduce takes the norm that adds its result to the residual, where both run alone.
+void CudaBackend::fuse_all_reduce(std::vector<FusionGroup>& groups) const {
+    std::vector<FusionGroup> fused;
+    for (const FusionGroup& group : groups) {
+        const auto at = std::size_t(group.first);
+        if (!fused.empty() && group.n == 1 && group.kernel == FusedKernel::none && fused.back().n == 1 &&
+            fused.back().kernel == FusedKernel::none && at > 0) {
+            const auto* reduce = std::get_if<AllReduce>(&program_->operations[at - 1]);
+            const auto* norm   = std::get_if<Norm>(&program_->operations[at]);
+            if (reduce && norm && reduce->parts.size() == 1 && norm->x == reduce->out && norm->residual != none &&
+                norm->out != norm->x && norm->group == (*program_)[norm->x].cols) {
+                fused.back().kernel = FusedKernel::all_reduce_norm;
+                fused.back().n      = 2;
+                continue;
+            }
+        }
+        fused.push_back(group);
+    }
+    groups = std::move(fused);
+}
+
+void announce_cuda_ranks() { cuda::announce_ranks(); }
+
+Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds) {
+    const int                  n = int(backends.size());
+    std::vector<CudaBackend*>  ranks;
+    std::vector<cuda::Context*> gpus;
+    for (Backend* backend : backends) {
+        ranks.push_back(static_cast<CudaBackend*>(backend));
+        gpus.push_back(ranks.back()->gpu_.get());
+    }
+    if (n > cuda::max_ranks) return fail("a model runs on up to ", cuda::max_ranks, " GPUs, not on ", n);
+    // Larger messages take two shots: with more ranks sooner, as each of them gets everybody's.
+    const std::size_t               one_shot = (std::size_t(2) << 20) / std::size_t(n * n / 4 > 0 ? n * n / 4 : 1);
+    std::array<cuda::Rank*, cuda::max_ranks> made{};
+    const char*                     why = nullptr;
+    if (!cuda::connect_ranks(gpus.data(), n, one_shot, seconds, made.data(), why))
+        return fail_with(ErrorKind::system, "the GPUs cannot work together: ", why);
+    std::vector<std::jthread> joining; // all at once: a rank that joins waits for the others
+    for (int r = 0; r < n; r++) {
+        CudaBackend& rank = *ranks[std::size_t(r)];
+        rank.rank_.reset(made[std::size_t(r)]);
+        if (!rank.options_.deterministic)
+            joining.emplace_back([&rank] {
+                cuda::use(*rank.gpu_);
+                cuda::join_nccl(*rank.rank_);
+            });
+    }
+    joining.clear();
+    for (std::size_t i = 0; i < ranks[0]->lowered_.size(); i++)
+        for (CudaBackend* mine : ranks) {
+            LoweredOperation& op = mine->lowered_[i];
+            op.reduce.exact      = mine->options_.deterministic;
+            if (op.parts.n > 1) op.reduce.x_is_float = true;
+            for (int r = 0; r < n; r++) {
+                const CudaBackend&      other = *ranks[std::size_t(r)];
+                const LoweredOperation& its   = other.lowered_[i];
+                check(other.program_->operations[i].index() == mine->program_->operations[i].index(),
+                      "ranks that run different programs");
+                op.reduce.x.of[r]   = its.parts.n > 1 ? other.sum_of_parts_ : const_cast<void*>(its.parts.of[0]);
+                op.reduce.out.of[r] = its.device.out;
+            }
+        }
+    return {};
 }
 
 std::string CudaBackend::explain() const {
@@ -562,17 +671,18 @@ StepResults CudaBackend::results() {
 // -- the operations
 
 void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
-    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_, op.device.residual,
-                op.device.rows, *gpu_);
+    if (embed.part) {
+        cuda::embed_part(op.device.weight, embed.first, op.positions, embed.scale, embed.offset, on_device_,
+                         op.device.residual, op.device.rows, *gpu_);
+        return;
+    }
+    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_, op.device.residual, op.device.rows, *gpu_);
 }
 
 void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
     const cuda::Operation& o    = op.device;
-    const auto             kind = norm.kind == NormKind::rms     ? cuda::NormKind::rms
-                                  : norm.kind == NormKind::layer ? cuda::NormKind::layer
-                                                                 : cuda::NormKind::none;
-    cuda::norm(o.x, o.x_is_float, kind, o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out),
-               o.rows, o.cols, *gpu_);
+    cuda::norm(o.x, o.x_is_float, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out), o.rows,
+               o.cols, *gpu_);
 }
 
 void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
@@ -614,6 +724,27 @@ void CudaBackend::execute(const SelectRows&, const LoweredOperation& op) {
 
 void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
     cuda::argmax(static_cast<const float*>(op.device.x), best_, op.device.rows, op.device.cols, *gpu_);
+}
+
+void CudaBackend::execute(const AllReduce& op, const LoweredOperation& lowered) {
+    const cuda::Operation& o = lowered.device;
+    if (!rank_) { // alone: the parts' sum
+        cuda::sum_parts(lowered.parts, o.out, lowered.reduce.out_is_float, o.rows * o.cols, *gpu_);
+        return;
+    }
+    if (op.parts.size() > 1) cuda::sum_parts(lowered.parts, sum_of_parts_, true, o.rows * o.cols, *gpu_);
+    cuda::all_reduce(lowered.reduce, o.rows, o.cols, *rank_, *gpu_);
+}
+
+void CudaBackend::execute(const AllGather& gather, const LoweredOperation& op) {
+    check(rank_ != nullptr, "all_gather: one rank");
+    cuda::all_gather(op.device.x, op.device.cols, op.reduce.out, (*program_)[gather.out].cols, gather.first,
+                     op.device.rows, op.f32 ? 4 : 2, *rank_, *gpu_);
+}
+
+void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {
+    cuda::take_columns(op.device.x, (*program_)[take.x].cols, take.first, op.device.out, op.device.cols, op.device.rows,
+                       op.f32 ? 4 : 2, *gpu_);
 }
 
 void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,

@@ -3,6 +3,7 @@
 module;
 
 #include "../../../cuda/kernels.h"
+#include "../../../cuda/ranks.h"
 
 export module quire.compute.cuda.fusion;
 
@@ -25,6 +26,9 @@ struct LoweredOperation {
     cuda::Route         route;                  // Route
     cuda::ExpertGemm    experts;                // ExpertGatedGemm, ExpertCombineGemm
     bool grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
+    cuda::Parts     parts;                      // AllReduce
+    cuda::AllReduce reduce;                     // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
+    bool            f32 = false;                // AllGather, TakeColumns: of float32, else of fp16
 };
 
 // Steps whose operations run in different kernels.
@@ -40,6 +44,7 @@ enum class FusedKernel : std::uint8_t {
     layer_kernel,      // persistent: GEMMs with their norms, SwiGLU, RoPE and KV store, between two attentions
     prefill_gemm,      // a GEMM with SwiGLU, or with RoPE and KV store, as its epilogue
     decode_megakernel, // persistent: the whole program but Argmax
+    all_reduce_norm,   // what the ranks add up, and the norm that follows
 };
 
 // Operations [first, first + n) in one launch.
@@ -69,7 +74,8 @@ module :private;
 namespace quire {
 
 std::string_view name_of(FusedKernel kernel) {
-    constexpr std::array<std::string_view, 4> names{"", "layer kernel", "prefill GEMM", "decode megakernel"};
+    constexpr std::array<std::string_view, 5> names{"", "layer kernel", "prefill GEMM", "decode megakernel",
+                                                    "all-reduce and norm"};
     return names[std::size_t(kernel)];
 }
 

@@ -2,6 +2,7 @@
 module;
 
 #include "../../../cuda/kernels.h"
+#include "../../../cuda/ranks.h"
 
 export module quire.compute.cuda.lowering;
 
@@ -56,6 +57,9 @@ public:
     LoweredOperation lower(const ExpertGatedGemm& op) { return lower_gemm(op); }
     LoweredOperation lower(const ExpertCombineGemm& op) { return lower_gemm(op); }
     LoweredOperation lower(const GateRows& op);
+    LoweredOperation lower(const AllReduce& op);
+    LoweredOperation lower(const AllGather& op);
+    LoweredOperation lower(const TakeColumns& op);
 
 private:
     using Half = cuda::Half;
@@ -283,6 +287,46 @@ LoweredOperation Lowering::lower(const SelectRows& op) {
     to.device.rows     = 1;
     to.device.cols     = program_[op.x].cols;
     to.logit_rows      = true;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const AllReduce& op) {
+    LoweredOperation to;
+    check(op.parts.size() <= std::size_t(cuda::max_parts), "all_reduce: more parts than the kernels take");
+    for (ValueId id : op.parts) {
+        if (id != none) to.parts.is_float = program_[id].f32;
+        to.parts.of[to.parts.n++] = id != none ? device_of(id) : nullptr;
+    }
+    to.reduce.x_is_float   = to.parts.is_float;
+    to.reduce.out_is_float = program_[op.out].f32;
+    to.device.x            = to.parts.of[0];
+    to.device.out          = device_of(op.out);
+    to.device.rows         = 1;
+    to.device.cols         = program_[op.out].cols;
+    to.known               = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const AllGather& op) {
+    LoweredOperation to;
+    to.device.x    = device_of(op.x);
+    to.device.out  = device_of(op.out);
+    to.device.rows = 1;
+    to.device.cols = program_[op.x].cols;
+    to.f32         = program_[op.x].f32;
+    to.logit_rows  = program_[op.x].logit_rows;
+    to.known       = false;
+    return to;
+}
+
+LoweredOperation Lowering::lower(const TakeColumns& op) {
+    LoweredOperation to;
+    to.device.x    = device_of(op.x);
+    to.device.out  = device_of(op.out);
+    to.device.rows = 1;
+    to.device.cols = program_[op.out].cols;
+    to.f32         = program_[op.x].f32;
+    to.known       = false;
     return to;
 }
 

@@ -1,0 +1,69 @@
+// The interface to cuda/ranks/: several GPUs of this process that run a model together. Each writes to the memory of the others and
+// reads from it (peer access; no NVLink multicast). Plain types, as in kernels.h; cuda/none.cpp stands in where there is no CUDA.
+//
+// Every rank makes the same calls in the same order, from its own thread and in its own stream.
+#pragma once
+
+#include "kernels.h"
+
+namespace quire::cuda {
+
+constexpr int max_ranks = 16;
+
+// Before the first call of any function: kernels are loaded at once. One that is loaded when it is first launched may have to wait
+// for a kernel of its GPU, which waits for another rank, which waits for the loader.
+void announce_ranks();
+
+// What one GPU knows of the others. Destroyed after the last step of every rank.
+struct Rank;
+
+// Makes ranks[i] that of gpus[i]. `bytes`: of the largest message that is sent in one shot; `seconds`: how long a kernel waits for
+// the others. False: `why` says what stands between the GPUs.
+bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double seconds, Rank** ranks, const char*& why);
+void destroy_rank(Rank* rank);
+// Whether a kernel of this rank has waited for another in vain: what came since means nothing.
+bool lost_a_rank(const Rank& rank);
+// NCCL's version, or 0: there is none, or the ranks have no communicator yet.
+int nccl_version(const Rank& rank);
+// Loads NCCL and joins the communicator of these ranks, every rank from its own thread at once. Without NCCL nothing happens.
+void join_nccl(Rank& rank);
+
+// The same array of every rank.
+struct RankArrays {
+    void* of[max_ranks] = {};
+};
+
+// out = Σ over the ranks of x, [rows × cols], by a tree in the order of the ranks: the first half, rounded up, plus the others; in
+// float32, rounded once. x and out may be the same if they have one type. The size decides how: in one shot (each rank sends all
+// and adds all up), in two (each adds up its part), or, unless `exact`, by NCCL, whose order is its own.
+struct AllReduce {
+    RankArrays x, out;
+    bool       x_is_float = false, out_is_float = false;
+    bool       exact = false;
+};
+void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu);
+// That, then norm(): residual += what `out` would have been; normed = norm of the residual. False: too large, or an odd shape.
+bool all_reduce_norm(const AllReduce& args, NormKind kind, const float* weight, const float* bias, float eps,
+                     float* residual, Half* normed, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu);
+// x [rows × cols] of this rank into columns first .. of everybody's out [rows × out_cols]; elements of 2 or 4 bytes.
+void all_gather(const void* x, std::int64_t cols, const RankArrays& out, std::int64_t out_cols, std::int64_t first,
+                std::int64_t rows, int element, Rank& rank, Context& gpu);
+
+// -- what only programs of ranks need, on one GPU
+
+// out [rows × cols] = columns first .. of x [rows × x_cols]; elements of 2 or 4 bytes.
+void          take_columns(const void* x, std::int64_t x_cols, std::int64_t first, void* out, std::int64_t cols,
+                           std::int64_t rows, int element, Context& gpu);
+constexpr int max_parts = 8;
+struct Parts {
+    const void* of[max_parts] = {}; // null: nothing
+    int         n             = 0;
+    bool        is_float      = false;
+};
+// out [n] = the sum of `parts`, in the order of all_reduce().
+void sum_parts(const Parts& parts, void* out, bool out_is_float, std::int64_t n, Context& gpu);
+// embed() from a table that has only the rows of tokens first ..; others give zeros.
+void embed_part(const Weight& weight, std::int32_t first, const Weight* positions, float scale, int offset,
+                const Plan& plan, float* out, std::int64_t n_tokens, Context& gpu);
+
+} // namespace quire::cuda
