@@ -76,7 +76,7 @@ TEST_CASE("named templates: default, tool_use for tools, others by request or fl
     const Result<ChatTemplate> t = of_file(all);
     REQUIRE(t);
     CHECK_FALSE(t->is_fallback());
-    CHECK(t->names() == std::vector<std::string>{"default", "rag", "tool_use"});
+    CHECK(t->names() == std::vector<std::string>{"default", "tool_use", "rag"});
     CHECK(say(*t, "") == "plain");
     CHECK(say(*t, "", true) == "tools");
     CHECK(say(*t, "default", true) == "plain");
@@ -97,11 +97,12 @@ TEST_CASE("named templates: default, tool_use for tools, others by request or fl
     const Result<ChatTemplate> rag = of_file(all, "rag");
     REQUIRE(rag);
     CHECK(say(*rag, "", true) == "rag Hi");
-    CHECK(of_file({{".rerank", "{query}\n"}})->source("rerank") == "{query}\n"); // whole, though Jinja drops the last line break
+    CHECK(of_file({{".rerank", "{query}\n"}})->source("rerank") ==
+          "{query}\n"); // whole, though Jinja drops the last line break
     CHECK_FALSE(t->source("gone"));
     CHECK(rag->name() == "the file's, rag");
     CHECK(of_file(all, "chatml")->name() == "chatml");
-    CHECK(of_file(all, "gone").error().message.contains("has default, rag, tool_use"));
+    CHECK(of_file(all, "gone").error().message.contains("has default, tool_use, rag"));
     CHECK(of_file({}, "gone").error().message.contains("has none"));
     CHECK(of_file({}).value().is_fallback());
     CHECK(say(*of_file({{".default", "d"}, {".rag", "r"}}), "") == "d");
@@ -122,16 +123,17 @@ TEST_CASE("the form of tool calls is what the template writes", "[template]") {
     CHECK(form("<tool_call>{\"name\": \"{{ f.name }}\", \"arguments\": {{ '' + f.arguments }}}</tool_call>") ==
           "hermes");
     CHECK(form("{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}") == "llama3");
-    CHECK(form("[TOOL_CALLS] [{\"name\": \"{{ f.name }}\"}]") == "mistral");
+    CHECK(form("[TOOL_CALLS] [{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}]") == "mistral");
     CHECK(form("<function={{ f.name }}>{{ f.arguments | tojson }}</function>") == "functionary");
     CHECK(form("<function={{ f.name }}>{% for k, v in f.arguments | items %}<parameter={{ k }}>\n{{ v "
                "}}\n</parameter>{% endfor %}") == "qwen3-coder");
     CHECK(form("{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}=\"{{ v }}\"{% endfor %})") == "pythonic");
     CHECK(form("<|channel|>commentary to=functions.{{ f.name }}<|message|>{{ f.arguments | tojson }}") == "harmony");
-    CHECK(form("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}") == "deepseek");
-    CHECK(form("<tool_call>{{ f.name }}<arg_key>k</arg_key>") == "glm");
-    CHECK(form("{\"name\": \"{{ f.name }}\", \"arguments\": {}}") == "json");
-    CHECK(form("call {{ f.name }}") == "other");
+    CHECK(form("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}{{ f.arguments | tojson }}") == "deepseek");
+    CHECK(form("<tool_call>{{ f.name }}<arg_key>k</arg_key>{{ f.arguments }}") == "glm");
+    CHECK(form("{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}") == "json");
+    CHECK(form("call {{ f.name }} {{ f.arguments }}") == "other");
+    CHECK(form("{{ f.name }}") == "none"); // without arguments it is no call
     CHECK(form("{{ raise_exception('no tools') }}") == "none");
     CHECK(tool_form(ChatTemplate()) == ToolForm::none);
 }

@@ -25,7 +25,7 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
+    std::string model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
     int         tensor_parallel = 1;
     bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
     int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
@@ -341,7 +341,27 @@ int generate(const Arguments& a) {
     return print_json(Json{{"ids", output->tokens}, {"logprobs", std::move(logprobs)}});
 }
 
+// The template of the file by its name; without one tool_use for tools, where it is there, else the default.
+Result<std::string> template_of(const Gguf& file, const std::string& name, bool has_tools) {
+    constexpr std::string_view key  = "tokenizer.chat_template";
+    const auto                 find = [&](std::string_view own) -> Result<std::string_view> {
+        Result<std::string_view> text = file.text(cat(key, ".", own), "");
+        return own != "default" || !text || !text->empty() ? text : file.text(key, "");
+    };
+    Result<std::string_view> text = find(!name.empty() ? name : has_tools ? "tool_use" : "default");
+    if (text && text->empty() && name.empty()) text = find("default");
+    if (!text) return std::unexpected(text.error());
+    if (text->empty())
+        return fail(file.path(), ": there is no chat template", name.empty() ? "" : " ",
+                    name.empty() ? "" : quote(name));
+    return std::string(*text);
+}
+
 int render(const Arguments& a) {
+    const std::string  input     = read_input();
+    const Result<Json> variables = json_parse(input);
+    if (!variables) return complain(variables.error());
+    if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
     std::string jinja;
     if (!a.template_file.empty()) {
         std::ifstream file(a.template_file, std::ios::binary);
@@ -350,16 +370,14 @@ int render(const Arguments& a) {
     } else {
         Result<Gguf> file = Gguf::open(a.model);
         if (!file) return complain(file.error());
-        Result<std::string_view> text = file->text("tokenizer.chat_template");
+        const auto          tools = variables->find("tools");
+        Result<std::string> text =
+            template_of(*file, a.template_name, tools != variables->end() && tools->is_array() && !tools->empty());
         if (!text) return complain(text.error());
-        jinja = *text;
+        jinja = std::move(*text);
     }
     Result<JinjaTemplate> parsed = JinjaTemplate::parse(jinja);
     if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
-    const std::string  input     = read_input();
-    const Result<Json> variables = json_parse(input);
-    if (!variables) return complain(variables.error());
-    if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
     const Result<std::int64_t> now = local_seconds(a.now);
     if (!now) return complain(now.error());
     constexpr std::array<std::string_view, 2> trusted{"bos_token", "eos_token"};
@@ -433,6 +451,8 @@ int main(int argc, char** argv) {
         R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");
     template_command->add_option("model", a.model, "GGUF file with the chat template");
     template_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model");
+    template_command->add_option("--name", a.template_name,
+                                 "one of the file's named templates: default, tool_use, ...");
     template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");
 
     try {

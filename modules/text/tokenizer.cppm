@@ -179,7 +179,7 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
 
     std::optional<PreTokenizer> pre;
     if (t.is("gpt2") || t.is("gemma4") || t.is("whitespace")) {
-        Result<std::string_view> name = std::string_view(t.is("gpt2") ? "" : t.model);
+        Result<std::string_view> name = std::string_view(t.model); // the others have one only
         if (t.is("gpt2")) name = file.text("tokenizer.ggml.pre", "default");
         if (!name) return std::unexpected(name.error());
         Result<PreTokenizer> found = PreTokenizer::named(*name);

@@ -87,7 +87,7 @@ std::optional<std::string> rendered(const ChatTemplate& t, bool arguments_as_tex
 ToolForm form_of(std::string_view call) {
     const auto has     = [&](std::string_view part) { return call.contains(part); };
     const auto has_key = [&](std::string_view name) { return has(cat('"', name, '"')) || has(cat('\'', name, '\'')); };
-    if (!has(tool)) return ToolForm::none;
+    if (!has(tool) || !has(value)) return ToolForm::none; // a result may name its tool, too
     if (has("<|channel|>") && has(cat("functions.", tool))) return ToolForm::harmony;
     if (has("<｜tool▁call")) return ToolForm::deepseek;
     if (has("[TOOL_CALLS]")) return ToolForm::mistral;
