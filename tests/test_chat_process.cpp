@@ -180,7 +180,7 @@ TEST_CASE("a template from a file is rendered, or refused with its line and colu
     unlink(file.c_str());
     CHECK(chat({"--chat-template-file", file}).code == 1);
     const Finished unknown = chat({"--chat-template", "alpaca"});
-    CHECK(unknown.code == 1);
+    CHECK(unknown.code == 2);
     CHECK(unknown.err.contains("there is no chat template 'alpaca': chatml, llama-2"));
 }
 

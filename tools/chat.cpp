@@ -30,9 +30,9 @@ constexpr std::string_view help =
     "A \\ at the end of a line or Alt-Enter continues a message on the next line; a pasted text is one message.\n"
     "Ctrl-C stops an answer or clears the line, Ctrl-R searches in what was typed before.";
 
-int complain(const Error& error) {
+int complain(const Error& error, int code = 1) {
     std::fprintf(stderr, "chat: %s\n", error.message.c_str());
-    return 1;
+    return code;
 }
 
 Result<std::string> read_file(const std::string& path) {
@@ -216,7 +216,7 @@ int run(ChatArguments& a) {
     }
 
     Result<ChatTemplate> chat_template = choose_template(a);
-    if (!chat_template) return complain(chat_template.error());
+    if (!chat_template) return complain(chat_template.error(), a.chat_template.name.empty() ? 1 : 2);
 
     EngineOptions& options = a.engine;
     options.max_sequences  = 1;

@@ -45,9 +45,9 @@ struct Arguments {
     HttpOptions              http;
 };
 
-int complain(const Error& error) {
+int complain(const Error& error, int code = 1) {
     std::fprintf(stderr, "server: %s\n", error.message.c_str());
-    return 1;
+    return code;
 }
 
 Result<std::string> read_file(const std::string& path) {
@@ -254,7 +254,7 @@ int run(Arguments& a) {
             a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
         if (!source) return complain(source.error());
         Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
-        if (!chosen) return complain(chosen.error());
+        if (!chosen) return complain(chosen.error(), a.chat_template.name.empty() ? 1 : 2);
         if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
         options.chat_template = std::move(*chosen);
