@@ -3,6 +3,7 @@
 PRESET       ?= release
 JOBS         ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
+FUZZ         ?= tests/fuzz/fuzz_*.cpp
 SETUP        ?= tools/setup.sh
 
 build    := build/$(PRESET)
@@ -13,7 +14,7 @@ units     = $(shell git ls-files "modules/*.cppm" "tools/*.cppm" "tools/*.cpp" "
 
 tools     = $(filter-out chat,$(notdir $(basename $(wildcard tools/*.cpp))))
 
-.PHONY: all chat $(tools) test test-clients test-templates test-pages dist cuda-check lint format asan tsan fuzz clean help setup configure
+.PHONY: all chat $(tools) test test-clients test-templates test-tokenizers test-embeddings test-pages dist cuda-check lint format asan tsan fuzz fuzzers clean help setup configure
 
 all: configure
 	@cmake --build $(build) -j $(JOBS)
@@ -39,6 +40,16 @@ test-templates:
 	@$(MAKE) --no-print-directory inspect
 	@tests/templates/run.sh
 
+# Compares tokens with llama.cpp's vectors and with the tokenizers and sentencepiece libraries; packages as above, in build/tokenizers.
+test-tokenizers:
+	@$(MAKE) --no-print-directory inspect
+	@tests/tokenizers/run.sh
+
+# Compares embeddings and rerankers with sentence-transformers (with PyTorch, 5 GB, in build/embeddings).
+test-embeddings:
+	@$(MAKE) --no-print-directory server
+	@tests/embeddings/run.sh $(bin)/server
+
 # Tests the server's pages in a headless Chromium, then pages of other origins; screenshots go to build/pages.
 test-pages: all
 	@$(SETUP) pages
@@ -48,9 +59,12 @@ test-pages: all
 asan tsan:
 	@$(MAKE) --no-print-directory PRESET=$@ test
 
+fuzzers: configure
+	@cmake --build $(build) -j $(JOBS) --target $@
+
 fuzz:
-	@$(MAKE) --no-print-directory PRESET=fuzz all
-	@for source in tests/fuzz/fuzz_*.cpp; do \
+	@$(MAKE) --no-print-directory PRESET=fuzz fuzzers
+	@for source in $(FUZZ); do \
 	    name=$$(basename $$source .cpp); mkdir -p build/fuzz/corpus/$$name; \
 	    seeds=; [ -d tests/fuzz/corpus/$$name ] && seeds=tests/fuzz/corpus/$$name; \
 	    echo "$$name for $(FUZZ_SECONDS) s"; \
@@ -104,10 +118,12 @@ help:
 	@echo "make test         build and run all tests"
 	@echo "make test-clients test ./server with curl, the openai package, load and misbehaving clients"
 	@echo "make test-templates compare chat templates with jinja2"
+	@echo "make test-tokenizers compare tokens with llama.cpp's vectors, tokenizers and sentencepiece"
+	@echo "make test-embeddings compare embeddings and rerankers with sentence-transformers (installs PyTorch)"
 	@echo "make test-pages   test the server's pages in a headless Chromium; screenshots in build/pages"
 	@echo "make asan         run the tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@echo "make tsan         run the tests under ThreadSanitizer"
-	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS (60)"
+	@echo "make fuzz         run each fuzz target for FUZZ_SECONDS (60); FUZZ=tests/fuzz/fuzz_http.cpp: only this one"
 	@echo "make lint         check with clang-format and clang-tidy"
 	@echo "make format       format the source files"
 	@echo "make dist         copy the tools and their libraries into dist/, for another machine"

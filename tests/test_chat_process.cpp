@@ -179,32 +179,33 @@ TEST_CASE("a template from a file is rendered, or refused with its line and colu
     CHECK(has(wrong.err, "line 2, column 4"));
     unlink(file.c_str());
     CHECK(chat({"--chat-template-file", file}).code == 1);
+    const Finished unknown = chat({"--chat-template", "alpaca"});
+    CHECK(unknown.code == 1);
+    CHECK(unknown.err.contains("there is no chat template 'alpaca': chatml, llama-2"));
 }
 
 TEST_CASE("wrong usage and unusable files", "[chat]") {
-    for (const std::vector<std::string>& arguments :
-         std::vector<std::vector<std::string>>{{"--bogus"},
-                                               {"stray"},
-                                               {"-n", "0"},
-                                               {"-n", "x"},
-                                               {"-n"},
-                                               {"-c", "-1"},
-                                               {"-t", "-2"},
-                                               {"--temp", "-1"},
-                                               {"--temp", "nan"},
-                                               {"--top-k", "-1"},
-                                               {"--top-p", "0"},
-                                               {"--top-p", "1.1"},
-                                               {"--min-p", "-0.1"},
-                                               {"--min-p", "2"},
-                                               {"--repeat-penalty", "0"},
-                                               {"-s", "-2"},
-                                               {"--block-size", "0"},
-                                               {"--block-size", "257"},
-                                               {"--kv-type", "q4"},
-                                               {"--chat-template", "alpaca"},
-                                               {"-p", "a", "-f", "b"},
-                                               {"--color", "blue"}}) {
+    for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{{"--bogus"},
+                                                                                           {"stray"},
+                                                                                           {"-n", "0"},
+                                                                                           {"-n", "x"},
+                                                                                           {"-n"},
+                                                                                           {"-c", "-1"},
+                                                                                           {"-t", "-2"},
+                                                                                           {"--temp", "-1"},
+                                                                                           {"--temp", "nan"},
+                                                                                           {"--top-k", "-1"},
+                                                                                           {"--top-p", "0"},
+                                                                                           {"--top-p", "1.1"},
+                                                                                           {"--min-p", "-0.1"},
+                                                                                           {"--min-p", "2"},
+                                                                                           {"--repeat-penalty", "0"},
+                                                                                           {"-s", "-2"},
+                                                                                           {"--block-size", "0"},
+                                                                                           {"--block-size", "257"},
+                                                                                           {"--kv-type", "q4"},
+                                                                                           {"-p", "a", "-f", "b"},
+                                                                                           {"--color", "blue"}}) {
         std::vector<std::string> all{"-m", model()};
         all.insert(all.end(), arguments.begin(), arguments.end());
         const Finished f = run_program("chat", all);

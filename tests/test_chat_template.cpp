@@ -4,13 +4,19 @@
 #include <string_view>
 #include <vector>
 
+#include "process.h"
+
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.model_file.gguf;
+import quire.model_file.gguf_writer;
 import quire.text.chat_template;
 import quire.text.marked_text;
+import quire.text.tool_form;
 
 using namespace quire;
+using namespace quire::testing;
 
 TEST_CASE("built-in templates, parts of a content, the missing template", "[template]") {
     const auto ask = [](std::string_view name, std::vector<Json> messages) {
@@ -34,4 +40,100 @@ TEST_CASE("built-in templates, parts of a content, the missing template", "[temp
     CHECK(ask("chatml", {parts}) == "<|im_start|>user\nab<|im_end|>\n<|im_start|>assistant\n");
     CHECK(!ChatTemplate::built_in("alpaca"));
     CHECK(ChatTemplate().is_fallback());
+}
+
+namespace {
+
+// A file with nothing but chat templates: key behind "tokenizer.chat_template" → source.
+Result<ChatTemplate> of_file(const std::vector<std::pair<std::string, std::string>>& templates,
+                             const std::string&                                      name = "") {
+    GgufWriter w;
+    w.set("general.architecture", "llama");
+    for (const auto& [key, source] : templates) w.set("tokenizer.chat_template" + key, source);
+    const std::string path = temporary();
+    REQUIRE(w.write(path));
+    const Result<Gguf> file = Gguf::open(path);
+    REQUIRE(file);
+    Result<ChatTemplate> chosen = ChatTemplate::choose(*file, name, "");
+    unlink(path.c_str());
+    return chosen;
+}
+
+std::string say(const ChatTemplate& t, const std::string& name, bool tools = false) {
+    ChatInput input;
+    input.template_name = name;
+    input.messages.push_back(Json{{"role", "user"}, {"content", "Hi"}});
+    if (tools) input.tools = Json::array({Json{{"type", "function"}}});
+    const Result<MarkedText> text = t.render(input, {});
+    return text ? text->bytes : text.error().message;
+}
+
+} // namespace
+
+TEST_CASE("named templates: default, tool_use for tools, others by request or flag", "[template]") {
+    const std::vector<std::pair<std::string, std::string>> all{
+        {"", "plain"}, {".tool_use", "tools"}, {".rag", "rag {{ messages[0].content }}"}};
+    const Result<ChatTemplate> t = of_file(all);
+    REQUIRE(t);
+    CHECK_FALSE(t->is_fallback());
+    CHECK(t->names() == std::vector<std::string>{"default", "tool_use", "rag"});
+    CHECK(say(*t, "") == "plain");
+    CHECK(say(*t, "", true) == "tools");
+    CHECK(say(*t, "default", true) == "plain");
+    CHECK(say(*t, "rag") == "rag Hi");
+    CHECK(say(*t, "gone") == "the model has no chat template 'gone'");
+    Result<ChatTemplate> thinks = of_file({{"", "{{ enable_thinking }} {{ x }}"}});
+    REQUIRE(thinks);
+    CHECK(thinks->uses("enable_thinking"));
+    CHECK_FALSE(thinks->uses("reasoning_effort"));
+    CHECK(thinks->set_defaults(R"({"enable_thinking": false, "x": 1})"));
+    CHECK(say(*thinks, "") == "False 1");
+    ChatInput own;
+    own.messages.push_back(Json{{"role", "user"}, {"content", "Hi"}});
+    own.variables = Json{{"x", 2}};
+    CHECK(thinks->render(own, {})->bytes == "False 2");
+    CHECK_FALSE(thinks->set_defaults("[1]"));
+    CHECK_FALSE(thinks->set_defaults("{"));
+    const Result<ChatTemplate> rag = of_file(all, "rag");
+    REQUIRE(rag);
+    CHECK(say(*rag, "", true) == "rag Hi");
+    CHECK(of_file({{".rerank", "{query}\n"}})->source("rerank") ==
+          "{query}\n"); // whole, though Jinja drops the last line break
+    CHECK_FALSE(t->source("gone"));
+    CHECK(rag->name() == "the file's, rag");
+    CHECK(of_file(all, "chatml")->name() == "chatml");
+    CHECK(of_file(all, "gone").error().message.contains("has default, tool_use, rag"));
+    CHECK(of_file({}, "gone").error().message.contains("has none"));
+    CHECK(of_file({}).value().is_fallback());
+    CHECK(say(*of_file({{".default", "d"}, {".rag", "r"}}), "") == "d");
+    CHECK(of_file({{"", "x"}, {".rag", "{{"}})
+              .error()
+              .message.starts_with("the chat template (the file's, rag) cannot be used: "));
+}
+
+TEST_CASE("the form of tool calls is what the template writes", "[template]") {
+    const auto form = [](const std::string& call) {
+        const std::string source =
+            "{% for m in messages %}[{{ m.content }}]{% for c in m.tool_calls or [] %}{% set f = c.function %}" + call +
+            "{% endfor %}{% endfor %}";
+        return std::string(name_of(tool_form(ChatTemplate::parse(source, "of a test").value())));
+    };
+    CHECK(form("<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}\n</tool_call>") ==
+          "hermes");
+    CHECK(form("<tool_call>{\"name\": \"{{ f.name }}\", \"arguments\": {{ '' + f.arguments }}}</tool_call>") ==
+          "hermes");
+    CHECK(form("{\"name\": \"{{ f.name }}\", \"parameters\": {{ f.arguments | tojson }}}") == "llama3");
+    CHECK(form("[TOOL_CALLS] [{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}]") == "mistral");
+    CHECK(form("<function={{ f.name }}>{{ f.arguments | tojson }}</function>") == "functionary");
+    CHECK(form("<function={{ f.name }}>{% for k, v in f.arguments | items %}<parameter={{ k }}>\n{{ v "
+               "}}\n</parameter>{% endfor %}") == "qwen3-coder");
+    CHECK(form("{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}=\"{{ v }}\"{% endfor %})") == "pythonic");
+    CHECK(form("<|channel|>commentary to=functions.{{ f.name }}<|message|>{{ f.arguments | tojson }}") == "harmony");
+    CHECK(form("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}{{ f.arguments | tojson }}") == "deepseek");
+    CHECK(form("<tool_call>{{ f.name }}<arg_key>k</arg_key>{{ f.arguments }}") == "glm");
+    CHECK(form("{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}") == "json");
+    CHECK(form("call {{ f.name }} {{ f.arguments }}") == "other");
+    CHECK(form("{{ f.name }}") == "none"); // without arguments it is no call
+    CHECK(form("{{ raise_exception('no tools') }}") == "none");
+    CHECK(tool_form(ChatTemplate()) == ToolForm::none);
 }

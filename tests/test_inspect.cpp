@@ -6,7 +6,9 @@
 #include "process.h"
 #include "reference.h"
 
+import quire.core.base;
 import quire.core.std;
+import quire.model_file.gguf_writer;
 
 using namespace quire::testing;
 
@@ -100,6 +102,13 @@ TEST_CASE("text goes to ids and back", "[inspect]") {
     CHECK(answer({"detokenize", model, "--ids", list})["text"] == text);
     const auto with_bos = answer({"tokenize", model, "--bos"}, text);
     CHECK(with_bos["ids"].size() == ids["ids"].size() + 1);
+    const Finished lines = run_program("inspect", {"tokenize", model, "--json-lines"}, "\"Hello\"\n\" w\\u00f6rld\"\n");
+    REQUIRE(lines.code == 0);
+    const std::size_t end = lines.out.find('\n');
+    CHECK(nlohmann::json::parse(lines.out.substr(0, end)) == answer({"tokenize", model}, "Hello"));
+    CHECK(nlohmann::json::parse(lines.out.substr(end + 1)) == answer({"tokenize", model}, " w\u00f6rld"));
+    CHECK(run_program("inspect", {"tokenize", model, "--json-lines"}, "1\n").err ==
+          "inspect: line 1 is no JSON string\n");
     const std::string broken("\xff\x00\xc3", 3); // bytes that are no text
     list.clear();
     for (int id : answer({"tokenize", model}, broken)["ids"]) list += (list.empty() ? "" : ",") + std::to_string(id);
@@ -133,4 +142,24 @@ TEST_CASE("generate --beam answers with all beams, best first", "[inspect]") {
     CHECK(std::abs(out["beams"][0]["logprob"].get<double>() - -9.30445) < 1e-3);
     CHECK(out["beams"][0]["ids"].size() == 32);
     for (std::size_t i = 1; i < 4; i++) CHECK(out["beams"][i]["logprob"] <= out["beams"][i - 1]["logprob"]);
+}
+
+TEST_CASE("template renders the file's templates by their names", "[inspect]") {
+    quire::GgufWriter w;
+    w.set("general.architecture", "llama");
+    w.set("tokenizer.chat_template", "plain");
+    w.set("tokenizer.chat_template.tool_use", "tools");
+    w.set("tokenizer.chat_template.rag", "rag {{ messages[0].content }}");
+    const std::string path = temporary();
+    REQUIRE(w.write(path));
+    const std::string hi = R"({"messages": [{"role": "user", "content": "Hi"}]})";
+    CHECK(answer({"template", path}, hi)["text"] == "plain");
+    CHECK(answer({"template", path}, R"({"tools": [1]})")["text"] == "tools");
+    CHECK(answer({"template", path, "--name", "default"}, R"({"tools": [1]})")["text"] == "plain");
+    CHECK(answer({"template", path, "--name", "rag"}, hi)["text"] == "rag Hi");
+    CHECK(answer({"template", path, "--name", "rag"}, hi)["input"] == nlohmann::json::parse("[[4, 6]]"));
+    const Finished gone = run_program("inspect", {"template", path, "--name", "gone"}, hi);
+    CHECK(gone.code == 1);
+    CHECK(gone.err == "inspect: " + path + ": there is no chat template 'gone'\n");
+    unlink(path.c_str());
 }

@@ -80,6 +80,7 @@ TEST_CASE("expressions and statements mean what they mean in Python's Jinja", "[
     CHECK(shown("{{ {'b': [1, 'ä'], 'a': {}}|tojson }} {{ [1]|tojson(indent=2) }}") ==
           "{\"b\": [1, \"ä\"], \"a\": {}} [\n  1\n]");
     CHECK(shown("{{ strftime_now('%d %b %Y') }}") == "26 Jul 2024");
+    CHECK(shown("{{ '{:>{}}|{:{w}.{p}f}|{{}}'.format('a', 5, 2.71828, w=8, p=2) }}") == "    a|    2.72|{}");
     CHECK(shown("{{ '%05.1f|%s|%-4d|' % (3.14159, 'x', 7) }}{{ '{:>4}{!r}'.format('a', 'b') }}") ==
           "003.1|x|7   |   a'b'");
     CHECK(shown("{% generation %}x{% endgeneration %}{% set y %}a{% endset %}{{ y|upper }}{% filter upper %}b{% "

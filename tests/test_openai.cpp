@@ -229,6 +229,17 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     CHECK(wrong_field(chat(R"("logprobs":true,"top_logprobs":21)")) == "top_logprobs");
     CHECK(wrong_field(chat(R"("logprobs":false,"n_probs":2)")) == "n_probs");
     CHECK(wrong_field(chat(R"("echo":true)")) == "echo");
+    CHECK(wrong_field(chat(R"("chat_template":"rag")")) == "chat_template");
+    ApiLimits named = limits();
+    named.templates = {"default", "rag"};
+    const auto rag = parse_chat_request(R"({"messages":[{"role":"user","content":"a"}],"chat_template":"rag"})", named);
+    REQUIRE(rag.has_value());
+    CHECK(rag->conversation.input.template_name == "rag");
+    named.reasoning_effort = true;
+    const auto effort =
+        parse_chat_request(R"({"messages":[{"role":"user","content":"a"}],"reasoning_effort":"high"})", named);
+    REQUIRE(effort.has_value());
+    CHECK(effort->conversation.input.variables["reasoning_effort"] == "high");
     CHECK(chat(R"("tools":[{"type":"function"}])").error().message ==
           "tools is not supported here; only [] is accepted");
     std::string many;

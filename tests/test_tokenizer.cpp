@@ -389,6 +389,24 @@ TEST_CASE("byte pairs of characters: spaces as marks, bytes for what has no toke
     CHECK(t->decode(Ids{0, 1, 3, 6, 4, 5}) == "a a\n\né");
 }
 
+TEST_CASE("byte pairs of words: white space is left out", "[tokenizer]") {
+    GgufWriter w;
+    w.set("tokenizer.ggml.model", "whitespace");
+    w.set("tokenizer.ggml.pre", "whitespace");
+    w.set("tokenizer.ggml.tokens", Strings{"<unk>", "a", "b", "ab", "i", "\u0307", "漢"});
+    w.set("tokenizer.ggml.token_type", std::vector<std::int32_t>{2, 1, 1, 1, 1, 1, 1});
+    w.set("tokenizer.ggml.merges", Strings{"a b"});
+    w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
+    auto t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("ab a\u3000b\n漢") == Ids{3, 1, 2, 6});
+    CHECK(t->encode("A") == Ids{0});
+    w.set("tokenizer.ggml.normalizer.lowercase", true);
+    t = made(w);
+    REQUIRE(t);
+    CHECK(t->encode("A İ") == Ids{1, 4, 5});
+}
+
 TEST_CASE("ends are found by their spelling; what only looks so in another model is not", "[tokenizer]") {
     GgufWriter w;
     w.set("tokenizer.ggml.model", "gpt2");
@@ -422,7 +440,7 @@ TEST_CASE("what is not known of a tokenizer is refused by name", "[tokenizer]") 
     GgufWriter w;
     w.set("tokenizer.ggml.tokens", Strings{"a"});
     w.set("tokenizer.ggml.model", "plamo2");
-    CHECK(made(w).error() == "tokenizer.ggml.model is 'plamo2', not one of llama, gpt2, gemma4, bert, t5, rwkv");
+    CHECK(made(w).error() == "tokenizer.ggml.model is 'plamo2', not one of llama, gpt2, whitespace, gemma4, bert, t5, rwkv");
     w.set("tokenizer.ggml.model", "gpt2");
     CHECK(made(w).error() == "tokenizer.ggml.merges is missing, byte pair encoding needs it");
     w.set("tokenizer.ggml.pre", "lama-bpe");

@@ -112,6 +112,11 @@ int run(int argc, char** argv) {
         model_options(app.add_subcommand("throughput", "many requests of different lengths, without a server"));
     throughput_command->add_option("--requests", a.n_requests)->check(CLI::Range(1, 1'000'000))->capture_default_str();
     throughput_command->add_option("--lengths", a.lengths, "JSON lines {\"prompt\": n, \"output\": n}");
+    throughput_command
+        ->add_option("--system", a.system,
+                     "who gives out KV memory: blocks on demand, or contiguous chunks as the paper's other systems do")
+        ->check(CLI::IsMember({"quire", "orca-max", "orca-pow2", "orca-oracle", "faster-transformer"}))
+        ->capture_default_str();
     throughput_command->add_option("--max-sequences", a.max_sequences)
         ->check(CLI::Range(1, 4096))
         ->capture_default_str();
@@ -123,7 +128,9 @@ int run(int argc, char** argv) {
     kernel_command->add_option("--bandwidth", a.bandwidth, "memory bandwidth in GB/s; default 4300");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; default 790");
     CLI::App* make_command = app.add_subcommand("make-model", "write a model file with random weights");
-    make_command->add_option("--shape", a.shape, "tiny, llama-1b, llama-3b, llama3-3b, llama-7b, llama3-8b, llama-13b")
+    make_command
+        ->add_option("--shape", a.shape,
+                     "tiny, opt-13b, tiny-opt, llama-1b, llama-3b, llama3-3b, llama-7b, llama3-8b, llama-13b")
         ->capture_default_str();
     make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k")->capture_default_str();
     make_command->add_option("--layers", a.layers, "number of layers; default: the shape's")
@@ -132,6 +139,10 @@ int run(int argc, char** argv) {
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
     add_serve_flags(serve_command, serving);
+    PaperArguments paper_arguments;
+    CLI::App*      paper_command =
+        app.add_subcommand("paper", "the figures of the paper, in simulated time or on this machine's engine");
+    add_paper_flags(paper_command, paper_arguments);
     const OwnFlag own = [&](const std::string& name) -> std::optional<bool> {
         for (const CLI::App* c :
              app.get_subcommands([&](const CLI::App* c) { return argc > 1 && c->check_name(argv[1]); }))
@@ -157,6 +168,7 @@ int run(int argc, char** argv) {
     if (throughput_command->parsed()) return throughput(a);
     if (kernel_command->parsed()) return kernels(a);
     if (serve_command->parsed()) return serve(std::move(serving));
+    if (paper_command->parsed()) return paper(std::move(paper_arguments));
     if (make_command->parsed()) return make_model(a);
     return blocks(repetitions, json);
 }

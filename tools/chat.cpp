@@ -183,10 +183,14 @@ std::string without_escapes(const std::string& text) {
 Result<ChatTemplate> choose_template(const ChatArguments& a) {
     const Result<Gguf> file = Gguf::open(a.model);
     if (!file) return std::unexpected(file.error());
-    Result<std::string> source = a.form_file.empty() ? Result<std::string>("") : read_file(a.form_file);
+    Result<std::string> source =
+        a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
     if (!source) return std::unexpected(source.error());
     if (const auto now = local_seconds(a.now); !now) return std::unexpected(now.error());
-    return ChatTemplate::choose(*file, a.form_name, *source);
+    Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
+    if (!chosen) return chosen;
+    if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return std::unexpected(ok.error());
+    return chosen;
 }
 
 int run(ChatArguments& a) {

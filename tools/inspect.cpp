@@ -17,6 +17,7 @@ import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
 import quire.text.tokenizer;
+import quire.text.tool_form;
 import quire.model_file.weights;
 
 using namespace quire;
@@ -24,11 +25,11 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, ids, kv_type = "f16", raw_file, template_file, now, isa, device = "auto";
+    std::string model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
     int         tensor_parallel = 1;
-    bool        deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false;
-    int         top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
-    float       length_penalty = 0;
+    bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
+    int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
+    float length_penalty = 0;
 };
 
 int complain(const Error& error) {
@@ -160,6 +161,8 @@ int show(const Arguments& a) {
                               {"context", ahead->context},
                               {"bandwidth", ahead->bandwidth},
                               {"tokens_per_second", ahead->tokens_per_second},
+                              {"chat_template", ahead->chat_template},
+                              {"tool_form", std::string(name_of(ahead->tools))},
                               {"unknown_keys", ahead->unknown},
                               {"text", describe(*ahead)}};
     }
@@ -184,18 +187,30 @@ int tokenize(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
     const Tokenizer& tokenizer = checked->tokenizer;
-    EncodeOptions    options;
-    options.add_special    = false;
-    options.parse_special  = !a.no_special;
-    std::vector<Token> ids = tokenizer.encode(read_input(), options);
-    if (a.bos) {
-        if (tokenizer.bos() < 0)
-            return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
-        ids.insert(ids.begin(), tokenizer.bos());
+    if (a.bos && tokenizer.bos() < 0)
+        return complain({ErrorKind::input, cat(a.model, ": --bos, but the vocabulary names no BOS token")});
+    const auto print_tokens = [&](std::string_view text) {
+        EncodeOptions options;
+        options.add_special    = false;
+        options.parse_special  = !a.no_special;
+        std::vector<Token> ids = tokenizer.encode(text, options);
+        if (a.bos) ids.insert(ids.begin(), tokenizer.bos());
+        Json pieces = Json::array();
+        for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
+        return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+    };
+    const std::string input = read_input();
+    if (!a.json_lines) return print_tokens(input);
+    std::istringstream lines(input);
+    int                number = 0, code = 0;
+    for (std::string line; code == 0 && std::getline(lines, line);) {
+        const Result<Json> text = json_parse(line);
+        number++;
+        if (!text) return complain({ErrorKind::input, cat("line ", number, ": ", text.error().message)});
+        if (!text->is_string()) return complain({ErrorKind::input, cat("line ", number, " is no JSON string")});
+        code = print_tokens(text->get_ref<const std::string&>());
     }
-    Json pieces = Json::array();
-    for (Token id : ids) pieces.push_back(std::string(tokenizer.piece(id)));
-    return print_json(Json{{"ids", ids}, {"pieces", std::move(pieces)}});
+    return code;
 }
 
 int detokenize(const Arguments& a) {
@@ -219,15 +234,15 @@ int detokenize(const Arguments& a) {
 // With a context of `n_tokens`, as the request needs.
 Result<Engine> load_engine(const Arguments& a, std::size_t n_tokens) {
     EngineOptions options;
-    options.context       = int(std::min(n_tokens, std::size_t(1) << 30));
-    options.kv_type       = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
-    options.block_size    = a.block_size;
-    options.threads       = a.threads;
-    options.isa           = a.isa;
-    options.device        = a.device;
-    options.deterministic = a.deterministic;
+    options.context         = int(std::min(n_tokens, std::size_t(1) << 30));
+    options.kv_type         = a.kv_type == "f32" ? KvType::f32 : KvType::f16;
+    options.block_size      = a.block_size;
+    options.threads         = a.threads;
+    options.isa             = a.isa;
+    options.device          = a.device;
+    options.deterministic   = a.deterministic;
     options.tensor_parallel = a.tensor_parallel;
-    options.max_sequences = std::max(1, a.beam);
+    options.max_sequences   = std::max(1, a.beam);
     return Engine::load(a.model, options);
 }
 
@@ -326,7 +341,27 @@ int generate(const Arguments& a) {
     return print_json(Json{{"ids", output->tokens}, {"logprobs", std::move(logprobs)}});
 }
 
+// The template of the file by its name; without one tool_use for tools, where it is there, else the default.
+Result<std::string> template_of(const Gguf& file, const std::string& name, bool has_tools) {
+    constexpr std::string_view key  = "tokenizer.chat_template";
+    const auto                 find = [&](std::string_view own) -> Result<std::string_view> {
+        Result<std::string_view> text = file.text(cat(key, ".", own), "");
+        return own != "default" || !text || !text->empty() ? text : file.text(key, "");
+    };
+    Result<std::string_view> text = find(!name.empty() ? name : has_tools ? "tool_use" : "default");
+    if (text && text->empty() && name.empty()) text = find("default");
+    if (!text) return std::unexpected(text.error());
+    if (text->empty())
+        return fail(file.path(), ": there is no chat template", name.empty() ? "" : " ",
+                    name.empty() ? "" : quote(name));
+    return std::string(*text);
+}
+
 int render(const Arguments& a) {
+    const std::string  input     = read_input();
+    const Result<Json> variables = json_parse(input);
+    if (!variables) return complain(variables.error());
+    if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
     std::string jinja;
     if (!a.template_file.empty()) {
         std::ifstream file(a.template_file, std::ios::binary);
@@ -335,16 +370,14 @@ int render(const Arguments& a) {
     } else {
         Result<Gguf> file = Gguf::open(a.model);
         if (!file) return complain(file.error());
-        Result<std::string_view> text = file->text("tokenizer.chat_template");
+        const auto          tools = variables->find("tools");
+        Result<std::string> text =
+            template_of(*file, a.template_name, tools != variables->end() && tools->is_array() && !tools->empty());
         if (!text) return complain(text.error());
-        jinja = *text;
+        jinja = std::move(*text);
     }
     Result<JinjaTemplate> parsed = JinjaTemplate::parse(jinja);
     if (!parsed) return complain({ErrorKind::input, cat("the chat template: ", parsed.error().message)});
-    const std::string  input     = read_input();
-    const Result<Json> variables = json_parse(input);
-    if (!variables) return complain(variables.error());
-    if (!variables->is_object()) return complain({ErrorKind::input, "the input is no JSON object"});
     const Result<std::int64_t> now = local_seconds(a.now);
     if (!now) return complain(now.error());
     constexpr std::array<std::string_view, 2> trusted{"bos_token", "eos_token"};
@@ -385,8 +418,7 @@ int main(int argc, char** argv) {
                       "GPUs that share the model, or parts of the CPU's threads")
             ->check(CLI::Range(1, 64))
             ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic,
-                    "bit-identical logits on any number of GPUs and in any batch");
+        c->add_flag("--deterministic", a.deterministic, "bit-identical logits on any number of GPUs and in any batch");
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
         return c;
@@ -396,6 +428,8 @@ int main(int argc, char** argv) {
     tokenize_command->add_flag("--no-special", a.no_special,
                                "treat text that looks like a special token as plain text");
     tokenize_command->add_flag("--bos", a.bos, "put the BOS token first");
+    tokenize_command->add_flag("--json-lines", a.json_lines,
+                               "each line of standard input is a text, as a JSON string; prints a line for each");
     CLI::App* detokenize_command = command("detokenize", "token ids → text, and its exact bytes in hexadecimal");
     detokenize_command->add_option("--ids", a.ids, "token ids: 1,2,3")->required();
     CLI::App* logits_command = run_options(command("logits", "print the most likely next tokens of a prompt"));
@@ -417,6 +451,8 @@ int main(int argc, char** argv) {
         R"({"messages": [{"role": "user", "content": "Hello"}], "add_generation_prompt": true} on standard input → the prompt's text)");
     template_command->add_option("model", a.model, "GGUF file with the chat template");
     template_command->add_option("--file", a.template_file, "file with a Jinja template, in place of the model");
+    template_command->add_option("--name", a.template_name,
+                                 "one of the file's named templates: default, tool_use, ...");
     template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");
 
     try {

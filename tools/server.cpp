@@ -35,9 +35,9 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string model, host = "127.0.0.1", unix_path, aliases, form_name, form_file, key_file, cors, log_file, kv_events,
-        kv_replay;
+    std::string model, host = "127.0.0.1", unix_path, aliases, key_file, cors, log_file, kv_events, kv_replay;
     std::vector<std::string> keys, pin_files, pins;
+    ChatTemplateFlags        chat_template;
     int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     log_json = false, no_log = false;
     double                   ping_seconds = 15, watchdog_seconds = 60;
@@ -251,10 +251,12 @@ int run(Arguments& a) {
     {
         const Result<Gguf> file = Gguf::open(a.model);
         if (!file) return complain(file.error());
-        Result<std::string> source = a.form_file.empty() ? Result<std::string>("") : read_file(a.form_file);
+        Result<std::string> source =
+            a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
         if (!source) return complain(source.error());
-        Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.form_name, *source);
+        Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
         if (!chosen) return complain(chosen.error());
+        if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
         options.chat_template = std::move(*chosen);
     }
@@ -373,7 +375,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")
         ->check(within(0, 1 << 24));
-    add_chat_template_flags(app, a.form_name, a.form_file, a.endpoints.now);
+    add_chat_template_flags(app, a.chat_template, a.endpoints.now);
 }
 
 void add_server_flags(CLI::App& app, Arguments& a) {

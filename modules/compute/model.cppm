@@ -156,7 +156,7 @@ public:
 
     Program build() && {
         emit(Embed{w_.token_embd, w_.position_embd, x_, c_.embedding_scale, c_.position_offset, w_.token_types,
-                   Token(shape_.vocab.first), shape_.n > 1});
+                   c_.separator, Token(shape_.vocab.first), shape_.n > 1});
         if (shape_.n > 1) emit(AllReduce{{x_}, x_});
         if (w_.embd_norm) norm_sum(x_, none, w_.embd_norm);
         for (int i = 0; i < c_.n_layers; i++) {

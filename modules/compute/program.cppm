@@ -44,9 +44,11 @@ struct Embed {
     ValueId    out    = none;
     float      scale  = 1;
     int        offset = 0;
-    TensorView types  = {};
-    Token      first  = 0;
-    bool       part   = false;
+    // Rows that are added: row 0, and row 1, if there is one, behind the first `separator` of a sequence.
+    TensorView types     = {};
+    Token      separator = -1;
+    Token      first     = 0;
+    bool       part      = false;
 };
 
 // out = norm(x) · weight + bias. With `residual` (float32): residual += x first, and the norm is that of the sum. Each run of

@@ -24,17 +24,6 @@ std::string utf8_repair(std::string_view text);
 // Bytes at the end of `text` that are the beginning of a character and could still become valid: 0..3.
 int utf8_incomplete(std::string_view text);
 
-// Classes of characters that the pre-tokenizers' regular expressions tell apart.
-enum CharClass : std::uint8_t {
-    class_other       = 0,
-    class_letter      = 1,  // general category L*: \p{L}
-    class_mark        = 2,  // M*
-    class_number      = 4,  // N*
-    class_punctuation = 8,  // P*
-    class_space       = 16, // White_Space: \s
-};
-CharClass char_class(char32_t c);
-
 // The character's other case, itself when it has none; simple mappings only (no character becomes two).
 char32_t upper_case(char32_t c);
 char32_t lower_case(char32_t c);
@@ -131,24 +120,6 @@ int utf8_incomplete(std::string_view text) {
     return 0;
 }
 
-// The classes of all characters, asked of utf8proc once.
-const std::vector<std::uint8_t>& class_table() {
-    static const std::vector<std::uint8_t> table = [] {
-        std::vector<std::uint8_t> t(0x110000);
-        for (std::size_t c = 0; c < t.size(); c++) {
-            const auto category = utf8proc_category(utf8proc_int32_t(c));
-            if (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) t[c] = class_letter;
-            else if (category >= UTF8PROC_CATEGORY_MN && category <= UTF8PROC_CATEGORY_ME) t[c] = class_mark;
-            else if (category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO) t[c] = class_number;
-            else if (category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO) t[c] = class_punctuation;
-            else if (category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP) t[c] = class_space;
-        }
-        for (std::size_t c : {9, 10, 11, 12, 13, 0x85}) t[c] = class_space; // controls with the property White_Space
-        return t;
-    }();
-    return table;
-}
-
 char32_t upper_case(char32_t c) { return char32_t(utf8proc_toupper(utf8proc_int32_t(c))); }
 char32_t lower_case(char32_t c) { return char32_t(utf8proc_tolower(utf8proc_int32_t(c))); }
 char32_t title_case(char32_t c) { return char32_t(utf8proc_totitle(utf8proc_int32_t(c))); }
@@ -160,7 +131,5 @@ bool is_printable(char32_t c) {
 }
 
 int char_width(char32_t c) { return c < 0x110000 ? utf8proc_charwidth(utf8proc_int32_t(c)) : 1; }
-
-CharClass char_class(char32_t c) { return c < 0x110000 ? CharClass(class_table()[c]) : class_other; }
 
 } // namespace quire

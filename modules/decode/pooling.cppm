@@ -23,8 +23,9 @@ public:
 
 private:
     Pooling            pooling_ = Pooling::mean;
-    std::vector<float> dense_, dense_bias_, out_; // [hidden × hidden], [hidden], [hidden]
-    double             out_bias_ = 0;
+    bool               causal_  = false; // only the last position has seen the whole text
+    std::vector<float> dense_, dense_bias_, out_,
+        out_bias_; // [hidden × hidden], [hidden], [classes × hidden], [classes]
 };
 
 } // namespace quire
@@ -39,24 +40,27 @@ static std::vector<float> on_host(const TensorView& w) {
     return values;
 }
 
-Pooler::Pooler(const ModelConfig& config, const ModelTensors& tensors) : pooling_(config.pooling) {
+Pooler::Pooler(const ModelConfig& config, const ModelTensors& tensors)
+    : pooling_(config.pooling), causal_(!config.family->encoder) {
     if (pooling_ != Pooling::rank) return;
     dense_      = on_host(tensors.classifier.weight);
     dense_bias_ = on_host(tensors.classifier.bias);
     out_        = on_host(tensors.classifier_out.weight);
-    if (tensors.classifier_out.bias) out_bias_ = double(on_host(tensors.classifier_out.bias)[0]);
+    out_bias_   = on_host(tensors.classifier_out.bias);
+    out_bias_.resize(std::size_t(config.classes));
 }
 
 void Pooler::add(std::span<const float> state, int position, int n, std::vector<float>& pooled) const {
-    const bool first = pooling_ == Pooling::first || pooling_ == Pooling::rank;
+    const bool first = pooling_ == Pooling::first || (pooling_ == Pooling::rank && !causal_);
+    const bool last  = pooling_ == Pooling::last || (pooling_ == Pooling::rank && causal_);
     pooled.resize(state.size());
-    if ((first && position > 0) || (pooling_ == Pooling::last && position + 1 < n)) return;
+    if ((first && position > 0) || (last && position + 1 < n)) return;
     for (std::size_t i = 0; i < state.size(); i++) pooled[i] += state[i];
 }
 
 void Pooler::finish(std::vector<float>& pooled) const {
     if (pooling_ == Pooling::rank) {
-        double score = out_bias_;
+        std::vector<double> scores(out_bias_.begin(), out_bias_.end());
         for (std::size_t i = 0; i < pooled.size(); i++) {
             double inner = double(pooled[i]);
             if (!dense_.empty()) {
@@ -65,9 +69,11 @@ void Pooler::finish(std::vector<float>& pooled) const {
                     inner += double(dense_[i * pooled.size() + j]) * double(pooled[j]);
                 inner = std::tanh(inner);
             }
-            score += double(out_[i]) * inner;
+            for (std::size_t c = 0; c < scores.size(); c++) scores[c] += double(out_[c * pooled.size() + i]) * inner;
         }
-        pooled = {float(1 / (1 + std::exp(-score)))};
+        // Yes against no, or one score against 0.
+        const double against = scores.size() > 1 ? scores[1] : 0;
+        pooled               = {float(1 / (1 + std::exp(against - scores[0])))};
         return;
     }
     // The mean has the direction of the sum, and only that counts.

@@ -97,6 +97,9 @@ public:
     void                     log_cache(bool on);
     std::vector<CacheChange> take_cache_changes();
 
+    // The owner's thread, between steps: what the slots of the KV pool hold.
+    MemoryUse slot_use() const;
+
     // All invariants of sequences, block tables and blocks: stops at a broken one. Between steps, for tests.
     void check_invariants() const;
 
@@ -177,6 +180,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         return fail("context, KV blocks and threads cannot be negative");
     if (!(o.watermark >= 0 && o.watermark < 1)) return fail("the watermark ", o.watermark, " is not in [0, 1)");
 
+    if (o.system != System::quire) o.prefix_cache = false, o.swap_blocks = 0;
+
     Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
     Result<ModelConfig> config = read_config(*file);
@@ -209,6 +214,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.n_swap           = o.swap_blocks;
     scheduling.preemption_mode  = o.preemption_mode;
     scheduling.watermark        = o.watermark;
+    scheduling.keep_preempted   = o.keep_preempted;
+    scheduling.system           = o.system;
     scheduling.window           = config->widest_window();
     scheduling.whole_prompts    = config->family->encoder;
     scheduling.free_order       = o.free_order;
@@ -234,6 +241,7 @@ const ModelConfig& Engine::config() const { return impl_->config; }
 const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
+MemoryUse          Engine::slot_use() const { return impl_->scheduler.memory_use(); }
 void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
 void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
 void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
@@ -305,6 +313,8 @@ Result<RequestId> Engine::submit(Request request) {
             return fail("token ", token, " of logit_bias is outside the vocabulary of ", vocab);
     if (impl_->config.family->encoder && !request.embed)
         return fail("this model embeds texts (", impl_->config.family->name, "); it generates none");
+    if (impl_->config.pooling == Pooling::rank && !request.embed)
+        return fail("this model ranks texts; it generates none");
     if (request.max_tokens < 0) return fail("max_tokens is ", request.max_tokens);
     if (request.n < 1) return fail("n is ", request.n, "; at least 1 answer is needed");
     if (request.best_of != 0 && request.best_of < request.n)

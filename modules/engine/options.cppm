@@ -26,8 +26,11 @@ struct EngineOptions {
     int            kv_blocks       = 0;  // 0: a full context for each sequence, at most what the device can spare
     int            swap_blocks     = -1; // of the swap pool; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
-    double         watermark       = 0.01; // fraction of the blocks kept free when a request starts while others run
-    KvType         kv_type         = KvType::f16;
+    double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
+    // A request that is computed again uses those of its blocks that nobody took meanwhile.
+    bool   keep_preempted = true;
+    System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
+    KvType kv_type = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
     // activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;

@@ -13,6 +13,8 @@ import quire.core.tensor;
 import quire.engine.options;
 import quire.model_file.config;
 import quire.model_file.gguf;
+import quire.text.chat_template;
+import quire.text.tool_form;
 
 export namespace quire {
 
@@ -31,6 +33,10 @@ struct Outlook {
     double                   bandwidth = 0;         // bytes a second, measured
     double                   tokens_per_second = 0; // of one sequence, if reading the weights were all
     std::vector<std::string> unknown;               // keys of the file that quire does not read
+    std::string              chat_template; // the names of the file's; "": it has none; or why it cannot be used
+    bool                     chat_template_fails = false;
+    bool                     answers             = true;           // not a model of embeddings
+    ToolForm                 tools               = ToolForm::none; // how the template writes calls
 };
 
 // `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
@@ -39,7 +45,7 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& config, const En
 // The same for a file by its path. Error: why the file cannot be run.
 Result<Outlook> look_ahead(const std::string& path, const EngineOptions& options);
 
-// Two lines for a person.
+// A few lines for a person.
 std::string describe(const Outlook& outlook);
 
 } // namespace quire
@@ -96,9 +102,9 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
                                                             "expert_gating_func",
                                                             "expert_group_count",
                                                             "leading_dense_block_count"};
-    static constexpr std::array<std::string_view, 5>  others{"position_offset", "do_layer_norm_before",
-                                                            "use_parallel_residual", "tensor_data_layout",
-                                                            "expert_group_used_count"};
+    static constexpr std::array<std::string_view, 8>  others{
+        "pooling_type",         "token_type_count",      "classifier.output_labels", "position_offset",
+        "do_layer_norm_before", "use_parallel_residual", "tensor_data_layout",       "expert_group_used_count"};
     if (!key.starts_with(prefix)) return false;
     key.remove_prefix(prefix.size());
     return std::ranges::find(known, key) == known.end() && std::ranges::find(others, key) == others.end();
@@ -129,6 +135,16 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
     look.trained            = c.context_length;
     for (const auto& [key, value] : file.metadata())
         if (is_unknown(key, c.architecture_name + ".")) look.unknown.push_back(key);
+
+    look.answers = !c.family->encoder && !file.find(c.architecture_name + ".pooling_type");
+    if (const Result<ChatTemplate> chat_template = ChatTemplate::choose(file, "", ""); !chat_template) {
+        look.chat_template       = chat_template.error().message;
+        look.chat_template_fails = true;
+    } else if (!chat_template->is_fallback()) {
+        for (const std::string& name : chat_template->names())
+            look.chat_template += cat(look.chat_template.empty() ? "" : ", ", name);
+        look.tools = tool_form(*chat_template);
+    }
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
     if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
@@ -191,6 +207,12 @@ std::string describe(const Outlook& look) {
                     amount(look.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
                     " measured)");
     }
+    if (look.chat_template_fails) text += cat("\n", look.chat_template);
+    else if (!look.chat_template.empty())
+        text += cat("\nchat template: the file's",
+                    look.chat_template == "default" ? "" : cat(" (", look.chat_template, ")"),
+                    look.tools == ToolForm::none ? ", no tool calls" : cat(", tool calls as ", name_of(look.tools)));
+    else if (look.answers) text += "\nchat template: the file has none";
     for (std::size_t i = 0; i < look.unknown.size(); i++)
         text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", look.unknown[i]);
     return text;

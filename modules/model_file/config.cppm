@@ -40,37 +40,39 @@ struct LayerConfig {
 
 // One transformer's hyper-parameters, from `<architecture>.*` keys. Every number here is safe to compute with.
 struct ModelConfig {
-    const Family*               family = nullptr;
-    std::string                 architecture_name;
-    std::string                 name; // general.name, or the file's name
-    int                         vocab_size            = 0;
-    int                         context_length        = 0; // trained length in tokens
-    int                         hidden_size           = 0;
-    int                         n_layers              = 0;
-    int                         n_heads               = 0;
-    int                         n_kv_heads            = 0;
-    int                         head_dim              = 0; // of Q and of K in the cache
-    int                         value_dim             = 0; // of V
-    int                         ff_size               = 0; // of layers without experts
-    float                       norm_eps              = 0;
-    int                         rope_dim              = 0; // rotated dimensions of a head, even
-    float                       rope_base             = 10000;
-    float                       rope_base_local       = 10000; // LayerConfig::local_rope
-    RopeScaling                 rope_scaling          = RopeScaling::none;
-    float                       rope_factor           = 1;
-    int                         rope_original_context = 0; // yarn, longrope
-    float                       rope_attn_factor = 1; // multiplies cosine and sine, besides what YaRN's factor implies
-    bool                        yarn_scales_rope = true;
-    float                       yarn_beta_fast = 32, yarn_beta_slow = 1;
-    int                         position_offset   = 0; // row of position 0 in the learned vectors
-    float                       embedding_scale   = 1;
-    float                       attention_scale   = 1;                    // of q·k
-    float                       attention_softcap = 0, logit_softcap = 0; // x → cap · tanh(x / cap); 0: not at all
-    float                       residual_scale = 1;                       // of what attention and feed-forward add
-    float                       logit_scale    = 1;
-    int                         sliding_window = 0; // of the layers that have one; 0: none has
-    Pooling                     pooling        = Pooling::mean;
-    ExpertConfig                experts;
+    const Family* family = nullptr;
+    std::string   architecture_name;
+    std::string   name; // general.name, or the file's name
+    int           vocab_size            = 0;
+    int           context_length        = 0; // trained length in tokens
+    int           hidden_size           = 0;
+    int           n_layers              = 0;
+    int           n_heads               = 0;
+    int           n_kv_heads            = 0;
+    int           head_dim              = 0; // of Q and of K in the cache
+    int           value_dim             = 0; // of V
+    int           ff_size               = 0; // of layers without experts
+    float         norm_eps              = 0;
+    int           rope_dim              = 0; // rotated dimensions of a head, even
+    float         rope_base             = 10000;
+    float         rope_base_local       = 10000; // LayerConfig::local_rope
+    RopeScaling   rope_scaling          = RopeScaling::none;
+    float         rope_factor           = 1;
+    int           rope_original_context = 0; // yarn, longrope
+    float         rope_attn_factor      = 1; // multiplies cosine and sine, besides what YaRN's factor implies
+    bool          yarn_scales_rope      = true;
+    float         yarn_beta_fast = 32, yarn_beta_slow = 1;
+    int           position_offset   = 0; // row of position 0 in the learned vectors
+    float         embedding_scale   = 1;
+    float         attention_scale   = 1;                    // of q·k
+    float         attention_softcap = 0, logit_softcap = 0; // x → cap · tanh(x / cap); 0: not at all
+    float         residual_scale = 1;                       // of what attention and feed-forward add
+    float         logit_scale    = 1;
+    int           sliding_window = 0; // of the layers that have one; 0: none has
+    Pooling       pooling        = Pooling::mean;
+    int           classes        = 1; // that a reranker tells apart: one score, or yes and no
+    Token         separator = -1;     // of a reranker whose second text has tokens of another type: what ends the first
+    ExpertConfig  experts;
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
 
@@ -399,8 +401,17 @@ Result<ModelConfig> read_config(const Gguf& file) {
     refuse_unknown(keys, c);
     constexpr std::array poolings{Pooling::mean, Pooling::mean, Pooling::first, Pooling::last, Pooling::rank};
     c.pooling = poolings[std::size_t(std::clamp(keys.integer("pooling_type", 0, 0, 4), 0, 4))];
-    if (c.pooling == Pooling::rank && !c.family->encoder)
-        keys.refuse(cat(keys.full("pooling_type"), " is 4, a reranker; only those of the family bert are supported"));
+    if (c.pooling == Pooling::rank && !c.family->encoder) c.classes = 2; // as Qwen3-Reranker
+    if (c.pooling == Pooling::rank && c.family->encoder) {
+        const Result<std::int64_t> separator = file.integer("tokenizer.ggml.seperator_token_id", -1); // spelled so
+        if (!separator) return std::unexpected(separator.error());
+        c.separator = Token(std::clamp<std::int64_t>(*separator, -1, 1 << 30));
+    }
+    const GgufValue* labels = file.find(keys.full("classifier.output_labels"));
+    const auto*      named  = labels ? std::get_if<GgufArray>(labels) : nullptr;
+    if (c.pooling == Pooling::rank && named && int(std::min<std::size_t>(named->size(), 1 << 20)) != c.classes)
+        keys.refuse(cat(keys.full("classifier.output_labels"), " has ", named->size(),
+                        " labels; a reranker of this family has ", c.classes));
 
     // The rows of the embedding are the vocabulary; a file may pad them beyond its token list.
     const GgufTensor* embedding = file.tensor("token_embd.weight");

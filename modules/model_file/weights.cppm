@@ -55,14 +55,13 @@ struct LayerTensors {
 };
 
 struct ModelTensors {
-    TensorView token_embd;    // [vocab × hidden]
-    TensorView position_embd; // [context × hidden], or empty
-    TensorView token_types;   // [types × hidden]: row 0 is added to every embedding, or empty
-    Linear     embd_norm;     // [hidden], of the embeddings, or empty
-    Linear     classifier,
-        classifier_out; // a reranker's head: score = out · tanh(classifier · state); the first may be missing
-    Linear output_norm; // [hidden]
-    Linear output;      // [vocab × hidden]; the embedding again when tied
+    TensorView token_embd;             // [vocab × hidden]
+    TensorView position_embd;          // [context × hidden], or empty
+    TensorView token_types;            // [types × hidden], or empty: the type of a token is added to its embedding
+    Linear     embd_norm;              // [hidden], of the embeddings, or empty
+    Linear classifier, classifier_out; // a reranker's head: out · tanh(classifier · state); the first may be missing
+    Linear output_norm;                // [hidden]
+    Linear output;                     // [vocab × hidden]; the embedding again when tied
     // [rope_dim/2] divisors of the frequencies, or empty. Long and short: for contexts longer than the original one, and others.
     TensorView                rope_freqs, rope_long, rope_short;
     std::vector<LayerTensors> layers;
@@ -319,6 +318,7 @@ Result<ModelTensors> bind_tensors(const Gguf& file, const ModelConfig& c) {
         m.output_norm = bind.norm("output_norm", c.hidden_size, *c.family);
         m.output      = bind.linear("output", c.vocab_size, c.hidden_size, false, false);
         if (!m.output) m.output.weight = m.token_embd; // tied
+        if (c.pooling == Pooling::rank) m.classifier_out = bind.linear("cls.output", c.classes, c.hidden_size);
     }
     if (c.family->learned_positions)
         m.position_embd =

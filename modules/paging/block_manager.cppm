@@ -83,7 +83,11 @@ public:
     // Sliding windows: nobody reads this sequence's positions below `first` any more. Gives back the blocks that lie wholly below it;
     // they stay in the prefix cache until their memory is needed. Returns how many.
     int release_before(TableId table, int first);
-    // A second table with the same blocks. Nothing is copied until one of the two writes.
+    // Contiguous memory: entry i of the table is block first + i from now on, which the caller knows to be free; blocks that the
+    // table has are copied there. It is not in the prefix cache.
+    void    place(TableId table, BlockId first);
+    BlockId placed_at(TableId table) const { return table_at(table).placed; } // or -1
+    // A second table with the same blocks, in no place of its own. Nothing is copied until one of the two writes.
     TableId fork_table(TableId table);
     // Frees all blocks, the last one first, so that a prefix's first blocks stay cached longest.
     // `uncache`: also removes them from the prefix cache.
@@ -125,10 +129,11 @@ private:
     struct Table {
         std::vector<BlockId> blocks;
         CacheNamespace       space;
-        int                  n_released   = 0; // leading entries that are released_block
-        int                  n_hashed     = 0; // leading full blocks whose hashes are in the chain
-        int                  copied_until = 0; // position up to which a copied block came filled
-        Prefix               prefix;           // of these n_hashed blocks
+        int                  n_released   = 0;  // leading entries that are released_block
+        int                  n_hashed     = 0;  // leading full blocks whose hashes are in the chain
+        int                  copied_until = 0;  // position up to which a copied block came filled
+        BlockId              placed       = -1; // the first block, where the table is contiguous
+        Prefix               prefix;            // of these n_hashed blocks
         bool                 in_use = false, hashable = true, swapped = false, pinned = false;
     };
 
@@ -142,6 +147,7 @@ private:
     Table&       table_at(TableId table);
     const Table& table_at(TableId table) const;
     BlockId      take_block();
+    BlockId      take_block(const Table& table);
     void         release(BlockId block);
     void         release_swap(BlockId block);
     bool         needs_copy(BlockId block, int n_leaving) const;
@@ -201,6 +207,16 @@ BlockId BlockManager::take_block() {
     return id;
 }
 
+// The next block of a table.
+BlockId BlockManager::take_block(const Table& table) {
+    if (table.placed < 0) return take_block();
+    const BlockId id = table.placed + BlockId(table.blocks.size());
+    check(id < n_blocks() && pool_.ref_count(id) == 0 && pool_.state(id) == HashState::none,
+          "a contiguous table met a block that is in use");
+    pool_.acquire(id);
+    return id;
+}
+
 void BlockManager::release(BlockId id) {
     const HashState state = pool_.state(id);
     if (pool_.ref_count(id) == 1 && (state == HashState::reserved || state == HashState::in_flight))
@@ -221,6 +237,7 @@ TableId BlockManager::open_table(const CacheNamespace& space) {
     table.space    = space;
     table.in_use   = true;
     table.hashable = true;
+    table.placed   = -1;
     table.n_hashed = table.copied_until = table.n_released = 0;
     table.prefix                                           = {chain_root(space)};
     return id;
@@ -267,7 +284,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
         table.n_hashed = int(i) + 1;
     }
     if (hit.partial >= 0 && int(table.blocks.size()) == hit.n_blocks) pool_.hold(hit.partial);
-    while (int(table.blocks.size()) < blocks_for(int(tokens.size()))) table.blocks.push_back(take_block());
+    while (int(table.blocks.size()) < blocks_for(int(tokens.size()))) table.blocks.push_back(take_block(table));
     table.copied_until = 0;
     if (hit.partial >= 0) {
         moves_.copies.push_back({hit.partial, table.blocks[std::size_t(hit.n_blocks)]});
@@ -341,9 +358,26 @@ bool BlockManager::allocate_slots(std::span<const Write> writes) {
             release(entry);
             entry = copy;
         });
-        while (int(table.blocks.size()) < blocks_for(w.first + w.n)) table.blocks.push_back(take_block());
+        while (int(table.blocks.size()) < blocks_for(w.first + w.n)) table.blocks.push_back(take_block(table));
     }
     return true;
+}
+
+void BlockManager::place(TableId id, BlockId first) {
+    Table& table   = table_at(id);
+    table.placed   = first;
+    table.hashable = false;
+    check(!table.swapped && !table.pinned && table.n_released == 0 && table.n_hashed == 0,
+          "a table that is hashed, pinned or swapped cannot be made contiguous");
+    for (BlockId& entry : table.blocks) {
+        const BlockId to = first + BlockId(&entry - table.blocks.data());
+        if (entry == to) continue;
+        check(to < n_blocks() && pool_.ref_count(to) == 0, "a contiguous table met a block that is in use");
+        pool_.hold(entry);
+        pool_.acquire(to);
+        moves_.copies.push_back({entry, to});
+        release(std::exchange(entry, to));
+    }
 }
 
 void BlockManager::will_write(const Write& w) {
@@ -618,8 +652,10 @@ void BlockManager::view(Snapshot& snapshot) const {
 void BlockManager::check_invariants() const {
     std::vector<int> on_device(std::size_t(n_blocks()), 0), swapped(std::size_t(n_swap()), 0), pins(on_device);
     for (const Table& table : tables_)
-        for (BlockId block : held(table)) {
+        for (const BlockId& block : held(table)) {
             check(table.in_use, "a closed table holds blocks");
+            check(table.placed < 0 || block == table.placed + BlockId(&block - table.blocks.data()),
+                  "a contiguous table is not contiguous");
             (table.swapped ? swapped : on_device).at(std::size_t(block))++;
             if (!table.swapped && table.pinned) pins[std::size_t(block)]++;
         }

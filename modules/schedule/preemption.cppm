@@ -29,8 +29,9 @@ struct PreemptionStats {
 // preempted this way too often already.
 bool can_preempt(const SequenceGroup& waiting, const SequenceGroup& running);
 
-// Takes all blocks of all sequences of a group. Its status says how: swapped, or preempted for recomputation.
-void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs,
+// Takes all blocks of all sequences of a group. Its status says how: swapped, or preempted for recomputation. `keep`: dropped
+// blocks stay in the prefix cache until their memory is needed.
+void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs, bool keep,
              PreemptionStats& stats);
 
 } // namespace quire
@@ -55,7 +56,7 @@ bool prefers_swap(const SequenceGroup& group, PreemptionMode mode, const Preempt
     return 2 * costs.seconds_per_block < costs.seconds_per_token * block_size;
 }
 
-void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs,
+void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs, bool keep,
              PreemptionStats& stats) {
     group.n_preempted++;
     stats.preemptions++;
@@ -71,7 +72,7 @@ void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, co
     for (auto& s : group.sequences) {
         group.n_recomputed += s->n_computed;
         stats.recomputed_tokens += std::uint64_t(s->n_computed);
-        blocks.close_table(std::exchange(s->table, -1));
+        blocks.close_table(std::exchange(s->table, -1), !keep);
         s->n_computed = 0;
     }
 }

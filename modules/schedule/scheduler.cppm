@@ -12,7 +12,8 @@ import quire.paging.snapshot;
 export import quire.schedule.batch;      // Scheduled
 export import quire.schedule.preemption; // PreemptionMode
 import quire.schedule.request;
-export import quire.schedule.sequence; // Sequence, SequenceGroup
+export import quire.schedule.reservation; // System, MemoryUse
+export import quire.schedule.sequence;    // Sequence, SequenceGroup
 import quire.schedule.step_plan;
 
 export namespace quire {
@@ -29,8 +30,11 @@ struct SchedulerOptions {
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
     bool           whole_prompts    = false; // a prompt runs in one step: its tokens see those after them
     int            window           = 0;     // no layer sees more than this many positions; 0: one sees all
-    double         watermark   = 0.01; // fraction of the blocks kept free when a request is admitted while others run
-    int            aging_steps = 1000; // after waiting so many steps a request counts as one priority level more urgent
+    double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
+    // A request that is computed again uses those of its blocks that nobody took meanwhile.
+    bool   keep_preempted = true;
+    System system         = System::quire; // others reserve contiguous memory, and leave out swap and prefix cache
+    int    aging_steps    = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
 };
 
@@ -92,8 +96,11 @@ public:
     // The most tokens of a step from now on, within max_sequences .. max_batch_tokens.
     void limit_step(int n_tokens);
 
-    bool                  idle() const { return running_.empty() && queue_.empty(); }
-    int                   n_running() const { return int(running_.size()); }
+    bool idle() const { return running_.empty() && queue_.empty(); }
+    // In the order of their keys.
+    std::span<const std::unique_ptr<SequenceGroup>> running() const { return running_; }
+    MemoryUse                                       memory_use() const; // what the slots hold
+    int                                             n_running() const { return int(running_.size()); }
     int                   n_waiting() const { return int(queue_.size()); } // including preempted ones
     int                   n_swapped() const;                               // of these
     const SchedulerStats& stats() const { return stats_; }
@@ -133,8 +140,9 @@ private:
 
     SchedulerOptions                              options_;
     BlockManager                                  blocks_;
-    std::map<QueueKey, Group>                     queue_;   // waiting and preempted, by key
-    std::vector<Group>                            running_; // by key
+    std::optional<Reservations>                   reservations_; // of systems that reserve
+    std::map<QueueKey, Group>                     queue_;        // waiting and preempted, by key
+    std::vector<Group>                            running_;      // by key
     std::vector<Group>                            pinned_;
     std::unordered_map<RequestId, SequenceGroup*> index_;
     std::vector<Scheduled>                        scheduled_;
@@ -161,6 +169,10 @@ namespace quire {
 
 Scheduler::Scheduler(const SchedulerOptions& options)
     : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order}) {
+    if (options.system != System::quire) {
+        options_.prefix_cache = false;
+        reservations_.emplace(options.system, options.n_blocks, options.block_size, options.context);
+    }
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
     for (auto* items : {&scheduled_, &next_}) items->reserve(std::size_t(options.max_sequences));
@@ -203,6 +215,7 @@ Result<void> Scheduler::check_request(const Request& request) const {
                          " can run");
     const int blocks = request.generates() ? int(n) / options_.block_size + width : blocks_.blocks_for(int(n));
     if (blocks > blocks_.n_blocks()) return fail_with(ErrorKind::limit, too_large(request, blocks_.n_blocks()));
+    if (reservations_) return reservations_->check_request(request);
     return {};
 }
 
@@ -244,6 +257,7 @@ std::unique_ptr<SequenceGroup> Scheduler::remove(RequestId id) {
     }
     for (auto& sequence : group.sequences)
         if (sequence->table >= 0) blocks_.close_table(std::exchange(sequence->table, -1), !options_.prefix_cache);
+    if (reservations_) reservations_->release(group);
     group.status = GroupStatus::finished;
     std::erase_if(scheduled_, [&](const Scheduled& item) { return item.group == &group; });
     return owned;
@@ -331,7 +345,7 @@ void Scheduler::preempt_last() {
     Group victim = std::move(running_.back());
     running_.pop_back();
     n_sequences_ -= victim->request.width();
-    preempt(*victim, blocks_, options_.preemption_mode, costs_, stats_);
+    preempt(*victim, blocks_, options_.preemption_mode, costs_, options_.keep_preempted, stats_);
     log(victim->status == GroupStatus::swapped ? MemoryEventKind::swap_out : MemoryEventKind::recompute, *victim);
     const QueueKey key = victim->key;
     queue_.emplace(key, std::move(victim));
@@ -340,7 +354,7 @@ void Scheduler::preempt_last() {
 // Priority preemption: the first of the queue takes the place of later requests that it can preempt, if that is enough to let it
 // run. A request that has waited for long has a key that comes first, whatever its priority.
 void Scheduler::preempt_for_priority() {
-    if (queue_.empty() || running_.empty()) return;
+    if (queue_.empty() || running_.empty() || reservations_) return;
     SequenceGroup& head = *queue_.begin()->second;
     if (!can_preempt(head, *running_.back()) || fits(head)) return;
     int         width = options_.max_sequences - n_sequences_, blocks = blocks_.n_free();
@@ -379,6 +393,15 @@ bool Scheduler::fits(SequenceGroup& group) {
 
 // Gives a waiting or preempted request its blocks, all or none.
 bool Scheduler::admit(SequenceGroup& group, int keep_free) {
+    if (reservations_) {
+        if (!reservations_->reserve(group)) return false;
+        Sequence& s = *group.sequences[0];
+        s.table     = blocks_.open_table(group.space);
+        reservations_->place_first(group, blocks_);
+        check(blocks_.allocate(s.table, s.tokens, 0, false), "a chunk was reserved that is not free");
+        log(MemoryEventKind::admit, group);
+        return true;
+    }
     if (group.status == GroupStatus::swapped) {
         const int n_blocks = blocks_.blocks_to_swap_in(group.block_tables());
         if (!blocks_.swap_in(group.block_tables(), keep_free)) return false;
@@ -447,6 +470,7 @@ bool Scheduler::admit_next(Budget& budget) {
 // Slots for the next token of each sequence, for all of a group or none. A prompt has its slots since admission, but a block
 // that is shared may have to be copied now.
 bool Scheduler::allocate_slots(SequenceGroup& group) {
+    if (reservations_ && group.sequences.size() > 1) reservations_->place_forks(group, blocks_);
     writes_.clear();
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size());
@@ -522,8 +546,9 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
         budget.others -= int(running_.back()->sequences.size());
         preempt_last();
     }
-    budget.others = 0;
-    while (!preempted && admit_next(budget)) {}
+    budget.others   = 0;
+    const bool open = !reservations_ || reservations_->joins() || running_.empty();
+    while (!preempted && open && admit_next(budget)) {}
     if (!queue_.empty() && queue_.begin()->second->id == head && !preempted && budget.tokens > 0 &&
         budget.logit_rows > 0) { // it was tried, and blocks or sequences were missing
         blocked_             = head;
@@ -617,6 +642,11 @@ void Scheduler::measure_sharing(SequenceGroup& group) {
     for (const auto& s : group.sequences)
         group.sharing.without += blocks_.blocks(s->table).size() - std::size_t(blocks_.n_released(s->table));
     group.sharing.with += std::uint64_t(blocks_.distinct_blocks(group.block_tables()));
+}
+
+MemoryUse Scheduler::memory_use() const {
+    return reservations_ ? reservations_->memory_use(running_)
+                         : quire::memory_use(running_, blocks_.n_blocks(), blocks_.block_size());
 }
 
 // -- for display

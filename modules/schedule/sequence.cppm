@@ -7,6 +7,7 @@ import quire.core.std;
 import quire.paging.block_hash;
 import quire.paging.block;
 import quire.paging.block_manager;
+import quire.paging.buddy_allocator;
 import quire.paging.snapshot;
 import quire.schedule.request;
 
@@ -53,6 +54,7 @@ struct SequenceGroup {
     CacheNamespace                         space;
     std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
     std::vector<TableId>                   tables; // scratch of block_tables()
+    std::vector<BlockRun> runs; // where a chunk is reserved for each sequence: these (quire.schedule.reservation)
 
     // The tables of all sequences that have blocks, valid until the next call.
     std::span<const TableId> block_tables();

@@ -130,9 +130,11 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
       access_(options_.api_keys, options_.cors_origins, options_.local_only),
       encoder_(service.tokenizer(), service.engine_options(), options_.chat_template, options_.now),
       started_(unix_seconds()), working_(options_.working_bytes) {
-    options_.limits.models     = options_.aliases;
-    options_.limits.vocab_size = service.config().vocab_size;
-    options_.limits.context    = service.engine_options().context;
+    options_.limits.models           = options_.aliases;
+    options_.limits.templates        = options_.chat_template.names();
+    options_.limits.reasoning_effort = options_.chat_template.uses("reasoning_effort");
+    options_.limits.vocab_size       = service.config().vocab_size;
+    options_.limits.context          = service.engine_options().context;
 }
 
 void Endpoints::add(HttpServer& server, const char* method, const std::string& path, Method handler, bool open) {
@@ -471,26 +473,23 @@ bool Endpoints::embed(HttpExchange& e, std::vector<Request> requests, int n_toke
     return true;
 }
 
-// A query and a document stand in one text, separated as the vocabulary has it.
+// A query and a document stand in one text, as the reranker was trained.
 void Endpoints::rerank(HttpExchange& e) {
     Parsed<RerankRequest> parsed = parse_rerank_request(e.request.body, options_.limits);
     e.request.body               = {};
     if (!parsed) return refuse(e, parsed.error());
     if (service_.config().pooling != Pooling::rank)
         return refuse(e, ApiError{400, "this model is no reranker: its file says no pooling_type 4", "model", ""});
-    const auto encoded = [&](const std::string& text, const std::string& param) -> Parsed<std::vector<Token>> {
-        if (auto ok = encoder_.check_size(text.size(), 0, param); !ok) return std::unexpected(ok.error());
-        return encoder_.encode(Prompt{text}, true, param);
-    };
-    const Parsed<std::vector<Token>> query = encoded(parsed->query, "query");
-    if (!query) return refuse(e, query.error());
+    if (auto ok = encoder_.check_size(parsed->query.size(), 0, "query"); !ok) return refuse(e, ok.error());
     std::vector<Request> requests;
     int                  n_tokens = 0;
     for (const std::string& document : parsed->documents) {
-        const Parsed<std::vector<Token>> ids = encoded(document, "documents");
+        if (auto ok = encoder_.check_size(document.size(), 0, "documents"); !ok) return refuse(e, ok.error());
+        Parsed<std::vector<Token>> ids =
+            encoder_.encode_ranked(parsed->query, document, !service_.config().family->encoder);
         if (!ids) return refuse(e, ids.error());
         Request& q = requests.emplace_back();
-        q.prompt   = encoder_.joined(*query, *ids);
+        q.prompt   = std::move(*ids);
         q.embed    = true;
         n_tokens += int(q.prompt.size());
         if (auto ok = encoder_.check_length(q.prompt.size(), 0, 1, "documents"); !ok) return refuse(e, ok.error());
@@ -584,6 +583,7 @@ void Endpoints::props(HttpExchange& e) {
                         {"model_path", options_.model_file},
                         {"chat_template", options_.chat_template.source()},
                         {"chat_form", options_.chat_template.name()},
+                        {"chat_templates", options_.chat_template.names()},
                         {"chat_template_missing", options_.chat_template.is_fallback()},
                         {"modalities", {{"vision", false}, {"audio", false}}},
                         {"build_info", cat("quire ", quire_version)},

@@ -14,9 +14,11 @@ import quire.core.std;
 export namespace quire {
 
 struct ApiLimits {
-    std::vector<std::string> models; // names that a request may use; the first is the one in responses
-    int                      vocab_size = 0;
-    int                      context    = 0;
+    std::vector<std::string> models;    // names that a request may use; the first is the one in responses
+    std::vector<std::string> templates; // names of chat templates that a request may choose
+    bool                     reasoning_effort = false; // the template asks for it
+    int                      vocab_size       = 0;
+    int                      context          = 0;
     int                      n = 128, best_of = 128; // answers; beams
     int                      max_tokens     = 0;     // that a request may ask for; 0: any number, cut at the context
     int                      default_tokens = -1;   // where a request sets none; -1: OpenAI's 16, for chats the context
@@ -310,7 +312,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     if (out.stream && r.beam_width == 0 && r.best_of > r.n)
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
     if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
-    refuse_unsupported(f);
+    refuse_unsupported(f, out.chat && limits.reasoning_effort);
 }
 
 // Text and ids in one list, as in llama.cpp.
@@ -435,6 +437,20 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
                    out;
         out.input.variables = *variables;
     }
+    if (const Json* name = f.find("chat_template")) {
+        const auto& known = limits.templates;
+        if (!name->is_string() || std::ranges::find(known, name->get_ref<const std::string&>()) == known.end()) {
+            std::string names;
+            for (const std::string& one : known) names += cat(names.empty() ? "" : ", ", one);
+            return f.fail("chat_template", cat("chat_template has to name a template of the model: ", names,
+                                               "; a template's text is not taken from requests")),
+                   out;
+        }
+        out.input.template_name = name->get<std::string>();
+    }
+    if (limits.reasoning_effort)
+        if (const std::string effort = f.text("reasoning_effort", 64); !effort.empty())
+            out.input.variables["reasoning_effort"] = effort;
     if (f.has("enable_thinking")) out.input.variables["enable_thinking"] = f.boolean("enable_thinking", true);
     for (auto [name, list] : {std::pair("tools", &out.input.tools), std::pair("documents", &out.input.documents)})
         if (const Json* given = f.find(name)) {
@@ -479,7 +495,8 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
     out.request.sampling.logprobs = logprobs;
     if (f.integer("top_logprobs", 0, limits.logprobs, 0) > 0)
         f.fail("top_logprobs", "top_logprobs belongs to /v1/chat/completions");
-    if (f.has("messages")) f.fail("messages", "messages belongs to /v1/chat/completions");
+    for (const char* name : {"messages", "chat_template"})
+        if (f.has(name)) f.fail(name, cat(name, " belongs to /v1/chat/completions"));
     for (const std::string& name : f.unknown()) out.unknown.push_back(name);
     if (f.failed()) return f.error();
     return out;
@@ -580,9 +597,7 @@ Parsed<TextRequest> parse_text_request(std::string_view text, const ApiLimits& l
     out.with_pieces   = f.boolean("with_pieces", false);
     out.token_strings = f.boolean("return_token_strs", false);
     out.cache_salt    = f.text("cache_salt", 1024);
-    for (const char* name : {"chat_template"})
-        if (const Json* v = f.find(name); v && !(v->is_array() && v->empty()))
-            f.fail(name, cat(name, " is not supported"));
+    if (!out.conversation && f.has("chat_template")) f.fail("chat_template", "chat_template needs messages");
     if (f.failed()) return f.error();
     return out;
 }

@@ -29,8 +29,9 @@ public:
     Parsed<std::vector<Token>> encode(const TextRequest& request) const;
     // A text that render() made.
     std::vector<Token> encode_rendered(const MarkedText& text, bool add_special) const;
-    // Two texts that were encoded with special tokens, as one: [CLS] a [SEP] b [SEP], or <s> a </s> </s> b </s>.
-    std::vector<Token> joined(std::span<const Token> a, std::span<const Token> b) const;
+    // What a reranker reads: both texts in the file's template `rerank`, or, in a model that sees a text as a whole, one behind the
+    // other: [CLS] a [SEP] b [SEP], <s> a </s> </s> b </s>.
+    Parsed<std::vector<Token>> encode_ranked(std::string_view query, std::string_view document, bool causal) const;
     // A text in the middle of another.
     std::vector<Token> encode_inside(std::string_view text) const;
 
@@ -124,13 +125,32 @@ std::vector<Token> PromptEncoder::encode_inside(std::string_view text) const {
     return all;
 }
 
-std::vector<Token> PromptEncoder::joined(std::span<const Token> a, std::span<const Token> b) const {
-    std::vector<Token> both(a.begin(), a.end());
-    const bool         begins = !b.empty() && b[0] == tokenizer_->bos();
+Parsed<std::vector<Token>> PromptEncoder::encode_ranked(std::string_view query, std::string_view document,
+                                                        bool causal) const {
+    if (const std::optional<std::string_view> form = template_.source("rerank")) {
+        MarkedText text;
+        for (std::string_view rest = *form; !rest.empty();) {
+            const std::size_t at = std::min({rest.find("{query}"), rest.find("{document}"), rest.size()});
+            text.append(rest.substr(0, at), false);
+            rest.remove_prefix(at);
+            if (rest.empty()) break;
+            const bool is_query = rest.starts_with("{query}");
+            text.append(is_query ? query : document, true);
+            rest.remove_prefix(std::string_view(is_query ? "{query}" : "{document}").size());
+        }
+        return encode_rendered(text, false);
+    }
+    if (causal)
+        return std::unexpected(
+            ApiError{400, "the model's file has no template rerank, which says how a query and a document are asked",
+                     "model", ""});
+    std::vector<Token>       both   = encode_text(query, true);
+    const std::vector<Token> second = encode_text(document, true);
+    const bool               begins = !second.empty() && second[0] == tokenizer_->bos();
     // RoBERTa's vocabularies have </s> where BERT's have one [SEP] for both texts.
     const bool twice = tokenizer_->eos() >= 0 && tokenizer_->piece(tokenizer_->eos()) == "</s>";
     if (begins && twice) both.push_back(tokenizer_->eos());
-    both.insert(both.end(), b.begin() + (begins ? 1 : 0), b.end());
+    both.insert(both.end(), second.begin() + (begins ? 1 : 0), second.end());
     return both;
 }
 

@@ -8,8 +8,8 @@ import quire.core.std;
 
 export namespace quire {
 
-// Sets an error for a field whose value asks for what quire does not do.
-void refuse_unsupported(JsonFields& f);
+// Sets an error for a field whose value asks for what quire does not do. `reasoning_effort`: the chat template takes that field.
+void refuse_unsupported(JsonFields& f, bool reasoning_effort);
 
 } // namespace quire
 
@@ -50,7 +50,6 @@ constexpr Unsupported unsupported[] = {
     {"guided_decoding_backend", "[]"},
     {"guided_whitespace_pattern", "[]"},
     {"structural_tag", "[]"},
-    {"chat_template", "[]"},
     {"mm_processor_kwargs", "[{}]"},
     {"media_io_kwargs", "[{}]"},
     {"prompt_embeds", "[]"},
@@ -124,8 +123,9 @@ std::string accepted(const Json& harmless) {
 
 } // namespace
 
-void refuse_unsupported(JsonFields& f) {
+void refuse_unsupported(JsonFields& f, bool reasoning_effort) {
     for (const Unsupported& u : unsupported) {
+        if (reasoning_effort && std::string_view(u.name) == "reasoning_effort") continue;
         const Json* v = f.find(u.name);
         if (!v) continue;
         // Tools that must not be called are only shown to the model.

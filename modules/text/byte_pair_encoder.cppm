@@ -1,10 +1,11 @@
-// quire.text.byte_pair_encoder: text to tokens by byte pair encoding (tokenizer.ggml.model gpt2, gemma4; Sennrich et al. 2016):
+// quire.text.byte_pair_encoder: text to tokens by byte pair encoding (tokenizer.ggml.model gpt2, gemma4, whitespace; Sennrich et al. 2016):
 // words are split by the pre-tokenizer, then merged in the order of the file's merges. **Owns** the merges.
 export module quire.text.byte_pair_encoder;
 
 import quire.core.base;
 import quire.core.std;
 import quire.core.unicode;
+import quire.core.unicode_data;
 import quire.model_file.gguf;
 import quire.text.merging;
 import quire.text.pretokenizer;
@@ -64,6 +65,7 @@ private:
                    std::vector<Token>& out) const;
 
     PreTokenizer                               pre_;
+    bool                                       lower_case_ = false;
     MergeTable                                 merges_;
     std::array<Token, 256>                     byte_ids_{}; // the token of one byte, or -1
     std::array<std::string, 256>               byte_texts_; // how a byte is spelled in a token
@@ -90,6 +92,11 @@ void spell_bytes(std::array<std::string, 256>& texts, std::unordered_map<char32_
 Result<BytePairEncoder> BytePairEncoder::load(const Gguf& file, const Vocabulary& vocabulary, PreTokenizer pre) {
     BytePairEncoder e;
     e.pre_ = std::move(pre);
+    if (e.pre_.spelling == Spelling::words) {
+        Result<bool> lower = file.boolean("tokenizer.ggml.normalizer.lowercase", false);
+        if (!lower) return std::unexpected(lower.error());
+        e.lower_case_ = *lower;
+    }
     spell_bytes(e.byte_texts_, e.text_bytes_);
     for (std::size_t b = 0; b < 256; b++)
         e.byte_ids_[b] =
@@ -118,6 +125,14 @@ Result<BytePairEncoder> BytePairEncoder::load(const Gguf& file, const Vocabulary
 void BytePairEncoder::encode(const Vocabulary& vocabulary, std::string_view text, std::vector<Token>& out) const {
     constexpr std::size_t least_window = std::size_t(1) << 16, most_window = longest_run * 4;
     Merging               merging;
+    std::string           lower;
+    for (std::size_t at = 0; lower_case_ && at < text.size();) {
+        const CodePoint c = utf8_next(text, at);
+        if (c.value == U'\u0130') lower += "i\u0307"; // the one character that two stand for
+        else lower += c.valid ? utf8_encode(lower_case(c.value)) : std::string(text.substr(at, std::size_t(c.bytes)));
+        at += std::size_t(c.bytes);
+    }
+    if (lower_case_) text = lower;
     for (std::size_t window = least_window; !text.empty();) {
         std::vector<std::size_t> ends = pre_.split_begin(text, window);
         if (ends.empty() && window < most_window) {
@@ -161,6 +176,7 @@ void BytePairEncoder::word(const Vocabulary& vocabulary, std::string_view word, 
 // The same with one symbol per character, ▁ for a space; what is no token in the end becomes its bytes.
 void BytePairEncoder::text_word(const Vocabulary& vocabulary, std::string_view word, Merging& merging,
                                 std::vector<Token>& out) const {
+    if (pre_.spelling == Spelling::words && is_white_space(utf8_next(word, 0).value)) return;
     std::string& spelled = merging.text;
     spelled.clear();
     const bool begun =

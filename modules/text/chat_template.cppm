@@ -13,6 +13,8 @@ export namespace quire {
 
 // What a template is given.
 struct ChatInput {
+    std::string
+        template_name; // of the file's named templates; "": tool_use if it is there and tools are given, else default
     std::vector<Json> messages;         // objects with role, content and what else the client sent
     Json              tools, documents; // null: none
     Json              variables             = Json::object(); // more of them, by name: chat_template_kwargs
@@ -36,24 +38,39 @@ public:
 
     // A Jinja template. Error: line, column and what is wrong there.
     static Result<ChatTemplate> parse(std::string_view source, std::string name);
-    // `name`: of a built-in template, or ""; `source`: a template in place of the file's, or "". Else the file's: the default one, and
-    // the one named tool_use for conversations with tools; chatml when it has none. Error: a template that does not parse, and what to do.
+    // `name`: of a template in the file or of a built-in one, or ""; `source`: a template in place of the file's, or "". Else all that
+    // the file has; chatml when it has none. Error: a name that is not there; a template that does not parse, and what to do.
     static Result<ChatTemplate> choose(const Gguf& file, const std::string& name, const std::string& source);
+
+    // Variables where a conversation sets none: a JSON object, or "". Error: another text.
+    Result<void> set_defaults(std::string_view json);
 
     // Error: what the template itself refuses, in its words; what it does that cannot be done.
     Result<MarkedText> render(const ChatInput& input, const ChatSurroundings& around) const;
 
-    const std::string& name() const { return name_; }            // built-in name, or whose it is
-    bool               is_fallback() const { return fallback_; } // the file has none
-    const std::string& source() const { return main_.source(); }
+    bool                            uses(std::string_view variable) const;    // whether a template names it anywhere
+    const std::string&              name() const { return name_; }            // built-in name, or whose it is
+    bool                            is_fallback() const { return fallback_; } // the file has none
+    const std::string&              source() const { return forms_[0].source; }
+    std::optional<std::string_view> source(std::string_view name) const; // of the file's template of that name
+    std::vector<std::string>        names() const; // that ChatInput can choose from, `default` first
 
 private:
-    explicit ChatTemplate(JinjaTemplate main, std::string name);
-    JinjaTemplate                main_;
-    std::optional<JinjaTemplate> with_tools_;
-    std::string                  name_;
-    bool                         fallback_    = false;
-    bool                         takes_parts_ = true; // content may be a list of parts
+    // One template, and what was found out about it.
+    struct Form {
+        std::string   name, source; // as in the file
+        JinjaTemplate jinja;
+        bool          takes_parts     = true;  // content may be a list of parts
+        bool          knows_developer = false; // OpenAI's newer name for the role system
+    };
+    static Form form(JinjaTemplate jinja, std::string_view source, std::string name);
+
+    ChatTemplate(JinjaTemplate main, std::string_view source, std::string name);
+    const Form*       find(std::string_view name) const;
+    std::vector<Form> forms_; // the first one is the default
+    std::string       name_;
+    Json              defaults_ = Json::object();
+    bool              fallback_ = false;
 };
 
 } // namespace quire
@@ -114,44 +131,107 @@ std::string ChatTemplate::built_in_names() {
     return out;
 }
 
-ChatTemplate::ChatTemplate() : ChatTemplate(*JinjaTemplate::parse(built_ins[0].jinja), "chatml") { fallback_ = true; }
+ChatTemplate::ChatTemplate() : ChatTemplate(*JinjaTemplate::parse(built_ins[0].jinja), built_ins[0].jinja, "chatml") { fallback_ = true; }
 
-ChatTemplate::ChatTemplate(JinjaTemplate main, std::string name) : main_(std::move(main)), name_(std::move(name)) {
+ChatTemplate::ChatTemplate(JinjaTemplate main, std::string_view source, std::string name) : name_(std::move(name)) {
+    forms_.push_back(form(std::move(main), source, "default"));
+}
+
+ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string_view source, std::string name) {
+    Form out{.name = std::move(name), .source = std::string(source), .jinja = std::move(jinja)};
+    out.knows_developer = out.jinja.source().contains("developer");
     // Found by trying: a template that cannot deal with parts fails, or writes the list as it is.
-    ChatInput input;
-    input.messages.push_back(
-        Json{{"role", "user"}, {"content", Json::array({Json{{"type", "text"}, {"text", "a9z"}}})}});
-    const Result<MarkedText> text = render(input, {});
-    takes_parts_ =
+    const Json               parts = Json::array({Json{{"type", "text"}, {"text", "a9z"}}});
+    const Json               variables{{"messages", Json::array({Json{{"role", "user"}, {"content", parts}}})},
+                                       {"tools", Json()},
+                                       {"documents", Json()},
+                                       {"add_generation_prompt", true},
+                                       {"bos_token", ""},
+                                       {"eos_token", ""}};
+    const Result<MarkedText> text = out.jinja.render(variables, {});
+    out.takes_parts =
         text && text->bytes.contains("a9z") && !text->bytes.contains("'type'") && !text->bytes.contains("\"type\"");
+    return out;
+}
+
+const ChatTemplate::Form* ChatTemplate::find(std::string_view name) const {
+    const auto at = std::ranges::find(forms_, name, &Form::name);
+    return at == forms_.end() ? nullptr : &*at;
+}
+
+std::optional<std::string_view> ChatTemplate::source(std::string_view name) const {
+    const Form* form = find(name);
+    return form ? std::optional<std::string_view>(form->source) : std::nullopt;
+}
+
+std::vector<std::string> ChatTemplate::names() const {
+    std::vector<std::string> out;
+    for (const Form& f : forms_) out.push_back(f.name);
+    return out;
 }
 
 Result<ChatTemplate> ChatTemplate::parse(std::string_view source, std::string name) {
     Result<JinjaTemplate> parsed = JinjaTemplate::parse(source);
     if (!parsed) return fail("the chat template (", name, ") cannot be used: ", parsed.error().message);
-    return ChatTemplate(std::move(*parsed), std::move(name));
+    return ChatTemplate(std::move(*parsed), source, std::move(name));
+}
+
+// The templates of a file, by name: `default`, which is tokenizer.chat_template itself where that is there, then the others.
+Result<std::vector<std::pair<std::string, std::string_view>>> templates_of(const Gguf& file) {
+    constexpr std::string_view key = "tokenizer.chat_template", prefix = "tokenizer.chat_template.";
+    std::vector<std::pair<std::string, std::string_view>> out;
+    Result<std::string_view>                              main = file.text(key, "");
+    if (main && main->empty()) main = file.text(cat(prefix, "default"), "");
+    if (!main) return std::unexpected(main.error());
+    if (!main->empty()) out.emplace_back("default", *main);
+    for (const auto& [name, value] : file.metadata()) {
+        if (!name.starts_with(prefix) || name == cat(prefix, "default")) continue;
+        const Result<std::string_view> text = file.text(name, "");
+        if (!text) return std::unexpected(text.error());
+        if (!text->empty()) out.emplace_back(name.substr(prefix.size()), *text);
+    }
+    return out;
 }
 
 Result<ChatTemplate> ChatTemplate::choose(const Gguf& file, const std::string& name, const std::string& source) {
-    if (const auto built = built_in(name)) return parse(*built, name);
     if (!source.empty()) return parse(source, "of --chat-template-file");
-    const auto advise = [](Result<ChatTemplate> t) {
-        if (!t) t.error().message += "; --chat-template names another";
-        return t;
-    };
-    Result<std::string_view> main  = file.text("tokenizer.chat_template", ""),
-                             tools = file.text("tokenizer.chat_template.tool_use", "");
-    if (!main) return std::unexpected(main.error());
-    if (!tools) return std::unexpected(tools.error());
-    if (main->empty()) main = file.text("tokenizer.chat_template.default", "");
-    if (!main) return std::unexpected(main.error());
-    if (main->empty()) return ChatTemplate();
-    Result<ChatTemplate> out = advise(parse(*main, "the file's"));
-    if (!out || tools->empty()) return out;
-    Result<JinjaTemplate> with_tools = JinjaTemplate::parse(*tools);
-    if (!with_tools) return advise(fail("the chat template tool_use cannot be used: ", with_tools.error().message));
-    out->with_tools_ = std::move(*with_tools);
-    return out;
+    const auto found = templates_of(file);
+    if (!found) return std::unexpected(found.error());
+    std::string known;
+    for (const auto& [own, text] : *found) {
+        if (!name.empty() && own == name) return parse(text, cat("the file's, ", name));
+        known += cat(known.empty() ? "" : ", ", own);
+    }
+    if (const auto built = built_in(name)) return parse(*built, name);
+    if (!name.empty())
+        return fail("there is no chat template ", quote(name), ": ", built_in_names(), " are built in, ",
+                    known.empty() ? cat(file.path(), " has none") : cat(file.path(), " has ", known));
+    if (found->empty()) return ChatTemplate();
+    std::optional<ChatTemplate> out;
+    for (const auto& [own, text] : *found) {
+        Result<JinjaTemplate> jinja = JinjaTemplate::parse(text);
+        if (!jinja)
+            return fail("the chat template (the file's", own == "default" ? "" : ", " + own,
+                        ") cannot be used: ", jinja.error().message, "; --chat-template names another");
+        if (!out) out.emplace(ChatTemplate(std::move(*jinja), text, "the file's"));
+        else out->forms_.push_back(form(std::move(*jinja), text, own));
+        if (out->forms_.size() == 1) out->forms_[0].name = own;
+    }
+    return std::move(*out);
+}
+
+Result<void> ChatTemplate::set_defaults(std::string_view json) {
+    if (json.empty()) return {};
+    Result<Json> parsed = json_parse(json);
+    if (!parsed) return fail("--chat-template-kwargs is no JSON: ", parsed.error().message);
+    if (!parsed->is_object())
+        return fail("--chat-template-kwargs has to be a JSON object, such as {\"enable_thinking\": false}");
+    defaults_ = std::move(*parsed);
+    return {};
+}
+
+bool ChatTemplate::uses(std::string_view variable) const {
+    return std::ranges::any_of(forms_, [&](const Form& f) { return f.jinja.names(variable); });
 }
 
 std::size_t size_of(const Json& value) {
@@ -165,16 +245,20 @@ std::size_t size_of(const Json& value) {
 }
 
 Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurroundings& around) const {
-    const bool           has_tools       = input.tools.is_array() && !input.tools.empty();
-    const JinjaTemplate& jinja           = has_tools && with_tools_ ? *with_tools_ : main_;
-    Json                 variables       = input.variables.is_object() ? input.variables : Json::object();
-    Json                 messages        = Json::array();
-    const bool           knows_developer = jinja.source().contains("developer");
+    const bool  has_tools = input.tools.is_array() && !input.tools.empty();
+    const Form* chosen    = find(!input.template_name.empty() ? std::string_view(input.template_name)
+                                 : has_tools                  ? "tool_use"
+                                                              : "default");
+    if (!chosen && !input.template_name.empty())
+        return fail("the model has no chat template ", quote(input.template_name));
+    if (!chosen) chosen = &forms_[0];
+    Json variables = defaults_;
+    if (input.variables.is_object()) variables.update(input.variables);
+    Json messages = Json::array();
     for (const Json& message : input.messages) {
         Json m = message;
-        if (m.contains("role") && m["role"] == "developer" && !knows_developer)
-            m["role"] = "system"; // OpenAI's newer name
-        if (!takes_parts_ && m.contains("content") && m["content"].is_array()) {
+        if (m.contains("role") && m["role"] == "developer" && !chosen->knows_developer) m["role"] = "system";
+        if (!chosen->takes_parts && m.contains("content") && m["content"].is_array()) {
             std::string text;
             for (const Json& part : m["content"])
                 if (part.is_object() && part.contains("text") && part["text"].is_string())
@@ -190,7 +274,7 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
     variables["bos_token"]             = std::string(around.bos_token);
     variables["eos_token"]             = std::string(around.eos_token);
     constexpr std::array<std::string_view, 2> trusted{"bos_token", "eos_token"};
-    return jinja.render(variables, {.trusted = trusted, .now = around.now, .bytes = size_of(variables)});
+    return chosen->jinja.render(variables, {.trusted = trusted, .now = around.now, .bytes = size_of(variables)});
 }
 
 } // namespace quire

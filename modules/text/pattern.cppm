@@ -507,7 +507,7 @@ Splitter::Rest Splitter::split(const Characters& text, std::size_t begin, std::s
 Splitter::Rest Splitter::split_thousands(const Characters& text, std::size_t begin, std::size_t end, bool open,
                                          Ends& ends) const {
     static const Categories numbers = categories_named("N"), digits = categories_named("Nd"),
-                            word = categories_named("L") | categories_named("M") | digits | categories_named("Pc");
+                            word = categories_named("L") | categories_named("M") | numbers | categories_named("Pc");
     const Categories wanted      = pattern_->thousands_ == thousands_of_numbers ? numbers : digits;
     std::size_t      piece       = begin;
     for (std::size_t i = begin; i < end;) {

@@ -14,6 +14,7 @@ enum class Spelling : std::uint8_t {
     bytes,      // GPT-2's: each byte is a printable character
     text,       // as they are, with ▁ for a space; a character without a token becomes the tokens of its bytes
     text_begun, // so, and a line begins with a space even where it has none
+    words,      // as they are, without the white space between
 };
 
 class PreTokenizer {
@@ -167,6 +168,7 @@ constexpr std::array pre_tokenizers{
     PreTokenizerRow{"gemma4 granite-embed-multi-311m", {lines}, bos, Spelling::text},
     PreTokenizerRow{"sarvam-moe", {lines}, no_flags, Spelling::text},
     PreTokenizerRow{"mmbert", {words_with_space}, no_flags, Spelling::text_begun},
+    PreTokenizerRow{"whitespace", {R"(\S+)"}, no_flags, Spelling::words},
 };
 
 // Calls each(name) for the names of a row until it says true.

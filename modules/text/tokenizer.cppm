@@ -135,6 +135,7 @@ constexpr std::array tokenizer_models{
     ModelRow{"llama",
              {.add_bos = true, .add_space_prefix = true, .bos = "<s>", .eos = "</s>", .unknown = "<unk>", .sep = {}}},
     ModelRow{"gpt2", {}},
+    ModelRow{"whitespace", {}},
     ModelRow{"gemma4", {}},
     ModelRow{"bert", {.add_bos = true, .add_sep = true, .bos = "[CLS]", .eos = {}, .unknown = "[UNK]", .sep = "[SEP]"}},
     ModelRow{"t5", {.add_eos = true, .bos = {}, .eos = "</s>", .unknown = "<unk>", .sep = {}}},
@@ -177,8 +178,8 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
     VocabularyDefaults defaults = row->defaults;
 
     std::optional<PreTokenizer> pre;
-    if (t.is("gpt2") || t.is("gemma4")) {
-        Result<std::string_view> name = std::string_view("gemma4");
+    if (t.is("gpt2") || t.is("gemma4") || t.is("whitespace")) {
+        Result<std::string_view> name = std::string_view(t.model); // the others have one only
         if (t.is("gpt2")) name = file.text("tokenizer.ggml.pre", "default");
         if (!name) return std::unexpected(name.error());
         Result<PreTokenizer> found = PreTokenizer::named(*name);

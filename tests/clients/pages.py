@@ -697,6 +697,22 @@ def a_key_is_asked_for(browser):
     check(page.run("document.querySelector('.fault').textContent") == "The server cannot be reached.", page.run("document.querySelector('.fault').textContent"))
 
 
+def a_missing_template_is_said(browser, server):
+    page = browser.page(width=420)
+    page.go(server.url + "/")
+    page.until(READY)
+    check(page.run("document.querySelector('.notice').hidden"), "a note about a template that is there")
+    bare = Server("-m", os.path.join(ROOT, "tests", "data", "models", "gpt2-F32.gguf"))
+    try:
+        page.go(bare.url + "/")
+        page.until("!document.querySelector('.notice').hidden")
+        check("no chat template" in page.run("document.querySelector('.notice').textContent"), "no word of the template")
+        page.screenshot(os.path.join(SHOTS, "no-template-420.png"))
+        no_overflow(page, "the chat")
+    finally:
+        bare.close()
+
+
 def the_walkthroughs_are_readable(browser):
     html = os.path.join(SHOTS, "block-viz.html")
     subprocess.run([BLOCK_VIZ, "--demo", "--html", html], check=True)
@@ -774,7 +790,7 @@ TESTS = [
     a_full_context_goes_on_without_the_oldest, a_reload_loses_neither_question_nor_answer, no_placeholder_is_cut,
     the_chat_does_not_shift, what_a_model_writes_stays_text, markdown_becomes_elements, blocks_are_seen_changing,
     pause_freezes_all_that_is_seen, the_block_page_does_not_shift, marks_and_numbers_of_a_block_stand_apart,
-    a_large_pool_stays_fluid, a_key_is_asked_for, the_walkthroughs_are_readable, it_can_be_shown,
+    a_large_pool_stays_fluid, a_key_is_asked_for, a_missing_template_is_said, the_walkthroughs_are_readable, it_can_be_shown,
 ]
 
 

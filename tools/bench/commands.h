@@ -13,8 +13,8 @@ class App;
 namespace quire::bench {
 
 struct Arguments {
-    double           gpu_memory_utilization = 0.92;
-    std::string      model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa;
+    double      gpu_memory_utilization = 0.92;
+    std::string model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa, system = "quire";
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
         max_sequences       = 256;
@@ -40,6 +40,14 @@ struct ServeArguments {
     ReportOptions report;
 };
 
+struct PaperArguments {
+    std::vector<std::string> figures{"all"};
+    std::string              out = "paper", page, cost = "calibrated", model, shape = "opt-13b", device = "auto";
+    bool                     simulate = false, real = false, html = false, again = false;
+    int                      seed = 1, threads = 0;
+    double                   scale = 1;
+};
+
 // -- the subcommands: each returns the exit code
 
 int  blocks(int repetitions, bool json);
@@ -51,6 +59,19 @@ int  kernels(const Arguments& a);
 int  make_model(const Arguments& a);
 int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
+int  paper(PaperArguments a);
+void add_paper_flags(CLI::App* c, PaperArguments& a);
+
+// -- kernel.cpp
+
+// How much longer attention takes over blocks of that many tokens than over one block a sequence; as a factor.
+struct PagedOverhead {
+    int    sequences = 0, context = 0, block_size = 0;
+    double factor = 1;
+};
+
+// Of the 13B shape; empty: there is no GPU.
+std::vector<PagedOverhead> paged_overhead();
 
 // -- run_batch.cpp
 

@@ -152,7 +152,53 @@ void small_gemms(Gpu& gpu, const Arguments& a) {
             }
 }
 
-// Split-KV attention of decoding sequences, over a paged cache and over a contiguous one.
+// Seconds of split-KV attention of S decoding sequences with a context of L, in blocks of `size` tokens.
+double decode_seconds(Gpu& gpu, int S, int L, int H, int K, int size) {
+    const int                 per = (L + size - 1) / size;
+    std::vector<std::int32_t> table, starts, positions, items, short_items;
+    std::mt19937              random(3);
+    for (int i = 0; i < S * per; i++) table.push_back(i);
+    std::shuffle(table.begin(), table.end(), random);
+    for (int s = 0; s < S; s++) {
+        starts.push_back(s * per);
+        positions.push_back(L - 1);
+        const auto lengths = cuda::split_lengths(gpu.context(), D, D, std::int64_t(S) * L * K);
+        const auto cut     = [&](int most, std::vector<std::int32_t>& to) {
+            const auto [splits, length] = cuda::splits_of(L, most);
+            for (int c = 0; c < splits; c++)
+                to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), splits, c, 0});
+        };
+        cut(lengths.length, items);
+        if (lengths.short_length > 0) cut(lengths.short_length, short_items);
+    }
+    const int n_items = int(items.size() / 7);
+    items.insert(items.end(), short_items.begin(), short_items.end());
+    cuda::Plan plan;
+    plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
+    plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
+    plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
+    plan.items        = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
+    const std::size_t            n      = std::size_t(S) * std::size_t(per) * std::size_t(size) * std::size_t(K) * D;
+    const int                    copies = std::max(1, int(400e6 / (double(n) * 4)));
+    std::vector<cuda::Attention> all;
+    for (int i = 0; i < copies; i++) {
+        cuda::Attention t;
+        t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * std::size_t(H) * D));
+        t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
+        t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
+        t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
+        t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = size, t.scale = 0.088f;
+        all.push_back(t);
+    }
+    auto*        partial  = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
+    auto*        counters = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
+    const double seconds  = gpu.seconds(
+        [&](int i) { cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, counters, gpu.context()); });
+    gpu.clear();
+    return seconds;
+}
+
+// Over a paged cache and over a contiguous one.
 void decode_attention(Gpu& gpu, const Arguments& a) {
     struct Shape {
         int sequences, context, heads, kv_heads;
@@ -163,51 +209,9 @@ void decode_attention(Gpu& gpu, const Arguments& a) {
           Shape{128, 4096, 32, 8}, Shape{256, 1024, 32, 8}})
         for (int size : {block, L}) { // paged; and contiguous, as one block a sequence
             if (!wanted(a, {"decode"})) continue;
-            const int                 per = L / size;
-            std::vector<std::int32_t> table, starts, positions, items, short_items;
-            std::mt19937              random(3);
-            for (int i = 0; i < S * per; i++) table.push_back(i);
-            std::shuffle(table.begin(), table.end(), random);
-            for (int s = 0; s < S; s++) {
-                starts.push_back(s * per);
-                positions.push_back(L - 1);
-                const auto lengths = cuda::split_lengths(gpu.context(), D, D, std::int64_t(S) * L * K);
-                const auto cut     = [&](int most, std::vector<std::int32_t>& to) {
-                    const auto [splits, length] = cuda::splits_of(L, most);
-                    for (int c = 0; c < splits; c++)
-                        to.insert(to.end(), {s, s * per, c * length, std::min(L, (c + 1) * length), splits, c, 0});
-                };
-                cut(lengths.length, items);
-                if (lengths.short_length > 0) cut(lengths.short_length, short_items);
-            }
-            const int n_items = int(items.size() / 7);
-            items.insert(items.end(), short_items.begin(), short_items.end());
-            cuda::Plan plan;
-            plan.block_tables = static_cast<std::int32_t*>(gpu.ints(table));
-            plan.table_start  = static_cast<std::int32_t*>(gpu.ints(starts));
-            plan.positions    = static_cast<std::int32_t*>(gpu.ints(positions));
-            plan.items = {static_cast<cuda::SplitKvItem*>(gpu.ints(items)), n_items, int(short_items.size() / 7)};
-            const std::size_t            n      = std::size_t(S) * std::size_t(L) * std::size_t(K) * D;
-            const double                 bytes  = double(n) * 4;
-            const int                    copies = std::max(1, int(400e6 / bytes));
-            std::vector<cuda::Attention> all;
-            for (int i = 0; i < copies; i++) {
-                cuda::Attention t;
-                t.q       = static_cast<cuda::Half*>(gpu.fp16(std::size_t(S) * std::size_t(H) * D));
-                t.out     = static_cast<cuda::Half*>(gpu.zeros(std::size_t(S) * std::size_t(H) * D * 2));
-                t.cache_k = static_cast<cuda::Half*>(gpu.fp16(n));
-                t.cache_v = static_cast<cuda::Half*>(gpu.fp16(n));
-                t.n_heads = H, t.n_kv_heads = K, t.head_dim = t.value_dim = D, t.block_size = size, t.scale = 0.088f;
-                all.push_back(t);
-            }
-            auto*        partial  = static_cast<float*>(gpu.zeros(items.size() / 7 * std::size_t(H) * (D + 2) * 4));
-            auto*        counters = static_cast<std::int32_t*>(gpu.zeros(std::size_t(S) * std::size_t(H) * 4));
-            const double s        = gpu.seconds([&](int i) {
-                cuda::attention_decode(all[std::size_t(i % copies)], plan, partial, counters, gpu.context());
-            });
             kernel_line(size == block ? "decode paged 16" : "decode contiguous",
-                        cat(S, " × ", L, ", heads ", H, "/", K), s, bytes, 0, a);
-            gpu.clear();
+                        cat(S, " × ", L, ", heads ", H, "/", K), decode_seconds(gpu, S, L, H, K, size),
+                        double(S) * L * K * D * 4, 0, a);
         }
 }
 
@@ -614,6 +618,20 @@ void experts(Gpu& gpu, const Arguments& a) {
 }
 
 } // namespace
+
+std::vector<PagedOverhead> paged_overhead() {
+    cuda::DeviceInfo           info;
+    std::vector<PagedOverhead> out;
+    if (cuda::open_device(0, info)) return out;
+    Gpu gpu;
+    for (int sequences : {8, 32})
+        for (int context : {64, 128, 256, 1024})
+            for (int size : {1, 4, 16, 64})
+                out.push_back({sequences, context, size,
+                               decode_seconds(gpu, sequences, context, 40, 40, size) /
+                                   decode_seconds(gpu, sequences, context, 40, 40, context)});
+    return out;
+}
 
 int kernels(const Arguments& a) {
     cuda::DeviceInfo info;

@@ -17,8 +17,8 @@ struct ModelShape {
     int              window = 0;
 };
 
-// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", and
-// "tiny", "tiny-moe".
+// "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b",
+// "gpt-oss-20b", "opt-13b", and "tiny", "tiny-moe", "tiny-opt".
 std::span<const ModelShape> model_shapes();
 
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: those of experts, the others
@@ -37,6 +37,8 @@ namespace quire {
 namespace {
 
 constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
+                                 {"tiny-opt", 2, 64, 2, 2, 128, 512, 2048, "opt"},
+                                 {"opt-13b", 40, 5120, 40, 40, 20480, 50272, 2048, "opt"},
                                  {"llama-1b", 22, 2048, 32, 4, 5632, 32000, 4096},
                                  {"llama-3b", 26, 3200, 32, 32, 8640, 32000, 4096},
                                  {"llama3-3b", 28, 3072, 24, 8, 8192, 128256, 8192},
@@ -152,7 +154,8 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
         number("expert_feed_forward_length", s.ff_size);
     }
     if (s.window > 0) number("attention.sliding_window", s.window);
-    w.set(key("attention.layer_norm_rms_epsilon"), 1e-5f);
+    const bool oss = s.family == "gpt-oss", opt = s.family == "opt", biased_all = oss || opt;
+    w.set(key(opt ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5f);
     w.set(key("rope.freq_base"), 10000.0f);
     add_vocabulary(w, s.vocab_size);
 
@@ -190,9 +193,8 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
     const auto               vector = [&](const std::string& name, int n) {
         w.add_tensor(name, DType::F32, {n}, std::as_bytes(std::span(ones).first(std::size_t(n))));
     };
-    const bool oss  = s.family == "gpt-oss";
     const auto bias = [&](const std::string& name, int n, int of = 1) {
-        if (!oss) return;
+        if (!biased_all) return;
         std::vector<std::int64_t> dims{n};
         if (of > 1) dims.push_back(of);
         w.add_tensor(name, DType::F32, std::move(dims),
@@ -201,7 +203,10 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
     const int q = s.n_heads * head_dim, kv = s.n_kv_heads * head_dim;
     matrix("token_embd.weight", s.vocab_size, s.hidden_size);
     vector("output_norm.weight", s.hidden_size);
-    matrix("output.weight", s.vocab_size, s.hidden_size);
+    if (opt) { // positions are learned, and the head is the embedding
+        bias("output_norm.bias", s.hidden_size);
+        matrix("position_embd.weight", s.context_length + 2, s.hidden_size);
+    } else matrix("output.weight", s.vocab_size, s.hidden_size);
     for (int i = 0; i < s.n_layers; i++) {
         const auto name   = [&](const char* part) { return cat("blk.", i, ".", part, ".weight"); };
         const auto biased = [&](const char* part) { return cat("blk.", i, ".", part, ".bias"); };
@@ -220,6 +225,15 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
         }
         if (oss) vector(name("attn_sinks"), s.n_heads);
         vector(name(oss ? "post_attention_norm" : "ffn_norm"), s.hidden_size);
+        if (opt) {
+            bias(biased("attn_norm"), s.hidden_size);
+            bias(biased("ffn_norm"), s.hidden_size);
+            matrix(name("ffn_up"), s.ff_size, s.hidden_size);
+            matrix(name("ffn_down"), s.hidden_size, s.ff_size);
+            bias(biased("ffn_up"), s.ff_size);
+            bias(biased("ffn_down"), s.hidden_size);
+            continue;
+        }
         if (s.experts == 0) {
             matrix(name("ffn_gate"), s.ff_size, s.hidden_size);
             matrix(name("ffn_up"), s.ff_size, s.hidden_size);

@@ -13,7 +13,8 @@ import quire.tools.common.engine_flags;
 export namespace quire {
 
 struct ChatArguments {
-    std::string          model, prompt, prompt_file, system, form_name, form_file, now, color = "auto";
+    std::string          model, prompt, prompt_file, system, now, color = "auto";
+    ChatTemplateFlags    chat_template;
     EngineOptions        engine;
     int                  n = -1, top_k = 40, repeat_last_n = 64;
     std::optional<float> temperature; // default 0.8; 0 for the toy model
@@ -79,7 +80,7 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
         ->check(within(-100.0, 100.0))
         ->capture_default_str();
     app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
-    add_chat_template_flags(app, a.form_name, a.form_file, a.now);
+    add_chat_template_flags(app, a.chat_template, a.now);
     add_block_size_flag(app, a.engine);
     app.add_option("--kv-blocks", a.engine.kv_blocks, "number of KV blocks; 0: enough for a full context")
         ->check(within(0, 1 << 24))

@@ -30,9 +30,11 @@ void add_device_flags(CLI::App& app, EngineOptions& options);
 void add_block_size_flag(CLI::App& app, EngineOptions& options);
 // --kv-type, --no-prefix-cache
 void add_cache_flags(CLI::App& app, EngineOptions& options);
-// --chat-template: the name of a form; "": the file's
-// --chat-template, --chat-template-file, --now.
-void add_chat_template_flags(CLI::App& app, std::string& name, std::string& file, std::string& now);
+// --chat-template, --chat-template-file, --chat-template-kwargs.
+struct ChatTemplateFlags {
+    std::string name, file, variables;
+};
+void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now); // with --now
 
 // Parses the command line with the flags of other programs translated. `adjust`: what to change in the words before. Returns the
 // exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
@@ -109,17 +111,15 @@ void add_cache_flags(CLI::App& app, EngineOptions& options) {
         "--no-prefix-cache", [&options] { options.prefix_cache = false; }, "do not reuse KV between requests");
 }
 
-void add_chat_template_flags(CLI::App& app, std::string& name, std::string& file, std::string& now) {
-    const auto unknown = [](const std::string& given) {
-        return ChatTemplate::built_in(given) ? std::string()
-                                             : cat(quote(given), " is not one of ", ChatTemplate::built_in_names());
-    };
+void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now) {
     CLI::Option* by_name =
-        app.add_option("--chat-template", name,
-                       cat("a template of ours in place of the file's: ", ChatTemplate::built_in_names()))
-            ->check(unknown, "NAME");
-    app.add_option("--chat-template-file", file, "file with a Jinja template in place of the model's")
+        app.add_option("--chat-template", flags.name,
+                       cat("a template of the file by its name, or one of ours in place of the file's: ",
+                           ChatTemplate::built_in_names()));
+    app.add_option("--chat-template-file", flags.file, "file with a Jinja template in place of the model's")
         ->excludes(by_name);
+    app.add_option("--chat-template-kwargs,--default-chat-template-kwargs", flags.variables,
+                   "variables for the template, as JSON: {\"enable_thinking\": false}; a request's own come first");
     app.add_option("--now", now,
                    "date and time for templates that ask for them: 2024-07-26T10:00:00; default: the clock");
 }

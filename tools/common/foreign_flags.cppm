@@ -134,7 +134,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--override-kv", 1, "", Fate::refused, "what the model file says cannot be changed"},
     {talkers, "--context-shift", 0, "", Fate::refused, "a full context ends the answer"},
     {talkers, "--cache-reuse", 1, "", Fate::refused, "only the beginning of a prompt is found again"},
-    {talkers, "-rea --reasoning --reasoning-format --reasoning-budget --reasoning-effort --chat-template-kwargs", 1, "",
+    {talkers, "-rea --reasoning --reasoning-format --reasoning-budget --reasoning-effort", 1, "",
      Fate::refused, "quire does not steer a model's reasoning"},
     {talkers, "--rpc", 1, "", Fate::refused, "a model runs on the devices of one machine"},
     {talkers, "--dtype", 1, "", Fate::refused, "weights have the types of the file"},

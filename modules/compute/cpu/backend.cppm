@@ -352,6 +352,7 @@ void CpuBackend::execute(const Embed& op) {
     };
     std::vector<float>& position = scratch_[0];
     if ((positions || op.types) && position.size() < std::size_t(out.cols)) position.resize(std::size_t(out.cols));
+    std::int64_t type = 0; // of the tokens that come
     for (std::int64_t t = 0; t < out.rows; t++) {
         float*             to    = floats(out) + t * out.cols;
         const std::int64_t token = plan_->tokens[std::size_t(t)] - op.first;
@@ -362,8 +363,10 @@ void CpuBackend::execute(const Embed& op) {
         dequantize(weight.type, row(weight, token), to, weight.cols);
         for (std::int64_t i = 0; op.scale != 1 && i < weight.cols; i++) to[i] *= op.scale;
         if (op.types) {
-            dequantize(op.types.type, row(op.types, 0), position.data(), op.types.cols);
+            if (plan_->positions[std::size_t(t)] == 0) type = 0;
+            dequantize(op.types.type, row(op.types, type), position.data(), op.types.cols);
             kernels_.add(to, position.data(), out.cols);
+            if (plan_->tokens[std::size_t(t)] == op.separator) type = std::min<std::int64_t>(op.types.rows - 1, 1);
         }
         if (!positions) continue;
         dequantize(positions.type, row(positions, plan_->positions[std::size_t(t)] + op.offset), position.data(),

@@ -398,7 +398,7 @@ struct FormatQ6_K {
                 if constexpr (SPLIT_BYTES) {
                     BYTE_DOT(sum, w, second);
                     sum <<= 8;
-                    BYTE_DOT(sum, first, w - 32);
+                    BYTE_DOT(sum, first, w); // zeros() is subtracted, so w may stay 32 too large
                 } else {
                     DOT(sum, (i16x32)((u16x32)w & 255), (i16x32)first);
                     DOT(sum, (i16x32)((u16x32)w >> 8), (i16x32)second);

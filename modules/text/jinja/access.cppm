@@ -6,8 +6,10 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.unicode;
 import quire.text.jinja.ast;
+import quire.text.jinja.text_format;
 import quire.text.jinja.text_methods;
 import quire.text.jinja.value;
+import quire.text.jinja.value_text;
 import quire.text.marked_text;
 
 export namespace quire::jinja {

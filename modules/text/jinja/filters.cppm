@@ -9,8 +9,10 @@ import quire.text.jinja.access;
 import quire.text.jinja.ast;
 import quire.text.jinja.json_text;
 import quire.text.jinja.tests;
+import quire.text.jinja.text_format;
 import quire.text.jinja.text_methods;
 import quire.text.jinja.value;
+import quire.text.jinja.value_text;
 import quire.text.marked_text;
 
 export namespace quire::jinja {

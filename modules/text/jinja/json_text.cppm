@@ -5,6 +5,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.unicode;
 import quire.text.jinja.value;
+import quire.text.jinja.value_text;
 import quire.text.marked_text;
 
 export namespace quire::jinja {

@@ -5,6 +5,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.text.jinja.access;
 import quire.text.jinja.value;
+import quire.text.jinja.value_text;
 
 export namespace quire::jinja {
 

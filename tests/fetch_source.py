@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Fetches the source package of a project from the package index that pip is set up for, without building it.
 
-    fetch.py PROJECT FILE
+    fetch_source.py PROJECT FILE
 """
+import os
 import sys
 
 from pip._internal.index.collector import LinkCollector
@@ -20,7 +21,8 @@ sources = [c for c in finder.find_all_candidates(project) if not c.link.is_wheel
 newest = max(sources, key=lambda c: c.version)
 answer = session.get(newest.link.url_without_fragment, stream=True)
 answer.raise_for_status()
-with open(target, "wb") as file:
+with open(target + ".part", "wb") as file:
     for piece in answer.iter_content(1 << 20):
         file.write(piece)
+os.replace(target + ".part", target)
 print(newest.link.filename)
