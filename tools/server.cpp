@@ -19,6 +19,7 @@ import quire.serve.endpoints;
 import quire.serve.http_exchange;
 import quire.serve.http_parser;
 import quire.serve.http_server;
+import quire.serve.kv_publisher;
 import quire.serve.openai_request;
 import quire.serve.reserve;
 import quire.serve.service;
@@ -34,7 +35,7 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string              model, host = "127.0.0.1", unix_path, aliases, key_file, cors, log_file;
+    std::string model, host = "127.0.0.1", unix_path, aliases, key_file, cors, log_file, kv_events, kv_replay;
     std::vector<std::string> keys, pin_files, pins;
     ChatTemplateFlags        chat_template;
     int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
@@ -278,7 +279,18 @@ int run(Arguments& a) {
         std::fprintf(stderr, "server: the model has no chat template; using chatml (--chat-template names another)\n");
     const std::string description = engine->describe();
 
+    std::unique_ptr<KvPublisher> publisher; // outlives the service
+    if (!a.kv_events.empty() || !a.kv_replay.empty()) {
+        Result<std::unique_ptr<KvPublisher>> made =
+            KvPublisher::create(a.kv_events, a.kv_replay, engine->options().block_size);
+        if (!made) return complain(made.error());
+        publisher         = std::move(*made);
+        options.kv_events = publisher->events_endpoint();
+        options.kv_replay = publisher->replay_endpoint();
+    }
     ServiceOptions queueing;
+    if (publisher)
+        queueing.cache_changed = [&p = *publisher](std::vector<CacheChange> changes) { p.publish(std::move(changes)); };
     queueing.max_queue        = a.max_queue;
     queueing.max_pinned       = a.max_pinned;
     queueing.watchdog_seconds = a.watchdog_seconds;
@@ -356,6 +368,9 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--swap-blocks", o.swap_blocks, "blocks in the swap pool; -1: as many as KV blocks")
         ->check(within(-1, 1 << 24));
     add_cache_flags(app, o);
+    app.add_option("--kv-events", a.kv_events,
+                   "ZeroMQ endpoint (tcp://*:5557) where routers learn which blocks the prefix cache has");
+    app.add_option("--kv-events-replay", a.kv_replay, "the same for routers that have missed some of it");
     app.add_option("--pin", a.pins, "a prefix whose KV is computed at start and kept")->take_all();
     app.add_option("--pin-file", a.pin_files, "the same, from a file")->take_all();
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")

@@ -62,6 +62,7 @@ look() {
     has_header xxhash.h || need libxxhash-dev
     has_header httplib.h || need libcpp-httplib-dev
     has_header openssl/ssl.h || need libssl-dev
+    has_header zmq.h || need libzmq3-dev
     has_command openssl || need openssl
     has_header nlohmann/json.hpp || need nlohmann-json3-dev
     has_header CLI/CLI.hpp || need libcli11-dev

@@ -13,6 +13,7 @@ import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.model_file.weights;
 import quire.paging.block;
+export import quire.paging.block_hash;
 import quire.paging.block_manager;
 import quire.paging.snapshot;
 import quire.schedule.request;
@@ -92,6 +93,9 @@ public:
     // was said; `with_text`: and what each sequence says.
     Snapshot snapshot(bool with_text = false);
     void     log_events(bool on);
+    // The owner's thread, between steps. What has entered or left the prefix cache since the last call, once log_cache(true) was said.
+    void                     log_cache(bool on);
+    std::vector<CacheChange> take_cache_changes();
 
     // The owner's thread, between steps: what the slots of the KV pool hold.
     MemoryUse slot_use() const;
@@ -241,6 +245,8 @@ MemoryUse          Engine::slot_use() const { return impl_->scheduler.memory_use
 void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
 void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
 void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
+void               Engine::log_cache(bool on) { impl_->scheduler.log_cache(on); }
+std::vector<CacheChange> Engine::take_cache_changes() { return impl_->scheduler.take_cache_changes(); }
 
 Snapshot Engine::snapshot(bool with_text) {
     Snapshot snapshot;

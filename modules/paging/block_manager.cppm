@@ -75,6 +75,9 @@ public:
     void will_write(const Write& write);
     // The step has run: everything announced by will_write() is written, and all moves are done.
     void commit() { cache_.commit(); }
+    // What can be found in the prefix cache from now on, and what no longer; off at first.
+    void                     log_cache(bool on) { cache_.log_changes(on); }
+    std::vector<CacheChange> take_cache_changes() { return cache_.take_changes(); }
     // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the prefix cache.
     void publish(TableId table, std::span<const Token> tokens, int n_written);
     // Sliding windows: nobody reads this sequence's positions below `first` any more. Gives back the blocks that lie wholly below it;

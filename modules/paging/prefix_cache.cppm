@@ -71,6 +71,10 @@ public:
     // Removes a block's entry, and those of all blocks that continue it, which nobody could find any more.
     void evict(BlockId block);
 
+    // Whether it notes what changes, and what has changed since the last call.
+    void                     log_changes(bool on);
+    std::vector<CacheChange> take_changes() { return std::exchange(changes_, {}); }
+
     void check_invariants() const;
 
 private:
@@ -90,6 +94,12 @@ private:
     BlockIndex            children_; // a prefix → the cached block that continues it, the latest
     std::vector<Siblings> siblings_; // [n_blocks] the other continuations, from the latest to the first
     std::vector<BlockId>  in_flight_;
+
+    bool                     logging_ = false;
+    std::vector<CacheChange> changes_;
+    bool                     is_told(const CacheEntry& entry) const {
+        return logging_ && entry.n_tokens == pool_.block_size() && entry.space == CacheNamespace{};
+    }
 };
 
 } // namespace quire
@@ -226,13 +236,25 @@ void PrefixCache::set_cached(BlockId id) {
     if (!is_known(parent)) return evict(id); // evicted meanwhile: nobody would come this way
     pool_.set_state(id, HashState::cached);
     add_child(parent, id);
+    if (const CacheEntry& entry = pool_.entry(id); is_told(entry)) {
+        const std::span<const Token> tokens = pool_.tokens(id);
+        changes_.push_back({true, entry.hash, entry.parent.hash, {tokens.begin(), tokens.end()}});
+    }
 }
 
 void PrefixCache::remove(BlockId id) {
     const CacheEntry& entry = pool_.entry(id);
-    if (entry.state == HashState::cached) remove_child(entry.parent, id);
+    if (entry.state == HashState::cached) {
+        remove_child(entry.parent, id);
+        if (is_told(entry)) changes_.push_back({false, entry.hash, {}, {}});
+    }
     if (entry.n_tokens == pool_.block_size()) index_.erase(entry.hash);
     pool_.clear_entry(id);
+}
+
+void PrefixCache::log_changes(bool on) {
+    logging_ = on;
+    changes_.clear();
 }
 
 // Down to the end of each chain, and back.

@@ -108,6 +108,8 @@ public:
     // Blocks, sequences and the events since the last call, for display.
     void view(Snapshot& snapshot);
     void log_events(bool on); // for view(); off at first
+    void log_cache(bool on) { blocks_.log_cache(on); }
+    std::vector<CacheChange> take_cache_changes() { return blocks_.take_cache_changes(); }
     // The tokens of one sequence; empty if it does not exist.
     std::span<const Token> tokens(RequestId id, int index) const;
     void                   check_invariants() const;

@@ -44,6 +44,8 @@ struct EndpointOptions {
     bool local_only = false;
     // Memory for all bodies that are being parsed and tokenized.
     std::size_t working_bytes = std::size_t(512) << 20;
+    // Where KV events and those of the past are sent; "": nowhere.
+    std::string kv_events, kv_replay;
 };
 
 class Endpoints {
@@ -83,6 +85,7 @@ private:
     void apply_template(HttpExchange& e);
     void health(HttpExchange& e);
     void metrics(HttpExchange& e);
+    void kv_event_sources(HttpExchange& e);
     void props(HttpExchange& e);
     void blocks(HttpExchange& e);
     void block_events(HttpExchange& e);
@@ -187,6 +190,7 @@ void Endpoints::add_to(HttpServer& server) {
     }
     add(server, "POST", "/apply-template", &E::apply_template);
     add(server, "GET", "/metrics", &E::metrics);
+    add(server, "GET", "/kv_event_sources", &E::kv_event_sources);
     add(server, "GET", "/props", &E::props);
     add(server, "GET", "/blocks", &E::blocks);
     add(server, "GET", "/blocks/events", &E::block_events);
@@ -664,6 +668,18 @@ void Endpoints::pins(HttpExchange& e) {
     for (const Pin& p : service_.pins())
         data.push_back({{"id", p.id}, {"object", "pin"}, {"tokens", p.n_tokens}, {"blocks", p.n_blocks}});
     answer_json(e, Json{{"object", "list"}, {"data", std::move(data)}});
+}
+
+// As vLLM has it: a source for each engine, here one.
+void Endpoints::kv_event_sources(HttpExchange& e) {
+    Json sources = Json::object();
+    if (!options_.kv_events.empty()) {
+        Json replay  = options_.kv_replay.empty() ? Json(nullptr) : Json(options_.kv_replay);
+        sources["0"] = {{"enable_kv_cache_events", true}, {"publisher", "zmq"},       {"endpoint", options_.kv_events},
+                        {"replay_endpoint", replay},      {"buffer_steps", 10'000},   {"hwm", 100'000},
+                        {"max_queue_size", 100'000},      {"topic", ""}};
+    }
+    answer_json(e, std::move(sources));
 }
 
 void Endpoints::metrics(HttpExchange& e) {

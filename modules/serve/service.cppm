@@ -21,7 +21,9 @@ struct ServiceOptions {
     double                watchdog_seconds = 60;   // without a step: not healthy any more
     int                   max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
     int                   max_listeners    = 16;   // of the block events
-    std::function<void()> failed           = {};   // the engine cannot go on; its requests have got an error
+    std::function<void()> failed = {}; // the engine cannot go on; its requests have got an error
+    // What has entered or left the prefix cache, after each step that changed it; the engine's thread calls it.
+    std::function<void(std::vector<CacheChange>)> cache_changed = {};
 };
 
 // What one answer has gained since its reader last took it: the engine's Outputs since then as one. It adds which of the caller's
@@ -253,6 +255,7 @@ void Service::wake() {
 void Service::run() {
     std::vector<Output> events;
     bool                busy = false;
+    if (options_.cache_changed) engine_.log_cache(true);
     while (true) {
         heartbeat_ = nanoseconds_now();
         {
@@ -270,6 +273,9 @@ void Service::run() {
             if (options_.failed) options_.failed();
             return;
         }
+        if (options_.cache_changed)
+            if (std::vector<CacheChange> changes = engine_.take_cache_changes(); !changes.empty())
+                options_.cache_changed(std::move(changes));
         publish(); // first: a caller who has the answer finds it in the statistics
         deliver(events);
     }

@@ -1,0 +1,185 @@
+// quire.serve.kv_publisher: sends the batches of quire.serve.kv_events to routers over ZeroMQ, as vLLM does. **Owns** two sockets and
+// the thread that uses them.
+//
+//   PUB     [topic, empty] [number: 8 bytes, big-endian] [batch]
+//   ROUTER  a consumer that lacks batches: [id] [] [number of the first one: 8 bytes] → for each [id] [] [topic] [number] [batch],
+//           and at the end [id] [] [] [8 bytes of 0xff] []
+module;
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+#include <zmq.h>
+
+export module quire.serve.kv_publisher;
+
+import quire.core.base;
+import quire.core.std;
+import quire.paging.block_hash;
+import quire.serve.kv_events;
+
+export namespace quire {
+
+class KvPublisher {
+public:
+    // Binds both; "": no such socket. Error: an endpoint that cannot be bound, and why.
+    static Result<std::unique_ptr<KvPublisher>> create(const std::string& events, const std::string& replay,
+                                                       int block_size);
+    ~KvPublisher();
+    KvPublisher(const KvPublisher&)            = delete;
+    KvPublisher& operator=(const KvPublisher&) = delete;
+
+    // Any one thread. Returns at once.
+    void publish(std::vector<CacheChange> changes);
+    // With the port, where "*" or 0 was asked for.
+    const std::string& events_endpoint() const { return events_at_; }
+    const std::string& replay_endpoint() const { return replay_at_; }
+
+private:
+    explicit KvPublisher(int block_size);
+    void run();
+    void send(const KvBatch& batch);
+    void answer();
+
+    KvEventLog                            log_;
+    void *                                context_ = nullptr, *events_ = nullptr, *replay_ = nullptr;
+    int                                   wake_ = -1;
+    std::string                           events_at_, replay_at_;
+    std::mutex                            mutex_; // of these two
+    std::vector<std::vector<CacheChange>> waiting_;
+    bool                                  stopping_ = false;
+    std::thread                           thread_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+static double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+static std::string big_endian(std::int64_t v) {
+    std::string bytes;
+    for (int i = 7; i >= 0; i--) bytes += char(std::uint64_t(v) >> (8 * i) & 255);
+    return bytes;
+}
+
+KvPublisher::KvPublisher(int block_size) : log_(block_size, seconds_now()) {}
+
+Result<std::unique_ptr<KvPublisher>> KvPublisher::create(const std::string& events, const std::string& replay,
+                                                         int block_size) {
+    std::unique_ptr<KvPublisher> p(new KvPublisher(block_size));
+    p->context_ = zmq_ctx_new();
+    p->wake_    = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!p->context_ || p->wake_ < 0) return fail_with(ErrorKind::system, "KV events: no more sockets");
+    const auto bind = [&](const std::string& to, int type, void*& socket, std::string& at) -> Result<void> {
+        if (to.empty()) return {};
+        socket            = zmq_socket(p->context_, type);
+        const int waiting = 100'000, linger = 0;
+        if (socket) {
+            zmq_setsockopt(socket, ZMQ_SNDHWM, &waiting, sizeof waiting);
+            zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
+        }
+        if (!socket || zmq_bind(socket, to.c_str()) != 0)
+            return fail("KV events cannot be sent at ", quote(to), ": ", zmq_strerror(zmq_errno()));
+        char        name[256] = "";
+        std::size_t size      = sizeof name;
+        zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, name, &size);
+        at = name;
+        return {};
+    };
+    if (auto ok = bind(events, ZMQ_PUB, p->events_, p->events_at_); !ok) return std::unexpected(ok.error());
+    if (auto ok = bind(replay, ZMQ_ROUTER, p->replay_, p->replay_at_); !ok) return std::unexpected(ok.error());
+    p->thread_ = std::thread([raw = p.get()] { raw->run(); });
+    return p;
+}
+
+KvPublisher::~KvPublisher() {
+    if (thread_.joinable()) {
+        {
+            std::scoped_lock lock(mutex_);
+            stopping_ = true;
+        }
+        const std::uint64_t one = 1;
+        (void)!write(wake_, &one, sizeof one);
+        thread_.join();
+    }
+    if (events_) zmq_close(events_);
+    if (replay_) zmq_close(replay_);
+    if (context_) zmq_ctx_term(context_);
+    if (wake_ >= 0) close(wake_);
+}
+
+void KvPublisher::publish(std::vector<CacheChange> changes) {
+    {
+        std::scoped_lock lock(mutex_);
+        waiting_.push_back(std::move(changes));
+    }
+    const std::uint64_t one = 1;
+    (void)!write(wake_, &one, sizeof one);
+}
+
+void KvPublisher::send(const KvBatch& batch) {
+    const std::string number = big_endian(batch.number);
+    if (!events_) return;
+    zmq_send(events_, "", 0, ZMQ_SNDMORE);
+    zmq_send(events_, number.data(), number.size(), ZMQ_SNDMORE);
+    zmq_send(events_, batch.bytes.data(), batch.bytes.size(), 0);
+}
+
+// One request of a consumer, if there is one; what is not a request is passed over.
+void KvPublisher::answer() {
+    std::vector<std::string> frames;
+    for (int more = 1; more != 0;) {
+        zmq_msg_t message;
+        zmq_msg_init(&message);
+        if (zmq_msg_recv(&message, replay_, ZMQ_DONTWAIT) < 0) {
+            zmq_msg_close(&message);
+            return;
+        }
+        frames.emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
+        more = zmq_msg_more(&message);
+        zmq_msg_close(&message);
+    }
+    if (frames.size() != 3 || !frames[1].empty() || frames[2].size() != 8) return;
+    std::uint64_t first = 0;
+    for (char c : frames[2]) first = first << 8 | static_cast<unsigned char>(c);
+    const auto reply = [&](const std::string& number, const std::string& bytes) {
+        zmq_send(replay_, frames[0].data(), frames[0].size(), ZMQ_SNDMORE);
+        zmq_send(replay_, "", 0, ZMQ_SNDMORE);
+        zmq_send(replay_, "", 0, ZMQ_SNDMORE); // the topic
+        zmq_send(replay_, number.data(), number.size(), ZMQ_SNDMORE);
+        zmq_send(replay_, bytes.data(), bytes.size(), 0);
+    };
+    for (const KvBatch& batch : log_.from(std::int64_t(first), seconds_now()))
+        reply(big_endian(batch.number), batch.bytes);
+    reply(big_endian(-1), "");
+}
+
+void KvPublisher::run() {
+    for (const KvBatch& batch : log_.from(0, seconds_now())) send(batch);
+    while (true) {
+        zmq_pollitem_t items[2]{};
+        items[0].fd     = wake_;
+        items[0].events = ZMQ_POLLIN;
+        items[1].socket = replay_;
+        items[1].events = ZMQ_POLLIN;
+        if (zmq_poll(items, replay_ ? 2 : 1, -1) < 0) continue; // a signal
+        if (items[0].revents != 0) {
+            std::uint64_t woken;
+            (void)!read(wake_, &woken, sizeof woken);
+            std::vector<std::vector<CacheChange>> waiting;
+            {
+                std::scoped_lock lock(mutex_);
+                if (stopping_) return;
+                waiting.swap(waiting_);
+            }
+            for (const std::vector<CacheChange>& changes : waiting) send(log_.add(changes, seconds_now()));
+        }
+        if (replay_ && items[1].revents != 0) answer();
+    }
+}
+
+} // namespace quire

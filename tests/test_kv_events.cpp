@@ -1,0 +1,213 @@
+// KV events for routers: their bytes, batches that are handed out again, and the sockets, seen by a consumer of ZeroMQ's own.
+#include <catch2/catch_test_macros.hpp>
+
+#include <zmq.h>
+#include <nlohmann/json.hpp>
+
+#include "reference.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.engine;
+import quire.paging.block_hash;
+import quire.schedule.request;
+import quire.serve.kv_events;
+import quire.serve.kv_publisher;
+
+#include "engine_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json events_of(const KvBatch& batch) {
+    const Json all = Json::from_msgpack(batch.bytes); // another implementation
+    REQUIRE(all.is_array());
+    REQUIRE(all.size() == 3);
+    CHECK(all[0].is_number_float());
+    CHECK(all[2] == 0);
+    return all[1];
+}
+
+// What a consumer knows after some batches: each block's tokens from the beginning of its prompt.
+struct Consumer {
+    std::map<std::uint64_t, std::vector<Token>> blocks;
+    void                                        take(const Json& events) {
+        for (const Json& e : events) {
+            if (e["type"] == "AllBlocksCleared") {
+                blocks.clear();
+            } else if (e["type"] == "BlockRemoved") {
+                for (const Json& hash : e["block_hashes"]) CHECK(blocks.erase(hash.get<std::uint64_t>()) == 1);
+            } else {
+                CHECK(e["type"] == "BlockStored");
+                std::vector<Token> prefix;
+                if (!e["parent_block_hash"].is_null()) prefix = blocks.at(e["parent_block_hash"].get<std::uint64_t>());
+                const auto tokens = e["token_ids"].get<std::vector<Token>>();
+                const auto size   = e["block_size"].get<std::size_t>();
+                REQUIRE(tokens.size() == e["block_hashes"].size() * size);
+                for (std::size_t i = 0; i < e["block_hashes"].size(); i++) {
+                    prefix.insert(prefix.end(), tokens.begin() + std::ptrdiff_t(i * size),
+                                                                         tokens.begin() + std::ptrdiff_t((i + 1) * size));
+                    blocks[e["block_hashes"][i].get<std::uint64_t>()] = prefix;
+                }
+            }
+        }
+    }
+};
+
+CacheChange stored(BlockHash hash, std::optional<BlockHash> parent, std::vector<Token> tokens) {
+    return {true, hash, parent, std::move(tokens)};
+}
+CacheChange removed(BlockHash hash) { return {false, hash, {}, {}}; }
+
+std::vector<std::string> receive(void* socket) {
+    std::vector<std::string> frames;
+    for (int more = 1; more;) {
+        zmq_msg_t m;
+        zmq_msg_init(&m);
+        REQUIRE(zmq_msg_recv(&m, socket, 0) >= 0);
+        frames.emplace_back(static_cast<const char*>(zmq_msg_data(&m)), zmq_msg_size(&m));
+        more = zmq_msg_more(&m);
+        zmq_msg_close(&m);
+    }
+    return frames;
+}
+
+} // namespace
+
+TEST_CASE("KV events: the first batch clears all, chains are one event", "[kv-events]") {
+    KvEventLog log(2, 1.5);
+    REQUIRE(log.from(0, 2).size() == 1);
+    CHECK(events_of(log.from(0, 2)[0]) == Json::parse(R"([{"type": "AllBlocksCleared"}])"));
+    const std::vector<CacheChange> changes{stored(0xfedcba9876543210, {}, {1, 2}),
+                                           stored(7, 0xfedcba9876543210, {300, 70000}), stored(9, {}, {5, 6}),
+                                           removed(7), removed(9)};
+    const KvBatch&                 batch = log.add(changes, 2.5);
+    CHECK(batch.number == 1);
+    const Json want = Json::parse(R"([
+        {"type": "BlockStored", "block_hashes": [18364758544493064720, 7], "parent_block_hash": null,
+         "token_ids": [1, 2, 300, 70000], "block_size": 2, "lora_id": null, "medium": "GPU", "lora_name": null},
+        {"type": "BlockStored", "block_hashes": [9], "parent_block_hash": null, "token_ids": [5, 6], "block_size": 2,
+         "lora_id": null, "medium": "GPU", "lora_name": null},
+        {"type": "BlockRemoved", "block_hashes": [7, 9], "medium": "GPU"}])");
+    CHECK(events_of(batch) == want);
+}
+
+TEST_CASE("KV events: batches again, or all blocks at once when some are gone", "[kv-events]") {
+    KvEventLog log(1, 0, 3);
+    for (BlockHash i = 1; i <= 6; i++)
+        (void)log.add(std::vector{stored(i, i > 1 ? std::optional(i - 1) : std::nullopt, {Token(i)})}, 0);
+    (void)log.add(std::vector{removed(6)}, 0);
+    CHECK(log.from(8, 0).empty());
+    REQUIRE(log.from(5, 0).size() == 3);
+    CHECK(log.from(5, 0)[0].number == 5);
+    const auto all = log.from(2, 0); // 2, 3 and 4 are not kept
+    REQUIRE(all.size() == 1);
+    CHECK(all[0].number == 7);
+    Consumer late;
+    late.take(events_of(all[0]));
+    CHECK(late.blocks.size() == 5);
+    CHECK(late.blocks.at(5) == std::vector<Token>{1, 2, 3, 4, 5});
+}
+
+TEST_CASE("KV events of an engine tell a consumer exactly which blocks the cache has", "[kv-events]") {
+    EngineOptions o;
+    o.kv_blocks     = 24;
+    o.swap_blocks   = 12;
+    o.block_size    = 4;
+    o.context       = 64;
+    o.max_sequences = 4;
+    Engine engine   = load(reference("models/qwen2-Q4_0.gguf"), o);
+    engine.log_cache(true);
+    KvEventLog          log(4, 0, 5);
+    Consumer            consumer;
+    std::mt19937        random(1);
+    std::vector<Output> events;
+    for (int round = 0; round < 12; round++) {
+        std::vector<Request> requests;
+        for (int i = 0; i < 3; i++) {
+            std::vector<Token> prompt;
+            for (int t = 0; t < 12 + int(random() % 20); t++)
+                prompt.push_back(Token(t < 8 ? round % 3 : int(random() % 50)));
+            requests.push_back(greedy(prompt, 6));
+            if (round % 4 == 3) requests.back().cache_salt = "secret"; // its blocks are not told
+            REQUIRE(engine.submit(requests.back()));
+        }
+        while (engine.step(events)) {
+            events.clear();
+            const std::vector<CacheChange> changes = engine.take_cache_changes();
+            if (!changes.empty()) consumer.take(events_of(log.add(changes, 0)));
+        }
+        if (const auto changes = engine.take_cache_changes(); !changes.empty())
+            consumer.take(events_of(log.add(changes, 0)));
+        Consumer fresh; // learns it from what is kept alone
+        for (const KvBatch& batch : log.from(0, 0)) fresh.take(events_of(batch));
+        CHECK(fresh.blocks == consumer.blocks);
+        // What the consumer thinks is cached is found by a request that begins so.
+        std::size_t        longest = 0;
+        std::vector<Token> prefix;
+        for (const auto& [hash, tokens] : consumer.blocks)
+            if (tokens.size() > longest && tokens.size() < 50) longest = tokens.size(), prefix = tokens;
+        if (prefix.empty()) continue;
+        prefix.push_back(3);
+        const auto answers = run(engine, {greedy(prefix, 1)});
+        CHECK(answers[0].cached_tokens >= int(longest));
+        if (const auto changes = engine.take_cache_changes(); !changes.empty())
+            consumer.take(events_of(log.add(changes, 0)));
+    }
+    CHECK(!consumer.blocks.empty());
+}
+
+TEST_CASE("KV events over ZeroMQ: numbered messages, and a replay for who missed some", "[kv-events]") {
+    auto publisher = KvPublisher::create("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", 2);
+    REQUIRE(publisher);
+    void* const context  = zmq_ctx_new();
+    void* const sub      = zmq_socket(context, ZMQ_SUB);
+    void* const dealer   = zmq_socket(context, ZMQ_DEALER);
+    const int   patience = 10'000; // milliseconds
+    for (void* socket : {sub, dealer}) zmq_setsockopt(socket, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    zmq_setsockopt(sub, ZMQ_SUBSCRIBE, "", 0);
+    REQUIRE(zmq_connect(sub, (*publisher)->events_endpoint().c_str()) == 0);
+    REQUIRE(zmq_connect(dealer, (*publisher)->replay_endpoint().c_str()) == 0);
+    const auto replay = [&](char first) {
+        const char request[8] = {0, 0, 0, 0, 0, 0, 0, first};
+        zmq_send(dealer, "", 0, ZMQ_SNDMORE);
+        zmq_send(dealer, request, 8, 0);
+        std::vector<std::vector<std::string>> replies;
+        do replies.push_back(receive(dealer));
+        while (replies.back()[2] != std::string(8, '\xff'));
+        return replies;
+    };
+    // A subscription takes its time: batches are sent until one has come.
+    int            sent  = 0;
+    constexpr int  brief = 20; // milliseconds
+    zmq_pollitem_t come{sub, 0, ZMQ_POLLIN, 0};
+    do (*publisher)->publish({stored(BlockHash(100 + sent++), {}, {1, 2})});
+    while (zmq_poll(&come, 1, brief) == 0 && sent < 100);
+    const std::vector<std::string> message = receive(sub);
+    REQUIRE(message.size() == 3);
+    CHECK(message[0].empty());
+    const int came = int(static_cast<unsigned char>(message[1].back()));
+    CHECK(message[1].size() == 8);
+    CHECK(Json::from_msgpack(message[2])[1][0]["block_hashes"][0] == 99 + came);
+    const auto replies = replay(0);
+    REQUIRE(replies.size() == std::size_t(sent) + 2); // from AllBlocksCleared to the end mark
+    for (const auto& frames : replies) {
+        REQUIRE(frames.size() == 4);
+        CHECK(frames[0].empty());
+        CHECK(frames[1].empty());
+    }
+    CHECK(replies[0][2] == std::string(8, '\0'));
+    CHECK(Json::from_msgpack(replies[0][3])[1][0]["type"] == "AllBlocksCleared");
+    CHECK(Json::from_msgpack(replies[1][3])[1][0]["block_hashes"][0] == 100);
+    CHECK(replay(char(sent)).size() == 2);
+    zmq_close(sub);
+    zmq_close(dealer);
+    zmq_ctx_term(context);
+    const auto refused = KvPublisher::create("tcp://no such place", "", 2);
+    REQUIRE(!refused);
+    CHECK(refused.error().message.find("no such place") != std::string::npos);
+}
