@@ -101,6 +101,7 @@ private:
     bool          compare_ends(const Node& n) const;
     RegexId       decided(const Node& n, int relation);
     RegexId       find_derivative(RegexId a, int byte);
+    bool          search_void(RegexId a);
     void          split_classes(const ByteSet& set);
     std::uint64_t hash_of(const Node& n, std::span<const RegexId> list) const;
     bool          same(RegexId id, const Node& n, std::span<const RegexId> list) const;
@@ -490,8 +491,24 @@ RegexId RegexPool::find_derivative(RegexId a, int byte) {
 }
 
 bool RegexPool::is_void(RegexId a) {
-    if (nodes_[a].is_void >= 0) return nodes_[a].is_void == 1;
-    // Depth first, as the texts that match are near; the way to one is not void either.
+    const Node n = nodes_[a];
+    if (n.is_void >= 0) return n.is_void == 1;
+    bool found = false;
+    switch (n.kind) { // of the parts, where they say it
+    case Kind::concat: found = is_void(n.a) || is_void(n.b); break;
+    case Kind::repeat: found = is_void(n.a); break;
+    case Kind::any_of:
+        found = true;
+        for (std::uint32_t i = 0; i < n.b && found; i++) found = is_void(lists_[n.a + i]);
+        break;
+    default: return n.nullable ? false : search_void(a);
+    }
+    nodes_[a].is_void = found ? 1 : 0;
+    return found;
+}
+
+// Of an intersection, a complement or a number: looks for a text, depth first; the way to one is not void either.
+bool RegexPool::search_void(RegexId a) {
     struct Visit {
         RegexId id;
         int     next = 0; // class
@@ -500,18 +517,21 @@ bool RegexPool::is_void(RegexId a) {
     std::unordered_set<RegexId> seen{a};
     for (int steps = 0; !way.empty();) {
         Visit& top = way.back();
-        if (nodes_[top.id].nullable || nodes_[top.id].is_void == 0 || steps > most_steps) {
-            if (steps <= most_steps)
-                for (const Visit& v : way) nodes_[v.id].is_void = 0;
-            return false;
-        }
+        if (steps > most_steps) return false;
         if (top.next == n_classes_) {
             way.pop_back();
             continue;
         }
         const RegexId d = derive(top.id, byte_of(top.next++));
         steps++;
-        if (nodes_[d].is_void != 1 && seen.insert(d).second) way.push_back({d});
+        if (nodes_[d].is_void == 1) continue;
+        const Kind kind     = nodes_[d].kind;
+        const bool searched = kind == Kind::all_of || kind == Kind::negate || kind == Kind::compare || kind == Kind::multiple;
+        if (nodes_[d].nullable || nodes_[d].is_void == 0 || (!searched && !is_void(d))) {
+            for (const Visit& v : way) nodes_[v.id].is_void = 0;
+            return false;
+        }
+        if (searched && seen.insert(d).second) way.push_back({d});
     }
     for (RegexId id : seen) nodes_[id].is_void = 1;
     return true;
