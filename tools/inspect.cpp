@@ -19,6 +19,7 @@ import quire.core.tensor;
 import quire.text.tokenizer;
 import quire.text.grammar.compile;
 import quire.text.tool_form;
+import quire.tools.common.constraint_flags;
 import quire.tools.inspect.constrain;
 import quire.model_file.weights;
 
@@ -27,7 +28,8 @@ using namespace quire;
 namespace {
 
 struct Arguments {
-    std::string schema_file, regex, grammar_file, schema_tests, key_order;
+    ConstraintFlags constraint;
+    std::string     schema_tests, key_order = "declared";
     std::string model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
     int         tensor_parallel = 1;
     bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
@@ -392,15 +394,6 @@ int render(const Arguments& a) {
     return print_json(Json{{"text", text->bytes}, {"input", std::move(marks)}});
 }
 
-Result<std::string> read_file(const std::string& path, std::size_t most) {
-    std::ifstream file(path, std::ios::binary);
-    std::string   text(std::istreambuf_iterator<char>(file), {});
-    if (!file && text.empty()) return fail_with(ErrorKind::system, "cannot read ", path);
-    if (text.size() > most)
-        return fail_with(ErrorKind::limit, path, " has ", text.size(), " bytes; ", most, " are allowed");
-    return text;
-}
-
 int constrain_text(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
@@ -416,24 +409,10 @@ int constrain_text(const Arguments& a) {
                                             [&](const Json& line) { failed |= print_json(line); });
         return ok ? failed : complain({ErrorKind::input, cat(a.schema_tests, ": ", ok.error().message)});
     }
-    ConstraintSpec spec;
-    spec.ordered = ordered;
-    spec.text    = a.regex;
-    spec.kind    = ConstraintSpec::Kind::regex;
-    if (const std::string& path = a.schema_file.empty() ? a.grammar_file : a.schema_file; !path.empty()) {
-        Result<std::string> text = read_file(path, most_constraint_bytes);
-        if (!text) return complain(text.error());
-        spec.text = *text;
-        spec.kind = ConstraintSpec::Kind::grammar;
-    }
-    if (!a.schema_file.empty()) {
-        Result<Json> schema = json_parse(spec.text, schema_json_limits);
-        if (!schema) return complain({ErrorKind::input, cat(a.schema_file, ": ", schema.error().message)});
-        spec.schema = std::move(*schema);
-        spec.kind   = ConstraintSpec::Kind::json_schema;
-        spec.text.clear();
-    }
-    Result<Json> out = constrain(checked->tokenizer, spec, read_input());
+    Result<std::optional<ConstraintSpec>> spec = constraint_of(a.constraint);
+    if (!spec) return complain(spec.error());
+    (*spec)->ordered = ordered;
+    Result<Json> out = constrain(checked->tokenizer, **spec, read_input());
     return out ? print_json(*out) : complain(out.error());
 }
 
@@ -506,9 +485,7 @@ int main(int argc, char** argv) {
     CLI::App* constrain_command = command(
         "constrain", "text on standard input → whether a constraint accepts it, or the byte where it is refused");
     auto* constraints = constrain_command->add_option_group("constraint");
-    constraints->add_option("--schema", a.schema_file, "file with a JSON Schema");
-    constraints->add_option("--regex", a.regex, "regular expression of the whole text");
-    constraints->add_option("--grammar", a.grammar_file, "file with a grammar in GBNF");
+    add_constraint_flags(*constraints, a.constraint);
     constraints->add_option("--schema-tests", a.schema_tests,
                             R"(lines {"id", "schema", "tests": [{"valid", "data"}]}, from a file or - for standard input)");
     constraints->require_option(1);

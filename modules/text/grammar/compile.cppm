@@ -17,9 +17,9 @@ export namespace quire {
 struct ConstraintSpec {
     enum class Kind : std::uint8_t { json_object, json_schema, regex, choice, grammar, structural_tag };
     Kind                     kind = Kind::json_object;
-    Json                     schema;  // json_schema; structural_tag: vLLM's object
-    std::string              text;    // regex (of the whole text); grammar (GBNF)
-    std::vector<std::string> choices; // choice
+    Json                     schema{};  // json_schema; structural_tag: vLLM's object
+    std::string              text{};    // regex (of the whole text); grammar (GBNF)
+    std::vector<std::string> choices{}; // choice
     bool                     ordered = true; // members come in the order of the schema's `properties`
 };
 

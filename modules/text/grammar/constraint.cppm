@@ -62,6 +62,8 @@ public:
     std::string forced_bytes(std::size_t most = 256);
     // Index of the byte at which accept_bytes refused.
     std::size_t refused_at() const { return refused_at_; }
+    // That are kept of the text so far: for tests of bounds.
+    std::size_t rows() const { return rows_.size(); }
 
 private:
     std::shared_ptr<Constraint>      constraint_;
