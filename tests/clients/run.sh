@@ -17,6 +17,9 @@ installed() { # FOLDER REQUIREMENTS: whether its packages are there, now
 }
 if installed build/clients tests/clients/requirements.txt; then build/clients/bin/python tests/clients/openai_client.py; fi
 tests/clients/curl.sh
-if installed build/router tests/clients/router_requirements.txt; then python3 tests/clients/router.py build/router/bin/vllm-router; fi
+if installed build/router tests/clients/router_requirements.txt; then
+    python3 tests/clients/router.py build/router/bin/vllm-router
+    build/router/bin/kubernetes-validate --strict --quiet examples/scale-out/kubernetes.yaml
+fi
 python3 tests/clients/load.py 20
 python3 tests/clients/chaos.py 15
