@@ -89,7 +89,7 @@ bool connect_ranks(Context* const*, int, std::size_t, double, Rank**, const char
 void destroy_rank(Rank*) {}
 bool lost_a_rank(const Rank&) { return false; }
 int  nccl_version(const Rank&) { return 0; }
-void join_nccl(Rank&) {}
+void join_nccl(Rank&, Context&) {}
 void all_reduce(const AllReduce&, std::int64_t, std::int64_t, Rank&, Context&) {}
 bool all_reduce_norm(const AllReduce&, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
                      std::int64_t, Rank&, Context&) {

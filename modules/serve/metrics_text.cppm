@@ -159,12 +159,6 @@ std::string metrics_text(Service& service, const HttpServer& server, const std::
     t.gauge("vllm:num_requests_waiting_by_reason", "",
             std::max(std::max(service.in_flight() - s.running, s.waiting) - s.swapped, 0), {{"reason", "capacity"}});
     t.gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all of them.", d(s.blocks_used) / o.kv_blocks);
-    t.gauge("vllm:cache_config_info", "The KV cache, always 1.", 1,
-            {{"block_size", cat(o.block_size)},
-             {"num_gpu_blocks", cat(o.kv_blocks)},
-             {"num_cpu_blocks", cat(o.swap_blocks)},
-             {"enable_prefix_caching", o.prefix_cache ? "True" : "False"},
-             {"cache_dtype", o.kv_type == KvType::f16 ? "float16" : "float32"}});
     t.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked for in the prefix cache.",
               d(s.cached_tokens + s.prefill_tokens));
     t.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", d(s.cached_tokens));

@@ -136,13 +136,13 @@ private:
         void operator()(cuda::Rank* rank) const { cuda::destroy_rank(rank); }
     };
     std::unique_ptr<cuda::Rank, DestroyRank> rank_; // null: it runs alone
-    DeviceMemory                                   memory_;
-    DeviceWeights                                  weights_;
-    GemmDispatch                                   gemm_;
-    ExpertDispatch                                 experts_;
-    std::size_t                                    n_stacks_         = 0;
-    bool                                           has_layer_kernel_ = false;
-    std::vector<void*>                             owned_host_; // pinned
+    DeviceMemory                             memory_;
+    DeviceWeights                            weights_;
+    GemmDispatch                             gemm_;
+    ExpertDispatch                           experts_;
+    std::size_t                              n_stacks_         = 0;
+    bool                                     has_layer_kernel_ = false;
+    std::vector<void*>                       owned_host_; // pinned
 
     // The step: one pinned buffer, sent up in one copy. Regions stand at fixed places, so that graphs can name them.
     StepLimits    limits_;
@@ -204,11 +204,11 @@ private:
     void execute(const TakeColumns& take, const LoweredOperation& op);
 
     float*        sum_of_parts_ = nullptr; // of this rank, where AllReduce has several
-    float*        partial_     = nullptr; // of split-KV attention
-    std::int32_t* arrivals_    = nullptr;
-    std::int32_t* best_        = nullptr; // of each logit row; pinned, so that kernels write it there themselves
-    float*        logits_      = nullptr; // pinned
-    std::size_t   logits_size_ = 0;
+    float*        partial_      = nullptr; // of split-KV attention
+    std::int32_t* arrivals_     = nullptr;
+    std::int32_t* best_         = nullptr; // of each logit row; pinned, so that kernels write it there themselves
+    float*        logits_       = nullptr; // pinned
+    std::size_t   logits_size_  = 0;
     // Sampling: tasks, draws and edits go up in one copy, answers come back with the best tokens.
     SamplingLimits sampling_limits_;
     std::byte *    host_sampling_ = nullptr, *sampling_ = nullptr;
@@ -486,8 +486,8 @@ void CudaBackend::run_group(const FusionGroup& group) {
         const LoweredOperation& norm   = lowered_[first + 1];
         if (cuda::all_reduce_norm(reduce.reduce, norm_kind(std::get<Norm>(program_->operations[first + 1]).kind),
                                   norm.device.norm_weight, norm.norm_bias, norm.device.eps, norm.device.residual,
-                                  static_cast<Half*>(norm.device.out), operations_[first].rows, norm.device.cols, *rank_,
-                                  *gpu_))
+                                  static_cast<Half*>(norm.device.out), operations_[first].rows, norm.device.cols,
+                                  *rank_, *gpu_))
             return;
     }
     for (std::size_t i = first; i < first + n; i++) {
@@ -496,6 +496,8 @@ void CudaBackend::run_group(const FusionGroup& group) {
         std::visit([&](const auto& what) { execute(what, op); }, program_->operations[i]);
     }
 }
+
+constexpr bool fuses_all_reduce = false; // see fuse_all_reduce()
 
 void CudaBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) {
     cuda::use(*gpu_);
@@ -524,13 +526,15 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     many_rows_ = fuse(lowered_, FusedKernel::prefill_gemm, [&](std::span<const cuda::Operation> ops) {
         return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
     });
-    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_}) fuse_all_reduce(*groups);
+    if (fuses_all_reduce)
+        for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_}) fuse_all_reduce(*groups);
     // Argmax comes after the megakernel; what only plain kernels know it cannot run.
     if (std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
 }
 
-// An AllReduce takes the norm that adds its result to the residual, where both run alone.
+// An AllReduce takes the norm that adds its result to the residual, where both run alone. Not in use: in a step of 10 to 128 rows in a
+// hundred its results were wrong on two H200s (none in 1,280 steps without it), for a reason that is not known yet.
 void CudaBackend::fuse_all_reduce(std::vector<FusionGroup>& groups) const {
     std::vector<FusionGroup> fused;
     for (const FusionGroup& group : groups) {
@@ -554,8 +558,8 @@ void CudaBackend::fuse_all_reduce(std::vector<FusionGroup>& groups) const {
 void announce_cuda_ranks() { cuda::announce_ranks(); }
 
 Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds) {
-    const int                  n = int(backends.size());
-    std::vector<CudaBackend*>  ranks;
+    const int                   n = int(backends.size());
+    std::vector<CudaBackend*>   ranks;
     std::vector<cuda::Context*> gpus;
     for (Backend* backend : backends) {
         ranks.push_back(static_cast<CudaBackend*>(backend));
@@ -563,9 +567,9 @@ Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double secon
     }
     if (n > cuda::max_ranks) return fail("a model runs on up to ", cuda::max_ranks, " GPUs, not on ", n);
     // Larger messages take two shots: with more ranks sooner, as each of them gets everybody's.
-    const std::size_t               one_shot = (std::size_t(2) << 20) / std::size_t(n * n / 4 > 0 ? n * n / 4 : 1);
+    const std::size_t one_shot = (std::size_t(2) << 20) / std::size_t(n * n / 4 > 0 ? n * n / 4 : 1);
     std::array<cuda::Rank*, cuda::max_ranks> made{};
-    const char*                     why = nullptr;
+    const char*                              why = nullptr;
     if (!cuda::connect_ranks(gpus.data(), n, one_shot, seconds, made.data(), why))
         return fail_with(ErrorKind::system, "the GPUs cannot work together: ", why);
     std::vector<std::jthread> joining; // all at once: a rank that joins waits for the others
@@ -575,7 +579,7 @@ Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double secon
         if (!rank.options_.deterministic)
             joining.emplace_back([&rank] {
                 cuda::use(*rank.gpu_);
-                cuda::join_nccl(*rank.rank_);
+                cuda::join_nccl(*rank.rank_, *rank.gpu_);
             });
     }
     joining.clear();
@@ -683,13 +687,14 @@ void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
                          op.device.residual, op.device.rows, *gpu_);
         return;
     }
-    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_, op.device.residual, op.device.rows, *gpu_);
+    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_, op.device.residual,
+                op.device.rows, *gpu_);
 }
 
 void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
-    const cuda::Operation& o    = op.device;
-    cuda::norm(o.x, o.x_is_float, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual, static_cast<Half*>(o.out), o.rows,
-               o.cols, *gpu_);
+    const cuda::Operation& o = op.device;
+    cuda::norm(o.x, o.x_is_float, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual,
+               static_cast<Half*>(o.out), o.rows, o.cols, *gpu_);
 }
 
 void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
