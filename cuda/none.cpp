@@ -56,7 +56,8 @@ void add_bias(void*, bool, const float*, float, std::int64_t, std::int64_t, Cont
 void select_rows(const float*, const std::int32_t*, float*, std::int64_t, std::int64_t, Context&) {}
 void rope_and_store(const RopeStore&, const Plan&, std::int64_t, Context&) {}
 void copy_blocks(const BlockPools&, const std::int32_t*, int, Context&) {}
-void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const double*, std::int32_t*, Context&) {}
+void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const double*, const std::uint32_t*,
+            std::int32_t*, Context&) {}
 void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Context&) {}
 
 void attention_decode(const Attention&, const Plan&, float*, std::int32_t*, Context&) {}

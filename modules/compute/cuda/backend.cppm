@@ -58,7 +58,7 @@ static int rounded_rows(int n) {
     return (n + 31) / 32 * 32;
 }
 
-// Of the buffer that sampling sends up: random numbers, then tasks, then edits.
+// Of the buffer that sampling sends up: random numbers, then tasks, then edits; behind them come masks.
 static std::size_t sampling_bytes(std::size_t n_tasks, std::size_t n_uniforms, std::size_t n_edits) {
     return n_tasks * sizeof(cuda::SampleTask) + n_uniforms * sizeof(double) + n_edits * sizeof(cuda::LogitEdit);
 }
@@ -338,9 +338,11 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
     best_        = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
-    sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size)};
+    sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size),
+                        rows * ((l.vocab_size + 63) / 64)};
     const std::size_t request =
-        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits));
+        sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits)) +
+        std::size_t(sampling_limits_.mask_words) * 8;
     const std::size_t reply = std::size_t(sampling_limits_.results) * sizeof(TokenLogprob);
     host_sampling_          = static_cast<std::byte*>(cuda::allocate_host(request));
     sampling_               = static_cast<std::byte*>(memory_.take(request));
@@ -642,7 +644,8 @@ void CudaBackend::sample(const StepPlan& plan) {
     const Tensor        logits   = values_->at(program_->logits, shape_);
     check(int(sampling.tasks.size()) <= sampling_limits_.tasks &&
               int(sampling.edits.size()) <= sampling_limits_.edits &&
-              int(sampling.uniforms.size()) <= sampling_limits_.uniforms,
+              int(sampling.uniforms.size()) <= sampling_limits_.uniforms &&
+              int(sampling.masks.size()) <= sampling_limits_.mask_words,
           "more to sample than announced");
     const std::size_t at_tasks = sampling.uniforms.size() * sizeof(double),
                       at_edits = sampling_bytes(sampling.tasks.size(), sampling.uniforms.size(), 0);
@@ -653,15 +656,19 @@ void CudaBackend::sample(const StepPlan& plan) {
         *tasks++ = {
             t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_uniform, t.chosen >= 0 ? 1 : t.n_uniforms,
             t.n_top, 2 * t.first_result, t.logprobs,   t.top_k,   t.temperature,   t.top_p,
-            t.min_p, t.only_edited};
+            t.min_p, t.only_edited,      t.first_mask < 0 ? -1 : 2 * t.first_mask}; // words of 32 bits
         n_answers_ = std::max(n_answers_, std::size_t(t.first_result + t.n_results()));
     }
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
     for (const LogitEdit& e : sampling.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
-    cuda::copy_to_device(sampling_, host_sampling_, at_edits + sampling.edits.size() * sizeof(cuda::LogitEdit), *gpu_);
+    const std::size_t at_masks = at_edits + sampling.edits.size() * sizeof(cuda::LogitEdit);
+    std::memcpy(host_sampling_ + at_masks, sampling.masks.data(), sampling.masks.size() * 8);
+    cuda::copy_to_device(sampling_, host_sampling_, at_masks + sampling.masks.size() * 8, *gpu_);
     cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
                  int(sampling.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
-                 reinterpret_cast<const double*>(sampling_), reinterpret_cast<std::int32_t*>(answers_), *gpu_);
+                 reinterpret_cast<const double*>(sampling_),
+                 reinterpret_cast<const std::uint32_t*>(sampling_ + at_masks),
+                 reinterpret_cast<std::int32_t*>(answers_), *gpu_);
 }
 
 StepResults CudaBackend::results() {
