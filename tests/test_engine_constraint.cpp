@@ -133,8 +133,8 @@ TEST_CASE("a constraint goes on as it was after a preemption", "[engine]") {
 TEST_CASE("log-probabilities are those of the allowed tokens", "[engine]") {
     Engine         engine = load(false);
     ConstraintSpec spec{.kind = ConstraintSpec::Kind::choice};
-    spec.choices = {"a", "b"};
-    Request r    = request(engine, *compile_constraint(spec));
+    spec.choices        = {"a", "b"};
+    Request r           = request(engine, *compile_constraint(spec));
     r.sampling.logprobs = 20;
     const auto id       = engine.submit(r);
     REQUIRE(id.has_value());
@@ -150,11 +150,11 @@ TEST_CASE("log-probabilities are those of the allowed tokens", "[engine]") {
 }
 
 TEST_CASE("a constraint that nothing can follow ends the request with a sentence", "[engine]") {
-    Engine engine = load(GENERATE(false, true));
+    Engine         engine = load(GENERATE(false, true));
     ConstraintSpec spec{.kind = ConstraintSpec::Kind::choice};
-    spec.choices = {"a"};
-    Request r    = request(engine, *compile_constraint(spec));
-    r.min_tokens = 10; // it would end before
+    spec.choices       = {"a"};
+    Request r          = request(engine, *compile_constraint(spec));
+    r.min_tokens       = 10; // it would end before
     const auto answers = run(engine, {r});
     for (const auto& [id, answer] : answers) {
         CHECK(answer.finish == FinishReason::failed);

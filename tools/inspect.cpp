@@ -29,7 +29,7 @@ namespace {
 
 struct Arguments {
     ConstraintFlags constraint;
-    std::string     schema_tests, key_order = "declared";
+    std::string     schema_tests, key_order = "any";
     std::string model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
     int         tensor_parallel = 1;
     bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;

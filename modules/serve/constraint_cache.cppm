@@ -33,8 +33,8 @@ Result<std::shared_ptr<Constraint>> ConstraintCache::get(const ConstraintSpec& s
     std::string       key    = cat(int(spec.kind), spec.ordered ? "o" : "a", schema.size(), ":", schema, spec.text);
     for (const std::string& c : spec.choices) key += cat(" ", c.size(), ":", c);
     if (key.size() > 2 * most_constraint_bytes || schema.size() > most_constraint_bytes)
-        return fail_with(ErrorKind::limit, "it has ", std::max(key.size(), schema.size()), " bytes; ", most_constraint_bytes,
-                         " are allowed");
+        return fail_with(ErrorKind::limit, "it has ", std::max(key.size(), schema.size()), " bytes; ",
+                         most_constraint_bytes, " are allowed");
     {
         std::scoped_lock lock(mutex_);
         if (const auto* known = recent_.find(key)) return *known;

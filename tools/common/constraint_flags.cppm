@@ -28,7 +28,8 @@ module :private;
 namespace quire {
 
 void add_constraint_flags(CLI::App& owner, ConstraintFlags& flags) {
-    auto* schema  = owner.add_option("--schema", flags.schema_file, "file with a JSON Schema that the text must satisfy");
+    auto* schema =
+        owner.add_option("--schema", flags.schema_file, "file with a JSON Schema that the text must satisfy");
     auto* grammar = owner.add_option("--grammar", flags.grammar_file, "file with a grammar (GBNF) for the text");
     auto* regex   = owner.add_option("--regex", flags.regex, "regular expression of the whole text");
     schema->excludes(grammar)->excludes(regex);

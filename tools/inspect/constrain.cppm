@@ -28,8 +28,7 @@ module :private;
 namespace quire {
 
 std::shared_ptr<const TokenTrie> token_trie_of(const Tokenizer& tokenizer) {
-    return make_token_trie(
-        tokenizer.vocab_size(), [&](Token t) { return tokenizer.bytes(t); }, tokenizer.end_tokens());
+    return make_token_trie(tokenizer.vocab_size(), [&](Token t) { return tokenizer.bytes(t); }, tokenizer.end_tokens());
 }
 
 // What one text makes of a constraint.
@@ -61,9 +60,9 @@ Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& co
     std::size_t at = 0;
     for (std::size_t i = 0; i < (exact ? tokens.size() : text.size()); i++) {
         if (i == 0 || exact) mask();
-        const std::string_view bytes = exact ? trie->bytes(tokens[i]) : text.substr(i, 1);
-        const bool allowed = !exact || (bits[std::size_t(tokens[i]) / 64] >> (tokens[i] % 64) & 1) != 0;
-        const bool went    = state.accept_bytes(bytes);
+        const std::string_view bytes   = exact ? trie->bytes(tokens[i]) : text.substr(i, 1);
+        const bool             allowed = !exact || (bits[std::size_t(tokens[i]) / 64] >> (tokens[i] % 64) & 1) != 0;
+        const bool             went    = state.accept_bytes(bytes);
         if (exact && walk.error.empty() && went != allowed) walk.error = "the mask and the text disagree";
         if (!went) {
             walk.refused_at = at + state.refused_at();
@@ -95,7 +94,7 @@ Result<Json> constrain(const Tokenizer& tokenizer, const ConstraintSpec& spec, s
     Json       out{{"accepted", walk.accepted}};
     out["refused_at"] = walk.accepted ? Json() : Json(walk.refused_at);
     if (!walk.error.empty()) out["error"] = walk.error;
-    out["tokens"] = walk.n_tokens;
+    out["tokens"]            = walk.n_tokens;
     std::vector<double> rest = walk.mask_us;
     if (!rest.empty()) rest.erase(rest.begin());
     add_times(out, walk.mask_us, rest);
@@ -113,7 +112,7 @@ Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, bo
         const auto schema = json->find("schema"), tests = json->find("tests");
         if (!json->is_object() || schema == json->end() || tests == json->end() || !tests->is_array())
             return fail("line ", n, R"( is not {"id", "schema", "tests": [...]})");
-        Json out{{"id", json->value("id", Json())}};
+        Json                                out{{"id", json->value("id", Json())}};
         Stopwatch                           watch;
         Result<std::shared_ptr<Constraint>> made = compile_schema(*schema, ordered);
         out["compiled"]                          = made.has_value();

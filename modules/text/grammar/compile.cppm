@@ -17,9 +17,9 @@ export namespace quire {
 struct ConstraintSpec {
     enum class Kind : std::uint8_t { json_object, json_schema, regex, choice, grammar, structural_tag };
     Kind                     kind = Kind::json_object;
-    Json                     schema{};  // json_schema; structural_tag: vLLM's object
-    std::string              text{};    // regex (of the whole text); grammar (GBNF)
-    std::vector<std::string> choices{}; // choice
+    Json                     schema{};       // json_schema; structural_tag: vLLM's object
+    std::string              text{};         // regex (of the whole text); grammar (GBNF)
+    std::vector<std::string> choices{};      // choice
     bool                     ordered = true; // members come in the order of the schema's `properties`
 };
 
@@ -46,21 +46,21 @@ namespace quire {
 Result<GrammarSymbol> add_spec(Grammar& g, const ConstraintSpec& spec) {
     using Kind = ConstraintSpec::Kind;
     switch (spec.kind) {
-    case Kind::json_object: return add_json_schema(g, Json{{"type", "object"}});
-    case Kind::json_schema: return add_json_schema(g, spec.schema, {.ordered = spec.ordered});
-    case Kind::regex: {
-        Result<RegexId> regex = parse_regex(g.pool, spec.text, TextSpelling::utf8, true);
-        if (!regex) return std::unexpected(regex.error());
-        return g.optional(*regex);
-    }
-    case Kind::choice: {
-        std::vector<RegexId> all;
-        for (const std::string& c : spec.choices) all.push_back(g.pool.literal(c));
-        if (all.empty()) return fail("the list of choices is empty");
-        return g.optional(g.pool.any_of(std::move(all)));
-    }
-    case Kind::grammar: return add_gbnf(g, spec.text);
-    case Kind::structural_tag: return add_structural_tag(g, spec.schema);
+        case Kind::json_object: return add_json_schema(g, Json{{"type", "object"}});
+        case Kind::json_schema: return add_json_schema(g, spec.schema, {.ordered = spec.ordered});
+        case Kind::regex: {
+            Result<RegexId> regex = parse_regex(g.pool, spec.text, TextSpelling::utf8, true);
+            if (!regex) return std::unexpected(regex.error());
+            return g.optional(*regex);
+        }
+        case Kind::choice: {
+            std::vector<RegexId> all;
+            for (const std::string& c : spec.choices) all.push_back(g.pool.literal(c));
+            if (all.empty()) return fail("the list of choices is empty");
+            return g.optional(g.pool.any_of(std::move(all)));
+        }
+        case Kind::grammar: return add_gbnf(g, spec.text);
+        case Kind::structural_tag: return add_structural_tag(g, spec.schema);
     }
     return fail("a constraint of unknown kind");
 }
@@ -75,7 +75,7 @@ Result<std::shared_ptr<Constraint>> finished(Grammar g, const Result<GrammarSymb
 }
 
 Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, bool ordered) {
-    Grammar      g;
+    Grammar    g;
     const auto start = add_json_schema(g, schema, {.ordered = ordered});
     return finished(std::move(g), start);
 }
@@ -84,8 +84,9 @@ Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spe
     std::size_t bytes = spec.text.size();
     for (const std::string& c : spec.choices) bytes += c.size();
     if (bytes > most_constraint_bytes)
-        return fail_with(ErrorKind::limit, "a constraint of ", bytes, " bytes; ", most_constraint_bytes, " are allowed");
-    Grammar              g;
+        return fail_with(ErrorKind::limit, "a constraint of ", bytes, " bytes; ", most_constraint_bytes,
+                         " are allowed");
+    Grammar                     g;
     const Result<GrammarSymbol> start = add_spec(g, spec);
     return finished(std::move(g), start);
 }

@@ -26,17 +26,19 @@ private:
             std::uint32_t node;
             LexerState    state;
         };
-        std::vector<std::uint64_t> bits;
+        std::vector<std::uint64_t> bits;   // of short tokens
+        std::vector<Token>         tokens; // of long ones
         std::vector<Exit>          exits;
         const TokenTree*           tree = nullptr;
     };
     static constexpr std::size_t most_masks = 256;
 
-    std::shared_ptr<const LexerMask> mask_of(const TokenTrie& trie, LexerState state, std::size_t& work);
+    std::shared_ptr<const LexerMask> mask_of(const TokenTrie& trie, LexerState state, bool long_ones,
+                                             std::size_t& work);
 
     Machine                                                          machine_;
     std::unordered_map<LexerState, std::shared_ptr<const LexerMask>> masks_;
-    std::uint64_t                                                    masks_of_ = 0; // the trie's address: they are of one
+    std::uint64_t masks_of_ = 0; // the trie's address: they are of one
 };
 
 // One text under a constraint. Depends on the tokens alone that were accepted.
@@ -84,23 +86,23 @@ Constraint::Constraint(Grammar grammar, const GrammarLimits& limits) : machine_(
 
 // All tokens with these bytes.
 void allow(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
-    for (; token >= 0; token = trie.next_same(token))
-        bits[std::size_t(token) / 64] |= std::uint64_t(1) << (token % 64);
+    for (; token >= 0; token = trie.next_same(token)) bits[std::size_t(token) / 64] |= std::uint64_t(1) << (token % 64);
 }
 
 std::shared_ptr<const Constraint::LexerMask> Constraint::mask_of(const TokenTrie& trie, LexerState state,
-                                                                 std::size_t& work) {
+                                                                 bool long_ones, std::size_t& work) {
     if (masks_of_ != std::bit_cast<std::uint64_t>(&trie)) {
         masks_.clear();
         masks_of_ = std::bit_cast<std::uint64_t>(&trie);
     }
-    if (auto known = masks_.find(state); known != masks_.end()) return known->second;
+    const LexerState key = 2 * state + long_ones;
+    if (auto known = masks_.find(key); known != masks_.end()) return known->second;
     auto                    made  = std::make_shared<LexerMask>();
-    GrammarLexer&                  lexer = machine_.lexer();
-    const TokenTrie::Slice* slice = trie.slice(lexer.plain_depth(state));
-    made->tree                    = slice ? &slice->others : &trie.all();
+    GrammarLexer&           lexer = machine_.lexer();
+    const TokenTrie::Slice* slice = long_ones ? nullptr : trie.slice(lexer.plain_depth(state));
+    made->tree                    = slice ? &slice->others : long_ones ? &trie.long_ones() : &trie.short_ones();
     if (slice) made->bits = slice->bits;
-    else made->bits.resize(trie.words());
+    else if (!long_ones) made->bits.resize(trie.words());
     std::array<LexerState, 257> way{};
     way[0]            = state;
     const auto& nodes = made->tree->nodes;
@@ -114,13 +116,14 @@ std::shared_ptr<const Constraint::LexerMask> Constraint::mask_of(const TokenTrie
             made->exits.push_back({n, next});
             n += node.size;
         } else {
-            if (node.token >= 0) allow(trie, node.token, made->bits);
+            if (node.token >= 0 && long_ones) made->tokens.push_back(node.token);
+            else if (node.token >= 0) allow(trie, node.token, made->bits);
             way[node.depth] = next;
             n++;
         }
     }
     if (masks_.size() >= most_masks) masks_.clear();
-    if (!lexer.full()) masks_.emplace(state, made);
+    if (!lexer.full()) masks_.emplace(key, made);
     return made;
 }
 
@@ -182,12 +185,16 @@ public:
 
     // A node where lexemes of one thread end, and those below it.
     void exit(const TokenTree& tree, std::uint32_t node, Thread ended) {
-        stack_.clear();
-        if (!end_lexemes(ended)) return;
+        if (!(ended == ended_)) { // most end in the same state
+            stack_.clear();
+            ended_   = ended;
+            follows_ = end_lexemes(ended);
+            behind_threads_.assign(stack_.begin(), stack_.end());
+        }
+        if (!follows_) return;
         const TokenTree::Node& n = tree.nodes[node];
         if (n.token >= 0) allow(trie_, n.token, bits_);
-        const std::vector<Thread> threads = stack_;
-        if (!threads.empty()) walk(tree, node + 1, node + n.size, threads);
+        if (n.size > 1 && !behind_threads_.empty()) walk(tree, node + 1, node + n.size, behind_threads_);
     }
 
 private:
@@ -211,7 +218,9 @@ private:
     const TokenTrie&                                trie_;
     std::span<std::uint64_t>                        bits_;
     std::size_t                                     most_work_;
-    std::vector<Thread>                             stack_, next_;
+    std::vector<Thread>                             stack_, next_, behind_threads_;
+    Thread                                          ended_{.row = -1}; // of the last exit
+    bool                                            follows_ = false;
     std::array<std::uint32_t, 257>                  from_, to_; // of the stack, for each depth
     std::unordered_map<std::uint64_t, std::int32_t> behind_;
 };
@@ -227,11 +236,17 @@ Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
     const std::size_t n_rows = rows_.size();
     MaskWalk          walk(m, rows_, *tokens_, bits);
     if (threads_.size() == 1) {
-        const auto mask = constraint_->mask_of(*tokens_, threads_[0].state, walk.work);
-        std::ranges::copy(mask->bits, bits.begin());
-        for (const auto& exit : mask->exits) {
-            if (walk.exhausted()) break;
-            walk.exit(*mask->tree, exit.node, {threads_[0].row, exit.state});
+        const LexerState own    = threads_[0].state;
+        const LexerState common = m.lexer().relaxed(own, TokenTrie::short_bytes);
+        for (const bool long_ones : {false, true}) {
+            if (common == GrammarLexer::dead) break; // no room: below
+            const auto mask = constraint_->mask_of(*tokens_, long_ones ? own : common, long_ones, walk.work);
+            for (std::size_t w = 0; w < mask->bits.size(); w++) bits[w] |= mask->bits[w];
+            for (Token t : mask->tokens) allow(*tokens_, t, bits);
+            for (const auto& exit : mask->exits) {
+                if (walk.exhausted()) break;
+                walk.exit(*mask->tree, exit.node, {threads_[0].row, exit.state});
+            }
         }
     } else if (!threads_.empty()) {
         walk.walk(tokens_->all(), 0, std::uint32_t(tokens_->all().nodes.size()), threads_);
@@ -265,7 +280,7 @@ bool ConstraintState::accept_bytes(std::string_view bytes) {
     if (ended_) return bytes.empty();
     Machine&            m = constraint_->machine_;
     std::scoped_lock    lock(m.mutex());
-    const std::size_t   n_rows = rows_.size();
+    const std::size_t   n_rows  = rows_.size();
     std::vector<Thread> threads = threads_, next;
     bool                ends    = may_end_;
     for (std::size_t i = 0; i < bytes.size(); i++) {
@@ -290,7 +305,7 @@ bool ConstraintState::accept_bytes(std::string_view bytes) {
 }
 
 std::string ConstraintState::forced_bytes(std::size_t most) {
-    std::string         forced;
+    std::string forced;
     if (ended_) return forced;
     Machine&            m = constraint_->machine_;
     std::scoped_lock    lock(m.mutex());

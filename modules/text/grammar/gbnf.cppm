@@ -75,7 +75,8 @@ private:
         const auto before = text_.substr(0, std::min(at_, text_.size()));
         const auto line   = std::count(before.begin(), before.end(), '\n') + 1;
         const auto start  = before.rfind('\n');
-        return fail("the grammar's line ", line, ", column ", before.size() - (start == before.npos ? 0 : start + 1) + 1, ": ", what);
+        return fail("the grammar's line ", line, ", column ",
+                    before.size() - (start == before.npos ? 0 : start + 1) + 1, ": ", what);
     }
     bool take(std::string_view s) {
         if (!text_.substr(at_).starts_with(s)) return false;
@@ -254,21 +255,21 @@ private:
             return char32_t(value);
         };
         switch (c) {
-        case 'x': return hex(2);
-        case 'u': return hex(4);
-        case 'U': return hex(8);
-        case 't': return U'\t';
-        case 'r': return U'\r';
-        case 'n': return U'\n';
-        case '\\':
-        case '"':
-        case '[':
-        case ']':
-        case '-':
-        case '^':
-        case '/':
-        case '.': return char32_t(c);
-        default: return wrong("an unknown escape");
+            case 'x': return hex(2);
+            case 'u': return hex(4);
+            case 'U': return hex(8);
+            case 't': return U'\t';
+            case 'r': return U'\r';
+            case 'n': return U'\n';
+            case '\\':
+            case '"':
+            case '[':
+            case ']':
+            case '-':
+            case '^':
+            case '/':
+            case '.': return char32_t(c);
+            default: return wrong("an unknown escape");
         }
     }
 
@@ -286,7 +287,7 @@ public:
     }
 
     Result<GrammarSymbol> build() {
-        const int      root = p_.rules.at("root");
+        const int             root = p_.rules.at("root");
         Result<GrammarSymbol> s    = rule_symbol(root);
         if (!s) return s;
         while (!open_.empty()) {
@@ -348,24 +349,24 @@ private:
     RegexId regex_of(int id) {
         const GbnfNode& n = at(id);
         switch (n.kind) {
-        case GbnfKind::set: return character(g_.pool, n.set, TextSpelling::utf8);
-        case GbnfKind::text: return g_.pool.literal(n.text);
-        case GbnfKind::rule: {
-            std::optional<RegexId>& known = regexes_[std::size_t(n.rule)];
-            if (!known) known = regex_of(p_.bodies[std::size_t(n.rule)]);
-            return *known;
-        }
-        case GbnfKind::cat: {
-            RegexId all = RegexPool::blank;
-            for (std::size_t i = n.parts.size(); i-- > 0;) all = g_.pool.concat(regex_of(n.parts[i]), all);
-            return all;
-        }
-        case GbnfKind::alt: {
-            std::vector<RegexId> all;
-            for (int p : n.parts) all.push_back(regex_of(p));
-            return g_.pool.any_of(std::move(all));
-        }
-        case GbnfKind::repeat: return g_.pool.repeat(regex_of(n.parts[0]), n.min, n.max);
+            case GbnfKind::set: return character(g_.pool, n.set, TextSpelling::utf8);
+            case GbnfKind::text: return g_.pool.literal(n.text);
+            case GbnfKind::rule: {
+                std::optional<RegexId>& known = regexes_[std::size_t(n.rule)];
+                if (!known) known = regex_of(p_.bodies[std::size_t(n.rule)]);
+                return *known;
+            }
+            case GbnfKind::cat: {
+                RegexId all = RegexPool::blank;
+                for (std::size_t i = n.parts.size(); i-- > 0;) all = g_.pool.concat(regex_of(n.parts[i]), all);
+                return all;
+            }
+            case GbnfKind::alt: {
+                std::vector<RegexId> all;
+                for (int p : n.parts) all.push_back(regex_of(p));
+                return g_.pool.any_of(std::move(all));
+            }
+            case GbnfKind::repeat: return g_.pool.repeat(regex_of(n.parts[0]), n.min, n.max);
         }
         return RegexPool::nothing;
     }
@@ -384,7 +385,7 @@ private:
     }
 
     Result<std::vector<std::vector<GrammarSymbol>>> rules_of(int id, int depth) {
-        const GbnfNode&                  n = at(id);
+        const GbnfNode&                         n = at(id);
         std::vector<std::vector<GrammarSymbol>> rules;
         if (n.kind != GbnfKind::alt) {
             Result<std::vector<GrammarSymbol>> row = row_of(id, depth);
@@ -402,11 +403,11 @@ private:
 
     // A sequence; neighbours that are regular make one lexeme.
     Result<std::vector<GrammarSymbol>> row_of(int id, int depth) {
-        const GbnfNode&        n     = at(id);
-        const std::vector<int> parts = n.kind == GbnfKind::cat ? n.parts : std::vector<int>{id};
-        std::vector<GrammarSymbol>    row;
-        std::vector<RegexId>   lexemes;
-        const auto             flush = [&] {
+        const GbnfNode&            n     = at(id);
+        const std::vector<int>     parts = n.kind == GbnfKind::cat ? n.parts : std::vector<int>{id};
+        std::vector<GrammarSymbol> row;
+        std::vector<RegexId>       lexemes;
+        const auto                 flush = [&] {
             RegexId all = RegexPool::blank;
             for (std::size_t i = lexemes.size(); i-- > 0;) all = g_.pool.concat(lexemes[i], all);
             if (all != RegexPool::blank) row.push_back(g_.optional(all));
@@ -438,7 +439,7 @@ private:
         if (!one) return one;
         std::vector<GrammarSymbol> row(n.min, *one);
         if (n.max == RegexPool::endless) {
-            const GrammarSymbol more                   = g_.add_empty();
+            const GrammarSymbol more       = g_.add_empty();
             g_.symbols[more.index()].rules = {{}, {more, *one}};
             row.push_back(more);
         } else {
@@ -452,13 +453,13 @@ private:
         return g_.add_rules({std::move(row)});
     }
 
-    Grammar&                            g_;
-    const GbnfParser&                   p_;
-    const GrammarLimits&                limits_;
-    std::vector<bool>                   regular_;
-    std::vector<std::optional<GrammarSymbol>>  symbols_;
-    std::vector<std::optional<RegexId>> regexes_;
-    std::vector<int>                    open_;
+    Grammar&                                  g_;
+    const GbnfParser&                         p_;
+    const GrammarLimits&                      limits_;
+    std::vector<bool>                         regular_;
+    std::vector<std::optional<GrammarSymbol>> symbols_;
+    std::vector<std::optional<RegexId>>       regexes_;
+    std::vector<int>                          open_;
 };
 
 Result<GrammarSymbol> add_gbnf(Grammar& grammar, std::string_view text, const GrammarLimits& limits) {

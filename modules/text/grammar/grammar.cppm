@@ -16,45 +16,45 @@ struct GrammarSymbol {
 
     static GrammarSymbol lexeme(RegexId id) { return {id}; }
     static GrammarSymbol symbol(std::uint32_t index) { return {index | symbol_bit}; }
-    bool          is_lexeme() const { return (code & symbol_bit) == 0; }
-    std::uint32_t index() const { return code & ~symbol_bit; }
-    bool          operator==(const GrammarSymbol&) const = default;
+    bool                 is_lexeme() const { return (code & symbol_bit) == 0; }
+    std::uint32_t        index() const { return code & ~symbol_bit; }
+    bool                 operator==(const GrammarSymbol&) const = default;
 };
 
 // "{" members "}". A key's lexeme goes up to the value: "name":
 struct ObjectShape {
     struct Member {
-        RegexId key = RegexPool::nothing;
-        GrammarSymbol  value;
-        bool    required = false;
+        RegexId       key = RegexPool::nothing;
+        GrammarSymbol value;
+        bool          required = false;
     };
-    std::vector<Member> members{}; // each at most once
-    std::vector<Member> others{};  // keys that are not named, any number of each
+    std::vector<Member> members{};                         // each at most once
+    std::vector<Member> others{};                          // keys that are not named, any number of each
     std::uint32_t       min = 0, max = RegexPool::endless; // of all members
-    bool                ordered = true; // the members in this order, then the others
+    bool                ordered = true;                    // the members in this order, then the others
 };
 
 // "[" elements "]"
 struct ArrayShape {
     std::vector<GrammarSymbol>   first{}; // of the first elements
     std::optional<GrammarSymbol> rest{};  // of those behind them; none: there are none
-    std::uint32_t         min = 0, max = RegexPool::endless;
+    std::uint32_t                min = 0, max = RegexPool::endless;
 };
 
 struct Grammar {
     enum class Kind : std::uint8_t { rules, object, array };
     struct Definition {
-        Kind                             kind = Kind::rules;
+        Kind                                    kind = Kind::rules;
         std::vector<std::vector<GrammarSymbol>> rules{}; // alternatives
-        std::uint32_t                    shape = 0;
-        bool                             nullable = false;
+        std::uint32_t                           shape    = 0;
+        bool                                    nullable = false;
     };
 
     RegexPool                pool;
     std::vector<Definition>  symbols;
     std::vector<ObjectShape> objects;
     std::vector<ArrayShape>  arrays;
-    GrammarSymbol                   start;
+    GrammarSymbol            start;
     RegexId object_open = 0, object_close = 0, array_open = 0, array_close = 0, comma = 0; // where there are such
 
     GrammarSymbol add_rules(std::vector<std::vector<GrammarSymbol>> rules);
@@ -63,8 +63,8 @@ struct Grammar {
     GrammarSymbol add_empty(); // to be filled in
     // Removes what can never be completed; says which symbols can be empty. A lexeme that can be empty must not be used as it is:
     // `optional` gives a symbol for it. Error: the start symbol itself has no text.
-    Result<void> finish();
-    GrammarSymbol       optional(RegexId lexeme);
+    Result<void>  finish();
+    GrammarSymbol optional(RegexId lexeme);
     // What JSON's objects and arrays are written with: a space may follow a comma and a colon.
     void use_json();
 };

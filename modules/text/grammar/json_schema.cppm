@@ -34,9 +34,10 @@ module :private;
 
 namespace quire {
 
-constexpr int         most_references   = 64;    // of schemas that refer to one another without an array or object between
-constexpr std::size_t most_terms   = 20000; // sets of terms
-constexpr std::size_t most_classes = 64;    // of keys that no schema names
+constexpr int         most_references = 64; // of schemas that refer to one another without an array or object between
+constexpr std::size_t most_terms      = 20000; // sets of terms
+constexpr std::size_t most_steps   = 200'000; // of intersections
+constexpr std::size_t most_classes    = 64;    // of keys that no schema names
 
 bool is_scalar(const Json& v) { return !v.is_array() && !v.is_object(); }
 
@@ -44,7 +45,10 @@ class SchemaCompiler {
 public:
     SchemaCompiler(const Json& schema, const SchemaOptions& options, Grammar& grammar)
         : root_(&schema), references_(schema), options_(options), g_(grammar), pool_(grammar.pool),
-          shapes_(JsonShapes::make(pool_, references_.draft() > 4)) {}
+          shapes_(JsonShapes::make(pool_, references_.draft() > 4)) {
+        pool_.add_unit(shapes_.character);
+        pool_.add_unit(shapes_.any_character);
+    }
 
     Result<GrammarSymbol> compile() {
         references_.read();
@@ -71,7 +75,8 @@ private:
 
     Result<ValueSet> values(const Terms& terms) {
         if (const auto known = values_.find(terms); known != values_.end()) return known->second;
-        if (values_.size() > most_terms) return fail_with(ErrorKind::limit, "the schema has too many combinations");
+        if (values_.size() > most_terms || pool_.size() > options_.limits.expressions)
+            return fail_with(ErrorKind::limit, "the schema has too many combinations");
         ValueSet all = ValueSet::any(shapes_);
         for (const Term& t : terms) {
             Result<ValueSet> one = values_of(t);
@@ -86,6 +91,9 @@ private:
 
     // Intersection; where it makes several alternatives, without those that nothing satisfies.
     Result<ValueSet> meet(const ValueSet& a, const ValueSet& b) {
+        steps_ += 1 + a.objects.size() * b.objects.size() + a.arrays.size() * b.arrays.size();
+        if (steps_ > most_steps)
+            return fail_with(ErrorKind::limit, "the schema has too many combinations of alternatives");
         Result<ValueSet> c = intersect(pool_, shapes_, a, b);
         if (!c || (a.objects.size() <= 1 && b.objects.size() <= 1 && a.arrays.size() <= 1 && b.arrays.size() <= 1))
             return c;
@@ -143,9 +151,11 @@ private:
 
     Result<ValueSet> values_of(const Term& t) {
         if (t.schema->is_boolean()) return t.schema->get<bool>() != t.negated ? ValueSet::any(shapes_) : ValueSet{};
-        if (!t.schema->is_object()) return fail(references_.place_of(*t.schema), "a schema is an object, true or false");
+        if (!t.schema->is_object())
+            return fail(references_.place_of(*t.schema), "a schema is an object, true or false");
         if (depth_ >= most_references || std::ranges::find(active_, t) != active_.end())
-            return fail(references_.place_of(*t.schema), "the schema refers to itself without an array or object between");
+            return fail(references_.place_of(*t.schema),
+                        "the schema refers to itself without an array or object between");
         depth_++;
         active_.push_back(t);
         Result<ValueSet> v = t.negated ? refused(*t.schema) : accepted(*t.schema);
@@ -155,7 +165,7 @@ private:
     }
 
     Result<ValueSet> accepted(const Json& schema) {
-        ValueSet all = ValueSet::any(shapes_);
+        ValueSet   all = ValueSet::any(shapes_);
         const auto cut = [&](Result<ValueSet> by) -> Result<void> {
             if (!by) return std::unexpected(by.error());
             Result<ValueSet> c = meet(all, *by);
@@ -265,7 +275,8 @@ private:
     }
 
     // Nothing: the keyword asks for nothing.
-    Result<std::optional<ValueSet>> keyword(const Json& schema, const std::string& key, const Json& value, bool negated) {
+    Result<std::optional<ValueSet>> keyword(const Json& schema, const std::string& key, const Json& value,
+                                            bool negated) {
         using Set        = std::optional<ValueSet>;
         const auto term  = [&](const Json& sub, bool not_it) { return values_of({&sub, not_it != negated}); };
         const auto given = [](Result<ValueSet> v) -> Result<Set> {
@@ -293,9 +304,10 @@ private:
         if (key == "minimum" || key == "maximum" || key == "exclusiveMinimum" || key == "exclusiveMaximum") {
             if (value.is_boolean()) return Set(); // draft 4: of the keyword beside it
             if (!value.is_number()) return wrong(schema, key, "is not a number");
-            const bool  low     = key == "minimum" || key == "exclusiveMinimum";
-            const auto  beside  = schema.find(low ? "exclusiveMinimum" : "exclusiveMaximum");
-            const bool  without = key.starts_with("excl") || (beside != schema.end() && beside->is_boolean() && beside->get<bool>());
+            const bool low    = key == "minimum" || key == "exclusiveMinimum";
+            const auto beside = schema.find(low ? "exclusiveMinimum" : "exclusiveMaximum");
+            const bool without =
+                key.starts_with("excl") || (beside != schema.end() && beside->is_boolean() && beside->get<bool>());
             NumberRange range;
             (low ? range.low : range.high)           = decimal_of(value);
             (low ? range.with_low : range.with_high) = !without;
@@ -401,9 +413,9 @@ private:
         const Scalars& s = v.scalars;
         ValueSet       rest;
         rest.scalars = {!s.null, !s.no, !s.yes,
-                        s.number == RegexPool::nothing  ? shapes_.number
-                        : s.number == shapes_.number ? RegexPool::nothing
-                                                     : pool_.minus(shapes_.plain_number, s.number),
+                        s.number == RegexPool::nothing ? shapes_.number
+                        : s.number == shapes_.number   ? RegexPool::nothing
+                                                       : pool_.minus(shapes_.plain_number, s.number),
                         s.text == RegexPool::nothing ? shapes_.any_text : RegexPool::nothing};
         if (v.arrays.empty()) rest.arrays = {ArrayTerms{}};
         if (v.objects.empty()) rest.objects = {ObjectTerms{}};
@@ -421,16 +433,17 @@ private:
             else if (one.is_number()) {
                 const Decimal d = decimal_of(one);
                 numbers.push_back(number_in(pool_, shapes_, {.low = d, .high = d}));
-            } else if (one.is_string()) texts.push_back(text_of(pool_, one.get_ref<const std::string&>(), TextSpelling::json));
+            } else if (one.is_string())
+                texts.push_back(text_of(pool_, one.get_ref<const std::string&>(), TextSpelling::json));
             else others.push_back({&references_.literal(one), negated});
         }
         v.scalars.number = pool_.any_of(std::move(numbers));
         v.scalars.text   = pool_.any_of(std::move(texts));
         if (negated) {
-            ValueSet rest       = ValueSet::any(shapes_);
-            rest.scalars.null   = !v.scalars.null;
-            rest.scalars.no     = !v.scalars.no;
-            rest.scalars.yes    = !v.scalars.yes;
+            ValueSet rest     = ValueSet::any(shapes_);
+            rest.scalars.null = !v.scalars.null;
+            rest.scalars.no   = !v.scalars.no;
+            rest.scalars.yes  = !v.scalars.yes;
             if (v.scalars.number != RegexPool::nothing)
                 rest.scalars.number = pool_.minus(shapes_.plain_number, v.scalars.number);
             if (v.scalars.text != RegexPool::nothing) rest.scalars.text = pool_.minus(shapes_.text, v.scalars.text);
@@ -529,7 +542,7 @@ private:
     }
 
     Result<ValueSet> required(const Json& schema, const Json& list, bool negated) {
-        ValueSet    v = negated ? ValueSet{} : ValueSet::any(shapes_);
+        ValueSet v = negated ? ValueSet{} : ValueSet::any(shapes_);
         for (const Json& name : list) {
             if (!name.is_string()) return wrong(schema, "required", "is not an array of names");
             if (negated) v.objects.push_back({.forbidden = {name.get<std::string>()}});
@@ -544,8 +557,8 @@ private:
         ValueSet v = negated ? ValueSet{} : ValueSet::any(shapes_);
         for (const auto& [name, needs] : members(value)) {
             ValueSet there, absent = ValueSet::any(shapes_);
-            there.objects     = {{.required = {name}}};
-            absent.objects[0] = {.forbidden = {name}};
+            there.objects         = {{.required = {name}}};
+            absent.objects[0]     = {.forbidden = {name}};
             Result<ValueSet> then = needs.is_array()    ? required(schema, needs, negated)
                                     : needs.is_string() ? required(schema, Json::array({needs}), negated)
                                                         : values_of({&needs, negated});
@@ -619,7 +632,8 @@ private:
         bool allowed = std::ranges::find(o.forbidden, name) == o.forbidden.end();
         for (RegexId names : o.names) allowed = allowed && matches(names, name);
         if (!allowed) terms.push_back({&references_.never(), false});
-        std::erase_if(terms, [](const Term& t) { return t.schema->is_boolean() && t.schema->get<bool>() != t.negated; });
+        std::erase_if(terms,
+                      [](const Term& t) { return t.schema->is_boolean() && t.schema->get<bool>() != t.negated; });
         return both({}, terms);
     }
 
@@ -629,7 +643,8 @@ private:
             if (const Json* sub = references_.element(*layer, i)) terms.push_back({sub, false});
         for (const auto& [at, own] : a.at)
             if (at == i) terms.insert(terms.end(), own.begin(), own.end());
-        std::erase_if(terms, [](const Term& t) { return t.schema->is_boolean() && t.schema->get<bool>() != t.negated; });
+        std::erase_if(terms,
+                      [](const Term& t) { return t.schema->is_boolean() && t.schema->get<bool>() != t.negated; });
         return both({}, terms);
     }
 
@@ -670,7 +685,7 @@ private:
         Result<ValueSet> v = values(terms);
         if (!v) return std::unexpected(v.error());
         std::vector<std::vector<GrammarSymbol>> rules;
-        const RegexId                    scalars = scalar_text(pool_, v->scalars);
+        const RegexId                           scalars = scalar_text(pool_, v->scalars);
         if (!pool_.is_void(scalars)) rules.push_back({GrammarSymbol::lexeme(scalars)});
         for (const ArrayTerms& a : v->arrays) {
             Result<ArrayShape> shape = array_shape(a);
@@ -706,8 +721,8 @@ private:
 
     Result<void> add_object(const ObjectTerms& o, std::vector<std::vector<GrammarSymbol>>& rules) {
         if (!o.breaches.empty()) return add_breaches(o, rules);
-        ObjectShape                shape{.members = {}, .others = {}, .min = o.min, .max = o.max, .ordered = options_.ordered};
-        std::vector<RegexId>       named;
+        ObjectShape shape{.members = {}, .others = {}, .min = o.min, .max = o.max, .ordered = options_.ordered};
+        std::vector<RegexId>                  named;
         const std::vector<std::string>        names = names_of(o);
         const std::unordered_set<std::string> required(o.required.begin(), o.required.end());
         for (const std::string& name : names) {
@@ -748,7 +763,8 @@ private:
                     }
                     split = std::move(next);
                     if (split.size() > most_classes)
-                        return wrong(*layer, "patternProperties", "more patterns that match the same names than are supported");
+                        return wrong(*layer, "patternProperties",
+                                     "more patterns that match the same names than are supported");
                 }
             const auto more = layer->find("additionalProperties");
             classes.clear();
@@ -773,8 +789,8 @@ private:
 
     // One of the members that are named must break a schema's rule for those that it does not name.
     Result<void> add_breaches(ObjectTerms o, std::vector<std::vector<GrammarSymbol>>& rules) {
-        const ObjectTerms::Breach        breach = o.breaches.back();
-        const std::vector<std::string>   names  = names_of(o);
+        const ObjectTerms::Breach      breach = o.breaches.back();
+        const std::vector<std::string> names  = names_of(o);
         o.breaches.pop_back();
         for (const std::string& name : names) {
             const ObjectTerms own{.layers = {breach.schema}};
@@ -799,19 +815,20 @@ private:
         return {};
     }
 
-    const Json*                               root_;
-    SchemaReferences                          references_;
-    SchemaOptions                             options_;
-    Grammar&                                  g_;
-    RegexPool&                                pool_;
-    JsonShapes                                shapes_;
-    int                                       depth_ = 0;
-    std::vector<Term>                         active_;
-    std::map<Terms, ValueSet>                 values_;
-    std::map<Terms, bool>                     void_;
-    std::map<Terms, GrammarSymbol>                   symbols_;
-    std::unordered_map<std::string, RegexId>  patterns_;
-    std::vector<std::pair<Terms, GrammarSymbol>>     open_;
+    const Json*                                  root_;
+    SchemaReferences                             references_;
+    SchemaOptions                                options_;
+    Grammar&                                     g_;
+    RegexPool&                                   pool_;
+    JsonShapes                                   shapes_;
+    std::size_t steps_ = 0; // alternatives that were intersected
+    int                                          depth_ = 0;
+    std::vector<Term>                            active_;
+    std::map<Terms, ValueSet>                    values_;
+    std::map<Terms, bool>                        void_;
+    std::map<Terms, GrammarSymbol>               symbols_;
+    std::unordered_map<std::string, RegexId>     patterns_;
+    std::vector<std::pair<Terms, GrammarSymbol>> open_;
 };
 
 Result<GrammarSymbol> add_json_schema(Grammar& grammar, const Json& schema, const SchemaOptions& options) {

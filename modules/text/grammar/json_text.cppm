@@ -26,8 +26,8 @@ struct NumberRange {
 
 // The shapes that all others are cut from. Strings are what stands between the quotes.
 struct JsonShapes {
-    RegexId magnitude;      // 12, 0.5
-    RegexId plain_number;   // without an exponent
+    RegexId magnitude;    // 12, 0.5
+    RegexId plain_number; // without an exponent
     RegexId number;
     RegexId integer;        // "-?12", and with `point_zero` 12.0 also
     RegexId character;      // of a string, in its shortest form
@@ -87,22 +87,23 @@ RegexId fixed(RegexPool& pool, std::string_view pattern) {
 
 JsonShapes JsonShapes::make(RegexPool& pool, bool point_zero) {
     JsonShapes s{};
-    s.magnitude     = fixed(pool, "(0|[1-9][0-9]*)(\\.[0-9]+)?");
-    s.plain_number  = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
-    s.number        = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?");
-    s.integer       = fixed(pool, point_zero ? "-?(0|[1-9][0-9]*)(\\.0+)?" : "-?(0|[1-9][0-9]*)");
-    s.character     = quire::character(pool, all_but({}), TextSpelling::json);
-    s.any_character = pool.any_of(
-        {s.character, fixed(pool, "\\\\([\"\\\\/bfnrt]|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
-                                  "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))")});
+    s.magnitude    = fixed(pool, "(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    s.plain_number = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    s.number       = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?");
+    s.integer      = fixed(pool, point_zero ? "-?(0|[1-9][0-9]*)(\\.0+)?" : "-?(0|[1-9][0-9]*)");
+    s.character    = quire::character(pool, all_but({}), TextSpelling::json);
+    s.any_character =
+        pool.any_of({s.character, fixed(pool,
+                                        "\\\\([\"\\\\/bfnrt]|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"
+                                        "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))")});
     s.text     = pool.repeat(s.character, 0, RegexPool::endless);
     s.any_text = pool.repeat(s.any_character, 0, RegexPool::endless);
     return s;
 }
 
 RegexId number_in(RegexPool& pool, const JsonShapes& shapes, const NumberRange& range) {
-    const Decimal              zero;
-    std::vector<RegexId>       positive{shapes.magnitude}, negative{shapes.magnitude};
+    const Decimal                zero;
+    std::vector<RegexId>         positive{shapes.magnitude}, negative{shapes.magnitude};
     const std::optional<Decimal>&low = range.low, &high = range.high;
     const auto above = [](const std::optional<Decimal>& d) { return d && !d->negative && !d->is_zero(); };
     const auto below = [](const std::optional<Decimal>& d) { return d && d->negative && !d->is_zero(); };
@@ -138,10 +139,12 @@ Result<RegexId> number_multiple(RegexPool& pool, const JsonShapes& shapes, const
 
 // RFC 3339, 5321, 1123, 2673, 4291, 4122, 3986, 6901, and ISO 8601 as RFC 3339 quotes it.
 constexpr std::string_view format_date =
-    "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))|"
+    "(?!0000)([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|"
+    "2[0-8]))|"
     "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
 constexpr std::string_view format_time =
-    "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])|23:59:60(\\.[0-9]+)?[Zz])";
+    "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])|23:59:60(\\.[0-9]+)?"
+    "[Zz])";
 constexpr std::string_view format_ipv4 =
     "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 constexpr std::string_view pchar = "([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
@@ -152,8 +155,7 @@ std::string format_ipv6() {
     std::string       all = cat("((", g, ":){6}", last);
     for (int before = 0; before <= 7; before++) {
         const std::string left = before == 0 ? "" : cat("(", g, "(:", g, "){0,", before - 1, "})?");
-        if (before <= 5)
-            all += cat("|", left, "::(", g, ":){", 5 - before, "}", last);
+        if (before <= 5) all += cat("|", left, "::(", g, ":){", 5 - before, "}", last);
         if (before == 6) all += cat("|", left, "::", g);
         if (before == 7) all += cat("|", left, "::");
     }
@@ -161,20 +163,24 @@ std::string format_ipv6() {
 }
 
 std::string format_uri(bool reference, bool iri) {
-    const std::string p    = iri ? cat("(", pchar, "|[^\\x00-\\x7f])") : std::string(pchar);
-    const std::string host = cat("(\\[([0-9A-Fa-f:.]+|v[0-9A-Fa-f]+\\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2}",
-                                 iri ? "|[^\\x00-\\x7f]" : "", ")*)");
-    const std::string user = cat("(([A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2}", iri ? "|[^\\x00-\\x7f]" : "", ")*@)?");
+    const std::string p = iri ? cat("(", pchar, "|[^\\x00-\\x7f])") : std::string(pchar);
+    const std::string host =
+        cat("(\\[([0-9A-Fa-f:.]+|v[0-9A-Fa-f]+\\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\\]|([A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-"
+            "Fa-f]{2}",
+            iri ? "|[^\\x00-\\x7f]" : "", ")*)");
+    const std::string user =
+        cat("(([A-Za-z0-9._~!$&'()*+,;=:-]|%[0-9A-Fa-f]{2}", iri ? "|[^\\x00-\\x7f]" : "", ")*@)?");
     const std::string authority = cat("//", user, host, "(:[0-9]*)?(/", p, "*)*");
-    const std::string rest = cat("(\\?(", p, "|[/?])*)?(#(", p, "|[/?])*)?");
-    const std::string full = cat("[A-Za-z][A-Za-z0-9+.-]*:(", authority, "|/(", p, "+(/", p, "*)*)?|", p, "+(/", p, "*)*|)", rest);
+    const std::string rest      = cat("(\\?(", p, "|[/?])*)?(#(", p, "|[/?])*)?");
+    const std::string full =
+        cat("[A-Za-z][A-Za-z0-9+.-]*:(", authority, "|/(", p, "+(/", p, "*)*)?|", p, "+(/", p, "*)*|)", rest);
     if (!reference) return full;
     const std::string no_colon = "([A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})";
     return cat("(", full, "|(", authority, "|/(", p, "+(/", p, "*)*)?|", no_colon, "+(/", p, "*)*|)", rest, ")");
 }
 
 Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view name) {
-    const auto        whole = [&](std::string_view pattern) -> Result<std::optional<RegexId>> {
+    const auto whole = [&](std::string_view pattern) -> Result<std::optional<RegexId>> {
         Result<RegexId> made = parse_regex(pool, pattern, TextSpelling::json, true);
         if (!made) return std::unexpected(made.error());
         return *made;
@@ -186,8 +192,9 @@ Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view n
     if (name == "date") return whole(format_date);
     if (name == "time") return whole(format_time);
     if (name == "duration")
-        return whole("P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?)?|"
-                     "[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))");
+        return whole(
+            "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?)?|"
+            "[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))");
     if (name == "email") return whole(cat(atom, "(\\.", atom, ")*@", label, "(\\.", label, ")*"));
     if (name == "hostname") return whole(host);
     if (name == "ipv4") return whole(format_ipv4);
@@ -200,8 +207,9 @@ Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view n
     if (name == "json-pointer") return whole("(/([^/~]|~[01])*)*");
     if (name == "relative-json-pointer") return whole("(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)");
     if (name == "uri-template")
-        return whole("([^\\x00-\\x20\"'<>\\\\^`{|}%]|%[0-9A-Fa-f]{2}|\\{[+#./;?&]?[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?"
-                     "(,[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?)*\\})*");
+        return whole(
+            "([^\\x00-\\x20\"'<>\\\\^`{|}%]|%[0-9A-Fa-f]{2}|\\{[+#./;?&]?[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?"
+            "(,[A-Za-z0-9_.%]+(:[1-9][0-9]{0,3}|\\*)?)*\\})*");
     if (name == "regex" || name == "idn-email" || name == "idn-hostname")
         return fail("the format ", quote(name), " is not supported");
     return std::optional<RegexId>();

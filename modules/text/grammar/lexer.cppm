@@ -31,6 +31,8 @@ public:
     bool has_ends(LexerState s) const { return states_[std::size_t(s)].n_ends > 0; }
     // Whether one of them can go on.
     bool goes_on(LexerState s) const { return states_[std::size_t(s)].goes_on; }
+    // The state from which texts of at most `most` bytes do the same: see RegexPool::relaxed.
+    LexerState relaxed(LexerState s, std::uint32_t most);
     // How many characters of plain text can follow: see RegexPool::plain_depth.
     std::uint32_t plain_depth(LexerState s);
     bool          full() const { return full_; }
@@ -40,7 +42,7 @@ private:
     static constexpr LexerState unknown = -2;
     struct Pair {
         RegexId lexeme, left;
-        bool    operator==(const Pair&) const = default;
+        bool    operator==(const Pair&) const  = default;
         auto    operator<=>(const Pair&) const = default;
     };
     struct State {
@@ -51,16 +53,16 @@ private:
     LexerState build(LexerState state, int byte_class);
     LexerState add(std::span<const Pair> pairs);
 
-    RegexPool*                                     pool_;
-    std::size_t                                    max_states_;
-    std::size_t                                    width_ = 0; // classes of bytes
-    std::vector<State>                             states_;
-    std::vector<Pair>                              pairs_;
-    std::vector<RegexId>                           ends_;
-    std::vector<LexerState>                        next_; // [states × width]
+    RegexPool*                                                 pool_;
+    std::size_t                                                max_states_;
+    std::size_t                                                width_ = 0; // classes of bytes
+    std::vector<State>                                         states_;
+    std::vector<Pair>                                          pairs_;
+    std::vector<RegexId>                                       ends_;
+    std::vector<LexerState>                                    next_; // [states × width]
     std::unordered_map<std::uint64_t, std::vector<LexerState>> index_;
-    std::vector<Pair>                              made_; // scratch
-    bool                                           full_ = false;
+    std::vector<Pair>                                          made_; // scratch
+    bool                                                       full_ = false;
 };
 
 } // namespace quire
@@ -124,10 +126,21 @@ LexerState GrammarLexer::build(LexerState from, int byte_class) {
     return to;
 }
 
+LexerState GrammarLexer::relaxed(LexerState s, std::uint32_t most) {
+    const State state = states_[std::size_t(s)];
+    made_.clear();
+    for (std::uint32_t i = 0; i < state.n; i++) {
+        const Pair p = pairs_[state.first + i];
+        made_.push_back({p.lexeme, pool_->relaxed(p.left, most)});
+    }
+    return add(made_);
+}
+
 std::uint32_t GrammarLexer::plain_depth(LexerState s) {
     const State   state = states_[std::size_t(s)];
     std::uint32_t depth = 0;
-    for (std::uint32_t i = 0; i < state.n; i++) depth = std::max(depth, pool_->plain_depth(pairs_[state.first + i].left));
+    for (std::uint32_t i = 0; i < state.n; i++)
+        depth = std::max(depth, pool_->plain_depth(pairs_[state.first + i].left));
     return depth;
 }
 

@@ -15,8 +15,8 @@ export namespace quire {
 
 // A set of lexemes that began in the same row, and how far they have come.
 struct Thread {
-    std::int32_t row   = 0;
-    LexerState   state = GrammarLexer::dead;
+    std::int32_t row                             = 0;
+    LexerState   state                           = GrammarLexer::dead;
     bool         operator==(const Thread&) const = default;
 };
 
@@ -29,7 +29,7 @@ public:
     Machine& operator=(const Machine&) = delete;
 
     std::mutex&          mutex() { return mutex_; }
-    GrammarLexer&               lexer() { return lexer_; }
+    GrammarLexer&        lexer() { return lexer_; }
     RegexPool&           pool() { return grammar_.pool; }
     const GrammarLimits& limits() const { return limits_; }
 
@@ -39,19 +39,19 @@ private:
     // What an item expects, by its code.
     struct Place {
         enum class Kind : std::uint8_t {
-            done,       // of a rule
-            lexeme,     // of a rule
-            symbol,     // of a rule
-            open,       // { or [
-            first,      // the first member, or the end
-            after,      // a comma, or the end
-            key,        // a key
-            element,    // an element
-            value,      // of a member
-        } kind = Kind::done;
+            done,    // of a rule
+            lexeme,  // of a rule
+            symbol,  // of a rule
+            open,    // { or [
+            first,   // the first member, or the end
+            after,   // a comma, or the end
+            key,     // a key
+            element, // an element
+            value,   // of a member
+        } kind               = Kind::done;
         bool          object = false;
         std::uint32_t owner  = 0; // symbol
-        GrammarSymbol        next;       // lexeme, symbol, value
+        GrammarSymbol next;       // lexeme, symbol, value
         std::uint32_t index = 0;  // value: of the member; of others behind the members
     };
     // What an object has seen: which members (in order: how far), and how many in all.
@@ -62,20 +62,20 @@ private:
     };
     enum : std::uint32_t { at_open, at_first, at_after, at_key, at_value };
 
-    std::uint32_t intern(Seen seen);
+    std::uint32_t               intern(Seen seen);
     const std::vector<RegexId>& keys(std::uint32_t symbol, std::uint32_t seen);
     bool                        may_close(std::uint32_t symbol, std::uint32_t seen) const;
     bool                        may_take(const ObjectShape& o, const Seen& seen, std::uint32_t member) const;
 
-    Grammar                                           grammar_;
-    GrammarLimits                                     limits_;
-    GrammarLexer                                             lexer_;
-    std::mutex                                        mutex_;
-    std::vector<Place>                                places_;
-    std::vector<std::vector<std::uint32_t>>           starts_;   // of each symbol: codes of its first items
-    std::vector<std::uint32_t>                        base_;     // of each object and array: code of its `open`
-    std::vector<std::unordered_map<RegexId, std::uint32_t>> member_of_; // of each object: key → index
-    std::vector<Seen>                                 seen_;
+    Grammar                                                       grammar_;
+    GrammarLimits                                                 limits_;
+    GrammarLexer                                                  lexer_;
+    std::mutex                                                    mutex_;
+    std::vector<Place>                                            places_;
+    std::vector<std::vector<std::uint32_t>>                       starts_; // of each symbol: codes of its first items
+    std::vector<std::uint32_t>                                    base_; // of each object and array: code of its `open`
+    std::vector<std::unordered_map<RegexId, std::uint32_t>>       member_of_; // of each object: key → index
+    std::vector<Seen>                                             seen_;
     std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> seen_index_;
     std::unordered_map<std::uint64_t, std::vector<RegexId>>       keys_; // of (symbol, seen)
 };
@@ -105,7 +105,7 @@ public:
 private:
     struct Item {
         std::uint32_t code = 0, param = 0; // param: of an object what it has seen; of an array how many elements
-        std::int32_t  origin = 0;
+        std::int32_t  origin                        = 0;
         bool          operator==(const Item&) const = default;
     };
     struct Row {
@@ -114,14 +114,14 @@ private:
         bool          ends  = false;
     };
 
-    void add(Machine& m, Item item);
-    void complete(Machine& m, std::uint32_t symbol, std::int32_t origin);
-    void predict(Machine& m, GrammarSymbol symbol);
-    void advance(Machine& m, const Item& item); // over the symbol it waits for
-    void advance_over(Machine& m, const Item& item, RegexId lexeme);
-    bool waits_for(const Machine& m, const Item& item, std::uint32_t symbol) const;
+    void          add(Machine& m, Item item);
+    void          complete(Machine& m, std::uint32_t symbol, std::int32_t origin);
+    void          predict(Machine& m, GrammarSymbol symbol);
+    void          advance(Machine& m, const Item& item); // over the symbol it waits for
+    void          advance_over(Machine& m, const Item& item, RegexId lexeme);
+    bool          waits_for(const Machine& m, const Item& item, std::uint32_t symbol) const;
     GrammarSymbol waited(const Machine& m, const Item& item) const;
-    std::int32_t close_row(Machine& m);
+    std::int32_t  close_row(Machine& m);
 
     std::vector<Item> items_;
     std::vector<Row>  rows_;
@@ -143,7 +143,7 @@ namespace quire {
 
 Machine::Machine(Grammar grammar, const GrammarLimits& limits)
     : grammar_(std::move(grammar)), limits_(limits), lexer_(grammar_.pool, limits.lexer_states) {
-    using Kind = Place::Kind;
+    using Kind          = Place::Kind;
     const std::size_t n = grammar_.symbols.size();
     starts_.resize(n);
     base_.resize(n);
@@ -193,7 +193,7 @@ bool Machine::may_take(const ObjectShape& o, const Seen& seen, std::uint32_t ind
     const auto          n      = std::uint32_t(o.members.size());
     const std::uint32_t i      = std::min(index, n);
     std::uint32_t       needed = 0, available = 0; // of the members that would be left
-    const auto          has    = [&](std::uint32_t k) {
+    const auto          has = [&](std::uint32_t k) {
         return o.ordered ? k < seen.next : (seen.bits[k / 64] >> (k % 64) & 1) != 0;
     };
     if (i < n && has(i)) return false;
@@ -280,13 +280,15 @@ void Rows::add(Machine& m, Item item) {
         table_.assign(std::max<std::size_t>(64, table_.size() * 2), 0);
         for (std::uint32_t i = 0; i < row.n; i++) {
             const Item&   it = items_[row.first + i];
-            std::uint64_t h  = (std::uint64_t(it.code) << 32 | it.param) * 0x9e3779b97f4a7c15ull + std::uint64_t(it.origin) * 0xff51afd7ed558ccdull;
-            std::size_t   at = std::size_t(h >> 20) & (table_.size() - 1);
+            std::uint64_t h  = (std::uint64_t(it.code) << 32 | it.param) * 0x9e3779b97f4a7c15ull +
+                              std::uint64_t(it.origin) * 0xff51afd7ed558ccdull;
+            std::size_t at = std::size_t(h >> 20) & (table_.size() - 1);
             while (table_[at] != 0) at = (at + 1) & (table_.size() - 1);
             table_[at] = i + 1;
         }
     }
-    std::uint64_t h = (std::uint64_t(item.code) << 32 | item.param) * 0x9e3779b97f4a7c15ull + std::uint64_t(item.origin) * 0xff51afd7ed558ccdull;
+    std::uint64_t h = (std::uint64_t(item.code) << 32 | item.param) * 0x9e3779b97f4a7c15ull +
+                      std::uint64_t(item.origin) * 0xff51afd7ed558ccdull;
     std::size_t at = std::size_t(h >> 20) & (table_.size() - 1);
     for (; table_[at] != 0; at = (at + 1) & (table_.size() - 1))
         if (items_[row.first + table_[at] - 1] == item) return;
@@ -311,34 +313,37 @@ void Rows::advance(Machine& m, const Item& item) {
     if (p.kind == Kind::symbol || p.kind == Kind::lexeme) return add(m, {item.code + 1, item.param, item.origin});
     const std::uint32_t after = m.base_[p.owner] + Machine::at_after;
     if (p.object) return add(m, {after, item.param, item.origin});
-    const ArrayShape&   a    = m.grammar_.arrays[m.grammar_.symbols[p.owner].shape];
-    const std::uint64_t most = std::max<std::uint64_t>({a.first.size(), a.min, a.max == RegexPool::endless ? 0 : a.max});
+    const ArrayShape&   a = m.grammar_.arrays[m.grammar_.symbols[p.owner].shape];
+    const std::uint64_t most =
+        std::max<std::uint64_t>({a.first.size(), a.min, a.max == RegexPool::endless ? 0 : a.max});
     add(m, {after, std::uint32_t(std::min<std::uint64_t>(item.param + 1, most)), item.origin});
 }
 
 void Rows::advance_over(Machine& m, const Item& item, RegexId lexeme) {
-    using Kind              = Machine::Place::Kind;
-    const Grammar&        g = m.grammar_;
-    const Machine::Place& p = m.places_[item.code];
+    using Kind                 = Machine::Place::Kind;
+    const Grammar&        g    = m.grammar_;
+    const Machine::Place& p    = m.places_[item.code];
     const std::uint32_t   base = m.base_[p.owner];
     switch (p.kind) {
-    case Kind::lexeme:
-        if (p.next.index() == lexeme) advance(m, item);
-        return;
-    case Kind::value:
-        if (p.next == GrammarSymbol::lexeme(lexeme)) advance(m, item);
-        return;
-    case Kind::open:
-        if (lexeme == (p.object ? g.object_open : g.array_open)) add(m, {base + Machine::at_first, item.param, item.origin});
-        return;
-    case Kind::first:
-    case Kind::after:
-    case Kind::key:
-    case Kind::element: break;
-    default: return;
+        case Kind::lexeme:
+            if (p.next.index() == lexeme) advance(m, item);
+            return;
+        case Kind::value:
+            if (p.next == GrammarSymbol::lexeme(lexeme)) advance(m, item);
+            return;
+        case Kind::open:
+            if (lexeme == (p.object ? g.object_open : g.array_open))
+                add(m, {base + Machine::at_first, item.param, item.origin});
+            return;
+        case Kind::first:
+        case Kind::after:
+        case Kind::key:
+        case Kind::element: break;
+        default: return;
     }
     if (p.kind != Kind::key && p.kind != Kind::element && lexeme == (p.object ? g.object_close : g.array_close)) {
-        const bool ok = p.object ? m.may_close(p.owner, item.param) : item.param >= g.arrays[g.symbols[p.owner].shape].min;
+        const bool ok =
+            p.object ? m.may_close(p.owner, item.param) : item.param >= g.arrays[g.symbols[p.owner].shape].min;
         if (ok) complete(m, p.owner, item.origin);
         return;
     }
@@ -376,8 +381,8 @@ void Rows::predict(Machine& m, GrammarSymbol symbol) {
     if (predicted_[s]) return;
     predicted_[s] = true;
     predicted_list_.push_back(s);
-    const auto                 here = std::int32_t(rows_.size() - 1);
-    const Grammar::Definition& d    = m.grammar_.symbols[s];
+    const auto                 here  = std::int32_t(rows_.size() - 1);
+    const Grammar::Definition& d     = m.grammar_.symbols[s];
     std::uint32_t              param = 0;
     if (d.kind == Grammar::Kind::object) {
         const ObjectShape& o = m.grammar_.objects[d.shape];
@@ -390,41 +395,42 @@ void Rows::predict(Machine& m, GrammarSymbol symbol) {
 
 // All items that follow from those added; then the lexemes that they expect.
 std::int32_t Rows::close_row(Machine& m) {
-    using Kind = Machine::Place::Kind;
+    using Kind           = Machine::Place::Kind;
     const Grammar& g     = m.grammar_;
     const auto     index = rows_.size() - 1;
     lexemes_.clear();
     for (std::uint32_t i = 0; i < rows_[index].n; i++) {
         const Item            item = items_[rows_[index].first + i];
         const Machine::Place& p    = m.places_[item.code];
-        GrammarSymbol                next = p.next;
+        GrammarSymbol         next = p.next;
         switch (p.kind) {
-        case Kind::open: next = GrammarSymbol::lexeme(p.object ? g.object_open : g.array_open); break;
-        case Kind::first:
-        case Kind::after: {
-            const bool close =
-                p.object ? m.may_close(p.owner, item.param) : item.param >= g.arrays[g.symbols[p.owner].shape].min;
-            if (close) lexemes_.push_back(p.object ? g.object_close : g.array_close);
-            if (p.kind == Kind::after) {
-                const GrammarSymbol more = p.object
-                                        ? GrammarSymbol::lexeme(m.keys(p.owner, item.param).empty() ? RegexPool::nothing : g.comma)
-                                        : waited(m, {m.base_[p.owner] + Machine::at_key, item.param, item.origin});
-                next              = more == GrammarSymbol::lexeme(RegexPool::nothing) ? more : GrammarSymbol::lexeme(g.comma);
+            case Kind::open: next = GrammarSymbol::lexeme(p.object ? g.object_open : g.array_open); break;
+            case Kind::first:
+            case Kind::after: {
+                const bool close =
+                    p.object ? m.may_close(p.owner, item.param) : item.param >= g.arrays[g.symbols[p.owner].shape].min;
+                if (close) lexemes_.push_back(p.object ? g.object_close : g.array_close);
+                if (p.kind == Kind::after) {
+                    const GrammarSymbol more =
+                        p.object
+                            ? GrammarSymbol::lexeme(m.keys(p.owner, item.param).empty() ? RegexPool::nothing : g.comma)
+                            : waited(m, {m.base_[p.owner] + Machine::at_key, item.param, item.origin});
+                    next = more == GrammarSymbol::lexeme(RegexPool::nothing) ? more : GrammarSymbol::lexeme(g.comma);
+                    break;
+                }
+                [[fallthrough]];
+            }
+            case Kind::key:
+            case Kind::element:
+                if (p.object) {
+                    const std::vector<RegexId>& keys = m.keys(p.owner, item.param);
+                    lexemes_.insert(lexemes_.end(), keys.begin(), keys.end());
+                    next = GrammarSymbol::lexeme(RegexPool::nothing);
+                } else {
+                    next = waited(m, item);
+                }
                 break;
-            }
-            [[fallthrough]];
-        }
-        case Kind::key:
-        case Kind::element:
-            if (p.object) {
-                const std::vector<RegexId>& keys = m.keys(p.owner, item.param);
-                lexemes_.insert(lexemes_.end(), keys.begin(), keys.end());
-                next = GrammarSymbol::lexeme(RegexPool::nothing);
-            } else {
-                next = waited(m, item);
-            }
-            break;
-        default: break;
+            default: break;
         }
         if (next.is_lexeme()) {
             if (next.index() != RegexPool::nothing) lexemes_.push_back(next.index());
@@ -492,8 +498,8 @@ void Rows::compact(std::span<Thread> threads) {
     std::vector<Row>  rows;
     for (std::size_t r = 0; r < rows_.size(); r++) {
         if (to[r] < 0) continue;
-        to[r]   = std::int32_t(rows.size());
-        Row row = rows_[r];
+        to[r]            = std::int32_t(rows.size());
+        Row        row   = rows_[r];
         const auto first = std::uint32_t(items.size());
         for (std::uint32_t i = 0; i < row.n; i++) {
             Item item   = items_[row.first + i];

@@ -60,6 +60,11 @@ public:
     // How many characters of plain text (see set_plain) may follow here in any case; endless: any number.
     std::uint32_t plain_depth(RegexId a);
     void          set_plain(RegexId one_character) { plain_ = one_character; }
+    // The same texts of at most `most` bytes may follow, and end in the same places, as of `a`; but counts of repetitions that so
+    // few bytes cannot exhaust are gone, so that many expressions have one in common.
+    RegexId relaxed(RegexId a, std::uint32_t most);
+    // A text is made of these (characters) in one way only: counts of them can be intersected.
+    void add_unit(RegexId a) { units_.push_back(a); }
 
     // Bytes that no expression tells apart have the same class.
     int class_of(int byte) const { return class_of_[std::size_t(byte)]; }
@@ -93,36 +98,37 @@ private:
     static constexpr int           most_depth   = 4000;
     static constexpr int           most_steps   = 20000;
 
-    RegexId       add(Node node, std::span<const RegexId> list = {});
-    RegexId       list_of(Kind kind, std::vector<RegexId> parts);
-    RegexId       compare(const Magnitude& bound, bool at_least, bool with_bound);
-    RegexId       derive_compare(Node n, int byte);
-    RegexId       derive_multiple(Node n, int byte);
-    bool          compare_ends(const Node& n) const;
-    RegexId       decided(const Node& n, int relation);
-    RegexId       find_derivative(RegexId a, int byte);
-    bool          search_void(RegexId a);
-    void          split_classes(const ByteSet& set);
-    std::uint64_t hash_of(const Node& n, std::span<const RegexId> list) const;
-    bool          same(RegexId id, const Node& n, std::span<const RegexId> list) const;
+    RegexId                  add(Node node, std::span<const RegexId> list = {});
+    RegexId                  list_of(Kind kind, std::vector<RegexId> parts);
+    RegexId                  compare(const Magnitude& bound, bool at_least, bool with_bound);
+    RegexId                  derive_compare(Node n, int byte);
+    RegexId                  derive_multiple(Node n, int byte);
+    bool                     compare_ends(const Node& n) const;
+    RegexId                  decided(const Node& n, int relation);
+    RegexId                  find_derivative(RegexId a, int byte);
+    bool                     search_void(RegexId a);
+    void                     split_classes(const ByteSet& set);
+    std::uint64_t            hash_of(const Node& n, std::span<const RegexId> list) const;
+    bool                     same(RegexId id, const Node& n, std::span<const RegexId> list) const;
     std::span<const RegexId> list(const Node& n) const {
         return n.kind == Kind::any_of || n.kind == Kind::all_of ? std::span(lists_).subspan(n.a, n.b)
                                                                 : std::span<const RegexId>();
     }
 
-    std::vector<Node>                                   nodes_;
-    std::vector<RegexId>                                lists_;
-    std::vector<ByteSet>                                sets_;
-    std::vector<Magnitude>                              bounds_;
-    std::vector<Divisor>                                divisors_;
-    std::vector<RegexId>                                index_; // by hash, open addressing; 0: free
-    std::unordered_map<std::uint64_t, RegexId>          derivatives_; // of (expression, class)
-    std::unordered_map<RegexId, bool>                   covers_plain_;
-    std::array<std::uint8_t, 256>                       class_of_{};
-    std::vector<int>                                    byte_of_{0};
-    int                                                 n_classes_ = 1;
-    RegexId                                             plain_     = nothing;
-    bool                                                too_deep_  = false;
+    std::vector<Node>                          nodes_;
+    std::vector<RegexId>                       lists_;
+    std::vector<ByteSet>                       sets_;
+    std::vector<Magnitude>                     bounds_;
+    std::vector<Divisor>                       divisors_;
+    std::vector<RegexId>                       index_;       // by hash, open addressing; 0: free
+    std::unordered_map<std::uint64_t, RegexId> derivatives_; // of (expression, class)
+    std::unordered_map<RegexId, bool>          covers_plain_;
+    std::array<std::uint8_t, 256>              class_of_{};
+    std::vector<int>                           byte_of_{0};
+    int                                        n_classes_ = 1;
+    RegexId                                    plain_     = nothing;
+    std::vector<RegexId>                       units_;
+    bool                                       too_deep_ = false;
 };
 
 } // namespace quire
@@ -295,6 +301,19 @@ RegexId RegexPool::list_of(Kind kind, std::vector<RegexId> parts) {
         if (!flat.empty() && flat[0] == nothing) return nothing;
         std::erase_if(flat, [&](RegexId id) { return id == all; });
         if (flat.empty()) return all;
+        // Repetitions of the same unit: one, with the counts of both.
+        for (RegexId unit : units_) {
+            std::uint32_t min = 0, max = endless;
+            std::size_t   n = 0;
+            for (RegexId id : flat)
+                if (nodes_[id].kind == Kind::repeat && nodes_[id].a == unit)
+                    min = std::max(min, nodes_[id].b), max = std::min(max, nodes_[id].c), n++;
+            if (n < 2) continue;
+            if (min > max) return nothing;
+            std::erase_if(flat, [&](RegexId id) { return nodes_[id].kind == Kind::repeat && nodes_[id].a == unit; });
+            flat.push_back(repeat(unit, min, max));
+            std::sort(flat.begin(), flat.end());
+        }
         if (flat[0] == blank)
             return std::ranges::all_of(flat, [&](RegexId id) { return nullable(id); }) ? blank : nothing;
     }
@@ -426,8 +445,7 @@ RegexId RegexPool::multiple_of(std::uint64_t divisor, int decimals) {
     const Divisor wanted{divisor, decimals};
     auto          at = std::ranges::find(divisors_, wanted);
     if (at == divisors_.end()) at = divisors_.insert(divisors_.end(), wanted);
-    return add(
-        {.kind = Kind::multiple, .nullable = true, .plain = false, .a = std::uint32_t(at - divisors_.begin())});
+    return add({.kind = Kind::multiple, .nullable = true, .plain = false, .a = std::uint32_t(at - divisors_.begin())});
 }
 
 RegexId RegexPool::derive_multiple(Node n, int byte) {
@@ -467,26 +485,26 @@ RegexId RegexPool::derive(RegexId a, int byte) {
 RegexId RegexPool::find_derivative(RegexId a, int byte) {
     const Node n = nodes_[a]; // nodes_ grows
     switch (n.kind) {
-    case Kind::concat: {
-        const RegexId first = concat(derive(n.a, byte), n.b);
-        return nullable(n.a) ? any_of({first, derive(n.b, byte)}) : first;
-    }
-    case Kind::any_of:
-    case Kind::all_of: {
-        std::vector<RegexId> parts;
-        for (std::uint32_t i = 0; i < n.b; i++) {
-            const RegexId d = derive(lists_[n.a + i], byte);
-            if (d == nothing && n.kind == Kind::all_of) return nothing;
-            if (d != nothing) parts.push_back(d);
+        case Kind::concat: {
+            const RegexId first = concat(derive(n.a, byte), n.b);
+            return nullable(n.a) ? any_of({first, derive(n.b, byte)}) : first;
         }
-        return list_of(n.kind, std::move(parts));
-    }
-    case Kind::negate: return negate(derive(n.a, byte));
-    case Kind::repeat:
-        return concat(derive(n.a, byte), repeat(n.a, n.b > 0 ? n.b - 1 : 0, n.c == endless ? endless : n.c - 1));
-    case Kind::compare: return derive_compare(n, byte);
-    case Kind::multiple: return derive_multiple(n, byte);
-    default: return nothing;
+        case Kind::any_of:
+        case Kind::all_of: {
+            std::vector<RegexId> parts;
+            for (std::uint32_t i = 0; i < n.b; i++) {
+                const RegexId d = derive(lists_[n.a + i], byte);
+                if (d == nothing && n.kind == Kind::all_of) return nothing;
+                if (d != nothing) parts.push_back(d);
+            }
+            return list_of(n.kind, std::move(parts));
+        }
+        case Kind::negate: return negate(derive(n.a, byte));
+        case Kind::repeat:
+            return concat(derive(n.a, byte), repeat(n.a, n.b > 0 ? n.b - 1 : 0, n.c == endless ? endless : n.c - 1));
+        case Kind::compare: return derive_compare(n, byte);
+        case Kind::multiple: return derive_multiple(n, byte);
+        default: return nothing;
     }
 }
 
@@ -495,13 +513,13 @@ bool RegexPool::is_void(RegexId a) {
     if (n.is_void >= 0) return n.is_void == 1;
     bool found = false;
     switch (n.kind) { // of the parts, where they say it
-    case Kind::concat: found = is_void(n.a) || is_void(n.b); break;
-    case Kind::repeat: found = is_void(n.a); break;
-    case Kind::any_of:
-        found = true;
-        for (std::uint32_t i = 0; i < n.b && found; i++) found = is_void(lists_[n.a + i]);
-        break;
-    default: return n.nullable ? false : search_void(a);
+        case Kind::concat: found = is_void(n.a) || is_void(n.b); break;
+        case Kind::repeat: found = is_void(n.a); break;
+        case Kind::any_of:
+            found = true;
+            for (std::uint32_t i = 0; i < n.b && found; i++) found = is_void(lists_[n.a + i]);
+            break;
+        default: return n.nullable ? false : search_void(a);
     }
     nodes_[a].is_void = found ? 1 : 0;
     return found;
@@ -525,8 +543,9 @@ bool RegexPool::search_void(RegexId a) {
         const RegexId d = derive(top.id, byte_of(top.next++));
         steps++;
         if (nodes_[d].is_void == 1) continue;
-        const Kind kind     = nodes_[d].kind;
-        const bool searched = kind == Kind::all_of || kind == Kind::negate || kind == Kind::compare || kind == Kind::multiple;
+        const Kind kind = nodes_[d].kind;
+        const bool searched =
+            kind == Kind::all_of || kind == Kind::negate || kind == Kind::compare || kind == Kind::multiple;
         if (nodes_[d].nullable || nodes_[d].is_void == 0 || (!searched && !is_void(d))) {
             for (const Visit& v : way) nodes_[v.id].is_void = 0;
             return false;
@@ -537,28 +556,37 @@ bool RegexPool::search_void(RegexId a) {
     return true;
 }
 
+RegexId RegexPool::relaxed(RegexId a, std::uint32_t most) {
+    const Node n = nodes_[a];
+    if (n.kind == Kind::concat && nodes_[n.a].kind == Kind::repeat) {
+        const RegexId first = relaxed(n.a, most);
+        return first == n.a ? a : concat(first, n.b);
+    }
+    if (n.kind != Kind::repeat || nodes_[n.a].nullable) return a;
+    return repeat(n.a, std::min(n.b, most + 1), n.c > most ? endless : n.c);
+}
+
 std::uint32_t RegexPool::plain_depth(RegexId a) {
     const Node n = nodes_[a];
     switch (n.kind) {
-    case Kind::concat: return nodes_[n.a].kind == Kind::repeat ? plain_depth(n.a) : 0;
-    case Kind::repeat: {
-        if (plain_ == nothing) return 0;
-        auto known = covers_plain_.find(n.a);
-        if (known == covers_plain_.end())
-            known = covers_plain_.emplace(n.a, is_void(minus(plain_, n.a))).first;
-        return known->second ? n.c : 0;
-    }
-    case Kind::any_of:
-    case Kind::all_of: {
-        if (n.b > 8) return 0;
-        std::uint32_t depth = n.kind == Kind::any_of ? 0 : endless;
-        for (std::uint32_t i = 0; i < n.b; i++) {
-            const std::uint32_t d = plain_depth(lists_[n.a + i]);
-            depth                 = n.kind == Kind::any_of ? std::max(depth, d) : std::min(depth, d);
+        case Kind::concat: return nodes_[n.a].kind == Kind::repeat ? plain_depth(n.a) : 0;
+        case Kind::repeat: {
+            if (plain_ == nothing) return 0;
+            auto known = covers_plain_.find(n.a);
+            if (known == covers_plain_.end()) known = covers_plain_.emplace(n.a, is_void(minus(plain_, n.a))).first;
+            return known->second ? n.c : 0;
         }
-        return depth;
-    }
-    default: return 0;
+        case Kind::any_of:
+        case Kind::all_of: {
+            if (n.b > 8) return 0;
+            std::uint32_t depth = n.kind == Kind::any_of ? 0 : endless;
+            for (std::uint32_t i = 0; i < n.b; i++) {
+                const std::uint32_t d = plain_depth(lists_[n.a + i]);
+                depth                 = n.kind == Kind::any_of ? std::max(depth, d) : std::min(depth, d);
+            }
+            return depth;
+        }
+        default: return 0;
     }
 }
 

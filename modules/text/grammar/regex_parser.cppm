@@ -61,8 +61,8 @@ CharSet all_but(CharSet set) {
 
 // first..last as UTF-8, all of them with the same number of bytes: ranges of each byte.
 void utf8_ranges(RegexPool& pool, const std::string& first, const std::string& last, std::vector<RegexId>& out) {
-    const auto byte = [](const std::string& s, std::size_t i) { return int(static_cast<unsigned char>(s[i])); };
-    const auto n    = first.size();
+    const auto  byte = [](const std::string& s, std::size_t i) { return int(static_cast<unsigned char>(s[i])); };
+    const auto  n    = first.size();
     std::size_t same = 0;
     while (same < n && first[same] == last[same]) same++;
     if (same == n) return out.push_back(pool.literal(first));
@@ -80,10 +80,10 @@ void utf8_ranges(RegexPool& pool, const std::string& first, const std::string& l
     const RegexId prefix = pool.literal(first.substr(0, same));
     const int     a = byte(first, same), b = byte(last, same);
     const auto    one = [&](int c) { return pool.bytes(ByteSet::range(c, c)); };
-    out.push_back(pool.concat(
-        prefix, pool.any_of({pool.concat(one(a), bounded(bounded, first, same + 1, true)),
-                             pool.concat(pool.bytes(ByteSet::range(a + 1, b - 1)), tail(same + 1)),
-                             pool.concat(one(b), bounded(bounded, last, same + 1, false))})));
+    out.push_back(
+        pool.concat(prefix, pool.any_of({pool.concat(one(a), bounded(bounded, first, same + 1, true)),
+                                         pool.concat(pool.bytes(ByteSet::range(a + 1, b - 1)), tail(same + 1)),
+                                         pool.concat(one(b), bounded(bounded, last, same + 1, false))})));
 }
 
 RegexId character(RegexPool& pool, CharSet set, TextSpelling spelling) {
@@ -92,18 +92,18 @@ RegexId character(RegexPool& pool, CharSet set, TextSpelling spelling) {
     ByteSet              ascii;
     const auto           escaped = [&](char32_t c) {
         switch (c) {
-        case '"': return std::string("\\\"");
-        case '\\': return std::string("\\\\");
-        case '\b': return std::string("\\b");
-        case '\f': return std::string("\\f");
-        case '\n': return std::string("\\n");
-        case '\r': return std::string("\\r");
-        case '\t': return std::string("\\t");
-        default: {
-            char text[8];
-            std::snprintf(text, sizeof text, "\\u%04x", unsigned(c));
-            return std::string(text);
-        }
+            case '"': return std::string("\\\"");
+            case '\\': return std::string("\\\\");
+            case '\b': return std::string("\\b");
+            case '\f': return std::string("\\f");
+            case '\n': return std::string("\\n");
+            case '\r': return std::string("\\r");
+            case '\t': return std::string("\\t");
+            default: {
+                char text[8];
+                std::snprintf(text, sizeof text, "\\u%04x", unsigned(c));
+                return std::string(text);
+            }
         }
     };
     for (auto [first, last] : set) {
@@ -274,7 +274,10 @@ private:
     }
 
     static int hex(char c) {
-        return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        return c >= '0' && c <= '9'   ? c - '0'
+               : c >= 'a' && c <= 'f' ? c - 'a' + 10
+               : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                      : -1;
     }
     bool digits(std::size_t n, char32_t& value) {
         value = 0;
@@ -289,63 +292,64 @@ private:
     // Behind a backslash.
     Result<void> escape(CharSet& set, bool in_bracket) {
         if (!more()) return wrong("a backslash at the end");
-        const CharSet digit = {{'0', '9'}};
-        const CharSet word  = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-        const CharSet space = {{'\t', '\r'},     {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680}, {0x2000, 0x200a},
-                               {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
-        const CodePoint c = utf8_next(text_, at_);
+        const CharSet   digit = {{'0', '9'}};
+        const CharSet   word  = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+        const CharSet   space = {{'\t', '\r'},     {' ', ' '},       {0xa0, 0xa0},     {0x1680, 0x1680},
+                                 {0x2000, 0x200a}, {0x2028, 0x2029}, {0x202f, 0x202f}, {0x205f, 0x205f},
+                                 {0x3000, 0x3000}, {0xfeff, 0xfeff}};
+        const CodePoint c     = utf8_next(text_, at_);
         at_ += std::size_t(c.bytes);
         char32_t value = c.value;
         switch (c.value) {
-        case 'd': set = digit; return {};
-        case 'D': set = all_but(digit); return {};
-        case 'w': set = word; return {};
-        case 'W': set = all_but(word); return {};
-        case 's': set = space; return {};
-        case 'S': set = all_but(space); return {};
-        case 't': value = '\t'; break;
-        case 'n': value = '\n'; break;
-        case 'r': value = '\r'; break;
-        case 'f': value = '\f'; break;
-        case 'v': value = '\v'; break;
-        case 'a': value = 7; break;
-        case '0': value = 0; break;
-        case 'b':
-            if (!in_bracket) return wrong("a word boundary, which is not supported,");
-            value = '\b';
-            break;
-        case 'B': return wrong("a word boundary, which is not supported,");
-        case 'c':
-            if (!more() || !((text_[at_] >= 'a' && text_[at_] <= 'z') || (text_[at_] >= 'A' && text_[at_] <= 'Z')))
-                return wrong("\\c without a letter");
-            value = char32_t(text_[at_++] & 31);
-            break;
-        case 'x':
-            if (!digits(2, value)) return wrong("\\x without two hexadecimal digits");
-            break;
-        case 'u':
-            if (take("{")) {
-                value = 0;
-                for (; more() && hex(text_[at_]) >= 0 && value <= last_char; at_++)
-                    value = value * 16 + char32_t(hex(text_[at_]));
-                if (!take("}") || value > last_char) return wrong("\\u{…} that is no character");
-            } else if (!digits(4, value)) return wrong("\\u without four hexadecimal digits");
-            if (char32_t low = 0; value >= 0xd800 && value < 0xdc00 && take("\\u") && digits(4, low))
-                value = 0x10000 + ((value - 0xd800) << 10) + (low - 0xdc00);
-            break;
-        case 'p':
-        case 'P': return wrong("a class of Unicode characters, which is not supported,");
-        default:
-            if (c.value >= '1' && c.value <= '9') return wrong("a back reference, which is not supported,");
-            if (c.value == 'k' || c.value == 'G') return wrong("an escape that is not supported");
+            case 'd': set = digit; return {};
+            case 'D': set = all_but(digit); return {};
+            case 'w': set = word; return {};
+            case 'W': set = all_but(word); return {};
+            case 's': set = space; return {};
+            case 'S': set = all_but(space); return {};
+            case 't': value = '\t'; break;
+            case 'n': value = '\n'; break;
+            case 'r': value = '\r'; break;
+            case 'f': value = '\f'; break;
+            case 'v': value = '\v'; break;
+            case 'a': value = 7; break;
+            case '0': value = 0; break;
+            case 'b':
+                if (!in_bracket) return wrong("a word boundary, which is not supported,");
+                value = '\b';
+                break;
+            case 'B': return wrong("a word boundary, which is not supported,");
+            case 'c':
+                if (!more() || !((text_[at_] >= 'a' && text_[at_] <= 'z') || (text_[at_] >= 'A' && text_[at_] <= 'Z')))
+                    return wrong("\\c without a letter");
+                value = char32_t(text_[at_++] & 31);
+                break;
+            case 'x':
+                if (!digits(2, value)) return wrong("\\x without two hexadecimal digits");
+                break;
+            case 'u':
+                if (take("{")) {
+                    value = 0;
+                    for (; more() && hex(text_[at_]) >= 0 && value <= last_char; at_++)
+                        value = value * 16 + char32_t(hex(text_[at_]));
+                    if (!take("}") || value > last_char) return wrong("\\u{…} that is no character");
+                } else if (!digits(4, value)) return wrong("\\u without four hexadecimal digits");
+                if (char32_t low = 0; value >= 0xd800 && value < 0xdc00 && take("\\u") && digits(4, low))
+                    value = 0x10000 + ((value - 0xd800) << 10) + (low - 0xdc00);
+                break;
+            case 'p':
+            case 'P': return wrong("a class of Unicode characters, which is not supported,");
+            default:
+                if (c.value >= '1' && c.value <= '9') return wrong("a back reference, which is not supported,");
+                if (c.value == 'k' || c.value == 'G') return wrong("an escape that is not supported");
         }
         set = {{value, value}};
         return {};
     }
 
     Result<int> bracket() {
-        const bool  negated = take("^");
-        CharSet     all;
+        const bool negated = take("^");
+        CharSet    all;
         for (bool first = true; !sees(']') || (first && false); first = false) {
             if (!more()) return wrong("'[' without ']'");
             CharSet from;
@@ -466,7 +470,7 @@ private:
             if (n.kind == PatternKind::repeat && n.min == 0 && n.max == 1) { // ($|…)?
                 std::vector<int> without = row, with = row;
                 without.erase(without.begin() + std::ptrdiff_t(i));
-                with[i]             = n.parts[0];
+                with[i] = n.parts[0];
                 if (++steps_ > most_steps) return fail("pattern ", quote(text_), " has too many optional anchors");
                 Result<RegexId> one = sequence(std::move(without), left_open, right_open);
                 Result<RegexId> two = one ? sequence(std::move(with), left_open, right_open) : one;
@@ -506,29 +510,30 @@ private:
     Result<RegexId> plain(int id) {
         const PatternNode& n = at(id);
         switch (n.kind) {
-        case PatternKind::set: return character(pool_, n.set, spelling_);
-        case PatternKind::cat: return plain(n.parts);
-        case PatternKind::alt: {
-            std::vector<RegexId> all;
-            for (int p : n.parts) {
-                Result<RegexId> one = plain(p);
-                if (!one) return one;
-                all.push_back(*one);
+            case PatternKind::set: return character(pool_, n.set, spelling_);
+            case PatternKind::cat: return plain(n.parts);
+            case PatternKind::alt: {
+                std::vector<RegexId> all;
+                for (int p : n.parts) {
+                    Result<RegexId> one = plain(p);
+                    if (!one) return one;
+                    all.push_back(*one);
+                }
+                return pool_.any_of(std::move(all));
             }
-            return pool_.any_of(std::move(all));
-        }
-        case PatternKind::repeat: {
-            Result<RegexId> one = plain(n.parts[0]);
-            return one ? Result<RegexId>(pool_.repeat(*one, n.min, n.max)) : one;
-        }
-        default: return fail("pattern ", quote(text_), ": ^, $ or a lookahead within a repeated part is not supported");
+            case PatternKind::repeat: {
+                Result<RegexId> one = plain(n.parts[0]);
+                return one ? Result<RegexId>(pool_.repeat(*one, n.min, n.max)) : one;
+            }
+            default:
+                return fail("pattern ", quote(text_), ": ^, $ or a lookahead within a repeated part is not supported");
         }
     }
 
     RegexPool&                      pool_;
     const std::vector<PatternNode>& nodes_;
     std::string_view                text_;
-    TextSpelling                        spelling_;
+    TextSpelling                    spelling_;
     RegexId                         any_   = RegexPool::nothing;
     int                             steps_ = 0;
 };

@@ -58,7 +58,8 @@ SchemaReferences::SchemaReferences(const Json& root) : root_(&root) {
     const auto at = root.find("$schema");
     if (at == root.end() || !at->is_string()) return;
     const std::string& uri = at->get_ref<const std::string&>();
-    for (auto [name, draft] : {std::pair{"draft-03", 3}, {"draft-04", 4}, {"draft-06", 6}, {"draft-07", 7}, {"2019-09", 8}})
+    for (auto [name, draft] :
+         {std::pair{"draft-03", 3}, {"draft-04", 4}, {"draft-06", 6}, {"draft-07", 7}, {"2019-09", 8}})
         if (uri.find(name) != uri.npos) draft_ = draft;
 }
 
@@ -69,10 +70,12 @@ std::string join(const std::string& base, const std::string& uri) {
     const std::string plain = base.substr(0, base.find('#'));
     if (uri.empty() || uri[0] == '#') return plain + uri;
     const auto authority = plain.find("://");
-    const auto path      = authority == plain.npos ? std::size_t(0) : std::min(plain.find('/', authority + 3), plain.size());
+    const auto path = authority == plain.npos ? std::size_t(0) : std::min(plain.find('/', authority + 3), plain.size());
     if (uri[0] == '/') return plain.substr(0, path) + uri;
     const auto last = plain.rfind('/');
-    return (last == plain.npos || last < path ? (path > 0 ? plain.substr(0, path) + "/" : "") : plain.substr(0, last + 1)) + uri;
+    return (last == plain.npos || last < path ? (path > 0 ? plain.substr(0, path) + "/" : "")
+                                              : plain.substr(0, last + 1)) +
+           uri;
 }
 
 void SchemaReferences::read(const Json& schema, const std::string& base_, const std::string& place, int depth) {
@@ -135,7 +138,7 @@ const Json* SchemaReferences::pointer(const Json& from, std::string_view path) c
             if (member == at->end()) return nullptr;
             at = &*member;
         } else if (at->is_array()) {
-            std::size_t index = 0;
+            std::size_t index        = 0;
             const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), index);
             if (error != std::errc{} || stop != name.data() + name.size() || index >= at->size()) return nullptr;
             at = &(*at)[index];
@@ -149,11 +152,11 @@ const Json* SchemaReferences::pointer(const Json& from, std::string_view path) c
 Result<const Json*> SchemaReferences::target(const Json& schema) const {
     const Json& ref = schema["$ref"];
     if (!ref.is_string()) return fail(place_of(schema), "$ref: is not a string");
-    const std::string& uri  = ref.get_ref<const std::string&>();
-    const auto         base = bases_.find(&schema);
-    const std::string  own  = base == bases_.end() ? std::string() : base->second;
-    const std::string  full = join(own, uri);
-    const auto         hash = std::min(full.find('#'), full.size());
+    const std::string& uri      = ref.get_ref<const std::string&>();
+    const auto         base     = bases_.find(&schema);
+    const std::string  own      = base == bases_.end() ? std::string() : base->second;
+    const std::string  full     = join(own, uri);
+    const auto         hash     = std::min(full.find('#'), full.size());
     const std::string  document = full.substr(0, hash), fragment = hash < full.size() ? full.substr(hash + 1) : "";
     const Json*        found = nullptr;
     if (const auto at = ids_.find(fragment.empty() ? document : full); at != ids_.end()) found = at->second;
@@ -163,9 +166,11 @@ Result<const Json*> SchemaReferences::target(const Json& schema) const {
         else if (document.empty()) found = pointer(*root_, fragment);
     }
     // Many documents name no base, or a wrong one.
-    if (!found && uri.starts_with('#') && (uri.size() == 1 || uri[1] == '/')) found = pointer(*root_, std::string_view(uri).substr(1));
+    if (!found && uri.starts_with('#') && (uri.size() == 1 || uri[1] == '/'))
+        found = pointer(*root_, std::string_view(uri).substr(1));
     if (!found) return fail(place_of(schema), "$ref: ", quote(uri, 200), " is not in this document");
-    if (!found->is_object() && !found->is_boolean()) return fail(place_of(schema), "$ref: ", quote(uri, 200), " is not a schema");
+    if (!found->is_object() && !found->is_boolean())
+        return fail(place_of(schema), "$ref: ", quote(uri, 200), " is not a schema");
     return found;
 }
 
@@ -193,14 +198,20 @@ const Json& SchemaReferences::literal(const Json& value) {
     Json schema;
     if (value.is_array()) {
         for (const Json& v : value) parts.push_back(Json{{"const", v}});
-        schema = Json{{"type", "array"}, {"minItems", value.size()}, {"maxItems", value.size()}, {"prefixItems", std::move(parts)}};
+        schema = Json{{"type", "array"},
+                      {"minItems", value.size()},
+                      {"maxItems", value.size()},
+                      {"prefixItems", std::move(parts)}};
     } else {
         Json own = Json::object();
         for (const auto& [name, v] : members(value)) {
             own[name] = Json{{"const", v}};
             parts.push_back(name);
         }
-        schema = Json{{"type", "object"}, {"properties", std::move(own)}, {"required", std::move(parts)}, {"additionalProperties", false}};
+        schema = Json{{"type", "object"},
+                      {"properties", std::move(own)},
+                      {"required", std::move(parts)},
+                      {"additionalProperties", false}};
     }
     made_.push_back(std::move(schema));
     return *(made = &made_.back());

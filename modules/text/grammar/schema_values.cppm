@@ -12,8 +12,8 @@ export namespace quire {
 
 // A schema, or all that it refuses.
 struct Term {
-    const Json* schema  = nullptr;
-    bool        negated = false;
+    const Json* schema                         = nullptr;
+    bool        negated                        = false;
     auto        operator<=>(const Term&) const = default;
     bool        operator==(const Term&) const  = default;
 };
@@ -40,7 +40,7 @@ struct ObjectTerms {
         const Json* schema;
         bool        additional;
     };
-    std::vector<const Json*>                   layers{}; // schemas with properties, patternProperties, additionalProperties
+    std::vector<const Json*> layers{}; // schemas with properties, patternProperties, additionalProperties
     std::vector<std::pair<std::string, Terms>> members{}; // of single members, in addition
     std::vector<std::string>                   required{}, forbidden{};
     std::vector<RegexId>                       names{}; // what every key must match
@@ -121,10 +121,11 @@ Result<ValueSet> intersect(RegexPool& pool, const JsonShapes& shapes, const Valu
             append_new(z.forbidden, y.forbidden);
             append(z.names, y.names);
             append(z.breaches, y.breaches);
-            z.min = std::max(x.min, y.min);
-            z.max = std::min(x.max, y.max);
-            const bool torn = std::ranges::any_of(
-                z.required, [&](const auto& name) { return std::ranges::find(z.forbidden, name) != z.forbidden.end(); });
+            z.min           = std::max(x.min, y.min);
+            z.max           = std::min(x.max, y.max);
+            const bool torn = std::ranges::any_of(z.required, [&](const auto& name) {
+                return std::ranges::find(z.forbidden, name) != z.forbidden.end();
+            });
             if (z.min <= z.max && z.required.size() <= z.max && !torn) c.objects.push_back(std::move(z));
         }
     return c;

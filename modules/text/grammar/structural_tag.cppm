@@ -33,16 +33,17 @@ public:
     Result<GrammarSymbol> tag(const Json& t, int depth) {
         if (!t.is_object() || !text(t, "begin") || !text(t, "end"))
             return fail("a tag of structural_tag needs \"begin\" and \"end\", both texts");
-        const auto     schema = t.find("schema"), content = t.find("content");
+        const auto            schema = t.find("schema"), content = t.find("content");
         Result<GrammarSymbol> inside = schema != t.end()    ? add_json_schema(g_, *schema)
-                                : content != t.end() ? format(*content, depth + 1, *text(t, "end"))
-                                                     : add_json_schema(g_, Json(true));
+                                       : content != t.end() ? format(*content, depth + 1, *text(t, "end"))
+                                                            : add_json_schema(g_, Json(true));
         if (!inside) return inside;
         return g_.add_rules({{literal(*text(t, "begin")), *inside, literal(*text(t, "end"))}});
     }
 
     // Free text in which a trigger begins one of the tags.
-    Result<GrammarSymbol> triggered(const Json& triggers, const Json& tags, bool at_least_one, bool only_one, int depth) {
+    Result<GrammarSymbol> triggered(const Json& triggers, const Json& tags, bool at_least_one, bool only_one,
+                                    int depth) {
         if (!triggers.is_array() || triggers.empty() || !tags.is_array() || tags.empty())
             return fail("structural_tag needs \"triggers\" and tags, neither of them empty");
         std::vector<std::string> marks;
@@ -64,7 +65,7 @@ public:
             if (at_least_one) return one;
             return g_.add_rules({{free}, {free, one}});
         }
-        const GrammarSymbol more                   = g_.add_empty(); // tags, with text behind each
+        const GrammarSymbol more       = g_.add_empty(); // tags, with text behind each
         g_.symbols[more.index()].rules = {{}, {more, one, free}};
         if (at_least_one) return g_.add_rules({{one, free, more}});
         return g_.add_rules({{free, more}});
@@ -128,9 +129,8 @@ public:
                 any.push_back({*one});
             }
             const GrammarSymbol one = g_.add_rules(std::move(any));
-            if (flag(f, "stop_after_first"))
-                return flag(f, "at_least_one") ? one : g_.add_rules({{}, {one}});
-            const GrammarSymbol list                   = g_.add_empty();
+            if (flag(f, "stop_after_first")) return flag(f, "at_least_one") ? one : g_.add_rules({{}, {one}});
+            const GrammarSymbol list       = g_.add_empty();
             g_.symbols[list.index()].rules = {{one}, {list, literal(*text(f, "separator")), one}};
             return flag(f, "at_least_one") ? list : g_.add_rules({{}, {list}});
         }

@@ -26,17 +26,22 @@ public:
     // Tokens longer than 255 bytes are left out.
     TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends);
 
-    int                       vocab_size() const { return int(next_same_.size()); }
-    std::size_t               words() const { return (next_same_.size() + 63) / 64; }
-    const TokenTree&          all() const { return all_; }
-    const std::vector<Token>& ends() const { return ends_; }
-    std::string_view          bytes(Token t) const {
-        return std::string_view(text_).substr(first_[std::size_t(t)], first_[std::size_t(t) + 1] - first_[std::size_t(t)]);
+    int              vocab_size() const { return int(next_same_.size()); }
+    std::size_t      words() const { return (next_same_.size() + 63) / 64; }
+    const TokenTree& all() const { return all_; }
+    // Those of at most short_bytes, and the others.
+    static constexpr std::uint32_t short_bytes = 32;
+    const TokenTree&               short_ones() const { return short_; }
+    const TokenTree&               long_ones() const { return long_; }
+    const std::vector<Token>&      ends() const { return ends_; }
+    std::string_view               bytes(Token t) const {
+        return std::string_view(text_).substr(first_[std::size_t(t)],
+                                                            first_[std::size_t(t) + 1] - first_[std::size_t(t)]);
     }
     // The next token with the same bytes, or -1.
     Token next_same(Token t) const { return next_same_[std::size_t(t)]; }
 
-    // The tokens that are plain text, of at most so many characters, as bits; and a tree of all others. Plain text is what can
+    // The short tokens that are plain text, of at most so many characters, as bits; and a tree of all other short ones. Plain text is what can
     // stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control characters.
     struct Slice {
         std::uint32_t              most_chars = 0;
@@ -54,7 +59,7 @@ private:
     std::string                text_; // of all tokens
     std::vector<std::uint32_t> first_;
     std::vector<Token>         next_same_, ends_;
-    TokenTree                  all_;
+    TokenTree                  all_, short_, long_;
     std::vector<Slice>         slices_; // ascending
 };
 
@@ -64,7 +69,7 @@ module :private;
 
 namespace quire {
 
-constexpr std::array<std::uint32_t, 4> slice_sizes{4, 12, 40, RegexPool::endless};
+constexpr std::array<std::uint32_t, 4> slice_sizes{3, 8, 20, RegexPool::endless};
 
 // Characters of a plain text, -1: it is none.
 int plain_characters(std::string_view text) {
@@ -105,10 +110,14 @@ TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> e
             first.push_back(t);
         }
     all_ = build(first);
+    std::vector<Token> few, many; // bytes
+    for (Token t : first) (this->bytes(t).size() <= short_bytes ? few : many).push_back(t);
+    short_ = build(few);
+    long_  = build(many);
     for (std::uint32_t most : slice_sizes) {
         Slice              s{.most_chars = most, .bits = std::vector<std::uint64_t>(words()), .others = {}};
         std::vector<Token> others;
-        for (Token t : first) {
+        for (Token t : few) {
             const int n = plain_characters(this->bytes(t));
             if (n < 0 || std::uint32_t(n) > most) {
                 others.push_back(t);
