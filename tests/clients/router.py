@@ -18,9 +18,6 @@ import urllib.request
 
 from quire_server import Server
 
-PROGRAM = sys.argv[1]
-
-
 def free_ports(n):
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     ports = [s.getsockname()[1] for s in sockets]
@@ -35,7 +32,7 @@ class Router:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [PROGRAM, "--worker-urls", *[s.url for s in servers], "--policy", policy, "--port", str(self.port),
+            [sys.argv[1], "--worker-urls", *[s.url for s in servers], "--policy", policy, "--port", str(self.port),
              "--prometheus-port", str(metrics), "--worker-startup-check-interval", "1", "--log-level", "debug", *arguments],
             stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
         deadline = time.monotonic() + 60
@@ -148,8 +145,9 @@ def lose_one(how, streams):
             server.process.wait()
 
 
-for policy in ("round_robin", "cache_aware"):
-    spread(policy)
-by_events()
-lose_one(signal.SIGKILL, streams=False)
-lose_one(signal.SIGTERM, streams=True)
+if __name__ == "__main__":
+    for policy in ("round_robin", "cache_aware"):
+        spread(policy)
+    by_events()
+    lose_one(signal.SIGKILL, streams=False)
+    lose_one(signal.SIGTERM, streams=True)
