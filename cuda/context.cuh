@@ -37,6 +37,7 @@ struct Context {
     bool                       launches_overlap = false; // the device knows programmatic dependent launch
     bool                       sm90             = false; // the device runs what is compiled for sm_90a
     bool                       cooperative      = false; // the device knows cooperative launches
+    bool                       is_rank          = false; // its kernels wait for other GPUs: see announce_ranks()
     cudaStream_t               stream           = nullptr;
     cudaError_t                error            = cudaSuccess; // the first one since last_error()
     std::size_t                bytes            = 0;           // of device memory that is held below

@@ -196,13 +196,15 @@ struct SampleTask {
     std::int32_t top_k          = 0; // 0: all
     float        temperature = 1, top_p = 1, min_p = 0;
     std::int32_t only_edited = 0; // no token without an edit can be drawn
+    std::int32_t first_mask  = -1; // words: tokens whose bit is 0 have a logit of -infinity in the row; -1: none
 };
 // All tokens of an answer are -1 where the row has NaN or +infinity in it, or nothing but -infinity; a draw is where no token
 // can come.
 constexpr int max_top = 256;
-// Each task has a row of its own, which its edits change. uniforms: random numbers in [0, 1), one for each draw.
+// Each task has a row of its own, which its mask and its edits change. uniforms: random numbers in [0, 1), one for each draw.
+// masks: a bit for each token, from the lowest bit of a word on.
 void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_tasks, LogitEdit* edits,
-            const double* uniforms, std::int32_t* out, Context& gpu);
+            const double* uniforms, const std::uint32_t* masks, std::int32_t* out, Context& gpu);
 
 // -- attention/: causal paged attention, each token over the positions up to its own
 

@@ -56,7 +56,8 @@ void add_bias(void*, bool, const float*, float, std::int64_t, std::int64_t, Cont
 void select_rows(const float*, const std::int32_t*, float*, std::int64_t, std::int64_t, Context&) {}
 void rope_and_store(const RopeStore&, const Plan&, std::int64_t, Context&) {}
 void copy_blocks(const BlockPools&, const std::int32_t*, int, Context&) {}
-void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const double*, std::int32_t*, Context&) {}
+void sample(float*, std::int64_t, const SampleTask*, int, LogitEdit*, const double*, const std::uint32_t*,
+            std::int32_t*, Context&) {}
 void argmax(const float*, std::int32_t*, std::int64_t, std::int64_t, Context&) {}
 
 void attention_decode(const Attention&, const Plan&, float*, std::int32_t*, Context&) {}
@@ -88,7 +89,7 @@ bool connect_ranks(Context* const*, int, std::size_t, double, Rank**, const char
 void destroy_rank(Rank*) {}
 bool lost_a_rank(const Rank&) { return false; }
 int  nccl_version(const Rank&) { return 0; }
-void join_nccl(Rank&) {}
+void join_nccl(Rank&, Context&) {}
 void all_reduce(const AllReduce&, std::int64_t, std::int64_t, Rank&, Context&) {}
 bool all_reduce_norm(const AllReduce&, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
                      std::int64_t, Rank&, Context&) {

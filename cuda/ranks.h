@@ -25,8 +25,9 @@ void destroy_rank(Rank* rank);
 bool lost_a_rank(const Rank& rank);
 // NCCL's version, or 0: there is none, or the ranks have no communicator yet.
 int nccl_version(const Rank& rank);
-// Loads NCCL and joins the communicator of these ranks, every rank from its own thread at once. Without NCCL nothing happens.
-void join_nccl(Rank& rank);
+// Loads NCCL and joins the communicator of these ranks, every rank from its own thread at once, before their first message. Without
+// NCCL nothing happens.
+void join_nccl(Rank& rank, Context& gpu);
 
 // The same array of every rank.
 struct RankArrays {

@@ -180,7 +180,8 @@ __device__ Rank best_of_usable(const Tokens& tokens, Shared& s) {
 }
 
 __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int vocab, const SampleTask* tasks,
-                                                         LogitEdit* edits, const double* uniforms, std::int32_t* out) {
+                                                         LogitEdit* edits, const double* uniforms,
+                                                         const std::uint32_t* masks, std::int32_t* out) {
     wait_for_inputs();
     __shared__ Shared s;
     const SampleTask  task = tasks[blockIdx.x];
@@ -188,6 +189,14 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
     const Tokens      all{row, nullptr, vocab};
     const auto        one = [](Rank) { return Mass(1); };
     std::int32_t*     to  = out + task.first_out;
+
+    // What the mask forbids is not part of the distribution.
+    if (task.first_mask >= 0) {
+        const std::uint32_t* allowed = masks + task.first_mask;
+        for (int i = threadIdx.x; i < vocab; i += threads)
+            if ((allowed[i / 32] >> (i % 32) & 1) == 0) row[i] = -INFINITY;
+        __syncthreads();
+    }
 
     // The raw distribution: ln Σ exp, and the best tokens.
     float      log_total = 0;
@@ -330,10 +339,10 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
 } // namespace
 
 void sample(float* logits, std::int64_t vocab, const SampleTask* tasks, int n_tasks, LogitEdit* edits,
-            const double* uniforms, std::int32_t* out, Context& gpu) {
+            const double* uniforms, const std::uint32_t* masks, std::int32_t* out, Context& gpu) {
     if (n_tasks > 0)
         run_kernel(sample_kernel, dim3(unsigned(n_tasks)), unsigned(threads), 0, gpu, logits, int(vocab), tasks, edits,
-                   uniforms, out);
+                   uniforms, masks, out);
 }
 
 } // namespace quire::cuda

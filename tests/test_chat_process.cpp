@@ -577,7 +577,7 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
                                                                                          {"-ngx", "3"},
                                                                                          {"-nglx"},
                                                                                          {"-hf"},
-                                                                                         {"--grammar", "x"},
+                                                                                         {"--json-schema", "{}"},
                                                                                          {"--mmproj=x"},
                                                                                          {"-nxt"}}) {
         const Finished    r    = chat(refused);

@@ -659,6 +659,7 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
             std::vector<cuda::SampleTask>   tasks;
             std::vector<cuda::LogitEdit>    edits;
             std::vector<double>             numbers;
+            std::vector<std::uint32_t>      masks;
             std::vector<SamplingParams>     all;
             std::vector<std::vector<Token>> histories;
             Sampler                         sampler(vocab);
@@ -696,17 +697,28 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 for (int i = 0; i < t.n_draws; i++)
                     numbers.push_back(random_at(p.seed + std::uint64_t(i), history.size()));
                 words += 2 * (t.n_draws + t.n_top);
+                if (round % 7 != 3 && vocab > 256 && t.chosen < 0 && below(3) == 0) { // some tokens are not allowed
+                    t.first_mask = int(masks.size());
+                    for (int i = 0; i < (vocab + 63) / 64 * 2; i++) masks.push_back(std::uint32_t(random() | 1));
+                }
                 tasks.push_back(t);
                 all.push_back(p);
                 histories.push_back(history);
             }
             edits.emplace_back(); // never an empty buffer
-            OnDevice<float>            rows(gpu, logits);
+            masks.emplace_back();
+            OnDevice<float> rows(gpu, logits);
+            for (const cuda::SampleTask& t : tasks) // what is compared with below
+                for (int i = 0; t.first_mask >= 0 && i < vocab; i++)
+                    if ((masks[std::size_t(t.first_mask + i / 32)] >> (i % 32) & 1) == 0)
+                        logits[std::size_t(t.row) * std::size_t(vocab) + std::size_t(i)] = -infinity;
             OnDevice<cuda::SampleTask> there(gpu, tasks);
             OnDevice<cuda::LogitEdit>  changes(gpu, edits);
             OnDevice<double>           random_numbers(gpu, numbers);
+            OnDevice<std::uint32_t>    allowed(gpu, masks);
             OnDevice<std::int32_t>     out(gpu, std::vector<std::int32_t>(std::size_t(words), -7));
-            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, out.data, gpu);
+            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, allowed.data, out.data,
+                         gpu);
             const std::vector<std::int32_t> got = out.back(gpu);
             for (int r = 0; r < n_rows; r++) {
                 const cuda::SampleTask&      t = tasks[std::size_t(r)];

@@ -189,7 +189,7 @@ TEST_CASE("two GPUs: NCCL, where it is installed, gives the same sums of two", "
     if (no_two_gpus()) return;
     setenv("QUIRE_NCCL_FROM", "1", 1);
     TwoGpus two(512);
-    two.run([&](int r) { cuda::join_nccl(*two.ranks[r]); });
+    two.run([&](int r) { cuda::join_nccl(*two.ranks[r], *two.gpus[r]); });
     unsetenv("QUIRE_NCCL_FROM");
     if (cuda::nccl_version(*two.ranks[0]) == 0) {
         WARN("not tested: no libnccl.so.2");

@@ -5,6 +5,7 @@
 import quire.core.base;
 import quire.core.output_file;
 import quire.core.std;
+import quire.tools.bench.random_model;
 import quire.tools.common.foreign_flags;
 
 #include "bench/commands.h"
@@ -33,8 +34,7 @@ int run(int argc, char** argv) {
                       "GPUs that share the model, or parts of the CPU's threads")
             ->check(CLI::Range(1, 64))
             ->capture_default_str();
-        c->add_flag("--deterministic", a.deterministic,
-                    "bit-identical logits on any number of GPUs and in any batch");
+        c->add_flag("--deterministic", a.deterministic, "bit-identical logits on any number of GPUs and in any batch");
         c->add_option("-t,--threads", a.threads, "threads; 0: one per physical core")->check(CLI::Range(0, 1024));
         c->add_option("--isa", a.isa, "instruction set; default: the best this CPU has")
             ->check(CLI::IsMember({"plain", "avx2", "avxvnni", "avx512"}));
@@ -128,11 +128,9 @@ int run(int argc, char** argv) {
     kernel_command->add_option("--bandwidth", a.bandwidth, "memory bandwidth in GB/s; default 4300");
     kernel_command->add_option("--tflops", a.tflops, "TFLOP/s; default 790");
     CLI::App* make_command = app.add_subcommand("make-model", "write a model file with random weights");
-    make_command
-        ->add_option("--shape", a.shape,
-                     "tiny, opt-13b, tiny-opt, llama-1b, llama-3b, llama3-3b, llama-7b, llama3-8b, llama-13b")
+    make_command->add_option("--shape", a.shape, shape_names())->capture_default_str();
+    make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k, mxfp4")
         ->capture_default_str();
-    make_command->add_option("--type", a.type, "f32, f16, bf16, q4_0, q8_0, q4_k, q5_k, q6_k")->capture_default_str();
     make_command->add_option("--layers", a.layers, "number of layers; default: the shape's")
         ->check(CLI::Range(1, 1000));
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();

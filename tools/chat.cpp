@@ -8,10 +8,12 @@ import quire.engine.engine;
 import quire.model_file.gguf;
 import quire.engine.outlook;
 import quire.text.chat_template;
+import quire.text.grammar.compile;
 import quire.text.jinja.jinja_template;
 import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
 import quire.tools.chat.terminal;
+import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 
@@ -207,6 +209,13 @@ int run(ChatArguments& a) {
         if (!text) return complain(text.error());
         if (text->ends_with('\n')) text->pop_back();
         first = *text;
+    }
+    Result<std::optional<ConstraintSpec>> constraint = constraint_of(a.constraint);
+    if (!constraint) return complain(constraint.error());
+    if (*constraint) {
+        Result<std::shared_ptr<Constraint>> made = compile_constraint(**constraint);
+        if (!made) return complain(made.error());
+        a.answers = std::move(*made);
     }
     if (a.model.empty()) {
         Result<std::string> found = default_model();

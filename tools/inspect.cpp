@@ -17,7 +17,10 @@ import quire.schedule.request;
 import quire.core.std;
 import quire.core.tensor;
 import quire.text.tokenizer;
+import quire.text.grammar.compile;
 import quire.text.tool_form;
+import quire.tools.common.constraint_flags;
+import quire.tools.inspect.constrain;
 import quire.model_file.weights;
 
 using namespace quire;
@@ -25,6 +28,8 @@ using namespace quire;
 namespace {
 
 struct Arguments {
+    ConstraintFlags constraint;
+    std::string     schema_tests, key_order = "any";
     std::string model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
     int         tensor_parallel = 1;
     bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
@@ -389,6 +394,28 @@ int render(const Arguments& a) {
     return print_json(Json{{"text", text->bytes}, {"input", std::move(marks)}});
 }
 
+int constrain_text(const Arguments& a) {
+    Result<Checked> checked = open_checked(a.model);
+    if (!checked) return complain(checked.error());
+    const bool ordered = a.key_order == "declared";
+    if (!a.schema_tests.empty()) {
+        std::ifstream file;
+        if (a.schema_tests != "-") {
+            file.open(a.schema_tests, std::ios::binary);
+            if (!file) return complain({ErrorKind::system, cat("cannot read ", a.schema_tests)});
+        }
+        int        failed = 0;
+        const auto ok     = constrain_tests(checked->tokenizer, a.schema_tests == "-" ? std::cin : file, ordered,
+                                            [&](const Json& line) { failed |= print_json(line); });
+        return ok ? failed : complain({ErrorKind::input, cat(a.schema_tests, ": ", ok.error().message)});
+    }
+    Result<std::optional<ConstraintSpec>> spec = constraint_of(a.constraint);
+    if (!spec) return complain(spec.error());
+    (*spec)->ordered = ordered;
+    Result<Json> out = constrain(checked->tokenizer, **spec, read_input());
+    return out ? print_json(*out) : complain(out.error());
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -455,6 +482,17 @@ int main(int argc, char** argv) {
                                  "one of the file's named templates: default, tool_use, ...");
     template_command->add_option("--now", a.now, "current time for the template: 2024-07-26T10:00:00");
 
+    CLI::App* constrain_command = command(
+        "constrain", "text on standard input → whether a constraint accepts it, or the byte where it is refused");
+    auto* constraints = constrain_command->add_option_group("constraint");
+    add_constraint_flags(*constraints, a.constraint);
+    constraints->add_option("--schema-tests", a.schema_tests,
+                            R"(lines {"id", "schema", "tests": [{"valid", "data"}]}, from a file or - for standard input)");
+    constraints->require_option(1);
+    constrain_command->add_option("--key-order", a.key_order, "order of an object's members: as declared, or any")
+        ->check(CLI::IsMember({"declared", "any"}))
+        ->capture_default_str();
+
     try {
         app.parse(argc, argv);
         if (template_command->parsed() && a.model.empty() == a.template_file.empty())
@@ -465,6 +503,7 @@ int main(int argc, char** argv) {
     if (show_command->parsed()) return show(a);
     if (tokenize_command->parsed()) return tokenize(a);
     if (detokenize_command->parsed()) return detokenize(a);
+    if (constrain_command->parsed()) return constrain_text(a);
     try {
         if (logits_command->parsed()) return logits(a);
         if (generate_command->parsed()) return generate(a);

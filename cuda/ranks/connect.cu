@@ -106,7 +106,8 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
     for (int i = 0; i < n; i++) {
         auto& rank = *(ranks[i] = new Rank);
         use(*gpus[i]);
-        rank.memory = gpus[i]->take(inbox_bytes + flag_bytes + n_state * sizeof(unsigned));
+        gpus[i]->is_rank = true;
+        rank.memory      = gpus[i]->take(inbox_bytes + flag_bytes + n_state * sizeof(unsigned));
         if (cudaHostAlloc(reinterpret_cast<void**>(&rank.lost), sizeof(int), cudaHostAllocPortable) != cudaSuccess)
             rank.lost = nullptr;
         if (rank.memory == nullptr || rank.lost == nullptr) {
@@ -153,7 +154,7 @@ void leave_nccl(Rank& rank) {
 
 // From this size on. Measured on two H200s NCCL took 98 µs for 20 MB, which is what the links allow of two shots, too: see
 // docs/scale-out.md. With more ranks its rings use the links better.
-void join_nccl(Rank& rank) {
+void join_nccl(Rank& rank, Context& gpu) {
     const NcclLibrary* const nccl = NcclLibrary::get();
     Nccl&                    mine = *rank.nccl;
     if (nccl == nullptr || !mine.meeting->usable) return;
@@ -161,6 +162,14 @@ void join_nccl(Rank& rank) {
         mine.communicator = nullptr;
         return;
     }
+    // The first sum makes the connections; the inbox is zeros, and remains so.
+    const std::size_t inbox_bytes = std::size_t(2 * rank.view.n * rank.view.room) * sizeof(uint4);
+    for (const int type : {NcclLibrary::float16, NcclLibrary::float32}) {
+        const std::size_t n = inbox_bytes / (type == NcclLibrary::float16 ? 2 : 4);
+        if (nccl->AllReduce(rank.memory, rank.memory, n, type, NcclLibrary::sum, mine.communicator, gpu.stream) != 0)
+            gpu.note(cudaErrorUnknown);
+    }
+    synchronize(gpu);
     nccl->GetVersion(&mine.version);
     mine.from = std::int64_t(8) << 20;
     if (const char* const from = std::getenv("QUIRE_NCCL_FROM")) mine.from = std::atoll(from); // bytes, to measure

@@ -81,7 +81,7 @@ void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& c)
 void extend_beam(std::span<const float> logits, int beam, double so_far, int n_best, std::vector<BeamCandidate>& best) {
     const double log_total = log_sum_exp(logits);
     for (std::size_t i = 0; i < logits.size(); i++)
-        offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
+        if (logits[i] > -std::numeric_limits<float>::infinity()) offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
 }
 
 // Of all extensions of all beams by all tokens the best go on. Twice as many candidates are kept, for those that end; an end
@@ -118,8 +118,10 @@ BeamSearch::Outcome BeamSearch::step(std::span<const Scheduled> items, std::span
         parents_.push_back(items[i].sequence);
         const double so_far = items[i].sequence->logprob;
         if (const auto top = sampled(int(i)); !top.empty())
-            for (const TokenLogprob& t : top.first(std::min(top.size(), 2 * width)))
-                offer(candidates_, 2 * r.beam_width, {so_far + double(t.logprob), int(i), t.token});
+            for (const TokenLogprob& t : top.first(std::min(top.size(), 2 * width))) {
+                if (t.logprob > -std::numeric_limits<float>::infinity())
+                    offer(candidates_, 2 * r.beam_width, {so_far + double(t.logprob), int(i), t.token});
+            }
         else extend_beam(logits(int(i)), int(i), so_far, 2 * r.beam_width, candidates_);
     }
     std::sort_heap(candidates_.begin(), candidates_.end());

@@ -11,6 +11,7 @@ import quire.decode.step_rows;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
+import quire.text.grammar.constraint;
 
 export namespace quire {
 
@@ -43,6 +44,7 @@ private:
     bool      add_hidden(const Scheduled& item);
     bool      fail(const Scheduled& item, int i, std::string_view what);
     void      fail_without_token(const Scheduled& item);
+    bool      constrain(std::span<const Scheduled> items);
     bool      is_end(Token token) const { return std::ranges::find(end_tokens_, token) != end_tokens_.end(); }
     std::span<const Token> banned(const SequenceGroup& group, const Sequence& sequence);
     void                   end_prompt(const Scheduled& item, std::vector<Output>& out);
@@ -66,6 +68,7 @@ private:
     std::vector<NextToken> next_;
     std::vector<Token>     banned_;
     std::vector<Ended>     failed_; // by this step
+    std::vector<std::uint64_t> mask_; // [vocab] bits; scratch
 };
 
 } // namespace quire
@@ -94,11 +97,24 @@ std::vector<int> open_answers(const SequenceGroup& group) {
 }
 
 // The most likely token, without log-probabilities.
-bool takes_best(const Request& r) { return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r); }
+bool takes_best(const Request& r) {
+    return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r) && !r.constraint;
+}
+
+// `bits` has a word for each 64 tokens of the model, which may have more or fewer than its tokenizer.
+Result<void> make_mask(ConstraintState& constraint, std::vector<std::uint64_t>& bits) {
+    const std::size_t words = bits.size();
+    bits.resize(std::max(words, constraint.words()));
+    std::ranges::fill(bits, 0);
+    Result<void> made = constraint.mask(std::span(bits).first(constraint.words()));
+    bits.resize(words);
+    return made;
+}
 
 Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler)
     : scheduler_(scheduler), end_tokens_(std::move(end_tokens)), sampler_(vocab_size),
-      beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)) {
+      beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
+      mask_((std::size_t(vocab_size) + 63) / 64) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
 }
 
@@ -113,8 +129,9 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         task.n_edits      = int(sampling.edits.size()) - task.first_edit;
         if (task.n_top > limits.top || n_results + task.n_results() > limits.results ||
             int(sampling.tasks.size()) == limits.tasks || int(sampling.edits.size()) > limits.edits ||
-            int(sampling.uniforms.size()) > limits.uniforms) {
+            int(sampling.uniforms.size()) > limits.uniforms || int(sampling.masks.size()) > limits.mask_words) {
             sampling.edits.resize(std::size_t(task.first_edit));
+            if (task.first_mask >= 0) sampling.masks.resize(std::size_t(task.first_mask));
             sampling.uniforms.resize(std::size_t(task.first_uniform));
             return;
         }
@@ -143,6 +160,12 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty()) continue;
         SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
+        if (sequence.constraint) {
+            // deliver() makes it again where there is none, and says why.
+            if (!make_mask(item.sequence->constraint, mask_)) continue;
+            task.first_mask = int(sampling.masks.size());
+            sampling.masks.insert(sampling.masks.end(), mask_.begin(), mask_.end());
+        }
         task.n_top        = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
         task.logprobs     = p.logprobs >= 0 || withheld(r);
         if (r.beam_width == 0) {
@@ -192,6 +215,7 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepResults& resul
         if (!own[0].samples) continue;
         if (!group.prompt_done) end_prompt(own[0], out);
         if (!group.request.generates()) continue;
+        if (group.request.constraint && !constrain(own)) continue;
         if (group.request.beam_width == 0) {
             sample(own, out);
             continue;
@@ -214,6 +238,21 @@ bool Decoder::fail(const Scheduled& item, int i, std::string_view what) {
                        cat("the model's ", what, " at position ", position,
                            " are not finite numbers: its file is damaged, or its arithmetic overflows")});
     return false;
+}
+
+// The rows from which tokens are taken on the host get their masks. False: the request failed.
+bool Decoder::constrain(std::span<const Scheduled> items) {
+    for (const Scheduled& item : items) {
+        const int last = item.n_logit_rows - 1;
+        if (!rows_.sampled(item, last).empty()) continue;
+        if (auto ok = make_mask(item.sequence->constraint, mask_); !ok) {
+            failed_.push_back({item.group->id, FinishReason::failed, ok.error().message});
+            return false;
+        }
+        if (!usable(rows_.logits(item, last))) return fail(item, last, "logits");
+        rows_.constrain(item, last, mask_);
+    }
+    return true;
 }
 
 // Each row of a prompt gives the log-probabilities of the token after it. False: the request failed, here and below.
@@ -352,6 +391,10 @@ Decoder::NextToken Decoder::next_token(SequenceGroup& group, const Scheduled& it
         if (withheld(r)) next.logprob = sampler_.logprob(logits, next.token);
         if (r.sampling.logprobs >= 0) next.logprobs = sampler_.logprobs(logits, next.token, r.sampling.logprobs);
     }
+    // Tokens that the constraint forbids are not among the best.
+    if (r.constraint)
+        std::erase_if(next.logprobs.top,
+                      [](const TokenLogprob& t) { return t.logprob == -std::numeric_limits<float>::infinity(); });
     return next;
 }
 
@@ -387,10 +430,12 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
 // No token can be sampled: the logits are not usable, or the request forbids every token.
 void Decoder::fail_without_token(const Scheduled& item) {
     const int last = item.n_logit_rows - 1;
-    if (!usable(rows_.logits(item, last))) return (void)fail(item, last, "logits");
+    if (!item.sequence->constraint && !usable(rows_.logits(item, last))) return (void)fail(item, last, "logits");
     failed_.push_back({item.group->id, FinishReason::failed,
                        cat("no token can follow position ", item.first + item.n_tokens - 1,
-                           ": the request's allowed tokens, bad words, biases and min_tokens leave none")});
+                           ": the request's ",
+                           item.sequence->constraint ? "constraint, " : "",
+                           "allowed tokens, bad words, biases and min_tokens leave none")});
 }
 
 // The n best of all answers, those that did not come to an end included.

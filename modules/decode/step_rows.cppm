@@ -20,6 +20,9 @@ public:
     // After it. `results` stays until the rows of the next step.
     void begin(const StepResults& results);
 
+    // From here on the logits of row i of an item are -infinity for all tokens but those whose bit is set.
+    void constrain(const Scheduled& item, int i, std::span<const std::uint64_t> bits);
+
     // Of row i of an item's rows: the logits, copied to the host at the first call; the results of its sampling task, if there
     // was one, and how many of them are tokens that it sampled; the most likely token, where the device says it; the hidden state.
     std::span<const float>        logits(const Scheduled& item, int i);
@@ -37,6 +40,7 @@ private:
     const StepResults*        results_ = nullptr;
     std::span<const float>    logits_; // of all rows, once one was wanted
     std::vector<SamplingTask> tasks_;  // by logit row; row -1: none
+    std::map<std::size_t, std::vector<float>> constrained_; // rows of this step
 };
 
 // The chosen token and the best ones, from a device's results.
@@ -51,9 +55,19 @@ namespace quire {
 void StepRows::begin(const StepResults& results) {
     results_ = &results;
     logits_  = {};
+    constrained_.clear();
+}
+
+void StepRows::constrain(const Scheduled& item, int i, std::span<const std::uint64_t> bits) {
+    const std::span<const float> row = logits(item, i);
+    std::vector<float>           own(row.begin(), row.end());
+    for (std::size_t t = 0; t < own.size(); t++)
+        if ((bits[t / 64] >> (t % 64) & 1) == 0) own[t] = -std::numeric_limits<float>::infinity();
+    constrained_[at(item, i)] = std::move(own);
 }
 
 std::span<const float> StepRows::logits(const Scheduled& item, int i) {
+    if (const auto own = constrained_.find(at(item, i)); own != constrained_.end()) return own->second;
     if (logits_.empty()) logits_ = results_->rows();
     return logits_.subspan(at(item, i) * vocab_, vocab_);
 }

@@ -19,6 +19,7 @@ import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
+import quire.text.grammar.compile;
 import quire.text.tokenizer;
 
 export namespace quire {
@@ -61,6 +62,8 @@ public:
 
     const ModelConfig& config() const;
     const Tokenizer&   tokenizer() const;
+    // Any thread. For constraints: made at the first call.
+    std::shared_ptr<const TokenTrie> token_trie() const;
     EngineOptions      options() const;       // with the defaults filled in
     std::string        chat_template() const; // tokenizer.chat_template, or ""
     std::string        tuning() const;        // what was chosen by measuring on this machine; empty if nothing was
@@ -136,6 +139,9 @@ struct Engine::Impl {
     int                        step_tokens = 0; // of prompts, where step_seconds cuts them
     bool                       prepared    = false;
     bool                       pipelined   = false; // as the options say
+
+    std::mutex                       trie_mutex;
+    std::shared_ptr<const TokenTrie> trie;
 
     // The inbox: what other threads left since the last step.
     std::mutex                                 mutex;
@@ -239,6 +245,16 @@ Engine::~Engine()                            = default;
 
 const ModelConfig& Engine::config() const { return impl_->config; }
 const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
+
+std::shared_ptr<const TokenTrie> Engine::token_trie() const {
+    std::scoped_lock lock(impl_->trie_mutex);
+    if (!impl_->trie)
+        impl_->trie = make_token_trie(
+            std::min(impl_->tokenizer.vocab_size(), impl_->config.vocab_size),
+            [&](Token t) { return impl_->tokenizer.bytes(t); }, impl_->tokenizer.end_tokens());
+    return impl_->trie;
+}
+
 EngineOptions      Engine::options() const { return impl_->options; }
 EngineStats        Engine::stats() const { return impl_->stats; }
 MemoryUse          Engine::slot_use() const { return impl_->scheduler.memory_use(); }

@@ -3,6 +3,7 @@ export module quire.schedule.request;
 
 import quire.core.base;
 import quire.core.std;
+import quire.text.grammar.constraint;
 
 export namespace quire {
 
@@ -49,6 +50,7 @@ struct Request {
     int  min_tokens = 0;  // until so many are generated, end and stop tokens are forbidden
     bool ignore_end = false;
     std::vector<Token> stop_tokens; // in addition to the model's end tokens
+    ConstraintState    constraint;  // the generated text must satisfy it; empty: any text
     int  prompt_logprobs = -1;      // like logprobs, for every prompt token; such a request does not read the cache
     bool return_logits   = false;   // the raw logits of the last prompt position
 

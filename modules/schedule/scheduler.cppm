@@ -81,7 +81,10 @@ public:
 
     // Another sequence with the same tokens and blocks.
     Sequence& fork(SequenceGroup& group, const Sequence& parent);
-    void      append(Sequence& sequence, Token token) { sequence.tokens.push_back(token); }
+    void      append(Sequence& sequence, Token token) {
+        sequence.tokens.push_back(token);
+        if (sequence.constraint) (void)sequence.constraint.accept(token);
+    }
     // Ends one sequence of a group and frees its blocks; its tokens move to group.finished.
     void free(SequenceGroup& group, Sequence& sequence, FinishReason reason);
     // Why a sequence ends with its last token, or `none`; `is_end`: the last token is an end token.
@@ -230,7 +233,8 @@ void Scheduler::add(RequestId id, Request request) {
     // Without a cache each request still finds its own blocks again: its sequences share them after a preemption.
     group->space = options_.prefix_cache ? cache_namespace(r.cache_salt) : CacheNamespace{id, ~std::uint64_t(0)};
     group->sequences.push_back(std::make_unique<Sequence>());
-    group->sequences[0]->tokens = r.prompt;
+    group->sequences[0]->tokens     = r.prompt;
+    group->sequences[0]->constraint = r.constraint;
     index_.emplace(id, group.get());
     queue_.emplace(group->key, std::move(group));
 }
@@ -298,6 +302,7 @@ Sequence& Scheduler::fork(SequenceGroup& group, const Sequence& parent) {
     child.logprob    = parent.logprob;
     child.logprobs   = parent.logprobs;
     child.finish     = FinishReason::none;
+    child.constraint = parent.constraint;
     child.index      = int(group.sequences.size() + group.finished.size()) - 1;
     child.table      = blocks_.fork_table(parent.table);
     stats_.forks++;

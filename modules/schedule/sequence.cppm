@@ -10,6 +10,7 @@ import quire.paging.block_manager;
 import quire.paging.buddy_allocator;
 import quire.paging.snapshot;
 import quire.schedule.request;
+import quire.text.grammar.constraint;
 
 export namespace quire {
 
@@ -28,6 +29,7 @@ struct Sequence {
     double                        logprob    = 0;  // of what was generated, summed, where answers are ranked by it
     std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
+    ConstraintState               constraint; // after the tokens so far
 };
 
 // One request with all its sequences: admitted, preempted and resumed together (a sequence group).

@@ -18,7 +18,7 @@ struct LogitEdit {
 };
 
 // What a device that samples does with one row of logits, so that the row can stay there. Its results: a token with its
-// log-probability in the raw row for each uniform (or for `chosen`), then the n_top most likely tokens, best first.
+// log-probability in the raw row (a mask belongs to it) for each uniform (or for `chosen`), then the n_top most likely tokens, best first.
 struct SamplingTask {
     int   row        = 0;  // of the logit rows; no two tasks share one
     Token chosen     = -1; // nothing is sampled: the log-probability of this token is wanted
@@ -27,6 +27,7 @@ struct SamplingTask {
     int   n_top       = 0;
     bool  logprobs    = false; // false: the log-probabilities of the results are not valid
     bool  only_edited = false; // only tokens with an edit can be sampled (allowed tokens)
+    int   first_mask  = -1;    // only tokens with a 1 among the masks' words from there on can; -1: all
     int   top_k       = 0;
     float temperature = 1, top_p = 1, min_p = 0;
     int   first_result = 0;
@@ -39,6 +40,7 @@ struct SamplingPlan {
     std::vector<SamplingTask> tasks;
     std::vector<LogitEdit>    edits;
     std::vector<double>       uniforms; // random numbers in [0, 1)
+    std::vector<std::uint64_t> masks;   // a bit for each token of the vocabulary, from the lowest bit of a word on
 
     void clear();
 };
@@ -46,6 +48,7 @@ struct SamplingPlan {
 // How much of that a device can do in one step; zeros: nothing, the host reads the rows of logits.
 struct SamplingLimits {
     int tasks = 0, edits = 0, uniforms = 0, results = 0, top = 0;
+    int mask_words = 0;
 };
 
 // One step of the whole batch: everything that the model, in this process or another, needs to know.
@@ -91,6 +94,7 @@ void SamplingPlan::clear() {
     tasks.clear();
     edits.clear();
     uniforms.clear();
+    masks.clear();
 }
 
 void StepPlan::clear() {

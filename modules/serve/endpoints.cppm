@@ -12,6 +12,7 @@ import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.serve.access;
 import quire.serve.api_error;
+import quire.serve.constraint_cache;
 import quire.serve.gate;
 import quire.serve.generation;
 import quire.serve.http_exchange;
@@ -24,6 +25,7 @@ import quire.serve.prompt_encoder;
 import quire.serve.service;
 import quire.serve.snapshot_json;
 import quire.text.chat_template;
+import quire.text.grammar.compile;
 import quire.text.marked_text;
 import quire.text.tool_calls;
 import quire.text.tool_form;
@@ -103,6 +105,7 @@ private:
     EndpointOptions       options_;
     Access                access_;
     PromptEncoder         encoder_;
+    ConstraintCache       constraints_;
     std::int64_t          started_;
     const HttpServer*     server_ = nullptr;
     Gate                  working_; // bytes of memory for bodies that are being parsed
@@ -341,6 +344,12 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
                                   : !q.sampling.logit_bias.empty()   ? "logit_bias"
                                                                      : "bad_words",
                                   ""});
+    if (r.constraint) {
+        const Result<std::shared_ptr<Constraint>> made = constraints_.get(r.constraint->spec);
+        if (!made)
+            return refuse(e, ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
+        q.constraint = ConstraintState(*made, service_.engine().token_trie());
+    }
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
     q.prompt_logprobs = r.prompt_logprobs;
     if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);

@@ -7,6 +7,7 @@ import quire.text.chat_template;
 import quire.core.json;
 import quire.schedule.request;
 import quire.serve.api_error;
+import quire.serve.constraint_fields;
 import quire.serve.json_fields;
 import quire.serve.tool_request;
 import quire.serve.unsupported_fields;
@@ -63,6 +64,7 @@ struct GenerationRequest {
     int                      truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
     bool                     cache_prompt    = true;
     std::string              id;      // request_id, if it is a plain word
+    std::optional<ConstraintField> constraint; // of the text
     std::vector<std::string> unknown; // unknown fields, for the log
 };
 
@@ -285,6 +287,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     constexpr int huge = std::numeric_limits<int>::max();
     Request&      r    = out.request;
     parse_model(f, limits);
+    out.constraint = parse_constraint(f);
     r.n       = f.integer("n", 1, limits.n, 1);
     r.best_of = f.integer("best_of", 1, limits.best_of, r.n);
     if (r.best_of < r.n)

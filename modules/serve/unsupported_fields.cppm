@@ -43,11 +43,6 @@ constexpr Unsupported unsupported[] = {
     {"service_tier", R"(["auto","default"])"},
     {"moderation", "[]"},
     // vLLM
-    {"structured_outputs", "[]"},
-    {"guided_json", "[]"},
-    {"guided_regex", "[]"},
-    {"guided_choice", "[]"},
-    {"guided_grammar", "[]"},
     {"guided_decoding_backend", "[]"},
     {"guided_whitespace_pattern", "[]"},
     {"structural_tag", "[]"},
@@ -64,10 +59,8 @@ constexpr Unsupported unsupported[] = {
     {"logprob_token_ids", "[]"},
     {"bad_words_ids", "[]"},
     // llama.cpp
-    {"grammar", R"([""])"},
     {"grammar_lazy", "[false]"},
     {"grammar_triggers", "[[]]"},
-    {"json_schema", "[{}]"},
     {"typical_p", "[1]"},
     {"top_n_sigma", "[-1,0]"},
     {"dynatemp_range", "[0]"},
@@ -135,11 +128,6 @@ void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
             f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));
     }
     for (const char* name : idle) (void)f.find(name);
-    if (const Json* v = f.find("response_format")) {
-        const bool text = v->is_object() && v->contains("type") && (*v)["type"] == "text";
-        if (!text)
-            f.fail("response_format", "response_format can only be of type text; answers are not constrained here");
-    }
 }
 
 } // namespace quire

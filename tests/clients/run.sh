@@ -1,21 +1,28 @@
 #!/bin/sh
-# Independent clients against ./server: the openai package and curl; then load and misbehaving clients.
+# Independent clients against ./server: the openai package, curl, a router before two of them, an indexer of KV events; then load and
+# misbehaving clients.
 # Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
-venv=build/clients
-stamp=$venv/installed
 mkdir -p build
-if ! cmp -s tests/clients/requirements.txt "$stamp"; then
-    rm -rf "$venv"
-    if python3 -m venv "$venv" >build/clients.log 2>&1 &&
-        "$venv/bin/pip" install -q --disable-pip-version-check -r tests/clients/requirements.txt >>build/clients.log 2>&1; then
-        cp tests/clients/requirements.txt "$stamp"
+installed() { # FOLDER REQUIREMENTS [FLAG OF PIP]: whether its packages are there, now
+    cmp -s "$2" "$1/installed" && return
+    rm -rf "$1"
+    if python3 -m venv "$1" >build/clients.log 2>&1 &&
+        "$1/bin/pip" install -q --disable-pip-version-check ${3:-} -r "$2" >>build/clients.log 2>&1; then
+        cp "$2" "$1/installed"
     else
-        echo "SKIP openai_client.py: $(grep -iE 'error|not' build/clients.log | tail -n 1)"
+        echo "SKIP $2: $(grep -iE 'error|not' build/clients.log | tail -n 1)"
+        return 1
     fi
-fi
-[ ! -e "$stamp" ] || "$venv/bin/python" tests/clients/openai_client.py
+}
+if installed build/clients tests/clients/requirements.txt; then build/clients/bin/python tests/clients/openai_client.py; fi
 tests/clients/curl.sh
+if installed build/router tests/clients/router_requirements.txt; then
+    python3 tests/clients/router.py build/router/bin/vllm-router
+    build/router/bin/kubernetes-validate --strict --quiet examples/scale-out/kubernetes.yaml
+fi
+# Of dynamo the indexer alone, which needs few of its packages: those of the list.
+if installed build/indexer tests/clients/indexer_requirements.txt --no-deps; then build/indexer/bin/python tests/clients/indexer.py; fi
 python3 tests/clients/load.py 20
 python3 tests/clients/chaos.py 15

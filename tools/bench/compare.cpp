@@ -4,8 +4,10 @@
 #include <unistd.h>
 #include <cstdio>
 
+import quire.compute.cpu.kernels;
 import quire.core.base;
 import quire.core.json;
+import quire.core.processor;
 import quire.core.std;
 import quire.core.thread_pool;
 
@@ -52,6 +54,59 @@ Result<Ran> run_program(std::vector<std::string> words) {
     return ran;
 }
 
+// -- what the peer was compiled for. Its programs do not say it, so their instructions are looked at.
+
+// Whether `code` has at least eight instructions of opcode map 0F38, prefix 66, W0 with this opcode and vector length (`bits` of the
+// fourth byte: 0x20 is 256 bits, 0x40 is 512), by their EVEX prefix (Intel SDM, volume 2, 2.7). By chance that fits once in 64 MB.
+bool has_evex(std::string_view code, unsigned char opcode, unsigned char bits) {
+    int found = 0;
+    for (std::size_t at = code.find('\x62'); at != std::string_view::npos && at + 4 < code.size();
+         at             = code.find('\x62', at + 1)) {
+        const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(code[at + i]); };
+        found += (byte(1) & 0x0f) == 0x02 && (byte(2) & 0x87) == 0x05 && (byte(3) & 0x60) == bits && byte(4) == opcode;
+    }
+    return found >= 8;
+}
+
+// The instruction sets of these two that llama.cpp's program, or its CPU libraries beside it, was compiled for.
+struct PeerBuild {
+    bool avx512 = false, avx512_vnni = false;
+};
+PeerBuild build_of(const std::filesystem::path& program) {
+    std::vector<std::filesystem::path> files{program};
+    for (const char* folder : {".", "../lib"}) {
+        std::error_code none;
+        for (const auto& entry : std::filesystem::directory_iterator(program.parent_path() / folder, none))
+            if (entry.path().filename().string().starts_with("libggml-cpu")) files.push_back(entry.path());
+    }
+    PeerBuild build;
+    for (const auto& file : files) {
+        std::ifstream     in(file, std::ios::binary);
+        const std::string code(std::istreambuf_iterator<char>(in), {});
+        build.avx512      = build.avx512 || has_evex(code, 0xb8, 0x40); // vfmadd231ps zmm
+        build.avx512_vnni = build.avx512_vnni || has_evex(code, 0x50, 0x20) || has_evex(code, 0x50, 0x40); // vpdpbusd
+    }
+    return build;
+}
+
+// The machine, and both builds; warns where the peer has less to work with.
+void print_builds(const std::string& isa, const std::string& llama_bench) {
+    std::string extensions;
+    for (const std::string& name : vector_extensions()) extensions += " " + name;
+    std::printf("%s:%s\n", processor_name().c_str(), extensions.c_str());
+    const CpuKernels* const ours = cpu_kernels(isa);
+    if (ours == nullptr) return; // said by the first run
+    const std::string_view name = ours->name;
+    const bool             zmm = name.starts_with("avx512"), vnni = zmm && name.contains("vnni");
+    const PeerBuild        theirs = build_of(llama_bench);
+    std::printf("quire: kernels for %s; llama.cpp: compiled %s AVX-512, %s AVX-512 VNNI\n\n", ours->name,
+                theirs.avx512 ? "with" : "without", theirs.avx512_vnni ? "with" : "without");
+    if ((zmm && !theirs.avx512) || (vnni && !theirs.avx512_vnni))
+        std::fprintf(stderr,
+                     "bench: llama.cpp was compiled without instructions that quire uses here (GGML_NATIVE=ON on "
+                     "this machine has them): the ratios say nothing about its kernels\n");
+}
+
 // The results of one test in each round.
 struct Sides {
     std::vector<double> ours, theirs;
@@ -73,6 +128,8 @@ int compare(const Arguments& a) {
         batched_bench = (std::filesystem::path(a.llama_bench).parent_path() / "llama-batched-bench").string();
     const bool batches = most > 0 && std::filesystem::exists(batched_bench);
     if (most > 0 && !batches) std::fprintf(stderr, "bench: without %s no batches\n", batched_bench.c_str());
+
+    print_builds(a.isa, a.llama_bench);
 
     std::vector<std::string>     order;
     std::map<std::string, Sides> table;

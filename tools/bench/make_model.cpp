@@ -10,7 +10,8 @@ namespace quire::bench {
 
 int make_model(const Arguments& a) {
     const auto shape = std::ranges::find_if(model_shapes(), [&](const ModelShape& s) { return s.name == a.shape; });
-    if (shape == model_shapes().end()) return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape))});
+    if (shape == model_shapes().end())
+        return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape), ": there are ", shape_names())});
     std::string upper = a.type;
     for (char& c : upper)
         if (c >= 'a' && c <= 'z') c = char(c - 'a' + 'A');

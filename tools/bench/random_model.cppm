@@ -20,6 +20,7 @@ struct ModelShape {
 // "llama-1b", "llama-3b", "llama3-3b", "llama-7b", "llama3-8b", "llama-13b", "llama-70b", "qwen3-30b-a3b", "mixtral-8x7b",
 // "gpt-oss-20b", "opt-13b", and "tiny", "tiny-moe", "tiny-opt".
 std::span<const ModelShape> model_shapes();
+std::string                 shape_names(); // "tiny, llama-1b, ..."
 
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: those of experts, the others
 // Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if those do not
@@ -125,6 +126,12 @@ void add_vocabulary(GgufWriter& w, int n) {
 } // namespace
 
 std::span<const ModelShape> model_shapes() { return shapes; }
+
+std::string shape_names() {
+    std::string text;
+    for (const ModelShape& s : shapes) text += cat(text.empty() ? "" : ", ", s.name);
+    return text;
+}
 
 Result<void> write_random_model(const std::string& path, const ModelShape& s, DType type,
                                 const std::function<void(double)>& progress) {

@@ -13,6 +13,7 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
 import quire.text.chat_template;
+import quire.text.grammar.compile;
 import quire.text.jinja.jinja_template;
 import quire.text.marked_text;
 import quire.text.tokenizer;
@@ -229,6 +230,7 @@ struct Chat::Impl {
         request.sampling.frequency_penalty  = arguments_.frequency;
         request.sampling.repeat_last_n      = arguments_.repeat_last_n;
         request.sampling.seed               = seed_ + n_answers_++;
+        if (arguments_.answers) request.constraint = ConstraintState(arguments_.answers, engine_.token_trie());
         const std::vector<Token> prompt     = request.prompt;
         const EngineStats        before     = engine_.stats();
         Stopwatch                watch;

@@ -8,6 +8,8 @@ export module quire.tools.chat.flags;
 import quire.core.base;
 import quire.core.std;
 import quire.engine.options;
+import quire.text.grammar.compile;
+import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 
 export namespace quire {
@@ -16,6 +18,8 @@ struct ChatArguments {
     std::string          model, prompt, prompt_file, system, now, color = "auto";
     ChatTemplateFlags    chat_template;
     EngineOptions        engine;
+    ConstraintFlags      constraint;
+    std::shared_ptr<Constraint> answers; // what each of them must satisfy, if anything
     int                  n = -1, top_k = 40, repeat_last_n = 64;
     std::optional<float> temperature; // default 0.8; 0 for the toy model
     float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
@@ -33,6 +37,7 @@ namespace quire {
 
 void add_chat_flags(CLI::App& app, ChatArguments& a) {
     add_model_flag(app, a.model);
+    add_constraint_flags(app, a.constraint);
     auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
     app.add_option("-f,--file", a.prompt_file, "the first message, from a file")->excludes(prompt);
     app.add_option("--system-prompt", a.system, "system message (short: -sys)");

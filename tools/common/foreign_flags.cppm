@@ -44,6 +44,8 @@ constexpr ForeignFlag foreign_flags[] = {
     // -- another name
     {chat, "-sys", 1, "", Fate::renamed, "--system-prompt ="},
     {chat, "-st", 0, "", Fate::renamed, "--single-turn"},
+    {chat, "--grammar-file", 1, "", Fate::renamed, "--grammar ="},
+    {chat, "-jf --json-schema-file", 1, "", Fate::renamed, "--schema ="},
     {chat, "-co", -1, "", Fate::renamed, "--color ="},
     {all, "-tp", 1, "", Fate::renamed, "--tensor-parallel ="},
     {server, "-np", 1, "", Fate::renamed, "--parallel ="},
@@ -120,8 +122,9 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "-mm --mmproj -mmu --mmproj-url --image --audio --video", 1, "", Fate::refused, "quire reads text alone"},
     {talkers, "-md --model-draft --spec-type -lcs --lookup-cache-static -lcd --lookup-cache-dynamic", 1, "",
      Fate::refused, "quire does not decode speculatively"},
-    {talkers, "--grammar --grammar-file -j --json-schema -jf --json-schema-file", 1, "", Fate::refused,
-     "quire cannot hold answers to a grammar"},
+    {chat, "-j --json-schema", 1, "", Fate::refused, "--schema takes a file with the JSON Schema"},
+    {server, "--grammar --grammar-file -j --json-schema -jf --json-schema-file", 1, "", Fate::refused,
+     "each request names its own grammar or schema"},
     {talkers, "--samplers --sampler-seq --sampling-seq", 1, "", Fate::refused, "the order of sampling is fixed"},
     {talkers,
      "--mirostat --xtc-probability --dry-multiplier --dynatemp-range --dynatemp-exp --typical --typical-p "

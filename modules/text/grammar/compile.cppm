@@ -1,0 +1,101 @@
+// quire.text.grammar.compile: a constraint as it is asked for (ConstraintSpec) → Constraint. Owns nothing.
+export module quire.text.grammar.compile;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+export import quire.text.grammar.constraint;
+import quire.text.grammar.gbnf;
+import quire.text.grammar.grammar;
+import quire.text.grammar.json_schema;
+import quire.text.grammar.regex;
+import quire.text.grammar.regex_parser;
+import quire.text.grammar.structural_tag;
+
+export namespace quire {
+
+struct ConstraintSpec {
+    enum class Kind : std::uint8_t { json_object, json_schema, regex, choice, grammar, structural_tag };
+    Kind                     kind = Kind::json_object;
+    Json                     schema{};       // json_schema; structural_tag: vLLM's object
+    std::string              text{};         // regex (of the whole text); grammar (GBNF)
+    std::vector<std::string> choices{};      // choice
+    bool                     ordered = true; // members come in the order of the schema's `properties`
+};
+
+// The largest schema, grammar, or list of choices.
+constexpr std::size_t most_constraint_bytes = std::size_t(256) << 10;
+// What a schema may be as JSON text.
+constexpr JsonLimits schema_json_limits{.bytes = most_constraint_bytes, .depth = 64};
+
+// Error: what is wrong with it and where, what is not supported, or which limit it exceeds.
+Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec);
+// The same for a schema that is parsed already. A limit on its text is the caller's.
+Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, bool ordered);
+
+// The token trie of a vocabulary: `bytes` of each token as they stand in a text, "" for tokens that stand for none.
+std::shared_ptr<const TokenTrie> make_token_trie(int vocab_size, const std::function<std::string(Token)>& bytes,
+                                                 std::vector<Token> ends);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Result<GrammarSymbol> add_spec(Grammar& g, const ConstraintSpec& spec) {
+    using Kind = ConstraintSpec::Kind;
+    switch (spec.kind) {
+        case Kind::json_object: return add_json_schema(g, Json{{"type", "object"}});
+        case Kind::json_schema: return add_json_schema(g, spec.schema, {.ordered = spec.ordered});
+        case Kind::regex: {
+            Result<RegexId> regex = parse_regex(g.pool, spec.text, TextSpelling::utf8, true);
+            if (!regex) return std::unexpected(regex.error());
+            return g.optional(*regex);
+        }
+        case Kind::choice: {
+            std::vector<RegexId> all;
+            for (const std::string& c : spec.choices) all.push_back(g.pool.literal(c));
+            if (all.empty()) return fail("the list of choices is empty");
+            return g.optional(g.pool.any_of(std::move(all)));
+        }
+        case Kind::grammar: return add_gbnf(g, spec.text);
+        case Kind::structural_tag: return add_structural_tag(g, spec.schema);
+    }
+    return fail("a constraint of unknown kind");
+}
+
+Result<std::shared_ptr<Constraint>> finished(Grammar g, const Result<GrammarSymbol>& start) {
+    if (!start) return std::unexpected(start.error());
+    g.start = start->is_lexeme() ? g.add_rules({{*start}}) : *start;
+    if (g.pool.too_deep()) return fail_with(ErrorKind::limit, "the constraint's expressions are nested too deep");
+    if (auto ok = g.finish(); !ok) return fail("the constraint cannot be met: ", ok.error().message);
+    g.pool.set_plain(TokenTrie::plain_character(g.pool));
+    return std::make_shared<Constraint>(std::move(g));
+}
+
+Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, bool ordered) {
+    Grammar    g;
+    const auto start = add_json_schema(g, schema, {.ordered = ordered});
+    return finished(std::move(g), start);
+}
+
+Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec) {
+    std::size_t bytes = spec.text.size();
+    for (const std::string& c : spec.choices) bytes += c.size();
+    if (bytes > most_constraint_bytes)
+        return fail_with(ErrorKind::limit, "a constraint of ", bytes, " bytes; ", most_constraint_bytes,
+                         " are allowed");
+    Grammar                     g;
+    const Result<GrammarSymbol> start = add_spec(g, spec);
+    return finished(std::move(g), start);
+}
+
+std::shared_ptr<const TokenTrie> make_token_trie(int vocab_size, const std::function<std::string(Token)>& bytes,
+                                                 std::vector<Token> ends) {
+    std::vector<std::string> all;
+    for (Token t = 0; t < vocab_size; t++) all.push_back(bytes(t));
+    return std::make_shared<const TokenTrie>(all, std::move(ends));
+}
+
+} // namespace quire

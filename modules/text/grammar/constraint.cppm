@@ -1,0 +1,334 @@
+// quire.text.grammar.constraint: what a text may be, compiled (Constraint, shared), and how far one text has come (ConstraintState,
+// a value that is copied where a sequence forks): which tokens may come next, as bits.
+export module quire.text.grammar.constraint;
+
+import quire.core.base;
+import quire.core.std;
+import quire.text.grammar.grammar;
+import quire.text.grammar.lexer;
+import quire.text.grammar.recogniser;
+import quire.text.grammar.regex;
+export import quire.text.grammar.token_trie;
+
+export namespace quire {
+
+// **Owns** the grammar with its automata, and masks that come again. Any thread may use it; one at a time works in it.
+class Constraint {
+public:
+    // The grammar is finish()ed.
+    Constraint(Grammar grammar, const GrammarLimits& limits = {});
+
+private:
+    friend class ConstraintState;
+    // What tokens make of one lexer state alone: those that stay within its lexemes, and the nodes of the tree where a lexeme ends.
+    struct LexerMask {
+        struct Exit {
+            std::uint32_t node;
+            LexerState    state;
+        };
+        std::vector<std::uint64_t> bits;   // of short tokens
+        std::vector<Token>         tokens; // of long ones
+        std::vector<Exit>          exits;
+        const TokenTree*           tree = nullptr;
+    };
+    static constexpr std::size_t most_masks = 256;
+
+    std::shared_ptr<const LexerMask> mask_of(const TokenTrie& trie, LexerState state, bool long_ones,
+                                             std::size_t& work);
+
+    Machine                                                          machine_;
+    std::unordered_map<LexerState, std::shared_ptr<const LexerMask>> masks_;
+    std::uint64_t masks_of_ = 0; // the trie's address: they are of one
+};
+
+// One text under a constraint. Depends on the tokens alone that were accepted.
+class ConstraintState {
+public:
+    ConstraintState() = default; // unconstrained: nothing below may be called
+    ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<const TokenTrie> tokens);
+
+    explicit operator bool() const { return constraint_ != nullptr; }
+
+    // One bit for each token of the vocabulary, in `words()` words: whether it may come next. The tokens that end the text are
+    // among them where it may end. Error: no token may come, or a limit of work is exceeded; then all bits are 0.
+    Result<void> mask(std::span<std::uint64_t> bits);
+    std::size_t  words() const { return tokens_->words(); }
+    // Goes on by a token, or by bytes. False, and as it was: that is not allowed. An end token ends the text.
+    bool accept(Token token);
+    bool accept_bytes(std::string_view bytes);
+    // Whether the text is complete as it is.
+    bool may_end() const { return may_end_; }
+    // An end token came.
+    bool ended() const { return ended_; }
+    // The bytes that must come next, as there is no choice; at most `most`.
+    std::string forced_bytes(std::size_t most = 256);
+    // Index of the byte at which accept_bytes refused.
+    std::size_t refused_at() const { return refused_at_; }
+    // That are kept of the text so far: for tests of bounds.
+    std::size_t rows() const { return rows_.size(); }
+
+private:
+    std::shared_ptr<Constraint>      constraint_;
+    std::shared_ptr<const TokenTrie> tokens_;
+    Rows                             rows_;
+    std::vector<Thread>              threads_;
+    bool                             may_end_ = false, ended_ = false;
+    std::size_t                      refused_at_ = 0, compact_at_ = 4096;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Constraint::Constraint(Grammar grammar, const GrammarLimits& limits) : machine_(std::move(grammar), limits) {}
+
+// All tokens with these bytes.
+void allow(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
+    for (; token >= 0; token = trie.next_same(token)) bits[std::size_t(token) / 64] |= std::uint64_t(1) << (token % 64);
+}
+
+std::shared_ptr<const Constraint::LexerMask> Constraint::mask_of(const TokenTrie& trie, LexerState state,
+                                                                 bool long_ones, std::size_t& work) {
+    if (masks_of_ != std::bit_cast<std::uint64_t>(&trie)) {
+        masks_.clear();
+        masks_of_ = std::bit_cast<std::uint64_t>(&trie);
+    }
+    const LexerState key = 2 * state + long_ones;
+    if (auto known = masks_.find(key); known != masks_.end()) return known->second;
+    auto                    made  = std::make_shared<LexerMask>();
+    GrammarLexer&           lexer = machine_.lexer();
+    const TokenTrie::Slice* slice = long_ones ? nullptr : trie.slice(lexer.plain_depth(state));
+    made->tree                    = slice ? &slice->others : long_ones ? &trie.long_ones() : &trie.short_ones();
+    if (slice) made->bits = slice->bits;
+    else if (!long_ones) made->bits.resize(trie.words());
+    std::array<LexerState, 257> way{};
+    way[0]            = state;
+    const auto& nodes = made->tree->nodes;
+    for (std::uint32_t n = 0; n < nodes.size();) {
+        const TokenTree::Node& node = nodes[n];
+        work++;
+        const LexerState next = lexer.step(way[node.depth - 1], node.byte);
+        if (next == GrammarLexer::dead) {
+            n += node.size;
+        } else if (lexer.has_ends(next)) {
+            made->exits.push_back({n, next});
+            n += node.size;
+        } else {
+            if (node.token >= 0 && long_ones) made->tokens.push_back(node.token);
+            else if (node.token >= 0) allow(trie, node.token, made->bits);
+            way[node.depth] = next;
+            n++;
+        }
+    }
+    if (masks_.size() >= most_masks) masks_.clear();
+    if (!lexer.full()) masks_.emplace(key, made);
+    return made;
+}
+
+ConstraintState::ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<const TokenTrie> tokens)
+    : constraint_(std::move(constraint)), tokens_(std::move(tokens)) {
+    std::scoped_lock lock(constraint_->machine_.mutex());
+    threads_ = rows_.begin(constraint_->machine_);
+    may_end_ = rows_.ends(0);
+}
+
+// One mask: a walk over the trie, with rows at the end of the state's own. **Owns** its stack.
+class MaskWalk {
+public:
+    MaskWalk(Machine& machine, Rows& rows, const TokenTrie& trie, std::span<std::uint64_t> bits)
+        : machine_(machine), rows_(rows), trie_(trie), bits_(bits), most_work_(machine.limits().work) {}
+
+    std::size_t work = 0;
+
+    bool exhausted() const { return work > most_work_ || rows_.size() > machine_.limits().rows; }
+
+    // The nodes first..last of a tree, whose parents were walked to `threads`.
+    void walk(const TokenTree& tree, std::uint32_t first, std::uint32_t last, std::span<const Thread> threads) {
+        if (first == last) return;
+        const std::uint32_t top = tree.nodes[first].depth - 1u;
+        stack_.assign(threads.begin(), threads.end());
+        from_[top] = 0, to_[top] = std::uint32_t(stack_.size());
+        for (std::uint32_t n = first; n < last && !exhausted();) {
+            const TokenTree::Node& node = tree.nodes[n];
+            const std::uint32_t    up = from_[node.depth - 1u], end = to_[node.depth - 1u];
+            work++;
+            stack_.resize(end);
+            bool alive = false;
+            if (end - up == 1) { // the usual case
+                const Thread     t = stack_[up];
+                const LexerState s = machine_.lexer().step(t.state, node.byte);
+                if (s != GrammarLexer::dead && !machine_.lexer().has_ends(s)) {
+                    stack_.push_back({t.row, s});
+                    alive = true;
+                } else if (s != GrammarLexer::dead) {
+                    alive = end_lexemes({t.row, s});
+                }
+            } else {
+                bool ends = false;
+                rows_.step(machine_, std::span(stack_).subspan(up, end - up), node.byte, next_, ends);
+                work += rows_.take_work();
+                stack_.insert(stack_.end(), next_.begin(), next_.end());
+                alive = ends || !next_.empty();
+            }
+            if (!alive) {
+                n += node.size;
+                continue;
+            }
+            if (node.token >= 0) allow(trie_, node.token, bits_);
+            from_[node.depth] = end;
+            to_[node.depth]   = std::uint32_t(stack_.size());
+            n += stack_.size() == end ? node.size : 1;
+        }
+    }
+
+    // A node where lexemes of one thread end, and those below it.
+    void exit(const TokenTree& tree, std::uint32_t node, Thread ended) {
+        if (!(ended == ended_)) { // most end in the same state
+            stack_.clear();
+            ended_   = ended;
+            follows_ = end_lexemes(ended);
+            behind_threads_.assign(stack_.begin(), stack_.end());
+        }
+        if (!follows_) return;
+        const TokenTree::Node& n = tree.nodes[node];
+        if (n.token >= 0) allow(trie_, n.token, bits_);
+        if (n.size > 1 && !behind_threads_.empty()) walk(tree, node + 1, node + n.size, behind_threads_);
+    }
+
+private:
+    // Pushes what goes on; the row behind the lexemes is made once. False: nothing follows, and the text cannot end.
+    bool end_lexemes(Thread ended) {
+        const std::uint64_t key   = std::uint64_t(std::uint32_t(ended.row)) << 32 | std::uint32_t(ended.state);
+        auto                known = behind_.find(key);
+        if (known == behind_.end()) {
+            known = behind_.emplace(key, rows_.row_after(machine_, {&ended, 1})).first;
+            work += rows_.take_work();
+        }
+        const Thread begun   = rows_.start_of(known->second);
+        const bool   goes_on = machine_.lexer().goes_on(ended.state);
+        if (goes_on) stack_.push_back(ended);
+        if (begun.state != GrammarLexer::dead) stack_.push_back(begun);
+        return goes_on || begun.state != GrammarLexer::dead || rows_.ends(known->second);
+    }
+
+    Machine&                                        machine_;
+    Rows&                                           rows_;
+    const TokenTrie&                                trie_;
+    std::span<std::uint64_t>                        bits_;
+    std::size_t                                     most_work_;
+    std::vector<Thread>                             stack_, next_, behind_threads_;
+    Thread                                          ended_{.row = -1}; // of the last exit
+    bool                                            follows_ = false;
+    std::array<std::uint32_t, 257>                  from_, to_; // of the stack, for each depth
+    std::unordered_map<std::uint64_t, std::int32_t> behind_;
+};
+
+Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
+    std::ranges::fill(bits, 0);
+    const auto end = [&] {
+        for (Token t : tokens_->ends()) bits[std::size_t(t) / 64] |= std::uint64_t(1) << (t % 64);
+    };
+    if (ended_) return end(), Result<void>();
+    Machine&          m = constraint_->machine_;
+    std::scoped_lock  lock(m.mutex());
+    const std::size_t n_rows = rows_.size();
+    MaskWalk          walk(m, rows_, *tokens_, bits);
+    if (threads_.size() == 1) {
+        const LexerState own    = threads_[0].state;
+        const LexerState common = m.lexer().relaxed(own, TokenTrie::short_bytes);
+        for (const bool long_ones : {false, true}) {
+            if (common == GrammarLexer::dead) break; // no room: below
+            const auto mask = constraint_->mask_of(*tokens_, long_ones ? own : common, long_ones, walk.work);
+            for (std::size_t w = 0; w < mask->bits.size(); w++) bits[w] |= mask->bits[w];
+            for (Token t : mask->tokens) allow(*tokens_, t, bits);
+            for (const auto& exit : mask->exits) {
+                if (walk.exhausted()) break;
+                walk.exit(*mask->tree, exit.node, {threads_[0].row, exit.state});
+            }
+        }
+    } else if (!threads_.empty()) {
+        walk.walk(tokens_->all(), 0, std::uint32_t(tokens_->all().nodes.size()), threads_);
+    }
+    const bool exhausted = walk.exhausted() || m.lexer().full() || m.pool().size() > m.limits().expressions;
+    rows_.cut(n_rows);
+    if (may_end_) end();
+    if (exhausted) {
+        std::ranges::fill(bits, 0);
+        return fail_with(ErrorKind::limit, "the constraint takes more work for one token than is allowed (",
+                         m.limits().work, " steps, ", m.limits().rows, " rows, ", m.limits().lexer_states,
+                         " lexer states, ", m.limits().expressions, " expressions)");
+    }
+    if (std::ranges::all_of(bits, [](std::uint64_t w) { return w == 0; }))
+        return fail("no token of the vocabulary can go on with the text that the constraint asks for");
+    return {};
+}
+
+bool ConstraintState::accept(Token token) {
+    if (std::ranges::find(tokens_->ends(), token) != tokens_->ends().end()) {
+        if (!may_end_) return false;
+        ended_ = true;
+        threads_.clear();
+        return true;
+    }
+    const std::string_view bytes = token >= 0 && token < tokens_->vocab_size() ? tokens_->bytes(token) : "";
+    return !bytes.empty() && accept_bytes(bytes);
+}
+
+bool ConstraintState::accept_bytes(std::string_view bytes) {
+    if (ended_) return bytes.empty();
+    Machine&            m = constraint_->machine_;
+    std::scoped_lock    lock(m.mutex());
+    const std::size_t   n_rows  = rows_.size();
+    std::vector<Thread> threads = threads_, next;
+    bool                ends    = may_end_;
+    for (std::size_t i = 0; i < bytes.size(); i++) {
+        rows_.step(m, threads, static_cast<unsigned char>(bytes[i]), next, ends);
+        if (next.empty() && !ends) {
+            rows_.cut(n_rows);
+            refused_at_ = i;
+            return false;
+        }
+        std::swap(threads, next);
+        if (rows_.items() > compact_at_) {
+            // Rows before this call are needed where it fails: only then they cannot be forgotten.
+            if (i + 1 < bytes.size()) continue;
+            rows_.compact(threads);
+            compact_at_ = std::max<std::size_t>(4096, 2 * rows_.items());
+        }
+    }
+    (void)rows_.take_work();
+    threads_ = std::move(threads);
+    may_end_ = ends;
+    return true;
+}
+
+std::string ConstraintState::forced_bytes(std::size_t most) {
+    std::string forced;
+    if (ended_) return forced;
+    Machine&            m = constraint_->machine_;
+    std::scoped_lock    lock(m.mutex());
+    const std::size_t   n_rows  = rows_.size();
+    std::vector<Thread> threads = threads_, next;
+    bool                ends    = may_end_;
+    while (!ends && forced.size() < most) {
+        int only = -1;
+        for (int b = 0; b < 256 && only != -2; b++)
+            for (const Thread& t : threads)
+                if (m.lexer().step(t.state, b) != GrammarLexer::dead) {
+                    only = only == -1 ? b : -2;
+                    break;
+                }
+        if (only < 0) break;
+        rows_.step(m, threads, only, next, ends);
+        if (next.empty() && !ends) break;
+        std::swap(threads, next);
+        forced += char(only);
+    }
+    rows_.cut(n_rows);
+    (void)rows_.take_work();
+    return forced;
+}
+
+} // namespace quire

@@ -1,0 +1,165 @@
+// quire.text.grammar.token_trie: the tokens of a vocabulary as a tree of their bytes, made once for a model. **Owns** the trees.
+export module quire.text.grammar.token_trie;
+
+import quire.core.base;
+import quire.core.std;
+import quire.core.unicode;
+import quire.text.grammar.regex;
+import quire.text.grammar.regex_parser;
+
+export namespace quire {
+
+// A tree in the order of a walk: to step over a node and all below it is one addition.
+struct TokenTree {
+    struct Node {
+        std::uint32_t size  = 1;  // nodes of the subtree, this one included
+        Token         token = -1; // that ends here: the first of several with these bytes
+        std::uint8_t  byte  = 0;
+        std::uint8_t  depth = 0; // from 1
+    };
+    std::vector<Node> nodes;
+};
+
+class TokenTrie {
+public:
+    // Of each token its bytes; empty: it cannot be part of a text (control tokens). `ends`: the tokens that end a text.
+    // Tokens longer than 255 bytes are left out.
+    TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends);
+
+    int              vocab_size() const { return int(next_same_.size()); }
+    std::size_t      words() const { return (next_same_.size() + 63) / 64; }
+    const TokenTree& all() const { return all_; }
+    // Those of at most short_bytes, and the others.
+    static constexpr std::uint32_t short_bytes = 32;
+    const TokenTree&               short_ones() const { return short_; }
+    const TokenTree&               long_ones() const { return long_; }
+    const std::vector<Token>&      ends() const { return ends_; }
+    std::string_view               bytes(Token t) const {
+        return std::string_view(text_).substr(first_[std::size_t(t)],
+                                                            first_[std::size_t(t) + 1] - first_[std::size_t(t)]);
+    }
+    // The next token with the same bytes, or -1.
+    Token next_same(Token t) const { return next_same_[std::size_t(t)]; }
+
+    // The short tokens that are plain text, of at most so many characters, as bits; and a tree of all other short ones. Plain text is what can
+    // stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control characters.
+    struct Slice {
+        std::uint32_t              most_chars = 0;
+        std::vector<std::uint64_t> bits;
+        TokenTree                  others;
+    };
+    // Of the slices whose tokens have at most so many characters the largest, or null.
+    const Slice* slice(std::uint32_t chars) const;
+    // One such character.
+    static RegexId plain_character(RegexPool& pool);
+
+private:
+    TokenTree build(const std::vector<Token>& sorted) const;
+
+    std::string                text_; // of all tokens
+    std::vector<std::uint32_t> first_;
+    std::vector<Token>         next_same_, ends_;
+    TokenTree                  all_, short_, long_;
+    std::vector<Slice>         slices_; // ascending
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr std::array<std::uint32_t, 4> slice_sizes{3, 8, 20, RegexPool::endless};
+
+// Characters of a plain text, -1: it is none.
+int plain_characters(std::string_view text) {
+    int n = 0;
+    for (std::size_t at = 0; at < text.size(); n++) {
+        const CodePoint c = utf8_next(text, at);
+        if (!c.valid || c.value < 0x20 || c.value == '"' || c.value == '\\' || c.value == 0x7f) return -1;
+        at += std::size_t(c.bytes);
+    }
+    return n;
+}
+
+RegexId TokenTrie::plain_character(RegexPool& pool) {
+    return character(pool, all_but({{0, 0x1f}, {'"', '"'}, {'\\', '\\'}, {0x7f, 0x7f}}), TextSpelling::utf8);
+}
+
+TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends)
+    : next_same_(bytes.size(), -1), ends_(std::move(ends)) {
+    for (const std::string& b : bytes) {
+        first_.push_back(std::uint32_t(text_.size()));
+        if (b.size() <= 255) text_ += b;
+    }
+    first_.push_back(std::uint32_t(text_.size()));
+    std::vector<Token> sorted;
+    for (Token t = 0; t < Token(bytes.size()); t++)
+        if (!this->bytes(t).empty() && std::ranges::find(ends_, t) == ends_.end()) sorted.push_back(t);
+    std::sort(sorted.begin(), sorted.end(), [&](Token a, Token b) {
+        const auto ta = this->bytes(a), tb = this->bytes(b);
+        return ta != tb ? ta < tb : a < b;
+    });
+    std::vector<Token> first; // of those with the same bytes
+    for (Token t : sorted)
+        if (!first.empty() && this->bytes(first.back()) == this->bytes(t)) {
+            Token last = first.back();
+            while (next_same_[std::size_t(last)] >= 0) last = next_same_[std::size_t(last)];
+            next_same_[std::size_t(last)] = t;
+        } else {
+            first.push_back(t);
+        }
+    all_ = build(first);
+    std::vector<Token> few, many; // bytes
+    for (Token t : first) (this->bytes(t).size() <= short_bytes ? few : many).push_back(t);
+    short_ = build(few);
+    long_  = build(many);
+    for (std::uint32_t most : slice_sizes) {
+        Slice              s{.most_chars = most, .bits = std::vector<std::uint64_t>(words()), .others = {}};
+        std::vector<Token> others;
+        for (Token t : few) {
+            const int n = plain_characters(this->bytes(t));
+            if (n < 0 || std::uint32_t(n) > most) {
+                others.push_back(t);
+                continue;
+            }
+            for (Token same = t; same >= 0; same = next_same(same))
+                s.bits[std::size_t(same) / 64] |= std::uint64_t(1) << (same % 64);
+        }
+        s.others = build(others);
+        slices_.push_back(std::move(s));
+    }
+}
+
+TokenTree TokenTrie::build(const std::vector<Token>& sorted) const {
+    TokenTree                  tree;
+    std::vector<std::uint32_t> way; // nodes of the last token
+    std::string_view           last;
+    const auto                 leave = [&](std::size_t depth) {
+        for (; way.size() > depth; way.pop_back())
+            tree.nodes[way.back()].size = std::uint32_t(tree.nodes.size()) - way.back();
+    };
+    for (Token t : sorted) {
+        const std::string_view text = bytes(t);
+        std::size_t            same = 0;
+        while (same < last.size() && same < text.size() && last[same] == text[same]) same++;
+        leave(same);
+        for (std::size_t i = same; i < text.size(); i++) {
+            way.push_back(std::uint32_t(tree.nodes.size()));
+            tree.nodes.push_back({1, -1, static_cast<unsigned char>(text[i]), std::uint8_t(i + 1)});
+        }
+        tree.nodes.back().token = t;
+        last                    = text;
+    }
+    leave(0);
+    return tree;
+}
+
+const TokenTrie::Slice* TokenTrie::slice(std::uint32_t chars) const {
+    const Slice* best = nullptr;
+    for (const Slice& s : slices_)
+        if (s.most_chars <= chars) best = &s;
+    return best;
+}
+
+} // namespace quire

@@ -1,0 +1,163 @@
+// Constraints in the engine: every answer satisfies its own, however it is decoded and whatever happens to its blocks.
+#include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
+
+#include "reference.h"
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.engine.engine;
+import quire.schedule.request;
+import quire.text.grammar.compile;
+import quire.text.tokenizer;
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+Engine load(bool pipeline, int blocks = 128) {
+    EngineOptions options;
+    options.threads       = 1;
+    options.device        = "cpu";
+    options.block_size    = 4;
+    options.kv_blocks     = blocks;
+    options.max_sequences = 6;
+    options.pipeline      = pipeline;
+    Result<Engine> engine = Engine::load(reference("models/llama3-gqa-Q8_0.gguf"), options);
+    REQUIRE(engine.has_value());
+    return std::move(*engine);
+}
+
+std::shared_ptr<Constraint> array_of_numbers() {
+    ConstraintSpec spec{.kind = ConstraintSpec::Kind::json_schema};
+    spec.schema = *json_parse(
+        R"({"type":"object","properties":{"a":{"type":"array","items":{"type":"integer","maximum":99,"minimum":0},"maxItems":6},"b":{"enum":["x","y"]}},"required":["a","b"],"additionalProperties":false})");
+    return *compile_constraint(spec);
+}
+
+Request request(Engine& engine, const std::shared_ptr<Constraint>& constraint, int max_tokens = 60) {
+    Request r;
+    r.prompt               = {5, 6, 7, 8, 9, 10, 11, 12, 13};
+    r.sampling.temperature = 0;
+    r.max_tokens           = max_tokens;
+    r.constraint           = ConstraintState(constraint, engine.token_trie());
+    return r;
+}
+
+struct Ended {
+    std::vector<Token> tokens;
+    FinishReason       finish = FinishReason::none;
+    std::string        message;
+    int                n_preempted = 0;
+};
+
+std::map<std::pair<RequestId, int>, Ended> run(Engine& engine, const std::vector<Request>& requests) {
+    for (const Request& r : requests) {
+        const auto id = engine.submit(r);
+        INFO((id ? std::string() : id.error().message));
+        REQUIRE(id.has_value());
+    }
+    std::map<std::pair<RequestId, int>, Ended> answers;
+    std::vector<Output>                        out;
+    while (engine.step(out)) engine.check_invariants();
+    for (const Output& o : out) {
+        Ended& a = answers[{o.id, o.index}];
+        a.tokens.insert(a.tokens.end(), o.tokens.begin(), o.tokens.end());
+        a.finish      = o.finish;
+        a.message     = o.message;
+        a.n_preempted = o.n_preempted;
+    }
+    return answers;
+}
+
+// The text is a beginning of what the constraint asks for, or, where it came to its end, all of it.
+void check_text(Engine& engine, const std::shared_ptr<Constraint>& constraint, const Ended& answer) {
+    ConstraintState state(constraint, engine.token_trie());
+    for (Token t : answer.tokens) REQUIRE(state.accept(t));
+    INFO(engine.tokenizer().decode(answer.tokens));
+    CHECK(answer.message == "");
+    CHECK((answer.finish == FinishReason::stop || answer.finish == FinishReason::length));
+    if (answer.finish == FinishReason::stop) CHECK(json_parse(engine.tokenizer().decode(answer.tokens)).has_value());
+}
+
+} // namespace
+
+TEST_CASE("answers satisfy their constraint: greedy, sampled, several, beams", "[engine]") {
+    Engine     engine     = load(GENERATE(false, true));
+    const auto constraint = array_of_numbers();
+    int        complete   = 0;
+    for (int kind = 0; kind < 8; kind++) {
+        Request r = request(engine, constraint);
+        if (kind > 0) r.sampling.temperature = 1, r.sampling.seed = std::uint64_t(kind);
+        if (kind == 2) r.n = 3;
+        if (kind == 3) r.n = 2, r.best_of = 4;
+        if (kind == 4) r.sampling.top_k = 20, r.sampling.repetition_penalty = 1.2f;
+        if (kind == 5) r.n = r.beam_width = 3, r.sampling = {};
+        if (kind == 6) r.sampling.logprobs = 5;
+        if (kind == 7) r.sampling.logit_bias = {{20, 50.0f}};
+        const auto answers = run(engine, {r});
+        CHECK(answers.size() == std::size_t(r.n));
+        for (const auto& [id, answer] : answers) {
+            CAPTURE(kind, id.second);
+            check_text(engine, constraint, answer);
+            complete += answer.finish == FinishReason::stop;
+        }
+    }
+    CHECK(complete > 0);
+}
+
+TEST_CASE("a constraint goes on as it was after a preemption", "[engine]") {
+    const bool           pipeline   = GENERATE(false, true);
+    const auto           constraint = array_of_numbers();
+    Engine               roomy = load(pipeline), tight = load(pipeline, 16);
+    std::vector<Request> requests;
+    for (int i = 0; i < 3; i++) {
+        requests.push_back(request(roomy, constraint, 40));
+        requests.back().sampling.temperature = 1;
+        requests.back().sampling.seed        = std::uint64_t(i);
+        requests.back().prompt[0]            = Token(i);
+    }
+    const auto want = run(roomy, requests);
+    for (Request& r : requests) r.constraint = ConstraintState(constraint, tight.token_trie());
+    const auto got         = run(tight, requests);
+    int        n_preempted = 0;
+    for (const auto& [id, answer] : want) {
+        CHECK(got.at(id).tokens == answer.tokens);
+        n_preempted += got.at(id).n_preempted;
+    }
+    CHECK(n_preempted > 0);
+}
+
+TEST_CASE("log-probabilities are those of the allowed tokens", "[engine]") {
+    Engine         engine = load(false);
+    ConstraintSpec spec{.kind = ConstraintSpec::Kind::choice};
+    spec.choices        = {"a", "b"};
+    Request r           = request(engine, *compile_constraint(spec));
+    r.sampling.logprobs = 20;
+    const auto id       = engine.submit(r);
+    REQUIRE(id.has_value());
+    std::vector<Output> out;
+    while (engine.step(out)) {}
+    std::vector<PositionLogprobs> all;
+    for (const Output& o : out) all.insert(all.end(), o.logprobs.begin(), o.logprobs.end());
+    REQUIRE(all.size() >= 2);
+    double sum = 0;
+    for (const TokenLogprob& t : all[0].top) sum += std::exp(double(t.logprob));
+    CHECK(std::abs(sum - 1) < 1e-3);
+    CHECK(all[0].top.size() < 20);
+}
+
+TEST_CASE("a constraint that nothing can follow ends the request with a sentence", "[engine]") {
+    Engine         engine = load(GENERATE(false, true));
+    ConstraintSpec spec{.kind = ConstraintSpec::Kind::choice};
+    spec.choices       = {"a"};
+    Request r          = request(engine, *compile_constraint(spec));
+    r.min_tokens       = 10; // it would end before
+    const auto answers = run(engine, {r});
+    for (const auto& [id, answer] : answers) {
+        CHECK(answer.finish == FinishReason::failed);
+        CHECK(answer.message.find("constraint") != answer.message.npos);
+    }
+}

@@ -1,0 +1,307 @@
+// Grammars: expressions and their derivatives, JSON Schema, GBNF, structural tags; masks over a small vocabulary.
+#include <catch2/catch_test_macros.hpp>
+#include <string>
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.text.grammar.compile;
+import quire.text.grammar.regex;
+import quire.text.grammar.regex_parser;
+
+using namespace quire;
+using Kind = ConstraintSpec::Kind;
+
+namespace {
+
+// Bytes as tokens, some words, an end token.
+std::shared_ptr<const TokenTrie> bytes_and_words() {
+    static const auto trie = [] {
+        std::vector<std::string> all;
+        for (int b = 0; b < 256; b++) all.emplace_back(1, char(b));
+        for (const char* word :
+             {"{\"", "\":", "name", "\",\"", "true", "false", "12", "123", "abc", " a", "\"}", "ab", "ab"})
+            all.emplace_back(word);
+        all.emplace_back(); // the end
+        return std::make_shared<const TokenTrie>(all, std::vector<Token>{Token(all.size() - 1)});
+    }();
+    return trie;
+}
+
+std::shared_ptr<Constraint> compiled(const ConstraintSpec& spec) {
+    Result<std::shared_ptr<Constraint>> made = compile_constraint(spec);
+    INFO((made ? std::string() : made.error().message));
+    REQUIRE(made);
+    return *made;
+}
+
+ConstraintSpec schema(const char* text, bool ordered = true) {
+    ConstraintSpec spec{.kind = Kind::json_schema};
+    spec.schema  = *json_parse(text);
+    spec.ordered = ordered;
+    return spec;
+}
+ConstraintSpec text_spec(Kind kind, std::string text) {
+    ConstraintSpec spec{.kind = kind};
+    spec.text = std::move(text);
+    return spec;
+}
+
+bool accepts(const std::shared_ptr<Constraint>& c, std::string_view text) {
+    ConstraintState state(c, bytes_and_words());
+    return state.accept_bytes(text) && state.may_end();
+}
+bool accepts(const ConstraintSpec& spec, std::string_view text) { return accepts(compiled(spec), text); }
+
+std::string error_of(const ConstraintSpec& spec) {
+    const Result<std::shared_ptr<Constraint>> made = compile_constraint(spec);
+    return made ? "" : made.error().message;
+}
+
+bool says(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+
+} // namespace
+
+TEST_CASE("expressions match whole texts", "[grammar]") {
+    const auto matches = [](const char* pattern, std::string_view text) {
+        return accepts(text_spec(Kind::regex, pattern), text);
+    };
+    CHECK(matches("a+b?", "aab"));
+    CHECK_FALSE(matches("a+b?", "b"));
+    CHECK(matches("[0-9]{2,3}", "123"));
+    CHECK_FALSE(matches("[0-9]{2,3}", "1234"));
+    CHECK(matches("(yes|no)", "no"));
+    CHECK(matches("[^a-c]é.", "dé\xf0\x9f\x98\x80"));
+    CHECK_FALSE(matches("[^a-c]", "b"));
+    CHECK_FALSE(matches(".", "\n"));
+    CHECK(matches("\\d{3}-\\d{4}", "555-1234"));
+    CHECK(matches("(?=.*[0-9])[a-z0-9]+", "ab1"));
+    CHECK_FALSE(matches("(?=.*[0-9])[a-z0-9]+", "abc"));
+    CHECK_FALSE(matches("(?!ab)[a-z]+", "abc"));
+    CHECK(matches("", ""));
+    CHECK(matches("a*", ""));
+}
+
+TEST_CASE("a pattern that cannot be used says where", "[grammar]") {
+    CHECK(says(error_of(text_spec(Kind::regex, "a(b")), "'(' without ')' at byte 3"));
+    CHECK(says(error_of(text_spec(Kind::regex, "*a")), "a quantifier without anything before it at byte 0"));
+    CHECK(says(error_of(text_spec(Kind::regex, "(a)\\1")), "a back reference"));
+    CHECK(says(error_of(text_spec(Kind::regex, "[b-a]")), "ends before it begins"));
+    CHECK(says(error_of(text_spec(Kind::regex, "a\\b")), "a word boundary"));
+    CHECK(says(error_of(text_spec(Kind::regex, "[^\\x00-\\u{10ffff}]")), "cannot be met"));
+    CHECK(says(error_of(text_spec(Kind::regex, std::string(1000, '('))), "nested too deep"));
+}
+
+TEST_CASE("an intersection without texts is found empty", "[grammar]") {
+    RegexPool  pool;
+    const auto parse = [&](const char* p) { return *parse_regex(pool, p, TextSpelling::utf8, true); };
+    CHECK(pool.is_void(pool.all_of({parse("a+"), parse("b+")})));
+    CHECK_FALSE(pool.is_void(pool.all_of({parse("a*b"), parse("a*")})) == false);
+    CHECK_FALSE(pool.is_void(pool.all_of({parse("[a-z]{40}"), parse(".*q.*")})));
+    CHECK(pool.is_void(pool.minus(parse("ab|ac"), parse("a[bc]"))));
+}
+
+TEST_CASE("members come in the order of the schema, or in any", "[grammar]") {
+    const char* text =
+        R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},"required":["a"],"additionalProperties":false})";
+    CHECK(accepts(schema(text), R"({"a":1})"));
+    CHECK(accepts(schema(text), R"({"a": 1, "b": true})"));
+    CHECK_FALSE(accepts(schema(text), R"({"b":true,"a":1})"));
+    CHECK(accepts(schema(text, false), R"({"b":true,"a":1})"));
+    CHECK_FALSE(accepts(schema(text, false), R"({"b":true})"));
+    CHECK_FALSE(accepts(schema(text, false), R"({"a":1,"a":1})"));
+    CHECK_FALSE(accepts(schema(text), R"({"a":1,"c":1})"));
+    CHECK_FALSE(accepts(schema(text), R"({"a":"1"})"));
+}
+
+TEST_CASE("keywords of JSON Schema", "[grammar]") {
+    struct Row {
+        const char*              schema;
+        std::vector<const char*> valid, invalid;
+    };
+    const Row rows[] = {
+        {R"({"type":"integer","minimum":-3,"exclusiveMaximum":120})",
+         {"-3", "0", "119", "7.0"},
+         {"-4", "120", "1.5", "007"}},
+        {R"({"type":"number","minimum":0.5,"maximum":10})",
+         {"0.5", "9.99", "10", "10.0"},
+         {"0.4", "10.01", "-1", "1e1"}},
+        {R"({"type":"number","exclusiveMinimum":0})", {"0.1", "1e-3", "5"}, {"0", "-1", "-0.5", "0.0"}},
+        {R"({"type":"integer","multipleOf":7})", {"0", "21", "-14"}, {"8", "22"}},
+        {R"({"multipleOf":0.01})", {"4.35", "1", "\"x\""}, {"4.355"}},
+        {R"({"type":"string","minLength":2,"maxLength":3})",
+         {R"("ab")", R"("a\n")", "\"\xc3\xa9\xc3\xa9\""},
+         {R"("a")", R"("abcd")"}},
+        {R"({"type":"string","pattern":"^a.c$"})", {R"("abc")", R"("a\"c")"}, {R"("abcd")", R"("ac")"}},
+        {R"({"type":"string","pattern":"b"})", {R"("abc")", R"("b")"}, {R"("ac")"}},
+        {R"({"enum":[1,"x",null,[1,2],{"k":true}]})",
+         {"1", "1.0", R"("x")", "null", "[1,2]", R"({"k":true})"},
+         {"2", R"("y")", "[1]", "{}"}},
+        {R"({"const":{"a":[]}})", {R"({"a":[]})"}, {R"({"a":[1]})", "{}"}},
+        {R"({"type":["null","boolean"]})", {"null", "true"}, {"0", R"("true")"}},
+        {R"({"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":2})",
+         {"[1]", "[1, 2]"},
+         {"[]", "[1,2,3]", R"(["a"])"}},
+        {R"({"prefixItems":[{"type":"string"},{"type":"integer"}],"items":false})",
+         {R"(["a",1])", R"(["a"])", "[]"},
+         {R"([1])", R"(["a",1,2])"}},
+        {R"({"type":"object","patternProperties":{"^x-":{"type":"integer"}},"additionalProperties":false})",
+         {"{}", R"({"x-a":1,"x-b":2})"},
+         {R"({"x-a":"1"})", R"({"y":1})"}},
+        {R"({"type":"object","additionalProperties":{"type":"boolean"},"minProperties":1,"maxProperties":2})",
+         {R"({"a":true})"},
+         {"{}", R"({"a":1})", R"({"a":true,"b":true,"c":true})"}},
+        {R"({"type":"object","propertyNames":{"maxLength":2}})", {R"({"ab":1})", "{}"}, {R"({"abc":1})"}},
+        {R"({"anyOf":[{"type":"integer"},{"type":"string"}]})", {"3", R"("s")"}, {"null", "[]"}},
+        {R"({"allOf":[{"minimum":2},{"maximum":4}],"type":"integer"})", {"3"}, {"1", "5"}},
+        {R"({"oneOf":[{"multipleOf":3,"type":"integer"},{"multipleOf":5,"type":"integer"}]})",
+         {"3", "5"},
+         {"15", "0", "7"}},
+        {R"({"oneOf":[{"required":["a"]},{"required":["b"]}],"type":"object"})",
+         {R"({"a":1})", R"({"b":1})"},
+         {R"({"a":1,"b":1})", "{}"}},
+        {R"({"not":{"type":"string"}})", {"1", "null", "{}"}, {R"("s")"}},
+        {R"({"type":"integer","not":{"enum":[1,2]}})", {"3"}, {"1", "2", "2.0"}},
+        {R"({"type":"object","properties":{"k":{"enum":["a","b"]},"v":{}},"required":["k"],"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["v"]}})",
+         {R"({"k":"a","v":1})", R"({"k":"b"})"},
+         {R"({"k":"a"})"}},
+        {R"({"type":"object","dependentRequired":{"a":["b"]},"properties":{"a":{},"b":{}}})",
+         {R"({"a":1,"b":1})", R"({"b":1})", "{}"},
+         {R"({"a":1})"}},
+        {R"({"$ref":"#/$defs/list","$defs":{"list":{"type":"object","properties":{"next":{"$ref":"#/$defs/list"}},"additionalProperties":false}}})",
+         {"{}", R"({"next":{"next":{}}})"},
+         {R"({"next":1})", R"({"x":1})"}},
+        {R"({"type":"string","format":"date"})",
+         {R"("2024-02-29")"},
+         {R"("2023-02-29")", R"("2024-13-01")", R"("0000-01-01")"}},
+        {R"({"type":"string","format":"ipv6"})",
+         {R"("::1")", R"("1:2:3:4:5:6:7:8")", R"("::ffff:1.2.3.4")"},
+         {R"("1::2::3")", R"("12345::")"}},
+        {R"({"type":"string","format":"uuid"})", {R"("2eb8aa08-aa98-11ea-b4aa-73b441d16380")"}, {R"("2eb8aa08")"}},
+        {R"({"type":"string","format":"colour"})", {R"("red")"}, {"1"}},
+        {"true", {"1", "[{}]", R"({"a":{"b":[null]}})"}, {"", "01", "{a:1}", "[1,]"}},
+    };
+    for (const Row& row : rows) {
+        const auto c = compiled(schema(row.schema, false));
+        for (const char* text : row.valid) {
+            INFO(row.schema << "  " << text);
+            CHECK(accepts(c, text));
+        }
+        for (const char* text : row.invalid) {
+            INFO(row.schema << "  " << text);
+            CHECK_FALSE(accepts(c, text));
+        }
+    }
+}
+
+TEST_CASE("a schema that cannot be met or is not supported is refused by name", "[grammar]") {
+    CHECK(says(error_of(schema(R"({"type":"array","uniqueItems":true})")), "uniqueItems"));
+    CHECK(says(error_of(schema(R"({"properties":{"a":{"contains":{}}}})")), "'#/properties/a': contains"));
+    CHECK(says(error_of(schema(R"({"$ref":"#/nowhere"})")), "'#/nowhere' is not in this document"));
+    CHECK(says(error_of(schema(R"({"$ref":"#"})")), "refers to itself"));
+    CHECK(says(error_of(schema("false")), "cannot be met"));
+    CHECK(says(error_of(schema(R"({"type":"integer","minimum":2,"maximum":1})")), "cannot be met"));
+    CHECK(says(error_of(schema(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})")),
+               "cannot be met"));
+    CHECK(says(error_of(schema(R"({"type":"text"})")), "is not a type"));
+    CHECK(says(error_of(schema(R"({"pattern":"("})")), "pattern"));
+    CHECK(says(error_of(text_spec(Kind::regex, std::string(300'000, 'a'))), "bytes"));
+}
+
+TEST_CASE("grammars of llama.cpp", "[grammar]") {
+    const ConstraintSpec json = text_spec(Kind::grammar, R"(
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws  # a comment
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]{1,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+)");
+    const auto           c    = compiled(json);
+    CHECK(accepts(c, "{\"a\": [1, -2.5e3, \"x\\n\"], \"b\":\n  {}}"));
+    CHECK_FALSE(accepts(c, R"({"a":1,})"));
+    CHECK_FALSE(accepts(c, "[1]"));
+    const auto left =
+        compiled(text_spec(Kind::grammar, "root ::= e\ne ::= e \"+\" t | t\nt ::= \"(\" e \")\" | [0-9]+"));
+    CHECK(accepts(left, "1+(2+3)+4"));
+    CHECK_FALSE(accepts(left, "1+(2+3"));
+    CHECK(accepts(text_spec(Kind::grammar, "root ::= \"a\" root \"b\" | \"\""), "aaabbb"));
+    CHECK_FALSE(accepts(text_spec(Kind::grammar, "root ::= \"a\" root \"b\" | \"\""), "aabbb"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= x")), "'x' is not defined"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "a ::= \"b\"")), "no rule named root"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= \"a")), "line 1"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= root \"a\"")), "cannot be met"));
+}
+
+TEST_CASE("tags in free text follow their schemas", "[grammar]") {
+    ConstraintSpec spec{.kind = Kind::structural_tag};
+    spec.schema = *json_parse(
+        R"({"triggers":["<f="],"structures":[{"begin":"<f=go>","schema":{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]},"end":"</f>"}]})");
+    const auto c = compiled(spec);
+    CHECK(accepts(c, "hello < world"));
+    CHECK(accepts(c, "so: <f=go>{\"n\":1}</f> and <<f=go>{\"n\":2}</f>"));
+    CHECK_FALSE(accepts(c, "so: <f=stop>"));
+    CHECK_FALSE(accepts(c, "<f=go>{\"n\":\"x\"}</f>"));
+    CHECK_FALSE(accepts(c, "<f=go>{\"n\":1}"));
+}
+
+TEST_CASE("a mask has exactly the tokens whose bytes are accepted", "[grammar]") {
+    const auto           trie    = bytes_and_words();
+    const ConstraintSpec specs[] = {
+        schema(
+            R"({"type":"object","properties":{"name":{"type":"string","maxLength":6},"n":{"type":"integer","minimum":5}},"required":["name"]})"),
+        schema("true"),
+        schema(R"({"enum":["true","abc",true,12,123]})"),
+        text_spec(Kind::regex, "(ab|abc)* a{2,4}"),
+        text_spec(Kind::grammar, "root ::= \"ab\" root | [0-9]+ | root \"abc\""),
+    };
+    const auto end = trie->ends()[0];
+    for (const ConstraintSpec& spec : specs) {
+        const auto      c = compiled(spec);
+        std::mt19937_64 random(7);
+        for (int text = 0; text < 20; text++) {
+            ConstraintState            state(c, trie);
+            std::vector<std::uint64_t> bits(state.words());
+            for (int step = 0; step < 40 && !state.ended(); step++) {
+                REQUIRE(state.mask(bits));
+                std::vector<Token> allowed;
+                for (Token t = 0; t < trie->vocab_size(); t++) {
+                    const bool      bit  = (bits[std::size_t(t) / 64] >> (t % 64) & 1) != 0;
+                    ConstraintState next = state;
+                    const bool      goes =
+                        t == end ? state.may_end() : next.accept_bytes(trie->bytes(t)) && !trie->bytes(t).empty();
+                    INFO("token " << t << " after " << step << " tokens");
+                    CHECK(bit == goes);
+                    if (bit) allowed.push_back(t);
+                }
+                REQUIRE(state.accept(allowed[random() % allowed.size()]));
+            }
+        }
+    }
+}
+
+TEST_CASE("a copy of a state goes its own way", "[grammar]") {
+    const auto      c = compiled(text_spec(Kind::regex, "a(b|c)d"));
+    ConstraintState one(c, bytes_and_words());
+    REQUIRE(one.accept_bytes("a"));
+    ConstraintState two = one;
+    REQUIRE(one.accept_bytes("b"));
+    CHECK(two.accept_bytes("c"));
+    CHECK_FALSE(one.accept_bytes("c"));
+    CHECK(one.forced_bytes() == "d");
+    CHECK_FALSE(one.accept_bytes("x"));
+    CHECK(one.accept_bytes("d"));
+    CHECK(one.may_end());
+    CHECK(two.forced_bytes() == "d");
+}
+
+TEST_CASE("long texts keep few rows", "[grammar]") {
+    const auto      c = compiled(schema(R"({"type":"array","items":{"type":"array","items":{"type":"integer"}}})"));
+    ConstraintState state(c, bytes_and_words());
+    REQUIRE(state.accept_bytes("[[1"));
+    for (int i = 0; i < 20000; i++) REQUIRE(state.accept_bytes(i % 100 == 99 ? "],[7" : ",12"));
+    CHECK(state.rows() < 5000);
+    CHECK(state.accept_bytes("]]"));
+    CHECK(state.may_end());
+}

@@ -1,0 +1,76 @@
+// quire.tools.common.constraint_flags: --schema, --grammar and --regex: what a text may be. Owns nothing.
+module;
+
+#include <CLI/CLI.hpp>
+
+export module quire.tools.common.constraint_flags;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.text.grammar.compile;
+
+export namespace quire {
+
+struct ConstraintFlags {
+    std::string schema_file, grammar_file, regex;
+};
+
+// At most one of them may be given. `owner`: the program, or a part of its flags.
+void add_constraint_flags(CLI::App& owner, ConstraintFlags& flags);
+// Reads the files. None of the flags is given: nothing. Error: a file that cannot be used.
+Result<std::optional<ConstraintSpec>> constraint_of(const ConstraintFlags& flags);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void add_constraint_flags(CLI::App& owner, ConstraintFlags& flags) {
+    auto* schema =
+        owner.add_option("--schema", flags.schema_file, "file with a JSON Schema that the text must satisfy");
+    auto* grammar = owner.add_option("--grammar", flags.grammar_file, "file with a grammar (GBNF) for the text");
+    auto* regex   = owner.add_option("--regex", flags.regex, "regular expression of the whole text");
+    schema->excludes(grammar)->excludes(regex);
+    grammar->excludes(regex);
+}
+
+Result<std::string> read_constraint(const std::string& path) {
+    std::error_code ignored;
+    std::ifstream   file(path, std::ios::binary);
+    if (std::filesystem::is_directory(path, ignored) || !file)
+        return fail_with(ErrorKind::system, "cannot read ", quote(path));
+    std::string text(most_constraint_bytes + 1, '\0');
+    file.read(text.data(), std::ptrdiff_t(text.size()));
+    text.resize(std::size_t(file.gcount()));
+    if (text.size() > most_constraint_bytes)
+        return fail_with(ErrorKind::limit, quote(path), " has more than ", most_constraint_bytes >> 10, " KiB");
+    return text;
+}
+
+Result<std::optional<ConstraintSpec>> constraint_of(const ConstraintFlags& flags) {
+    ConstraintSpec spec;
+    if (!flags.schema_file.empty()) {
+        Result<std::string> text = read_constraint(flags.schema_file);
+        if (!text) return std::unexpected(text.error());
+        Result<Json> schema = json_parse(*text, schema_json_limits);
+        if (!schema) return fail(quote(flags.schema_file), ": ", schema.error().message);
+        spec.kind   = ConstraintSpec::Kind::json_schema;
+        spec.schema = std::move(*schema);
+        return spec;
+    }
+    if (!flags.grammar_file.empty()) {
+        Result<std::string> text = read_constraint(flags.grammar_file);
+        if (!text) return std::unexpected(text.error());
+        spec.kind = ConstraintSpec::Kind::grammar;
+        spec.text = std::move(*text);
+        return spec;
+    }
+    if (flags.regex.empty()) return std::optional<ConstraintSpec>();
+    spec.kind = ConstraintSpec::Kind::regex;
+    spec.text = flags.regex;
+    return spec;
+}
+
+} // namespace quire
