@@ -193,7 +193,7 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("priority":"high")", "priority"},
         {R"("cache_salt":1)", "cache_salt"},
         {R"("suffix":"x")", "suffix"},
-        {R"("tools":[{"type":"function"}])", "tools"},
+        {R"("tools":5)", "tools"},
         {R"("tools":{})", "tools"},
         {R"("tool_choice":"auto")", "tool_choice"},
         {R"("functions":[{"name":"f"}])", "functions"},
@@ -244,8 +244,32 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         parse_chat_request(R"({"messages":[{"role":"user","content":"a"}],"reasoning_effort":"high"})", named);
     REQUIRE(effort.has_value());
     CHECK(effort->conversation.input.variables["reasoning_effort"] == "high");
-    CHECK(chat(R"("tools":[{"type":"function"}])").error().message ==
+    CHECK(completion(R"("tools":[{"type":"function"}])").error().message ==
           "tools is not supported here; only [] is accepted");
+    for (const auto& [fields, name] : std::vector<std::pair<std::string, std::string>>{
+             {R"("tools":[5])", "tools[0]"},
+             {R"("tools":[{"type":"retrieval"}])", "tools[0].type"},
+             {R"("tools":[{"type":"function","function":{}}])", "tools[0].function.name"},
+             {R"("tools":[{"type":"function","function":{"name":"a b"}}])", "tools[0].function.name"},
+             {R"("tools":[{"type":"function","function":{"name":"f","parameters":5}}])",
+              "tools[0].function.parameters"},
+             {R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])", "tools[0].function.strict"},
+             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")", "tool_choice"},
+             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function"})",
+              "tool_choice"},
+             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"some")", "tool_choice"},
+             {R"("tools":[],"tool_choice":"auto")", "tool_choice"},
+             {R"("tools":[],"parallel_tool_calls":1)", "parallel_tool_calls"},
+         }) {
+        INFO(fields);
+        CHECK(wrong_field(chat(fields)) == name);
+    }
+    const auto offered = chat(
+        R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"auto","parallel_tool_calls":false)");
+    REQUIRE(offered.has_value());
+    CHECK(offered->tool_use.tools.size() == 1);
+    CHECK(!offered->tool_use.parallel);
+    CHECK(offered->conversation.input.tools.size() == 1);
     std::string many;
     for (int i = 0; i < 65; i++) many += (i > 0 ? R"(,"s")" : R"("s")");
     CHECK(wrong_field(completion(R"("stop":[)" + many + "]")) == "stop");
@@ -348,11 +372,31 @@ TEST_CASE("conversations", "[openai]") {
         CHECK(wrong_field(talk(bad)) == "messages");
     }
     const auto tools = talk(
-        R"([{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"x"}]},)"
-        R"({"role":"tool","content":"1"}])",
-        R"(,"tools":[{"type":"function"}],"tool_choice":"none","chat_template_kwargs":{"x":1},"enable_thinking":false)");
+        R"([{"role":"user","content":"a"},{"role":"assistant","content":null,"tool_calls":[{"id":"x","type":"function",)"
+        R"("function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","content":"1","tool_call_id":"x"}])",
+        R"(,"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none","chat_template_kwargs":{"x":1},"enable_thinking":false)");
     REQUIRE(tools.has_value());
     CHECK(tools->conversation.input.messages.size() == 3);
+    CHECK(tools->conversation.input.messages[1]["tool_calls"][0]["function"]["arguments"]["a"] == 1);
+    CHECK(tools->tool_use.tools.empty()); // of the choice none
+    const std::string call = R"({"id":"x","type":"function","function":{"name":"f","arguments":"{}"}})";
+    for (const std::string& bad : {
+             R"({"role":"tool","content":"1","tool_call_id":"x"})" + std::string(),
+             R"({"role":"assistant","tool_calls":[)" + call + "]}",
+             R"({"role":"assistant","tool_calls":[)" + call + R"(]},{"role":"user","content":"b"})",
+             R"({"role":"assistant","tool_calls":[)" + call + R"(]},{"role":"tool","content":"1"})",
+             R"({"role":"assistant","tool_calls":[)" + call + R"(]},{"role":"tool","content":"1","tool_call_id":"y"})",
+             std::string(R"({"role":"assistant","tool_calls":[5]})"),
+             std::string(R"({"role":"assistant","tool_calls":[{"id":"x","type":"function"}]})"),
+             std::string(R"({"role":"assistant","tool_calls":[{"id":"x","type":"function",)") +
+                 R"("function":{"name":"f","arguments":"{"}}]})",
+             std::string(R"({"role":"assistant","tool_calls":[{"id":"x","type":"function",)") +
+                 R"("function":{"name":"f","arguments":{}}}]})",
+             R"({"role":"user","content":"a","tool_calls":[)" + call + "]}",
+         }) {
+        INFO(bad);
+        CHECK(wrong_field(talk(R"([{"role":"user","content":"a"},)" + bad + "]")) == "messages");
+    }
     CHECK(tools->conversation.input.tools.size() == 1);
     CHECK(json_dump(tools->conversation.input.variables) == R"({"x":1,"enable_thinking":false})");
     const std::string begun = R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])";

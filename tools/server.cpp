@@ -24,6 +24,7 @@ import quire.serve.openai_request;
 import quire.serve.reserve;
 import quire.serve.service;
 import quire.text.chat_template;
+import quire.text.tool_form;
 import quire.text.jinja.jinja_template;
 import quire.text.tokenizer;
 import quire.tools.chat.terminal;
@@ -38,6 +39,7 @@ struct Arguments {
     std::string model, host = "127.0.0.1", unix_path, aliases, key_file, cors, log_file, kv_events, kv_replay;
     std::vector<std::string> keys, pin_files, pins;
     ChatTemplateFlags        chat_template;
+    AnswerFlags              answer;
     int                      port = 8080, drain_seconds = 30, max_queue = 1024, max_pinned = 0;
     bool                     log_json = false, no_log = false;
     double                   ping_seconds = 15, watchdog_seconds = 60;
@@ -258,6 +260,9 @@ int run(Arguments& a) {
         if (!chosen) return complain(chosen.error(), a.chat_template.name.empty() ? 1 : 2);
         if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
+        options.tool_form     = a.answer.tool_form == "auto" ? tool_form(*chosen)
+                                                             : tool_form_of(a.answer.tool_form).value_or(ToolForm::none);
+        options.reasoning     = a.answer.reasoning_format != "none";
         options.chat_template = std::move(*chosen);
     }
 
@@ -376,6 +381,7 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     app.add_option("--max-pinned-blocks", a.max_pinned, "most KV blocks in pinned prefixes; 0: a quarter of the pool")
         ->check(within(0, 1 << 24));
     add_chat_template_flags(app, a.chat_template, a.endpoints.now);
+    add_answer_flags(app, a.answer);
 }
 
 void add_server_flags(CLI::App& app, Arguments& a) {

@@ -27,6 +27,8 @@ import quire.serve.snapshot_json;
 import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.marked_text;
+import quire.text.tool_calls;
+import quire.text.tool_form;
 import quire.text.tokenizer;
 
 export namespace quire {
@@ -35,12 +37,14 @@ struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
     std::vector<std::string> aliases;
     ChatTemplate             chat_template;
-    std::string              now;                 // of the templates' clock; "": the machine's
-    std::string              model_file;          // its name, without the folder
-    std::vector<std::string> api_keys;            // any of them admits; none: everybody may enter
-    std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
-    double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
-    bool                     pages        = true; // the chat and the block pool for a browser
+    ToolForm                 tool_form = ToolForm::none; // of the template, or as the user says
+    bool                     reasoning = true;           // split it off where the template has <think>
+    std::string              now;                        // of the templates' clock; "": the machine's
+    std::string              model_file;                 // its name, without the folder
+    std::vector<std::string> api_keys;                   // any of them admits; none: everybody may enter
+    std::vector<std::string> cors_origins;               // of pages that may use this server; "*": all
+    double                   ping_seconds = 15;          // of silence in a stream, until a comment keeps it alive
+    bool                     pages        = true;        // the chat and the block pool for a browser
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
@@ -70,7 +74,8 @@ private:
 
     struct EncodedPrompts {
         std::vector<std::vector<Token>> tokens;
-        std::vector<std::string>        echoes; // the text of each, where the response repeats it
+        std::vector<std::string>        echoes;               // the text of each, where the response repeats it
+        bool                            in_reasoning = false; // the chat's text ends with <think>
     };
     Parsed<EncodedPrompts> encode_prompts(const GenerationRequest& r, const std::string& param, int completion) const;
 
@@ -269,6 +274,8 @@ Parsed<Endpoints::EncodedPrompts> Endpoints::encode_prompts(const GenerationRequ
         if (!text) return std::unexpected(text.error());
         if (auto ok = check(text->bytes.size()); !ok) return std::unexpected(ok.error());
         out.tokens.push_back(encoder_.encode_rendered(*text, r.add_special_tokens));
+        const std::string_view bytes = text->bytes;
+        out.in_reasoning             = bytes.substr(0, bytes.find_last_not_of(" \t\r\n") + 1).ends_with("<think>");
         out.echoes.emplace_back();
     }
     for (const Prompt& prompt : r.prompts) {
@@ -300,12 +307,17 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     if (!parsed) return refuse(e, parsed.error());
     GenerationRequest& r = *parsed;
     for (const std::string& name : r.unknown) e.notes.emplace_back("unknown_field", name);
+    if (!r.tool_use.tools.empty() && (options_.tool_form == ToolForm::none || options_.tool_form == ToolForm::other))
+        return refuse(e, ApiError{400,
+                                  "the model's chat template writes no calls of tools in a form that is known here "
+                                  "(the server's flag --tool-format names one)",
+                                  "tools", ""});
     const std::string param      = chat ? "messages" : "prompt";
     const int         completion = r.max_tokens.value_or(1); // tokens asked for
 
     Parsed<EncodedPrompts> encoded = encode_prompts(r, param, completion);
     if (!encoded) return refuse(e, encoded.error());
-    auto& [prompts, texts] = *encoded;
+    auto& [prompts, texts, in_reasoning] = *encoded;
 
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
     for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
@@ -354,8 +366,17 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     head.include_usage    = r.include_usage;
     head.continuous_usage = r.continuous_usage;
 
-    const bool stream     = r.stream;
-    auto       generation = std::make_shared<Generation>(service_, std::move(r), std::move(head), std::move(texts));
+    AnswerFormat format;
+    if (chat) {
+        if (!r.tool_use.tools.empty()) format.form = options_.tool_form;
+        format.one_call     = !r.tool_use.parallel;
+        format.tools        = std::move(r.tool_use.tools);
+        format.reasoning    = options_.reasoning && options_.chat_template.source().contains("<think>");
+        format.in_reasoning = format.reasoning && in_reasoning;
+        head.short_call_ids = format.form == ToolForm::mistral;
+    }
+    const bool stream = r.stream;
+    auto generation   = std::make_shared<Generation>(service_, std::move(r), std::move(head), std::move(texts), format);
     std::vector<Request> requests = generation->requests(std::move(prompts));
     for (const Request& request : requests)
         if (auto ok = encoder_.check_length(request.prompt.size(), completion, request.width(), param); !ok)
@@ -684,8 +705,9 @@ void Endpoints::kv_event_sources(HttpExchange& e) {
     Json sources = Json::object();
     if (!options_.kv_events.empty()) {
         Json replay  = options_.kv_replay.empty() ? Json(nullptr) : Json(options_.kv_replay);
-        sources["0"] = {{"enable_kv_cache_events", true}, {"publisher", "zmq"},       {"endpoint", options_.kv_events},
-                        {"replay_endpoint", replay},      {"buffer_steps", 10'000},   {"hwm", 100'000},
+        sources["0"] = {{"enable_kv_cache_events", true}, {"publisher", "zmq"},
+                        {"endpoint", options_.kv_events}, {"replay_endpoint", replay},
+                        {"buffer_steps", 10'000},         {"hwm", 100'000},
                         {"max_queue_size", 100'000},      {"topic", ""}};
     }
     answer_json(e, std::move(sources));

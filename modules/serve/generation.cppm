@@ -13,6 +13,8 @@ import quire.serve.openai_request;
 import quire.serve.openai_response;
 import quire.serve.service;
 import quire.text.stop_strings;
+import quire.text.tool_calls;
+import quire.text.tool_form;
 import quire.text.tokenizer;
 
 export namespace quire {
@@ -23,7 +25,9 @@ std::string event(std::string_view data);
 class Generation {
 public:
     // `echoes`: the text of each prompt, where the response repeats it.
-    Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes);
+    // `format`: what a chat's answers are split into.
+    Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
+               const AnswerFormat& format);
 
     // The requests for the engine; the prompts move into them. The answers of prompt p are n p .. n p + n - 1.
     std::vector<Request> requests(std::vector<std::vector<Token>> prompts);
@@ -50,6 +54,8 @@ private:
     };
     struct Answer {
         AnswerText               text;
+        AnswerParser             parser;
+        int                      n_calls = 0;
         bool                     begun = false, finished = false;
         std::size_t              offset = 0; // characters so far, for text_offset
         std::optional<TimePoint> first, last;
@@ -91,15 +97,20 @@ double seconds_between(TimePoint a, TimePoint b) { return std::chrono::duration<
 
 std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
 
-Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes)
+Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
+                       const AnswerFormat& format)
     : service_(service), parsed_(std::move(parsed)), head_(std::move(head)) {
     text_.stop         = parsed_.stop;
     text_.include_stop = parsed_.include_stop;
     text_.skip_special = parsed_.skip_special_tokens;
-    text_.min_tokens   = parsed_.request.min_tokens;
+    // Here the marks of a call are special tokens.
+    if (format.form == ToolForm::mistral || format.form == ToolForm::deepseek || format.form == ToolForm::harmony)
+        text_.skip_special = false;
+    text_.min_tokens = parsed_.request.min_tokens;
     for (std::string& echo : echoes) prompts_.emplace_back().echo = std::move(echo);
     for (std::size_t i = 0; i < prompts_.size() * std::size_t(parsed_.request.n); i++)
-        answers_.push_back({AnswerText(service.tokenizer(), text_), false, false, 0, {}, {}, {}});
+        answers_.push_back(
+            {AnswerText(service.tokenizer(), text_), AnswerParser(format), 0, false, false, 0, {}, {}, {}});
 }
 
 std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompts) {
@@ -241,7 +252,20 @@ Choice Generation::add(OutputDelta& delta) {
         answer.reason        = choice.finish_reason;
         if (at_stop_string && delta.finish == FinishReason::none) handle_->cancel(delta.prompt, delta.index);
     }
-    choice.text += answer.text.take();
+    if (!head_.chat) {
+        choice.text += answer.text.take();
+        return choice;
+    }
+    choice.first_call = answer.n_calls;
+    const auto split  = [&](AnswerParts part) {
+        choice.text += part.content;
+        choice.reasoning += part.reasoning;
+        std::move(part.calls.begin(), part.calls.end(), std::back_inserter(choice.calls));
+    };
+    split(answer.parser.push(answer.text.take()));
+    if (answer.finished) split(answer.parser.finish());
+    answer.n_calls += int(choice.calls.size());
+    if (answer.n_calls > 0 && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
     return choice;
 }
 
@@ -256,6 +280,8 @@ std::optional<ApiError> Generation::respond(std::string& body) {
             Choice& c    = choices[std::size_t(part.index)];
             c.index      = part.index;
             c.text += part.text;
+            c.reasoning += part.reasoning;
+            append(c.calls, part.calls);
             append(c.logprobs, part.logprobs);
             append(c.token_ids, part.token_ids);
             append(c.prompt_token_ids, part.prompt_token_ids);
@@ -289,9 +315,20 @@ void Generation::stream(const HttpWrite& write, double ping_seconds) {
             const Answer& answer = answer_of(delta);
             const bool    first  = !answer.begun;
             if (answer.finished) continue;
-            const Choice c = add(delta);
+            Choice c = add(delta);
             if (first && head_.chat) out += event(render_first_chunk(head_, c, usage_));
-            if (!c.text.empty() || !c.logprobs.empty() || !c.token_ids.empty() || !c.finish_reason.empty())
+            // A call comes behind the text before it, and before the end.
+            if (!c.calls.empty() && (!c.text.empty() || !c.reasoning.empty())) {
+                Choice before;
+                before.index     = c.index;
+                before.text      = std::exchange(c.text, "");
+                before.reasoning = std::exchange(c.reasoning, "");
+                out += event(render_chunk(head_, before, usage_));
+            }
+            for (std::size_t i = 0; i < c.calls.size(); i++)
+                for (const std::string& chunk : render_call_chunks(head_, c, i, usage_)) out += event(chunk);
+            if (!c.text.empty() || !c.reasoning.empty() || !c.logprobs.empty() || !c.token_ids.empty() ||
+                !c.finish_reason.empty())
                 out += event(render_chunk(head_, c, usage_));
         }
         const bool over = finished();

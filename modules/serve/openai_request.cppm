@@ -9,6 +9,7 @@ import quire.schedule.request;
 import quire.serve.api_error;
 import quire.serve.constraint_fields;
 import quire.serve.json_fields;
+import quire.serve.tool_request;
 import quire.serve.unsupported_fields;
 import quire.core.std;
 
@@ -49,6 +50,7 @@ struct GenerationRequest {
     bool                                       chat = false;
     std::vector<Prompt>                        prompts; // of completions
     Conversation                               conversation;
+    ToolUse                                    tool_use; // of chats
     bool                                       add_special_tokens = true;
     Request                                    request;    // all but the prompt and max_tokens
     std::optional<int>                         max_tokens; // 0: nothing is generated; absent: up to the context
@@ -315,7 +317,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     if (out.stream && r.beam_width == 0 && r.best_of > r.n)
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
     if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
-    refuse_unsupported(f, out.chat && limits.reasoning_effort);
+    refuse_unsupported(f, out.chat && limits.reasoning_effort, out.chat);
 }
 
 // Text and ids in one list, as in llama.cpp.
@@ -433,6 +435,8 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
         if (!check_content(f, m, where)) return out;
         out.input.messages.push_back(m);
     }
+    check_tool_messages(f, out.input.messages);
+    if (f.failed()) return out;
     if (const Json* variables = f.find("chat_template_kwargs")) {
         if (!variables->is_object())
             return f.fail("chat_template_kwargs",
@@ -512,6 +516,7 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
     GenerationRequest out;
     out.chat         = true;
     out.conversation = parse_conversation(f, limits);
+    out.tool_use     = parse_tool_use(f);
     parse_common(f, out, limits);
     out.add_special_tokens = f.boolean("add_special_tokens", false); // templates write them
     if (f.boolean("echo", false)) f.fail("echo", "echo belongs to /v1/completions");

@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.schedule.request;
 import quire.core.std;
+import quire.text.call_readers;
 
 export namespace quire {
 
@@ -30,7 +31,9 @@ struct SpelledPosition {
 // and log-probabilities with their tokens spelled out.
 struct Choice {
     int                          index = 0;
-    std::string                  text;
+    std::string                  text, reasoning; // reasoning: only of chats
+    std::vector<ToolCall>        calls;           // only of chats
+    int                          first_call = 0;  // index of the first of them
     std::vector<SpelledPosition> logprobs;
     std::vector<Token>           token_ids;
     std::vector<Token>           prompt_token_ids;
@@ -48,13 +51,17 @@ struct ResponseHead {
     // what was asked for
     bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
     bool include_usage = false, continuous_usage = false;
+    bool short_call_ids = false; // 9 letters and digits, as Mistral's templates take them
 };
 
 std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage);
 // Chunks of a stream, as JSON. The first of each answer of a chat.
 std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
 std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
-std::string render_usage_chunk(const ResponseHead& head, const Usage& usage);
+// Two chunks of a call: its id, type and name; its arguments.
+std::array<std::string, 2> render_call_chunks(const ResponseHead& head, const Choice& choice, std::size_t call,
+                                              const Usage& usage);
+std::string                render_usage_chunk(const ResponseHead& head, const Usage& usage);
 
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
                               int n_tokens);
@@ -211,12 +218,41 @@ std::size_t count_characters(std::string_view text) {
         std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
+namespace {
+
+// A name for a call, the same in every run of the request's id.
+std::string call_id(const ResponseHead& head, int answer, int call) {
+    constexpr std::string_view alphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
+    std::uint64_t              hash     = 0xcbf29ce484222325; // FNV-1a
+    for (char c : cat(head.id, '/', answer, '/', call)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    hash ^= hash >> 29;
+    std::string id = head.short_call_ids ? "" : "call_";
+    for (int i = 0; i < 9; i++, hash /= alphabet.size()) id += alphabet[hash % alphabet.size()];
+    return id;
+}
+
+Json message_json(const ResponseHead& head, const Choice& c) {
+    Json message{{"role", "assistant"}, {"content", c.text}, {"refusal", nullptr}};
+    if (!c.reasoning.empty()) message["reasoning_content"] = c.reasoning;
+    if (c.calls.empty()) return message;
+    if (c.text.empty()) message["content"] = nullptr;
+    Json calls = Json::array();
+    for (std::size_t i = 0; i < c.calls.size(); i++)
+        calls.push_back({{"id", call_id(head, c.index, int(i))},
+                         {"type", "function"},
+                         {"function", {{"name", c.calls[i].name}, {"arguments", c.calls[i].arguments}}}});
+    message["tool_calls"] = std::move(calls);
+    return message;
+}
+
+} // namespace
+
 std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage) {
     Json body = frame(head, head.chat ? "chat.completion" : "text_completion");
     Json list = Json::array();
     for (const Choice& c : choices) {
         Json choice{{"index", c.index}};
-        if (head.chat) choice["message"] = {{"role", "assistant"}, {"content", c.text}, {"refusal", nullptr}};
+        if (head.chat) choice["message"] = message_json(head, c);
         else choice["text"] = c.text;
         choice["logprobs"]      = logprobs_json(head, c, false);
         choice["finish_reason"] = or_null(c.finish_reason);
@@ -249,8 +285,10 @@ std::string render_first_chunk(const ResponseHead& head, const Choice& c, const 
 std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage& usage) {
     Json chunk = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
     Json choice{{"index", c.index}};
-    if (head.chat) choice["delta"] = c.text.empty() ? Json::object() : Json{{"content", c.text}};
-    else choice["text"] = c.text;
+    if (head.chat) {
+        choice["delta"] = c.text.empty() ? Json::object() : Json{{"content", c.text}};
+        if (!c.reasoning.empty()) choice["delta"]["reasoning_content"] = c.reasoning;
+    } else choice["text"] = c.text;
     choice["logprobs"]      = logprobs_json(head, c, true);
     choice["finish_reason"] = or_null(c.finish_reason);
     if (!c.finish_reason.empty()) choice["stop_reason"] = stop_reason(c);
@@ -259,6 +297,25 @@ std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage&
     chunk["choices"] = Json::array({std::move(choice)});
     close_chunk(head, chunk, usage);
     return json_dump(std::move(chunk));
+}
+
+std::array<std::string, 2> render_call_chunks(const ResponseHead& head, const Choice& c, std::size_t call,
+                                              const Usage& usage) {
+    const int  index = c.first_call + int(call);
+    const auto chunk = [&](Json delta) {
+        Json out       = frame(head, "chat.completion.chunk");
+        delta["index"] = index;
+        out["choices"] = Json::array({Json{{"index", c.index},
+                                           {"delta", {{"tool_calls", Json::array({std::move(delta)})}}},
+                                           {"logprobs", nullptr},
+                                           {"finish_reason", nullptr}}});
+        close_chunk(head, out, usage);
+        return json_dump(std::move(out));
+    };
+    return {chunk({{"id", call_id(head, c.index, index)},
+                   {"type", "function"},
+                   {"function", {{"name", c.calls[call].name}, {"arguments", ""}}}}),
+            chunk({{"function", {{"arguments", c.calls[call].arguments}}}})};
 }
 
 std::string render_usage_chunk(const ResponseHead& head, const Usage& usage) {

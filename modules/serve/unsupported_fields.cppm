@@ -8,8 +8,9 @@ import quire.core.std;
 
 export namespace quire {
 
-// Sets an error for a field whose value asks for what quire does not do. `reasoning_effort`: the chat template takes that field.
-void refuse_unsupported(JsonFields& f, bool reasoning_effort);
+// Sets an error for a field whose value asks for what quire does not do. `reasoning_effort`: the chat template takes that field;
+// `tools`: the endpoint takes tools and tool_choice.
+void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools);
 
 } // namespace quire
 
@@ -116,15 +117,12 @@ std::string accepted(const Json& harmless) {
 
 } // namespace
 
-void refuse_unsupported(JsonFields& f, bool reasoning_effort) {
+void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools) {
     for (const Unsupported& u : unsupported) {
         if (reasoning_effort && std::string_view(u.name) == "reasoning_effort") continue;
+        if (tools && std::string_view(u.name).starts_with("tool")) continue;
         const Json* v = f.find(u.name);
         if (!v) continue;
-        // Tools that must not be called are only shown to the model.
-        if (std::string_view(u.name) == "tools" && v->is_array() && f.find("tool_choice") &&
-            *f.find("tool_choice") == "none")
-            continue;
         const Json harmless = Json::parse(u.harmless);
         if (std::none_of(harmless.begin(), harmless.end(), [&](const Json& h) { return h == *v; }))
             f.fail(u.name, cat(u.name, " is not supported", accepted(harmless)));

@@ -26,6 +26,8 @@ enum class ToolForm : std::uint8_t {
 };
 
 std::string_view name_of(ToolForm form);
+// The form of that name, if there is one.
+std::optional<ToolForm> tool_form_of(std::string_view name);
 
 // Renders a conversation with a tool, its call and its result.
 ToolForm tool_form(const ChatTemplate& chat_template);
@@ -47,6 +49,14 @@ std::string_view name_of(ToolForm form) {
     for (std::size_t i = 0; i < forms.size(); i++)
         if (forms[i] == form) return names[i];
     return "other";
+}
+
+std::optional<ToolForm> tool_form_of(std::string_view name) {
+    for (const ToolForm form :
+         {ToolForm::none, ToolForm::hermes, ToolForm::llama3, ToolForm::mistral, ToolForm::qwen3_coder, ToolForm::glm,
+          ToolForm::deepseek, ToolForm::functionary, ToolForm::pythonic, ToolForm::harmony, ToolForm::json})
+        if (name_of(form) == name) return form;
+    return std::nullopt;
 }
 
 // Words that no template has.

@@ -35,6 +35,12 @@ struct ChatTemplateFlags {
     std::string name, file, variables;
 };
 void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::string& now); // with --now
+// How answers are split: --tool-format, --reasoning-format.
+struct AnswerFlags {
+    std::string tool_form        = "auto"; // by the template, or a name of ToolForm
+    std::string reasoning_format = "deepseek";
+};
+void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 
 // Parses the command line with the flags of other programs translated. `adjust`: what to change in the words before. Returns the
 // exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
@@ -122,6 +128,17 @@ void add_chat_template_flags(CLI::App& app, ChatTemplateFlags& flags, std::strin
                    "variables for the template, as JSON: {\"enable_thinking\": false}; a request's own come first");
     app.add_option("--now", now,
                    "date and time for templates that ask for them: 2024-07-26T10:00:00; default: the clock");
+}
+
+void add_answer_flags(CLI::App& app, AnswerFlags& flags) {
+    app.add_option("--tool-format", flags.tool_form, "how the model writes calls of tools; auto: as its template does")
+        ->check(CLI::IsMember({"auto", "hermes", "llama3", "mistral", "qwen3-coder", "glm", "deepseek", "functionary",
+                               "pythonic", "harmony", "json"}))
+        ->capture_default_str();
+    app.add_option("--reasoning-format", flags.reasoning_format,
+                   "deepseek, auto: what stands in <think> becomes reasoning_content; none: it stays in the content")
+        ->check(CLI::IsMember({"deepseek", "auto", "none"}))
+        ->capture_default_str();
 }
 
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,

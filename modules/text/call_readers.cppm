@@ -1,0 +1,377 @@
+// quire.text.call_readers: reads the calls that stand at the beginning of a text, in each of the forms in which models write them.
+// Owns nothing. No reader recurses without a bound, and none looks behind the call that it reads.
+export module quire.text.call_readers;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.text.python_call;
+import quire.text.tool_form;
+
+export namespace quire {
+
+struct ToolCall {
+    std::string name;
+    std::string arguments; // a JSON object
+};
+
+// Where a call may begin.
+struct Marks {
+    std::vector<std::string_view> anywhere; // no later than at one of these
+    std::string_view              first;    // at one of these characters, if only white space stands before it
+};
+Marks marks_of(ToolForm form);
+
+// What the following text is, in the harmony form.
+enum class Channel : std::uint8_t { content, reasoning };
+
+struct CallsRead {
+    enum class State : std::uint8_t { whole, more, wrong }; // more: the text ends before the call does
+    State                  state = State::wrong;
+    std::size_t            size  = 0; // bytes read
+    std::vector<ToolCall>  calls;     // may be none, where only a mark of the harmony form was read
+    std::optional<Channel> channel;
+};
+
+// `text` begins at a mark. `tools`: the request's; a call of another is wrong. `end`: no more text will come, so that the mark behind
+// a call may be missing.
+CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr std::string_view white = " \t\r\n";
+constexpr JsonLimits       call_limits{.bytes = std::size_t(1) << 20};
+
+// The text that is read, and how far.
+class Reader {
+public:
+    Reader(std::string_view text, bool end, const Json& tools) : text_(text), end_(end), tools_(tools) {}
+
+    bool        end() const { return end_; }
+    std::size_t at() const { return at_; }
+    bool        at_end() const { return at_ == text_.size(); }
+
+    bool wrong() { return read.state = CallsRead::State::wrong, false; }
+    bool more() { return read.state = CallsRead::State::more, false; }
+    bool whole() {
+        read.state = CallsRead::State::whole;
+        read.size  = at_;
+        return true;
+    }
+
+    void skip_white() { at_ = std::min(text_.find_first_not_of(white, at_), text_.size()); }
+    bool next_is(std::string_view mark) const { return text_.substr(at_).starts_with(mark); }
+    bool may_become(std::string_view mark) const {
+        const std::string_view rest = text_.substr(at_);
+        return !end_ && rest.size() < mark.size() && mark.starts_with(rest);
+    }
+    bool take(std::string_view mark) {
+        if (next_is(mark)) return at_ += mark.size(), true;
+        return may_become(mark) || at_end() ? more() : wrong();
+    }
+    bool skip(std::string_view mark) {
+        if (!next_is(mark)) return false;
+        at_ += mark.size();
+        return true;
+    }
+    // The text up to `mark`, and behind it.
+    std::optional<std::string_view> until(std::string_view mark) {
+        const std::size_t to = text_.find(mark, at_);
+        if (to == std::string_view::npos) return more(), std::nullopt;
+        const std::string_view part = text_.substr(at_, to - at_);
+        at_                         = to + mark.size();
+        return part;
+    }
+    // A JSON object or list; `open` is its first character.
+    std::optional<Json> json(char open) {
+        if (at_end()) return more(), std::nullopt;
+        if (text_[at_] != open) return wrong(), std::nullopt;
+        int  depth     = 0;
+        bool in_string = false;
+        for (std::size_t i = at_; i < text_.size(); i++) {
+            const char c = text_[i];
+            if (in_string) {
+                if (c == '\\') i++;
+                else if (c == '"') in_string = false;
+            } else if (c == '"') in_string = true;
+            else if (c == '{' || c == '[') depth++;
+            else if ((c == '}' || c == ']') && --depth == 0) {
+                Result<Json> value = json_parse(text_.substr(at_, i + 1 - at_), call_limits);
+                if (!value) return wrong(), std::nullopt;
+                at_ = i + 1;
+                return std::move(*value);
+            }
+        }
+        return more(), std::nullopt;
+    }
+    std::string_view rest() const { return text_.substr(at_); }
+    void             advance(std::size_t n) { at_ += n; }
+
+    // The definition of a tool; nothing: the request has none of this name.
+    const Json* tool(std::string_view name) const {
+        for (const Json& t : tools_)
+            if (t["function"]["name"].get_ref<const std::string&>() == name) return &t["function"];
+        return nullptr;
+    }
+    bool add(std::string_view name, const Json& arguments) {
+        if (!arguments.is_object() || !tool(name)) return wrong();
+        read.calls.push_back({std::string(name), json_dump(arguments)});
+        return true;
+    }
+    // {"name": …, "arguments": {…}}, where the arguments may be named parameters, and may be an object as text.
+    bool add(const Json& call) {
+        if (!call.is_object() || !call.contains("name") || !call["name"].is_string()) return wrong();
+        const char* key = call.contains("arguments") ? "arguments" : "parameters";
+        if (!call.contains(key)) return wrong();
+        const auto& name = call["name"].get_ref<const std::string&>();
+        if (!call[key].is_string()) return add(name, call[key]);
+        const Result<Json> inner = json_parse(call[key].get_ref<const std::string&>(), call_limits);
+        return inner ? add(name, *inner) : wrong();
+    }
+
+    CallsRead read;
+
+private:
+    std::string_view text_;
+    std::size_t      at_ = 0;
+    bool             end_;
+    const Json&      tools_;
+};
+
+// A mark that ends a call; at the end of the text it may be missing.
+bool close(Reader& r, std::string_view mark) {
+    r.skip_white();
+    return (r.at_end() && r.end()) || r.take(mark);
+}
+
+bool read_hermes(Reader& r) {
+    if (!r.take("<tool_call>")) return false;
+    r.skip_white();
+    const std::optional<Json> call = r.json('{');
+    return call && r.add(*call) && close(r, "</tool_call>") && r.whole();
+}
+
+// One object, or several with semicolons between them.
+bool read_objects(Reader& r) {
+    r.skip("<|python_tag|>");
+    while (true) {
+        r.skip_white();
+        const std::optional<Json> call = r.json('{');
+        if (!call || !r.add(*call)) return false;
+        const std::size_t behind = r.at();
+        r.skip_white();
+        if (!r.skip(";")) {
+            if (r.at_end() && !r.end()) return r.more(); // another may follow
+            r.whole();
+            r.read.size = behind;
+            return true;
+        }
+    }
+}
+
+// [TOOL_CALLS] and a list of calls, or a name, perhaps [CALL_ID] and an id, [ARGS] and the arguments.
+bool read_mistral(Reader& r) {
+    if (!r.take("[TOOL_CALLS]")) return false;
+    r.skip_white();
+    if (r.at_end()) return r.more();
+    if (r.next_is("[")) {
+        const std::optional<Json> calls = r.json('[');
+        if (!calls) return false;
+        if (calls->empty()) return r.wrong();
+        for (const Json& call : *calls)
+            if (!r.add(call)) return false;
+        return r.whole();
+    }
+    const std::size_t open = r.rest().find_first_of("[{");
+    if (open == std::string_view::npos) return r.rest().size() > 256 ? r.wrong() : r.more();
+    const std::string_view name = r.rest().substr(0, open);
+    r.advance(open);
+    if (r.may_become("[CALL_ID]") || r.may_become("[ARGS]")) return r.more();
+    if (r.skip("[CALL_ID]") && !r.until("[ARGS]")) return false;
+    r.skip("[ARGS]");
+    r.skip_white();
+    const std::optional<Json> arguments = r.json('{');
+    return arguments && r.add(name.substr(0, name.find_last_not_of(white) + 1), *arguments) && r.whole();
+}
+
+// A parameter's text as the tool's schema types it: a string as it stands, all else as JSON if it is JSON.
+Json typed(const Json* tool, std::string_view key, std::string_view text) {
+    const auto member = [](const Json* in, std::string_view name) -> const Json* {
+        if (!in || !in->is_object()) return nullptr;
+        const auto at = in->find(std::string(name));
+        return at == in->end() ? nullptr : &*at;
+    };
+    const Json* schema = member(member(member(tool, "parameters"), "properties"), key);
+    const Json* type   = member(schema, "type");
+    if (!schema || (type && *type == "string")) return std::string(text);
+    Result<Json> value = json_parse(text, call_limits);
+    return value && !value->is_string() ? std::move(*value) : Json(std::string(text));
+}
+
+std::string_view without_line_ends(std::string_view text) {
+    if (text.starts_with('\n')) text.remove_prefix(1);
+    if (text.ends_with('\n')) text.remove_suffix(1);
+    return text;
+}
+
+bool read_qwen3_coder(Reader& r) {
+    const bool wrapped = r.skip("<tool_call>");
+    if (r.may_become("<tool_call>")) return r.more();
+    r.skip_white();
+    if (!r.take("<function=")) return false;
+    const auto name = r.until(">");
+    if (!name) return false;
+    Json arguments = Json::object();
+    while (true) {
+        r.skip_white();
+        if (r.skip("</function>")) break;
+        if (r.may_become("</function>")) return r.more();
+        if (!r.take("<parameter=")) return false;
+        const auto key   = r.until(">");
+        const auto value = key ? r.until("</parameter>") : std::nullopt;
+        if (!value) return false;
+        arguments[std::string(*key)] = typed(r.tool(*name), *key, without_line_ends(*value));
+    }
+    return r.add(*name, arguments) && (!wrapped || close(r, "</tool_call>")) && r.whole();
+}
+
+bool read_glm(Reader& r) {
+    if (!r.take("<tool_call>")) return false;
+    const std::size_t open = r.rest().find('<');
+    if (open == std::string_view::npos) return r.more();
+    std::string_view name = r.rest().substr(0, open);
+    name.remove_prefix(std::min(name.find_first_not_of(white), name.size()));
+    name = name.substr(0, name.find_last_not_of(white) + 1);
+    r.advance(open);
+    Json arguments = Json::object();
+    while (true) {
+        r.skip_white();
+        if (r.skip("</tool_call>")) break;
+        if (r.may_become("</tool_call>")) return r.more();
+        if (!r.take("<arg_key>")) return false;
+        const auto key = r.until("</arg_key>");
+        if (!key) return false;
+        r.skip_white();
+        if (!r.take("<arg_value>")) return false;
+        const auto value = r.until("</arg_value>");
+        if (!value) return false;
+        arguments[std::string(*key)] = typed(r.tool(name), *key, *value);
+    }
+    return r.add(name, arguments) && r.whole();
+}
+
+// Of each call the name and the arguments, which are JSON; older models write "function", the name and a block of Markdown.
+bool read_deepseek(Reader& r) {
+    if (!r.take("<｜tool▁calls▁begin｜>")) return false;
+    while (true) {
+        r.skip_white();
+        if (!r.read.calls.empty()) {
+            if (r.skip("<｜tool▁calls▁end｜>") || (r.at_end() && r.end())) return r.whole();
+            if (r.may_become("<｜tool▁calls▁end｜>")) return r.more();
+        }
+        if (!r.take("<｜tool▁call▁begin｜>")) return false;
+        const auto head = r.until("<｜tool▁sep｜>");
+        if (!head) return false;
+        std::string_view name = *head;
+        if (name == "function") {
+            const auto line = r.until("\n");
+            if (!line) return false;
+            name = *line;
+            if (!r.take("```json")) return false;
+        }
+        r.skip_white();
+        const std::optional<Json> arguments = r.json('{');
+        if (!arguments || !r.add(name, *arguments)) return false;
+        r.skip_white();
+        if (r.may_become("```")) return r.more();
+        r.skip("```");
+        if (!close(r, "<｜tool▁call▁end｜>")) return false;
+    }
+}
+
+bool read_functionary(Reader& r) {
+    if (!r.take("<function=")) return false;
+    const auto name = r.until(">");
+    if (!name) return false;
+    r.skip_white();
+    const std::optional<Json> arguments = r.json('{');
+    return arguments && r.add(*name, *arguments) && close(r, "</function>") && r.whole();
+}
+
+bool read_pythonic(Reader& r) {
+    const PythonCalls calls = read_python_calls(r.rest());
+    if (calls.size == 0) return calls.unfinished ? r.more() : r.wrong();
+    for (const auto& [name, arguments] : calls.calls)
+        if (!r.add(name, arguments)) return false;
+    r.advance(calls.size);
+    return r.whole();
+}
+
+// <|channel|>analysis, final or commentary to=functions.NAME …<|message|>…; the recipient may stand before the channel, too.
+bool read_harmony(Reader& r) {
+    for (std::string_view mark : {"<|end|>", "<|return|>", "<|call|>"})
+        if (r.skip(mark)) return r.read.channel = Channel::content, r.whole();
+    constexpr std::string_view message = "<|message|>";
+    const auto                 head    = r.until(message);
+    if (!head) return r.rest().size() > 1024 ? r.wrong() : r.more();
+    constexpr std::string_view to = "to=functions.";
+    if (const std::size_t at = head->find(to); at != std::string_view::npos) {
+        const std::string_view from = head->substr(at + to.size());
+        const std::string_view name = from.substr(0, from.find_first_of(" <\n"));
+        r.skip_white();
+        const std::optional<Json> arguments = r.json('{');
+        if (!arguments || !r.add(name, *arguments)) return false;
+        if (r.skip("<|end|>")) return r.whole();
+        return close(r, "<|call|>") && r.whole();
+    }
+    r.read.channel = head->contains("analysis") ? Channel::reasoning : Channel::content;
+    return r.whole();
+}
+
+} // namespace
+
+Marks marks_of(ToolForm form) {
+    switch (form) {
+        case ToolForm::hermes:
+        case ToolForm::glm: return {{"<tool_call>"}, ""};
+        case ToolForm::llama3:
+        case ToolForm::json: return {{"<|python_tag|>"}, "{"};
+        case ToolForm::mistral: return {{"[TOOL_CALLS]"}, ""};
+        case ToolForm::qwen3_coder: return {{"<tool_call>", "<function="}, ""};
+        case ToolForm::deepseek: return {{"<｜tool▁calls▁begin｜>"}, ""};
+        case ToolForm::functionary: return {{"<function="}, ""};
+        case ToolForm::pythonic: return {{}, "["};
+        case ToolForm::harmony: return {{"<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"}, ""};
+        case ToolForm::none:
+        case ToolForm::other: return {};
+    }
+    return {};
+}
+
+CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end) {
+    Reader r(text, end, tools);
+    switch (form) {
+        case ToolForm::hermes: read_hermes(r); break;
+        case ToolForm::llama3:
+        case ToolForm::json: read_objects(r); break;
+        case ToolForm::mistral: read_mistral(r); break;
+        case ToolForm::qwen3_coder: read_qwen3_coder(r); break;
+        case ToolForm::glm: read_glm(r); break;
+        case ToolForm::deepseek: read_deepseek(r); break;
+        case ToolForm::functionary: read_functionary(r); break;
+        case ToolForm::pythonic: read_pythonic(r); break;
+        case ToolForm::harmony: read_harmony(r); break;
+        case ToolForm::none:
+        case ToolForm::other: break;
+    }
+    if (r.read.state != CallsRead::State::whole) r.read.calls.clear();
+    return std::move(r.read);
+}
+
+} // namespace quire

@@ -1,0 +1,185 @@
+// quire.text.tool_calls: the text of an answer, in pieces → content, reasoning and calls of tools. **Owns** the text of the call that is
+// not whole yet. A call is handed out once it is whole and right; what looks like one and is none comes out as content.
+export module quire.text.tool_calls;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.text.call_readers;
+import quire.text.tool_form;
+
+export namespace quire {
+
+// What the next text of an answer says.
+struct AnswerParts {
+    std::string           content, reasoning;
+    std::vector<ToolCall> calls;
+};
+
+struct AnswerFormat {
+    ToolForm form = ToolForm::none; // none: no calls are looked for
+    Json     tools;                 // of the request, as in OpenAI's field: a call of any other is content
+    bool     one_call     = false;  // text and calls after the first call are dropped
+    bool     reasoning    = false;  // text between <think> and </think> at the beginning is reasoning
+    bool     in_reasoning = false;  // the prompt ends with <think>
+};
+
+class AnswerParser {
+public:
+    explicit AnswerParser(AnswerFormat format);
+
+    // Appends text, cut anywhere, even in a character. Returns the parts that no later text can change.
+    AnswerParts push(std::string_view text);
+    // No more will come.
+    AnswerParts finish();
+
+    bool called() const { return n_calls_ > 0; }
+
+private:
+    enum class State : std::uint8_t { begin, reasoning, text };
+
+    void        run(AnswerParts& out, bool end);
+    bool        run_reasoning(AnswerParts& out, bool end);
+    bool        run_text(AnswerParts& out, bool end);
+    void        emit(AnswerParts& out, std::size_t n);
+    std::size_t find_mark(bool end, bool& found) const;
+
+    AnswerFormat format_;
+    Marks        marks_;
+    std::string  text_; // not handed out yet
+    State        state_;
+    bool         blank_     = true;  // only white space so far, or since the last call
+    bool         waiting_   = false; // for the rest of a call
+    bool         to_reason_ = false; // harmony: in a message of the analysis channel
+    int          n_calls_   = 0;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+namespace {
+
+constexpr std::string_view think = "<think>", think_end = "</think>", white = " \t\r\n";
+constexpr std::size_t      longest_call = std::size_t(1) << 20; // bytes; a longer one is content
+
+// Bytes at the end of `text` with which `mark` begins.
+std::size_t overlap(std::string_view text, std::string_view mark) {
+    for (std::size_t n = std::min(text.size(), mark.size() - 1); n > 0; n--)
+        if (text.ends_with(mark.substr(0, n))) return n;
+    return 0;
+}
+
+} // namespace
+
+AnswerParser::AnswerParser(AnswerFormat format)
+    : format_(std::move(format)), marks_(marks_of(format_.form)), state_(format_.in_reasoning ? State::reasoning
+                                                                         : format_.reasoning  ? State::begin
+                                                                                              : State::text) {}
+
+AnswerParts AnswerParser::push(std::string_view text) {
+    AnswerParts out;
+    text_ += text;
+    // Every call ends with one of these: before, reading it again finds nothing new.
+    if (waiting_ && text_.size() <= longest_call && !text.contains('}') && !text.contains(')') && !text.contains(']') &&
+        !text.contains('>'))
+        return out;
+    run(out, false);
+    return out;
+}
+
+AnswerParts AnswerParser::finish() {
+    AnswerParts out;
+    run(out, true);
+    return out;
+}
+
+void AnswerParser::run(AnswerParts& out, bool end) {
+    while (!text_.empty()) {
+        if (state_ == State::begin) {
+            const std::size_t at   = std::min(text_.find_first_not_of(white), text_.size());
+            const auto        rest = std::string_view(text_).substr(at);
+            if (!end && rest.size() < think.size() && think.starts_with(rest)) return;
+            state_ = rest.starts_with(think) ? State::reasoning : State::text;
+            if (state_ == State::reasoning) text_.erase(0, at + think.size());
+        } else if (state_ == State::reasoning ? !run_reasoning(out, end) : !run_text(out, end)) return;
+    }
+}
+
+// White space around the reasoning is no part of it.
+bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
+    if (blank_) text_.erase(0, text_.find_first_not_of(white));
+    const std::size_t at   = text_.find(think_end);
+    std::size_t       n    = at != std::string::npos ? at : text_.size() - (end ? 0 : overlap(text_, think_end));
+    const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
+    const std::size_t kept = last == std::string::npos ? 0 : last + 1;
+    out.reasoning += text_.substr(0, kept);
+    if (kept > 0) blank_ = false;
+    if (at == std::string::npos && !end) {
+        text_.erase(0, kept);
+        return false;
+    }
+    text_.erase(0, at == std::string::npos ? text_.size() : at + think_end.size());
+    state_ = State::text;
+    blank_ = true;
+    // White space that follows is dropped with it, once it is known what comes next.
+    format_.in_reasoning = true;
+    return !text_.empty();
+}
+
+// Hands out the first n bytes.
+void AnswerParser::emit(AnswerParts& out, std::size_t n) {
+    std::string_view part = std::string_view(text_).substr(0, n);
+    if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
+        part.remove_prefix(std::min(part.find_first_not_of(white), part.size()));
+    if (part.find_first_not_of(white) != std::string_view::npos) blank_ = false;
+    if (!(format_.one_call && n_calls_ > 0)) (to_reason_ ? out.reasoning : out.content) += part;
+    text_.erase(0, n);
+}
+
+// Where the next mark begins, or what may become one when more text comes.
+std::size_t AnswerParser::find_mark(bool end, bool& found) const {
+    std::size_t at = std::string::npos;
+    for (std::string_view mark : marks_.anywhere) at = std::min(at, text_.find(mark));
+    if (blank_ && !marks_.first.empty()) {
+        const std::size_t begin = text_.find_first_not_of(white);
+        if (begin != std::string::npos && marks_.first.contains(text_[begin])) at = std::min(at, begin);
+    }
+    found = at != std::string::npos;
+    if (found) return at;
+    std::size_t held = 0;
+    for (std::string_view mark : marks_.anywhere) held = std::max(held, overlap(text_, mark));
+    return text_.size() - (end ? 0 : held);
+}
+
+bool AnswerParser::run_text(AnswerParts& out, bool end) {
+    bool              found = false;
+    const std::size_t at    = find_mark(end, found);
+    emit(out, at);
+    if (!found) return false;
+    waiting_         = false;
+    CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
+    const bool long_ = text_.size() > longest_call;
+    if (read.state == CallsRead::State::more && !end && !long_) {
+        waiting_ = true;
+        return false;
+    }
+    if (read.state != CallsRead::State::whole) {
+        blank_ = false; // also where the byte is dropped: the mark was no call
+        emit(out, read.state == CallsRead::State::more ? text_.size() : 1);
+        return true;
+    }
+    for (ToolCall& call : read.calls) {
+        if (format_.one_call && n_calls_ > 0) break;
+        n_calls_++;
+        out.calls.push_back(std::move(call));
+    }
+    if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
+    text_.erase(0, read.size);
+    blank_ = true;
+    return true;
+}
+
+} // namespace quire
