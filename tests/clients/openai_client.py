@@ -300,8 +300,8 @@ class Faults(unittest.TestCase):
                              "prompt": [100000000]}.items():
             with self.subTest(field):
                 self.fault(openai.BadRequestError, 400, field, lambda: complete(**{field: value}))
-        for field, value in {"top_logprobs": 3, "messages": [], "tools": [{"type": "function", "function": {"name": "f"}}],
-                             "response_format": {"type": "json_object"}}.items():
+        for field, value in {"top_logprobs": 3, "messages": [], "tools": [{"type": "function", "function": {}}],
+                             "response_format": {"type": "xml"}}.items():
             with self.subTest(field):
                 self.fault(openai.BadRequestError, 400, field, lambda: chat(**{field: value}))
         with self.subTest("stream"):
