@@ -300,7 +300,7 @@ class Faults(unittest.TestCase):
                              "prompt": [100000000]}.items():
             with self.subTest(field):
                 self.fault(openai.BadRequestError, 400, field, lambda: complete(**{field: value}))
-        for field, value in {"top_logprobs": 3, "messages": [], "tools": [{"type": "function", "function": {}}],
+        for field, value in {"top_logprobs": 3, "messages": [], "tools": {"type": "function"},
                              "response_format": {"type": "xml"}}.items():
             with self.subTest(field):
                 self.fault(openai.BadRequestError, 400, field, lambda: chat(**{field: value}))
