@@ -23,12 +23,14 @@ import quire.serve.openai_response;
 import quire.serve.pages;
 import quire.serve.prompt_encoder;
 import quire.serve.service;
+import quire.serve.token_texts;
 import quire.serve.snapshot_json;
 import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.marked_text;
 import quire.text.tool_calls;
 import quire.text.tool_form;
+import quire.text.reasoning_budget;
 import quire.text.tokenizer;
 
 export namespace quire {
@@ -76,6 +78,7 @@ private:
         std::vector<std::vector<Token>> tokens;
         std::vector<std::string>        echoes;               // the text of each, where the response repeats it
         bool                            in_reasoning = false; // the chat's text ends with <think>
+        int                             n_trimmed    = 0;     // messages of the chat that were left out
     };
     Parsed<EncodedPrompts> encode_prompts(const GenerationRequest& r, const std::string& param, int completion) const;
 
@@ -106,6 +109,7 @@ private:
     Access                access_;
     PromptEncoder         encoder_;
     ConstraintCache       constraints_;
+    TokenTexts            token_texts_;
     std::int64_t          started_;
     const HttpServer*     server_ = nullptr;
     Gate                  working_; // bytes of memory for bodies that are being parsed
@@ -137,7 +141,7 @@ Endpoints::Endpoints(Service& service, EndpointOptions options)
     : service_(service), options_(std::move(options)),
       access_(options_.api_keys, options_.cors_origins, options_.local_only),
       encoder_(service.tokenizer(), service.engine_options(), options_.chat_template, options_.now),
-      started_(unix_seconds()), working_(options_.working_bytes) {
+      token_texts_(service.tokenizer()), started_(unix_seconds()), working_(options_.working_bytes) {
     options_.limits.models           = options_.aliases;
     options_.limits.templates        = options_.chat_template.names();
     options_.limits.reasoning_effort = options_.chat_template.uses("reasoning_effort");
@@ -270,7 +274,18 @@ Parsed<Endpoints::EncodedPrompts> Endpoints::encode_prompts(const GenerationRequ
     };
     EncodedPrompts out;
     if (r.chat) {
-        Parsed<MarkedText> text = encoder_.render(r.conversation);
+        const Conversation*  chat = &r.conversation;
+        Parsed<Conversation> trimmed;
+        if (r.trim) {
+            // Of the answer; a longer one has what is left.
+            const int reserve =
+                std::min(std::max(r.max_tokens.value_or(options_.limits.context), 1), options_.limits.context / 4);
+            trimmed = encoder_.trim(r.conversation, r.add_special_tokens, reserve);
+            if (!trimmed) return std::unexpected(trimmed.error());
+            chat          = &*trimmed;
+            out.n_trimmed = int(r.conversation.input.messages.size() - chat->input.messages.size());
+        }
+        Parsed<MarkedText> text = encoder_.render(*chat);
         if (!text) return std::unexpected(text.error());
         if (auto ok = check(text->bytes.size()); !ok) return std::unexpected(ok.error());
         out.tokens.push_back(encoder_.encode_rendered(*text, r.add_special_tokens));
@@ -317,7 +332,8 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
 
     Parsed<EncodedPrompts> encoded = encode_prompts(r, param, completion);
     if (!encoded) return refuse(e, encoded.error());
-    auto& [prompts, texts, in_reasoning] = *encoded;
+    auto& [prompts, texts, in_reasoning, n_trimmed] = *encoded;
+    if (n_trimmed > 0) e.notes.emplace_back("trimmed_messages", cat(n_trimmed));
 
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
     for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
@@ -347,9 +363,15 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
     if (r.constraint) {
         const Result<std::shared_ptr<Constraint>> made = constraints_.get(r.constraint->spec);
         if (!made)
-            return refuse(e, ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
+            return refuse(e,
+                          ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
         q.constraint = ConstraintState(*made, service_.engine().token_trie());
     }
+    if (q.sampling.dry.on()) q.sampling.dry.breakers = token_texts_.breakers(r.dry_breakers);
+    if (r.reasoning_budget >= 0 && options_.chat_template.source().contains("<think>"))
+        q.reasoning = ReasoningBudget(token_texts_.reasoning_marks(), r.reasoning_budget, in_reasoning);
+    if (q.context_shift && chat && !r.has_keep)
+        q.n_keep = encoder_.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
     q.prompt_logprobs = r.prompt_logprobs;
     if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);
