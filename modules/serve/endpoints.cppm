@@ -72,12 +72,16 @@ private:
     void refuse(HttpExchange& e, const Refusal& refusal, const std::string& param) const;
     void generate(HttpExchange& e, bool chat);
 
+    bool reasons() const; // whether answers may begin with reasoning
+
     struct EncodedPrompts {
         std::vector<std::vector<Token>> tokens;
         std::vector<std::string>        echoes;               // the text of each, where the response repeats it
         bool                            in_reasoning = false; // the chat's text ends with <think>
     };
     Parsed<EncodedPrompts> encode_prompts(const GenerationRequest& r, const std::string& param, int completion) const;
+
+    void constrain_answer(GenerationRequest& r, bool in_reasoning) const;
 
     void completions(HttpExchange& e) { generate(e, false); }
     void chat(HttpExchange& e) { generate(e, true); }
@@ -300,6 +304,23 @@ Parsed<Endpoints::EncodedPrompts> Endpoints::encode_prompts(const GenerationRequ
     return out;
 }
 
+bool Endpoints::reasons() const { return options_.reasoning && options_.chat_template.source().contains("<think>"); }
+
+// What is asked of a chat's text holds behind its reasoning, and calls of tools follow their schemas.
+void Endpoints::constrain_answer(GenerationRequest& r, bool in_reasoning) const {
+    const bool marked = reasons() || options_.tool_form == ToolForm::harmony;
+    if (r.tool_use.tools.empty() && !(r.constraint && marked)) return;
+    if (!r.constraint) r.constraint.emplace().param = "tools";
+    AnswerRules& rules = r.constraint->spec.answer.emplace();
+    rules.form         = options_.tool_form;
+    rules.tools        = r.tool_use.tools;
+    rules.required     = r.tool_use.required;
+    rules.parallel     = r.tool_use.parallel;
+    rules.may_reason   = reasons();
+    rules.in_reasoning = reasons() && in_reasoning;
+    find_controls(service_.tokenizer(), rules);
+}
+
 void Endpoints::generate(HttpExchange& e, bool chat) {
     Parsed<GenerationRequest> parsed = chat ? parse_chat_request(e.request.body, options_.limits)
                                             : parse_completion_request(e.request.body, options_.limits);
@@ -344,10 +365,12 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
                                   : !q.sampling.logit_bias.empty()   ? "logit_bias"
                                                                      : "bad_words",
                                   ""});
+    if (chat) constrain_answer(r, in_reasoning);
     if (r.constraint) {
         const Result<std::shared_ptr<Constraint>> made = constraints_.get(r.constraint->spec);
         if (!made)
-            return refuse(e, ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
+            return refuse(e,
+                          ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
         q.constraint = ConstraintState(*made, service_.engine().token_trie());
     }
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
@@ -368,10 +391,10 @@ void Endpoints::generate(HttpExchange& e, bool chat) {
 
     AnswerFormat format;
     if (chat) {
-        if (!r.tool_use.tools.empty()) format.form = options_.tool_form;
+        if (!r.tool_use.tools.empty() || options_.tool_form == ToolForm::harmony) format.form = options_.tool_form;
         format.one_call     = !r.tool_use.parallel;
         format.tools        = std::move(r.tool_use.tools);
-        format.reasoning    = options_.reasoning && options_.chat_template.source().contains("<think>");
+        format.reasoning    = reasons();
         format.in_reasoning = format.reasoning && in_reasoning;
         head.short_call_ids = format.form == ToolForm::mistral;
     }

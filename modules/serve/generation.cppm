@@ -103,8 +103,9 @@ Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead 
     text_.stop         = parsed_.stop;
     text_.include_stop = parsed_.include_stop;
     text_.skip_special = parsed_.skip_special_tokens;
-    // Here the marks of a call are special tokens.
-    if (format.form == ToolForm::mistral || format.form == ToolForm::deepseek || format.form == ToolForm::harmony)
+    // The marks of calls and of reasoning may be control tokens.
+    if (format.form == ToolForm::mistral || format.form == ToolForm::deepseek || format.form == ToolForm::harmony ||
+        (parsed_.constraint && parsed_.constraint->spec.answer && !parsed_.constraint->spec.answer->controls.empty()))
         text_.skip_special = false;
     text_.min_tokens = parsed_.request.min_tokens;
     for (std::string& echo : echoes) prompts_.emplace_back().echo = std::move(echo);

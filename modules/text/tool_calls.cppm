@@ -157,7 +157,13 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
 bool AnswerParser::run_text(AnswerParts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
-    emit(out, at);
+    // White space alone is no text before a call.
+    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white) >= at && (found || !end)) {
+        if (!found) return false;
+        text_.erase(0, at);
+    } else {
+        emit(out, at);
+    }
     if (!found) return false;
     waiting_         = false;
     CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
