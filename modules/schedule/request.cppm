@@ -53,6 +53,7 @@ struct Request {
     ConstraintState    constraint;  // the generated text must satisfy it; empty: any text
     int  prompt_logprobs = -1;      // like logprobs, for every prompt token; such a request does not read the cache
     bool return_logits   = false;   // the raw logits of the last prompt position
+    bool return_progress = false;   // an Output after each step that computed a part of the prompt
 
     // Most sequences that it can have at once.
     int width() const { return !generates() ? 1 : beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
@@ -101,6 +102,7 @@ struct Output {
                                                    // hidden states (behind the last norm), of length 1
     int                                   prompt_tokens = 0;
     int                                   cached_tokens = 0; // prompt tokens found in the cache
+    int                                   computed_tokens = 0; // with return_progress: of the prompt, so far
     FinishReason                          finish        = FinishReason::none;
     bool                                  done          = false; // the request is over
     double                                logprob       = 0;     // best_of and beams: sum over the answer
