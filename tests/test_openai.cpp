@@ -4,6 +4,7 @@
 import quire.core.base;
 import quire.text.chat_template;
 import quire.core.json;
+import quire.serve.answer;
 import quire.serve.api_error;
 import quire.serve.openai_request;
 import quire.serve.openai_response;

@@ -86,6 +86,7 @@ struct Request {
     int  n_discard       = 0;     // how many it forgets; 0: half of those behind n_keep
     int  prompt_logprobs = -1;    // like logprobs, for every prompt token; such a request does not read the cache
     bool return_logits   = false; // the raw logits of the last prompt position
+    bool return_progress = false; // an Output after each step that computed a part of the prompt
 
     // Most sequences that it can have at once.
     int width() const { return !generates() ? 1 : beam_width > 0 ? beam_width : std::max({n, best_of, 1}); }
@@ -133,16 +134,17 @@ struct Output {
     std::vector<float>            prompt_logits;   // with the first output when asked for: [vocab]
     std::vector<float>            embedding;       // with `done`, of `embed`: [hidden], the mean of the prompt's final
                                                    // hidden states (behind the last norm), of length 1
-    int                                   prompt_tokens = 0;
-    int                                   cached_tokens = 0; // prompt tokens found in the cache
-    FinishReason                          finish        = FinishReason::none;
-    bool                                  done          = false; // the request is over
-    double                                logprob       = 0;     // best_of and beams: sum over the answer
-    double                                score         = 0;     // the value they were ranked by
-    int                                   n_preempted   = 0;     // times it was preempted
-    SharingStats                          sharing;               // with `done`
-    std::string                           message;               // why it was refused, or failed
-    std::chrono::steady_clock::time_point first_run{};           // when its prompt was scheduled for the first time
+    int                                   prompt_tokens   = 0;
+    int                                   cached_tokens   = 0; // prompt tokens found in the cache
+    int                                   computed_tokens = 0; // with return_progress: of the prompt, so far
+    FinishReason                          finish          = FinishReason::none;
+    bool                                  done            = false; // the request is over
+    double                                logprob         = 0;     // best_of and beams: sum over the answer
+    double                                score           = 0;     // the value they were ranked by
+    int                                   n_preempted     = 0;     // times it was preempted
+    SharingStats                          sharing;                 // with `done`
+    std::string                           message;                 // why it was refused, or failed
+    std::chrono::steady_clock::time_point first_run{};             // when its prompt was scheduled for the first time
 };
 
 } // namespace quire

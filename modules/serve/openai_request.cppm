@@ -17,8 +17,9 @@ import quire.core.std;
 export namespace quire {
 
 struct ApiLimits {
-    std::vector<std::string> models;    // names that a request may use; the first is the one in responses
-    std::vector<std::string> templates; // names of chat templates that a request may choose
+    std::vector<std::string> models;            // names that a request may use; the first is the one in responses
+    bool                     any_model = false; // a request may use any name, and its response repeats it
+    std::vector<std::string> templates;         // names of chat templates that a request may choose
     bool                     reasoning_effort = false; // the template asks for it
     int                      vocab_size       = 0;
     int                      context          = 0;
@@ -72,13 +73,20 @@ struct GenerationRequest {
     int                            prompt_logprobs = -1; // as the field asks, in vLLM's shape
     int                            truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
     bool                           cache_prompt    = true;
-    std::string                    id;         // request_id, if it is a plain word
+    std::string                    id;    // request_id, if it is a plain word
+    std::string                    model; // the name that was asked for, where the response repeats it
+    bool                           timings_per_token = false;
     std::optional<ConstraintField> constraint; // of the text
     std::vector<std::string>       unknown;    // unknown fields, for the log
 };
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
+// The same for bodies that are parsed already; other APIs' requests are translated into these.
+Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits);
+Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits);
+// A body as an object.
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
 // Sets max_tokens and min_tokens of an engine request with one of the prompts: what `from` asks for, at most what the context has
 // room for.
 void limit_tokens(const GenerationRequest& from, int context, Request& request);
@@ -89,6 +97,7 @@ struct EmbeddingRequest {
     bool                     add_special_tokens = true;
     std::string              cache_salt;
     std::optional<int>       dimensions;
+    std::string              model; // as in GenerationRequest
     std::vector<std::string> unknown;
 };
 Parsed<EmbeddingRequest> parse_embedding_request(std::string_view json, const ApiLimits& limits);
@@ -99,6 +108,7 @@ struct RerankRequest {
     std::vector<std::string> documents;
     int                      top_n            = 0; // 0: all
     bool                     return_documents = false;
+    std::string              model; // as in GenerationRequest
     std::vector<std::string> unknown;
 };
 Parsed<RerankRequest> parse_rerank_request(std::string_view json, const ApiLimits& limits);
@@ -129,6 +139,8 @@ std::unexpected<ApiError> refuse(std::string param, std::string message, int sta
     return std::unexpected(ApiError{status, std::move(message), std::move(param), std::move(code)});
 }
 
+} // namespace
+
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
     Result<JsonDocument> json = json_document(text, limits.json);
     if (!json) return refuse("", cat("the body cannot be used: ", json.error().message));
@@ -136,12 +148,18 @@ Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits
     return std::move(*json);
 }
 
-void parse_model(JsonFields& f, const ApiLimits& limits) {
-    const Json* v = f.find("model");
+namespace {
+
+void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked = nullptr) {
+    constexpr std::size_t longest = 256;
+    const Json*           v       = f.find("model");
     if (!v) return;
     if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
     const auto& name = v->get_ref<const std::string&>();
-    if (name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
+    if (limits.any_model && name.size() > longest)
+        return f.fail("model", cat("model has more than ", longest, " bytes"));
+    if (limits.any_model && asked) *asked = name;
+    if (limits.any_model || name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
     f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
                     "model", "model_not_found"});
 }
@@ -325,7 +343,7 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
 void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     constexpr int huge = std::numeric_limits<int>::max();
     Request&      r    = out.request;
-    parse_model(f, limits);
+    parse_model(f, limits, &out.model);
     out.constraint = parse_constraint(f);
     r.n            = f.integer("n", 1, limits.n, 1);
     r.best_of      = f.integer("best_of", 1, limits.best_of, r.n);
@@ -356,6 +374,8 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     if (out.prompt_logprobs >= 0 && out.stream) f.fail("prompt_logprobs", "prompt_logprobs does not go with stream");
     if (out.stream && r.beam_width == 0 && r.best_of > r.n)
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
+    r.return_progress     = f.boolean("return_progress", false) && out.stream;
+    out.timings_per_token = f.boolean("timings_per_token", false);
     if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
     refuse_unsupported(f, out.chat && limits.reasoning_effort, out.chat);
 }
@@ -528,8 +548,11 @@ int parse_n_probs(JsonFields& f, const ApiLimits& limits) { return f.integer("n_
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
-    if (!json) return std::unexpected(json.error());
-    JsonFields        f(*json);
+    return json ? read_completion_request(*json, limits) : std::unexpected(json.error());
+}
+
+Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits) {
+    JsonFields        f(body);
     GenerationRequest out;
     parse_common(f, out, limits);
     out.prompts            = parse_prompts(f, "prompt", limits);
@@ -551,8 +574,11 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
 
 Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
-    if (!json) return std::unexpected(json.error());
-    JsonFields        f(*json);
+    return json ? read_chat_request(*json, limits) : std::unexpected(json.error());
+}
+
+Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits) {
+    JsonFields        f(body);
     GenerationRequest out;
     out.chat         = true;
     out.conversation = parse_conversation(f, limits);
@@ -585,7 +611,7 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
     if (!json) return std::unexpected(json.error());
     JsonFields       f(*json);
     EmbeddingRequest out;
-    parse_model(f, limits);
+    parse_model(f, limits, &out.model);
     out.inputs             = parse_prompts(f, f.has("input") || !f.has("content") ? "input" : "content", limits);
     out.add_special_tokens = f.boolean("add_special_tokens", true);
     out.cache_salt         = f.text("cache_salt", 1024);
@@ -605,7 +631,7 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
     if (!json) return std::unexpected(json.error());
     JsonFields    f(*json);
     RerankRequest out;
-    parse_model(f, limits);
+    parse_model(f, limits, &out.model);
     if (!f.has("query")) f.fail("query", "query is missing");
     out.query        = f.text("query", limits.json.bytes);
     const Json* list = f.find("documents");

@@ -7,6 +7,7 @@ import quire.core.json;
 import quire.core.std;
 import quire.text.python_call;
 import quire.text.tool_form;
+import quire.text.tool_parameter;
 
 export namespace quire {
 
@@ -202,16 +203,12 @@ bool read_mistral(Reader& r) {
 
 // A parameter's text as the tool's schema types it: a string as it stands, all else as JSON if it is JSON.
 Json typed(const Json* tool, std::string_view key, std::string_view text) {
-    const auto member = [](const Json* in, std::string_view name) -> const Json* {
-        if (!in || !in->is_object()) return nullptr;
-        const auto at = in->find(std::string(name));
-        return at == in->end() ? nullptr : &*at;
-    };
-    const Json* schema = member(member(member(tool, "parameters"), "properties"), key);
-    const Json* type   = member(schema, "type");
-    if (!schema || (type && *type == "string")) return std::string(text);
-    Result<Json> value = json_parse(text, call_limits);
-    return value && !value->is_string() ? std::move(*value) : Json(std::string(text));
+    const Json* schema = tool ? parameter_schema(*tool, key) : nullptr;
+    if (!schema) return std::string(text);
+    const JsonKinds kinds = kinds_of((*tool)["parameters"], *schema);
+    Result<Json>    value = json_parse(text, call_limits);
+    if (value && !value->is_string() && kinds.has(*value)) return std::move(*value);
+    return std::string(text);
 }
 
 std::string_view without_line_ends(std::string_view text) {

@@ -4,7 +4,6 @@ export module quire.text.reasoning_budget;
 
 import quire.core.base;
 import quire.core.std;
-import quire.core.unicode;
 import quire.text.encode_inside;
 import quire.text.tokenizer;
 

@@ -10,10 +10,22 @@ import quire.text.tool_form;
 
 export namespace quire {
 
+struct AnswerPart {
+    enum class Kind : std::uint8_t { content, reasoning, call };
+    Kind        kind = Kind::content;
+    std::string text; // of content and reasoning
+    ToolCall    call;
+};
+// Appends text; to the last part, if it is of the same kind.
+void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text);
+// Appends parts, in the same way.
+void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more);
+
 // What the next text of an answer says.
 struct AnswerParts {
-    std::string           content, reasoning;
-    std::vector<ToolCall> calls;
+    std::string             content, reasoning;
+    std::vector<ToolCall>   calls;
+    std::vector<AnswerPart> parts; // all of it in its order
 };
 
 struct AnswerFormat {
@@ -34,6 +46,8 @@ public:
     AnswerParts finish();
 
     bool called() const { return n_calls_ > 0; }
+    // Whether text that came now would be reasoning.
+    bool in_reasoning() const { return state_ == State::reasoning || (state_ == State::text && to_reason_); }
 
 private:
     enum class State : std::uint8_t { begin, reasoning, text };
@@ -73,6 +87,18 @@ std::size_t overlap(std::string_view text, std::string_view mark) {
 }
 
 } // namespace
+
+void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text) {
+    if (text.empty()) return;
+    if (parts.empty() || parts.back().kind != kind) parts.push_back({kind, "", {}});
+    parts.back().text += text;
+}
+
+void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more) {
+    for (AnswerPart& part : more)
+        if (part.kind == AnswerPart::Kind::call) parts.push_back(std::move(part));
+        else append(parts, part.kind, part.text);
+}
 
 AnswerParser::AnswerParser(AnswerFormat format)
     : format_(std::move(format)), marks_(marks_of(format_.form)), state_(format_.in_reasoning ? State::reasoning
@@ -116,6 +142,7 @@ bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
     const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
     const std::size_t kept = last == std::string::npos ? 0 : last + 1;
     out.reasoning += text_.substr(0, kept);
+    append(out.parts, AnswerPart::Kind::reasoning, std::string_view(text_).substr(0, kept));
     if (kept > 0) blank_ = false;
     if (at == std::string::npos && !end) {
         text_.erase(0, kept);
@@ -135,7 +162,10 @@ void AnswerParser::emit(AnswerParts& out, std::size_t n) {
     if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
         part.remove_prefix(std::min(part.find_first_not_of(white), part.size()));
     if (part.find_first_not_of(white) != std::string_view::npos) blank_ = false;
-    if (!(format_.one_call && n_calls_ > 0)) (to_reason_ ? out.reasoning : out.content) += part;
+    if (!(format_.one_call && n_calls_ > 0)) {
+        (to_reason_ ? out.reasoning : out.content) += part;
+        append(out.parts, to_reason_ ? AnswerPart::Kind::reasoning : AnswerPart::Kind::content, part);
+    }
     text_.erase(0, n);
 }
 
@@ -157,7 +187,13 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
 bool AnswerParser::run_text(AnswerParts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
-    emit(out, at);
+    // White space alone is no text before a call.
+    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white) >= at && (found || !end)) {
+        if (!found) return false;
+        text_.erase(0, at);
+    } else {
+        emit(out, at);
+    }
     if (!found) return false;
     waiting_         = false;
     CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
@@ -174,6 +210,7 @@ bool AnswerParser::run_text(AnswerParts& out, bool end) {
     for (ToolCall& call : read.calls) {
         if (format_.one_call && n_calls_ > 0) break;
         n_calls_++;
+        out.parts.push_back({AnswerPart::Kind::call, "", call});
         out.calls.push_back(std::move(call));
     }
     if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
