@@ -192,6 +192,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         format.tools        = std::move(r.tool_use.tools);
         format.reasoning    = reasons(api);
         format.in_reasoning = format.reasoning && in_reasoning;
+        format.in_pieces    = r.constraint && r.constraint->spec.answer;
         head.short_call_ids = format.form == ToolForm::mistral;
     }
     const bool stream   = r.stream;
