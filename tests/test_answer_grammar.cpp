@@ -27,7 +27,7 @@ Json tools() {
             "what": {"type": "string", "maxLength": 6}, "many": {"type": "integer", "minimum": 1, "maximum": 99},
             "kind": {"enum": ["a", "b c", 3, null]}, "deep": {"$ref": "#/$defs/deep"},
             "maybe": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}, "required": ["what", "many"],
-            "additionalProperties": false, "$defs": {"deep": {"type": "array", "items": {"type": "integer"},
+            "additionalProperties": false, "$defs": {"deep": {"type": "array", "items": {"type": "integer", "maximum": 999, "minimum": -5},
             "maxItems": 2}}}}},
         {"type": "function", "function": {"name": "get.time-2", "parameters": {"type": "object", "properties": {
             "zone": {"type": "string", "pattern": "^[A-Z]{3}$"}}, "required": ["zone"], "additionalProperties": false}}},
@@ -155,6 +155,16 @@ TEST_CASE("a required call is one that the reader finds and the schema accepts",
         INFO(name_of(form) << ": " << shown(*text));
         CHECK(parts.content.find_first_not_of(" \t\r\n") == std::string::npos);
         REQUIRE(!parts.calls.empty());
+        // The same in pieces, as they come.
+        AnswerParser          parser({.form = form, .tools = tools(), .in_pieces = true});
+        std::vector<ToolCall> pieces;
+        for (const char byte : shown(*text)) append(pieces, parser.push({&byte, 1}).calls);
+        append(pieces, parser.finish().calls);
+        REQUIRE(pieces.size() == parts.calls.size());
+        for (std::size_t k = 0; k < pieces.size(); k++) {
+            CHECK(pieces[k].name == parts.calls[k].name);
+            CHECK(Json::parse(pieces[k].arguments) == Json::parse(parts.calls[k].arguments));
+        }
         for (const ToolCall& call : parts.calls) {
             INFO(call.name << call.arguments);
             CHECK(satisfies(call.arguments, call.name));

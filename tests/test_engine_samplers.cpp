@@ -7,6 +7,7 @@
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
+import quire.schedule.preemption;
 import quire.schedule.request;
 import quire.text.grammar.compile;
 import quire.text.reasoning_budget;
@@ -69,8 +70,9 @@ TEST_CASE("samplers draw the same alone, among others, and after preemptions", "
     std::vector<Answer>        want;
     for (const Request& r : requests) want.push_back(run(roomy, {r})[0]);
     for (std::size_t i = 0; i < requests.size(); i++) {
-        Request plain  = requests[i];
-        plain.sampling = {.seed = requests[i].sampling.seed};
+        Request plain       = requests[i];
+        plain.sampling      = {};
+        plain.sampling.seed = requests[i].sampling.seed;
         CAPTURE(i);
         CHECK(run(roomy, {plain})[0].tokens != want[i].tokens);
     }
@@ -198,10 +200,11 @@ TEST_CASE("an answer that fills the context goes on without its middle", "[engin
         const int          drop = n_discard > 0 ? std::min(n_discard, 48 - kept - 1) : (48 - kept) / 2;
         std::vector<Token> text = r.prompt, want;
         while (want.size() < 100) {
-            Request next    = r;
-            next.prompt     = text;
-            next.max_tokens = std::min(48 - int(text.size()), 100 - int(want.size()));
-            for (Token token : run(engine, {next})[0].tokens) text.push_back(token), want.push_back(token);
+            Request next      = r;
+            next.prompt       = text;
+            next.max_tokens   = std::min(48 - int(text.size()), 100 - int(want.size()));
+            const Answer part = run(engine, {next})[0];
+            for (Token token : part.tokens) text.push_back(token), want.push_back(token);
             text.erase(text.begin() + kept, text.begin() + kept + drop);
         }
         CHECK(got.tokens == want);
@@ -224,7 +227,8 @@ TEST_CASE("shifted answers are the same among others and in a small pool", "[eng
         r.ignore_end    = true;
         r.context_shift = true;
         r.n_keep        = 3;
-        r.sampling      = {.seed = std::uint64_t(i)};
+        r.sampling      = {};
+        r.sampling.seed = std::uint64_t(i);
         if (i == 1) r.sampling.mirostat = 2;
         if (i == 2) r.sampling.repetition_penalty = 1.2f, r.sampling.presence_penalty = 0.5f;
         if (i == 3) r.sampling.dry.multiplier = 1;

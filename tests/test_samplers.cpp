@@ -231,7 +231,7 @@ TEST_CASE("DRY takes more from a token the longer the repetition that it continu
     Sampler        sampler(16);
     SamplingParams greedy;
     greedy.temperature = 0;
-    greedy.dry         = {.multiplier = 1, .base = 2, .allowed_length = 2, .last_n = -1};
+    greedy.dry         = {.multiplier = 1, .base = 2, .allowed_length = 2, .last_n = -1, .breakers = nullptr};
     std::vector<float> logits(16);
     logits[2] = 3, logits[4] = 2;
     CHECK(sampler.sample(logits, greedy, history, 0) == 4); // 3 - 2

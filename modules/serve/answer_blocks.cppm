@@ -12,8 +12,8 @@ export namespace quire {
 
 struct BlockEvent {
     enum class What : std::uint8_t {
-        begin, // a block of `kind` begins; a call is complete with that
-        text,  // of the open block
+        begin, // a block of `kind` begins: a call with its name and what there is of its arguments
+        text,  // of the open block; more of a call's arguments
         end    // of the open block, also of a call
     };
     What             what = What::begin;
@@ -49,10 +49,14 @@ std::vector<BlockEvent> AnswerBlocks::push(std::vector<AnswerPart> parts) {
     std::vector<BlockEvent> out;
     for (AnswerPart& part : parts) {
         if (part.kind == Kind::call) {
+            if (part.call.more) {
+                out.push_back({What::text, Kind::call, std::move(part.call.arguments), {}});
+                continue;
+            }
             close(out);
             out.push_back({What::begin, Kind::call, "", std::move(part.call)});
-            out.push_back({What::end, Kind::call, "", {}});
-            any_ = true;
+            open_ = Kind::call;
+            any_  = true;
             continue;
         }
         if (open_ != part.kind) {

@@ -53,6 +53,7 @@ struct ApiContext {
     ConstraintCache   constraints;
     TokenTexts        token_texts;
     RunningSettings   running;
+    TokenTexts        token_texts;
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
 

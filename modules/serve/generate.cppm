@@ -19,6 +19,7 @@ import quire.serve.openai_request;
 import quire.serve.prompt_encoder;
 import quire.serve.service;
 import quire.serve.tool_request;
+import quire.serve.token_texts;
 import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.marked_text;
@@ -211,6 +212,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         format.tools        = std::move(r.tool_use.tools);
         format.reasoning    = reasons(api);
         format.in_reasoning = format.reasoning && in_reasoning;
+        format.in_pieces    = r.constraint && r.constraint->spec.answer;
         head.short_call_ids = format.form == ToolForm::mistral;
     }
     const bool stream   = r.stream;

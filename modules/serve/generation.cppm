@@ -12,6 +12,7 @@ import quire.serve.api_error;
 import quire.serve.http_exchange;
 import quire.serve.openai_request;
 import quire.serve.service;
+import quire.text.call_readers;
 import quire.text.stop_strings;
 import quire.text.tool_calls;
 import quire.text.tool_form;
@@ -241,7 +242,7 @@ Choice Generation::add(OutputDelta& delta) {
         choice.text += part.content;
         choice.reasoning += part.reasoning;
         std::move(part.calls.begin(), part.calls.end(), std::back_inserter(choice.calls));
-        append(choice.parts, std::move(part.parts));
+        std::move(part.parts.begin(), part.parts.end(), std::back_inserter(choice.parts));
     };
     std::size_t used = 0;
     while (used < delta.tokens.size() && !answer.text.over()) {
@@ -289,7 +290,7 @@ Choice Generation::add(OutputDelta& delta) {
     }
     split(answer.parser.push(answer.text.take()));
     if (answer.finished) split(answer.parser.finish());
-    answer.n_calls += int(choice.calls.size());
+    answer.n_calls += int(std::ranges::count_if(choice.calls, [](const ToolCall& call) { return !call.more; }));
     if (answer.n_calls > 0 && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
     return choice;
 }
@@ -306,7 +307,7 @@ std::optional<ApiError> Generation::respond(std::string& body) {
             c.index      = part.index;
             c.text += part.text;
             c.reasoning += part.reasoning;
-            move_to(c.calls, part.calls);
+            append(c.calls, std::move(part.calls));
             append(c.parts, std::move(part.parts));
             move_to(c.logprobs, part.logprobs);
             move_to(c.token_ids, part.token_ids);

@@ -119,15 +119,20 @@ private:
                 {"input", std::move(input)}};
     }
 
+    std::string send_arguments(const std::string& piece) const {
+        if (piece.empty()) return "";
+        return send("content_block_delta",
+                    {{"index", index_}, {"delta", {{"type", "input_json_delta"}, {"partial_json", piece}}}});
+    }
+
     std::string send(const std::vector<BlockEvent>& events) {
         std::string out;
         for (const BlockEvent& b : events) {
             if (b.what == BlockEvent::What::begin) {
                 out += send("content_block_start", {{"index", ++index_}, {"content_block", block(b, false)}});
-                if (b.kind == AnswerPart::Kind::call)
-                    out += send("content_block_delta",
-                                {{"index", index_},
-                                 {"delta", {{"type", "input_json_delta"}, {"partial_json", b.call.arguments}}}});
+                if (b.kind == AnswerPart::Kind::call) out += send_arguments(b.call.arguments);
+            } else if (b.what == BlockEvent::What::text && b.kind == AnswerPart::Kind::call) {
+                out += send_arguments(b.text);
             } else if (b.what == BlockEvent::What::text) {
                 const std::string name = text_name(b.kind);
                 out += send("content_block_delta",

@@ -9,6 +9,7 @@ import quire.schedule.request;
 import quire.serve.answer;
 import quire.serve.api_error;
 import quire.serve.server_sent_events;
+import quire.text.call_readers;
 
 export namespace quire {
 
@@ -16,11 +17,13 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
 // Chunks of a stream, as JSON. The first of each answer of a chat.
 std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
 std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
-// Two chunks of a call: its id, type and name; its arguments.
-std::array<std::string, 2> render_call_chunks(const ResponseHead& head, const Choice& choice, std::size_t call,
-                                              const Usage& usage);
-std::string                render_usage_chunk(const ResponseHead& head, const Usage& usage,
-                                              const std::optional<Timings>& timings = {});
+// Chunks of the answer's call of this index: its id, type and name; a piece of its arguments.
+std::string render_call_begin(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
+                              const Usage& usage);
+std::string render_arguments(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
+                             const Usage& usage);
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage,
+                               const std::optional<Timings>& timings = {});
 // What completions and chats are answered with.
 std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head);
 
@@ -252,23 +255,29 @@ std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage&
     return json_dump(std::move(chunk));
 }
 
-std::array<std::string, 2> render_call_chunks(const ResponseHead& head, const Choice& c, std::size_t call,
-                                              const Usage& usage) {
-    const int  index = c.first_call + int(call);
-    const auto chunk = [&](Json delta) {
-        Json out       = frame(head, "chat.completion.chunk");
-        delta["index"] = index;
-        out["choices"] = Json::array({Json{{"index", c.index},
-                                           {"delta", {{"tool_calls", Json::array({std::move(delta)})}}},
-                                           {"logprobs", nullptr},
-                                           {"finish_reason", nullptr}}});
-        close_chunk(head, out, usage);
-        return json_dump(std::move(out));
-    };
-    return {chunk({{"id", call_id(head, c.index, index)},
-                   {"type", "function"},
-                   {"function", {{"name", c.calls[call].name}, {"arguments", ""}}}}),
-            chunk({{"function", {{"arguments", c.calls[call].arguments}}}})};
+std::string call_chunk(const ResponseHead& head, const Choice& c, Json delta, const Usage& usage) {
+    Json out       = frame(head, "chat.completion.chunk");
+    out["choices"] = Json::array({Json{{"index", c.index},
+                                       {"delta", {{"tool_calls", Json::array({std::move(delta)})}}},
+                                       {"logprobs", nullptr},
+                                       {"finish_reason", nullptr}}});
+    close_chunk(head, out, usage);
+    return json_dump(std::move(out));
+}
+
+std::string render_call_begin(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
+                              const Usage& usage) {
+    return call_chunk(head, c,
+                      {{"index", index},
+                       {"id", call_id(head, c.index, index)},
+                       {"type", "function"},
+                       {"function", {{"name", call.name}, {"arguments", ""}}}},
+                      usage);
+}
+
+std::string render_arguments(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
+                             const Usage& usage) {
+    return call_chunk(head, c, {{"index", index}, {"function", {{"arguments", call.arguments}}}}, usage);
 }
 
 std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, const std::optional<Timings>& timings) {
@@ -304,8 +313,11 @@ public:
             before.reasoning = std::exchange(c.reasoning, "");
             out += event(render_chunk(head_, before, usage));
         }
-        for (std::size_t i = 0; i < c.calls.size(); i++)
-            for (const std::string& chunk : render_call_chunks(head_, c, i, usage)) out += event(chunk);
+        int index = c.first_call - 1;
+        for (const ToolCall& call : c.calls) {
+            if (!call.more) out += event(render_call_begin(head_, c, ++index, call, usage));
+            if (!call.arguments.empty()) out += event(render_arguments(head_, c, index, call, usage));
+        }
         if (!c.text.empty() || !c.reasoning.empty() || !c.logprobs.empty() || !c.token_ids.empty() ||
             !c.finish_reason.empty())
             out += event(render_chunk(head_, c, usage));

@@ -92,9 +92,9 @@ private:
     void make(const std::vector<BlockEvent>& events) {
         for (const BlockEvent& b : events) {
             const bool is_call = b.kind == AnswerPart::Kind::call;
-            if (b.what == BlockEvent::What::begin) is_call ? make_call(b) : begin_item(b.kind);
-            else if (b.what == BlockEvent::What::text) add_text(b);
-            else if (!is_call) end_item(b.kind);
+            if (b.what == BlockEvent::What::begin) is_call ? begin_call(b) : begin_item(b.kind);
+            else if (b.what == BlockEvent::What::text) is_call ? add_arguments(b.text) : add_text(b);
+            else is_call ? end_call() : end_item(b.kind);
         }
     }
 
@@ -144,7 +144,7 @@ private:
         send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
     }
 
-    void make_call(const BlockEvent& b) {
+    void begin_call(const BlockEvent& b) {
         items_.push_back({{"type", "function_call"},
                           {"id", item_id("fc_")},
                           {"status", "in_progress"},
@@ -152,10 +152,19 @@ private:
                           {"name", b.call.name},
                           {"arguments", ""}});
         send("response.output_item.added", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
-        send_item("response.function_call_arguments.delta", {{"delta", b.call.arguments}});
-        send_item("response.function_call_arguments.done", {{"name", b.call.name}, {"arguments", b.call.arguments}});
-        items_.back()["arguments"] = b.call.arguments;
-        items_.back()["status"]    = "completed";
+        add_arguments(b.call.arguments);
+    }
+
+    void add_arguments(const std::string& piece) {
+        if (piece.empty()) return;
+        send_item("response.function_call_arguments.delta", {{"delta", piece}});
+        items_.back()["arguments"].get_ref<std::string&>() += piece;
+    }
+
+    void end_call() {
+        const Json& call = items_.back();
+        send_item("response.function_call_arguments.done", {{"name", call["name"]}, {"arguments", call["arguments"]}});
+        items_.back()["status"] = state();
         send("response.output_item.done", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
     }
 

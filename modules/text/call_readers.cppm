@@ -13,7 +13,8 @@ export namespace quire {
 
 struct ToolCall {
     std::string name;
-    std::string arguments; // a JSON object
+    std::string arguments;    // a JSON object
+    bool        more = false; // the next piece of the arguments of the call before, whose name is not said again
 };
 
 // Where a call may begin.
@@ -37,6 +38,13 @@ struct CallsRead {
 // `text` begins at a mark. `tools`: the request's; a call of another is wrong. `end`: no more text will come, so that the mark behind
 // a call may be missing.
 CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end);
+
+// The first call at a mark, as soon as its arguments begin: where they are JSON as it stands in the text.
+struct CallHead {
+    std::string name;
+    std::size_t arguments = 0; // where they begin in the text
+};
+std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_view text);
 
 } // namespace quire
 
@@ -134,6 +142,16 @@ public:
         if (!call[key].is_string()) return add(name, call[key]);
         const Result<Json> inner = json_parse(call[key].get_ref<const std::string&>(), call_limits);
         return inner ? add(name, *inner) : wrong();
+    }
+
+    // {"name": "NAME", "KEY":
+    std::optional<std::string> object_head(std::string_view key) {
+        const auto word = [&](std::string_view one) { return skip_white(), skip(one); };
+        if (!word("{") || !word("\"name\"") || !word(":") || !word("\"")) return std::nullopt;
+        const auto name = until("\"");
+        if (!name || !word(",") || !word(cat('"', key, '"')) || !word(":")) return std::nullopt;
+        skip_white();
+        return std::string(*name);
     }
 
     CallsRead read;
@@ -349,6 +367,54 @@ Marks marks_of(ToolForm form) {
         case ToolForm::other: return {};
     }
     return {};
+}
+
+std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_view text) {
+    Reader                     r(text, false, tools);
+    std::optional<std::string> name;
+    const auto                 up_to = [&](std::string_view mark) {
+        const auto part = r.until(mark);
+        if (part) name = std::string(part->substr(0, part->find_last_not_of(white) + 1));
+    };
+    switch (form) {
+        case ToolForm::hermes:
+            if (r.skip("<tool_call>")) name = r.object_head("arguments");
+            break;
+        case ToolForm::llama3:
+        case ToolForm::json:
+            r.skip("<|python_tag|>");
+            name = r.object_head(form == ToolForm::llama3 ? "parameters" : "arguments");
+            break;
+        case ToolForm::mistral:
+            if (!r.skip("[TOOL_CALLS]")) break;
+            r.skip_white();
+            if (r.skip("[")) name = r.object_head("arguments");
+            else up_to("[ARGS]");
+            break;
+        case ToolForm::deepseek:
+            if (!r.skip("<｜tool▁calls▁begin｜>") || !r.skip("<｜tool▁call▁begin｜>")) break;
+            up_to("<｜tool▁sep｜>");
+            if (name == "function") {
+                name.reset();
+                up_to("\n```json\n");
+            }
+            break;
+        case ToolForm::functionary:
+            if (r.skip("<function=")) up_to(">");
+            break;
+        case ToolForm::harmony:
+            if (const auto head = r.until("<|message|>")) {
+                constexpr std::string_view to = "to=functions.";
+                const std::size_t          at = head->find(to);
+                if (at == std::string_view::npos) break;
+                const std::string_view from = head->substr(at + to.size());
+                name                        = std::string(from.substr(0, from.find_first_of(" <\n")));
+            }
+            break;
+        default: break;
+    }
+    if (!name || !r.next_is("{") || !r.tool(*name)) return std::nullopt;
+    return CallHead{std::move(*name), r.at()};
 }
 
 CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end) {

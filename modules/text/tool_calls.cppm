@@ -18,8 +18,9 @@ struct AnswerPart {
 };
 // Appends text; to the last part, if it is of the same kind.
 void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text);
-// Appends parts, in the same way.
+// Appends parts, in the same way; pieces of a call's arguments to the call.
 void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more);
+void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more);
 
 // What the next text of an answer says.
 struct AnswerParts {
@@ -34,6 +35,9 @@ struct AnswerFormat {
     bool     one_call     = false;  // text and calls after the first call are dropped
     bool     reasoning    = false;  // text between <think> and </think> at the beginning is reasoning
     bool     in_reasoning = false;  // the prompt ends with <think>
+    // The text follows the grammar of answers (quire.text.grammar.answer), so that what begins as a call is one: its arguments come
+    // in pieces, without white space, where they are JSON in the text.
+    bool in_pieces = false;
 };
 
 class AnswerParser {
@@ -56,6 +60,8 @@ private:
     bool        run_reasoning(AnswerParts& out, bool end);
     bool        run_text(AnswerParts& out, bool end);
     void        emit(AnswerParts& out, std::size_t n);
+    void        add(AnswerParts& out, ToolCall call);
+    void        run_arguments(AnswerParts& out);
     std::size_t find_mark(bool end, bool& found) const;
 
     AnswerFormat format_;
@@ -66,6 +72,11 @@ private:
     bool         waiting_   = false; // for the rest of a call
     bool         to_reason_ = false; // harmony: in a message of the analysis channel
     int          n_calls_   = 0;
+    // Of a call whose arguments are handed out in pieces: where the next one begins, how deep in objects and lists that is, and
+    // whether in a string, behind a backslash.
+    bool        begun_ = false, in_string_ = false, escaped_ = false;
+    std::size_t at_    = 0;
+    int         depth_ = 0;
 };
 
 } // namespace quire
@@ -96,8 +107,16 @@ void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_v
 
 void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more) {
     for (AnswerPart& part : more)
-        if (part.kind == AnswerPart::Kind::call) parts.push_back(std::move(part));
+        if (part.kind == AnswerPart::Kind::call && part.call.more && !parts.empty())
+            parts.back().call.arguments += part.call.arguments;
+        else if (part.kind == AnswerPart::Kind::call) parts.push_back(std::move(part));
         else append(parts, part.kind, part.text);
+}
+
+void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more) {
+    for (ToolCall& call : more)
+        if (call.more && !calls.empty()) calls.back().arguments += call.arguments;
+        else calls.push_back(std::move(call));
 }
 
 AnswerParser::AnswerParser(AnswerFormat format)
@@ -110,8 +129,10 @@ AnswerParts AnswerParser::push(std::string_view text) {
     text_ += text;
     // Every call ends with one of these: before, reading it again finds nothing new.
     if (waiting_ && text_.size() <= longest_call && !text.contains('}') && !text.contains(')') && !text.contains(']') &&
-        !text.contains('>'))
+        !text.contains('>')) {
+        if (format_.in_pieces) run_arguments(out);
         return out;
+    }
     run(out, false);
     return out;
 }
@@ -184,6 +205,42 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     return text_.size() - (end ? 0 : held);
 }
 
+void AnswerParser::add(AnswerParts& out, ToolCall call) {
+    out.parts.push_back({AnswerPart::Kind::call, "", call});
+    out.calls.push_back(std::move(call));
+}
+
+// Hands out what there is of the arguments of the call at the beginning of the text.
+void AnswerParser::run_arguments(AnswerParts& out) {
+    if (!begun_) {
+        if (format_.one_call && n_calls_ > 0) return;
+        std::optional<CallHead> head = read_head(format_.form, format_.tools, text_);
+        if (!head) return;
+        begun_ = true, in_string_ = escaped_ = false;
+        at_ = head->arguments, depth_ = 0;
+        n_calls_++;
+        add(out, {std::move(head->name), "", false});
+    }
+    std::string piece;
+    for (; at_ < text_.size() && (depth_ > 0 || (depth_ == 0 && text_[at_] == '{')); at_++) {
+        const char c = text_[at_];
+        if (in_string_) {
+            if (c == '"' && !escaped_) in_string_ = false;
+            escaped_ = c == '\\' && !escaped_;
+        } else if (white.contains(c)) continue;
+        else if (c == '"') in_string_ = true;
+        else if (c == '{' || c == '[') depth_++;
+        else if (c == '}' || c == ']') depth_--;
+        piece += c;
+        if (depth_ == 0) {
+            at_++;
+            depth_ = -1; // whole
+            break;
+        }
+    }
+    if (!piece.empty()) add(out, {"", std::move(piece), true});
+}
+
 bool AnswerParser::run_text(AnswerParts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
@@ -198,20 +255,25 @@ bool AnswerParser::run_text(AnswerParts& out, bool end) {
     waiting_         = false;
     CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
     const bool long_ = text_.size() > longest_call;
-    if (read.state == CallsRead::State::more && !end && !long_) {
+    if (format_.in_pieces) run_arguments(out);
+    if (read.state == CallsRead::State::more && !end && (begun_ || !long_)) {
         waiting_ = true;
         return false;
+    }
+    const bool begun = std::exchange(begun_, false);
+    if (begun && read.state != CallsRead::State::whole) { // cut off
+        text_.erase(0, end ? text_.size() : at_);
+        return true;
     }
     if (read.state != CallsRead::State::whole) {
         blank_ = false; // also where the byte is dropped: the mark was no call
         emit(out, read.state == CallsRead::State::more ? text_.size() : 1);
         return true;
     }
-    for (ToolCall& call : read.calls) {
+    for (std::size_t i = begun ? 1 : 0; i < read.calls.size(); i++) {
         if (format_.one_call && n_calls_ > 0) break;
         n_calls_++;
-        out.parts.push_back({AnswerPart::Kind::call, "", call});
-        out.calls.push_back(std::move(call));
+        add(out, std::move(read.calls[i]));
     }
     if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
     text_.erase(0, read.size);
