@@ -201,7 +201,9 @@ TEST_CASE("keywords of JSON Schema", "[grammar]") {
         {"true", {"1", "[{}]", R"({"a":{"b":[null]}})"}, {"", "01", "{a:1}", "[1,]"}},
     };
     for (const Row& row : rows) {
-        const auto c = compiled(schema(row.schema, false));
+        ConstraintSpec spec = schema(row.schema, false);
+        spec.plain_numbers  = false;
+        const auto c        = compiled(spec);
         for (const char* text : row.valid) {
             INFO(row.schema << "  " << text);
             CHECK(accepts(c, text));
@@ -211,6 +213,40 @@ TEST_CASE("keywords of JSON Schema", "[grammar]") {
             CHECK_FALSE(accepts(c, text));
         }
     }
+}
+
+TEST_CASE("integers are generated as such, and checked by their value", "[grammar]") {
+    ConstraintSpec spec = schema(R"({"items":{"anyOf":[{"type":"integer","minimum":5},{"enum":[2,-1.50]}]}})");
+    CHECK(accepts(spec, "[12,2,-1.5]"));
+    CHECK_FALSE(accepts(spec, "[12.0]"));
+    CHECK_FALSE(accepts(spec, "[2.0]"));
+    CHECK_FALSE(accepts(spec, "[-1.50]"));
+    spec.plain_numbers = false;
+    CHECK(accepts(spec, "[12.0,2.00,-1.50]"));
+    CHECK_FALSE(accepts(spec, "[12.5]"));
+    // What is no integer is not written as one in another way.
+    const ConstraintSpec without = schema(R"({"type":"number","not":{"anyOf":[{"type":"integer"},{"const":2.5}]}})");
+    CHECK(accepts(without, "12.5"));
+    CHECK_FALSE(accepts(without, "12.0"));
+    CHECK_FALSE(accepts(without, "2.50"));
+}
+
+TEST_CASE("a schema may come again within what it looks ahead for", "[grammar]") {
+    const auto expression = schema(
+        R"({"$ref":"#/$defs/e","$defs":{"e":{"oneOf":[{"type":"number"},{"type":"array","items":{"$ref":"#/$defs/e"},"minItems":1},{"type":"array","maxItems":0}]}}})");
+    CHECK(accepts(expression, "[1,[2,[]]]"));
+    CHECK_FALSE(accepts(expression, "[1,[true]]"));
+    CHECK(says(error_of(schema(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})")), "refers to itself"));
+}
+
+TEST_CASE("of the empty text alone the mask is the end", "[grammar]") {
+    ConstraintState            state(compiled(text_spec(Kind::grammar, "root ::= \"\"")), bytes_and_words());
+    std::vector<std::uint64_t> bits(state.words());
+    REQUIRE(state.mask(bits));
+    CHECK((bits.back() & bits.back() - 1) == 0);
+    CHECK(state.forced_bytes().empty());
+    CHECK_FALSE(state.accept_bytes("a"));
+    CHECK(state.accept(bytes_and_words()->ends()[0]));
 }
 
 TEST_CASE("a schema that cannot be met or is not supported is refused by name", "[grammar]") {
