@@ -399,7 +399,7 @@ int constrain_text(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
     ConstrainTests options = a.constrain_tests;
-    options.schema         = {.ordered = a.key_order == "declared", .plain_numbers = a.numbers == "plain", .closed = false};
+    options.schema = {.ordered = a.key_order == "declared", .plain_numbers = a.numbers == "plain", .closed = false};
     if (!a.schema_tests.empty()) {
         std::ifstream file;
         if (a.schema_tests != "-") {

@@ -18,14 +18,14 @@ export namespace quire {
 
 struct ConstraintSpec {
     enum class Kind : std::uint8_t { any, json_object, json_schema, regex, choice, grammar, structural_tag };
-    Kind                       kind = Kind::any; // any: only with `answer`
-    Json                       schema{};         // json_schema; structural_tag: vLLM's object
-    std::string                text{};           // regex (of the whole text); grammar (GBNF)
-    std::vector<std::string>   choices{};        // choice
-    bool                       ordered = true;   // members come in the order of the schema's `properties`
+    Kind                       kind = Kind::any;     // any: only with `answer`
+    Json                       schema{};             // json_schema; structural_tag: vLLM's object
+    std::string                text{};               // regex (of the whole text); grammar (GBNF)
+    std::vector<std::string>   choices{};            // choice
+    bool                       ordered       = true; // members come in the order of the schema's `properties`
     bool                       plain_numbers = true; // integers are written as 12 only, not as 12.0 also
     bool                       closed        = true; // no members but those that the schema speaks of
-    std::optional<AnswerRules> answer{};         // reasoning before the text, or calls of tools in its place
+    std::optional<AnswerRules> answer{};             // reasoning before the text, or calls of tools in its place
 };
 
 // The largest schema, grammar, or list of choices.
@@ -55,7 +55,8 @@ Result<GrammarSymbol> add_spec(Grammar& g, const ConstraintSpec& spec) {
         case Kind::any: break;
         case Kind::json_object: return add_json_schema(g, Json{{"type", "object"}});
         case Kind::json_schema:
-            return add_json_schema(g, spec.schema, {.ordered = spec.ordered, .plain_numbers = spec.plain_numbers, .closed = spec.closed});
+            return add_json_schema(
+                g, spec.schema, {.ordered = spec.ordered, .plain_numbers = spec.plain_numbers, .closed = spec.closed});
         case Kind::regex: {
             Result<RegexId> regex = parse_regex(g.pool, spec.text, TextSpelling::utf8, true);
             if (!regex) return std::unexpected(regex.error());

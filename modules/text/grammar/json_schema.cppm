@@ -793,7 +793,7 @@ private:
             return layer->contains("additionalProperties") || layer->contains("patternProperties");
         };
         if (options_.closed && !names.empty() && o.names.empty() && o.min <= names.size() &&
-            std::ranges::none_of(o.layers, speaks_of_others))
+            !std::ranges::any_of(o.layers, speaks_of_others))
             classes.clear();
         for (const Class& c : classes) {
             if (pool_.is_void(c.names)) continue;
