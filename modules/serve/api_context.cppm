@@ -15,6 +15,7 @@ import quire.serve.http_server;
 import quire.serve.openai_request;
 import quire.serve.prompt_encoder;
 import quire.serve.service;
+import quire.serve.token_texts;
 import quire.text.chat_template;
 import quire.text.tool_form;
 
@@ -51,6 +52,7 @@ struct ApiContext {
     PromptEncoder     encoder;
     ConstraintCache   constraints;
     RunningSettings   running;
+    TokenTexts        token_texts;
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
 
@@ -76,7 +78,7 @@ namespace quire {
 ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     : service(the_service), options(std::move(the_options)),
       encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now),
-      started(unix_seconds()) {
+      token_texts(service.tokenizer()), started(unix_seconds()) {
     options.limits.models           = options.aliases;
     options.limits.templates        = options.chat_template.names();
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");

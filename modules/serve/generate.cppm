@@ -19,9 +19,11 @@ import quire.serve.openai_request;
 import quire.serve.prompt_encoder;
 import quire.serve.service;
 import quire.serve.tool_request;
+import quire.serve.token_texts;
 import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.marked_text;
+import quire.text.reasoning_budget;
 import quire.text.tokenizer;
 import quire.text.tool_calls;
 import quire.text.tool_form;
@@ -32,6 +34,7 @@ struct EncodedPrompts {
     std::vector<std::vector<Token>> tokens;
     std::vector<std::string>        echoes;               // the text of each, where the response shows it
     bool                            in_reasoning = false; // the chat's text ends with <think>
+    int                             n_trimmed    = 0;     // messages of the chat that were left out
 };
 // The prompts of a request, truncated where it asks for that. `param`: the field that an error names; `completion`: tokens asked
 // for.
@@ -60,7 +63,18 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
     };
     EncodedPrompts out;
     if (r.chat) {
-        Parsed<MarkedText> text = api.encoder.render(r.conversation);
+        const Conversation*  chat = &r.conversation;
+        Parsed<Conversation> trimmed;
+        if (r.trim) {
+            // Of the answer; a longer one has what is left.
+            const int context = api.options.limits.context;
+            const int reserve = std::min(std::max(r.max_tokens.value_or(context), 1), context / 4);
+            trimmed           = api.encoder.trim(r.conversation, r.add_special_tokens, reserve);
+            if (!trimmed) return std::unexpected(trimmed.error());
+            chat          = &*trimmed;
+            out.n_trimmed = int(r.conversation.input.messages.size() - chat->input.messages.size());
+        }
+        Parsed<MarkedText> text = api.encoder.render(*chat);
         if (!text) return std::unexpected(text.error());
         if (auto ok = check(text->bytes.size()); !ok) return std::unexpected(ok.error());
         out.tokens.push_back(api.encoder.encode_rendered(*text, r.add_special_tokens));
@@ -130,7 +144,8 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
 
     Parsed<EncodedPrompts> encoded = encode_prompts(api, r, param, completion);
     if (!encoded) return api.refuse(e, encoded.error());
-    auto& [prompts, texts, in_reasoning] = *encoded;
+    auto& [prompts, texts, in_reasoning, n_trimmed] = *encoded;
+    if (n_trimmed > 0) e.notes.emplace_back("trimmed_messages", cat(n_trimmed));
 
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
     for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
@@ -168,6 +183,11 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
                 e, ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
         q.constraint = ConstraintState(*made, api.service.engine().token_trie());
     }
+    if (q.sampling.dry.on()) q.sampling.dry.breakers = api.token_texts.breakers(r.dry_breakers);
+    if (r.reasoning_budget >= 0 && api.options.chat_template.source().contains("<think>"))
+        q.reasoning = ReasoningBudget(api.token_texts.reasoning_marks(), r.reasoning_budget, in_reasoning);
+    if (q.context_shift && r.chat && !r.has_keep)
+        q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
     q.prompt_logprobs = r.prompt_logprobs;
     if (r.echo && r.logprobs) q.prompt_logprobs = std::max(q.prompt_logprobs, q.sampling.logprobs);

@@ -9,6 +9,7 @@ import quire.schedule.request;
 import quire.serve.api_error;
 import quire.serve.constraint_fields;
 import quire.serve.json_fields;
+import quire.serve.sampler_fields;
 import quire.serve.tool_request;
 import quire.serve.unsupported_fields;
 import quire.core.std;
@@ -33,6 +34,10 @@ struct ApiLimits {
     int                      logit_bias     = 1024;                 // entries
     double                   temperature = 1, top_p = 1, min_p = 0; // where a request sets none
     int                      top_k = 0;
+    SamplerChoice            samplers;                 // and of the others
+    int                      reasoning_budget = -1;    // tokens; -1: none
+    bool                     trim_chats       = false; // unless a request says otherwise
+    bool                     context_shift    = false;
     JsonLimits               json;
 };
 
@@ -57,7 +62,11 @@ struct GenerationRequest {
     std::optional<int>                         max_tokens; // 0: nothing is generated; absent: up to the context
     bool                                       has_seed = false;
     std::vector<std::string>                   stop, bad_words;
-    std::vector<std::pair<std::string, float>> text_bias; // logit_bias of all tokens of a text
+    std::vector<std::string>                   dry_breakers;
+    int                                        reasoning_budget = -1; // of chats, in tokens; -1: none
+    bool                                       trim     = false; // a chat that is too long loses its oldest messages
+    bool                                       has_keep = false; // the request says how much a context shift keeps
+    std::vector<std::pair<std::string, float>> text_bias;        // logit_bias of all tokens of a text
     bool                                       include_stop = false, skip_special_tokens = true;
     bool                                       stream = false, include_usage = false, continuous_usage = false;
     bool                           echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
@@ -207,7 +216,9 @@ void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limi
     const double repeat  = f.number("repeat_penalty", 0, 100, 1, true); // llama.cpp's name
     s.repetition_penalty = float(f.number("repetition_penalty", 0, 100, repeat, true));
     s.repeat_last_n      = f.integer("repeat_last_n", -1, std::numeric_limits<int>::max(), -1);
+    out.dry_breakers     = parse_samplers(f, limits.samplers, limits.stops, s);
     s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
+    s.typical_p          = std::max(s.typical_p, std::numeric_limits<float>::min());
     s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
     if (const auto seed =
             f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
@@ -260,6 +271,7 @@ void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits)
     if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
     if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
     if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
+    refuse_samplers(f, r.sampling);
 }
 
 void parse_stream(JsonFields& f, GenerationRequest& out) {
@@ -301,6 +313,33 @@ void parse_max_tokens(JsonFields& f, GenerationRequest& out, const ApiLimits& li
                                  f.has(name) ? name : "max_tokens"));
 }
 
+// Reasoning budgets under the names of llama.cpp and vLLM; what happens when a chat or its answer is too long for the context.
+void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    constexpr int huge   = std::numeric_limits<int>::max();
+    Request&      r      = out.request;
+    int           budget = limits.reasoning_budget;
+    for (const char* name :
+         {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
+        if (!f.has(name)) continue;
+        budget = f.integer(name, -1, huge, -1);
+        if (budget >= 0 && !out.chat) f.fail(name, cat(name, " belongs to /v1/chat/completions"));
+        if (budget >= 0 && r.beam_width > 0) f.fail(name, cat(name, " does not go with beam search"));
+    }
+    if (out.chat && r.beam_width == 0) out.reasoning_budget = budget;
+    const std::string truncation = f.text("truncation", 64, limits.trim_chats && out.chat ? "auto" : "disabled");
+    if (truncation != "auto" && truncation != "disabled")
+        f.fail("truncation", cat("truncation is ", quote(truncation), "; it has to be auto or disabled"));
+    if (truncation == "auto" && !out.chat) f.fail("truncation", "truncation belongs to /v1/chat/completions");
+    out.trim        = truncation == "auto";
+    r.context_shift = limits.context_shift;
+    out.has_keep    = f.has("n_keep");
+    r.n_keep        = f.integer("n_keep", -1, huge, 0);
+    r.n_discard     = f.integer("n_discard", 0, huge, 0);
+    if (!r.context_shift)
+        for (auto [name, given] : {std::pair("n_keep", r.n_keep > 0), std::pair("n_discard", r.n_discard > 0)})
+            if (given) f.fail(name, cat(name, " needs a server that was started with --context-shift"));
+}
+
 // What completions and chats have in common.
 void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     constexpr int huge = std::numeric_limits<int>::max();
@@ -324,6 +363,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
 
     parse_sampling(f, out, limits);
     parse_beams(f, out, limits);
+    parse_lengths(f, out, limits);
     parse_stream(f, out);
     r.priority           = f.integer("priority", -1'000'000, 1'000'000, 0);
     r.cache_salt         = f.text("cache_salt", 1024);
@@ -561,7 +601,9 @@ Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& l
 
 void limit_tokens(const GenerationRequest& from, int context, Request& request) {
     const int prompt   = int(std::min<std::size_t>(request.prompt.size(), std::size_t(context) - 1));
-    request.max_tokens = std::min(from.max_tokens.value_or(context), context - prompt); // room for at least 1
+    request.max_tokens = from.max_tokens.value_or(context);
+    if (!request.can_shift())
+        request.max_tokens = std::min(request.max_tokens, context - prompt); // room for at least 1
     request.min_tokens = std::min(request.min_tokens, request.max_tokens);
 }
 
