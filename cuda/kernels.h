@@ -185,18 +185,25 @@ struct LogitEdit {
 };
 
 // What is wanted of one logit row. The answer is pairs of a token and its log-probability in the row as it was: one for each
-// draw (or `chosen`), then the n_top best ones, best first.
+// draw (or `chosen`), then the n_top best ones, best first; with mirostat at last each drawn token with its surprise in bits among
+// those that were left.
 struct SampleTask {
     std::int32_t row        = 0;
     std::int32_t chosen     = -1; // nothing is drawn, this token's log-probability is wanted (n_draws is 1)
     std::int32_t first_edit = 0, n_edits = 0, first_draw = 0, n_draws = 0;
-    std::int32_t n_top          = 0; // at most max_top
-    std::int32_t first_out      = 0; // in words
-    std::int32_t wants_logprobs = 0; // else those of the answer mean nothing
-    std::int32_t top_k          = 0; // 0: all
-    float        temperature = 1, top_p = 1, min_p = 0;
-    std::int32_t only_edited = 0; // no token without an edit can be drawn
-    std::int32_t first_mask  = -1; // words: tokens whose bit is 0 have a logit of -infinity in the row; -1: none
+    std::int32_t n_top          = 0;  // at most max_top
+    std::int32_t first_out      = 0;  // in words
+    std::int32_t wants_logprobs = 0;  // else those of the answer mean nothing
+    std::int32_t only_edited    = 0;  // no token without an edit can be drawn
+    std::int32_t first_mask     = -1; // words: tokens whose bit is 0 have a logit of -infinity in the row; -1: none
+    // The samplers, in this order (docs/sampling.md); mirostat replaces all but the temperature.
+    float        top_n_sigma = 0; // 0: all
+    std::int32_t top_k       = 0; // 0: all
+    float        typical_p = 1, top_p = 1, min_p = 0;
+    float        xtc_threshold = 1; // above 0.5: nothing is left out
+    float        temperature = 1, dynatemp_range = 0, dynatemp_exponent = 1;
+    std::int32_t mirostat = 0; // its version
+    float        mu       = 0; // its state
 };
 // All tokens of an answer are -1 where the row has NaN or +infinity in it, or nothing but -infinity; a draw is where no token
 // can come.

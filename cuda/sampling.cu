@@ -3,9 +3,9 @@
 // in units of 2^-40 of the best token's), so a result does not depend on any order or on other rows.
 //
 // Tokens are ranked by one 64-bit key: the logit, converted to a comparable integer, above the complement of the id; of equal
-// logits the lower id comes first. What top-k, top-p and min-p keep is then "all keys from this one on", and a draw is the key
-// at which the probabilities, added from the best one on, exceed a random share of their sum. Both are found three bits at a
-// time.
+// logits the lower id comes first. What the samplers keep is then always "all ranks from this one to that one", and a draw is the
+// rank at which the probabilities, added from the best one on, exceed a random share of their sum. Such a border is found three
+// bits at a time. docs/sampling.md has the samplers and their order.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -93,30 +93,55 @@ struct Softmax {
     }
 };
 
+// The tokens that can still come: those of these ranks. The last is that of a token, the best one.
+struct Kept {
+    Rank            first = 0, last = ~Rank(0);
+    __device__ bool has(Rank rank) const { return rank >= first && rank <= last; }
+};
+
 template <class Measure>
-__device__ Mass sum_from(const Tokens& tokens, Rank first, Measure measure, Shared& s) {
+__device__ Mass sum_of(const Tokens& tokens, const Kept& kept, Measure measure, Shared& s) {
     Mass sum[1] = {};
     for (int i = threadIdx.x; i < tokens.n; i += threads)
-        if (const Rank rank = tokens[i]; rank >= first) sum[0] += measure(rank);
+        if (const Rank rank = tokens[i]; kept.has(rank)) sum[0] += measure(rank);
     block_sums(sum, s);
     return sum[0];
 }
 
-// The largest rank such that `measure`, summed over the tokens from it on and at least `lowest`, reaches `target` (at least
-// 1, at most the sum over all): the rank of a token.
+// The same with numbers that are not whole. Always added in the same order.
 template <class Measure>
-__device__ Rank reach(const Tokens& tokens, Rank lowest, Mass target, Measure measure, Shared& s) {
+__device__ double real_sum_of(const Tokens& tokens, const Kept& kept, Measure measure, Shared& s) {
+    double sum = 0;
+    for (int i = threadIdx.x; i < tokens.n; i += threads)
+        if (const Rank rank = tokens[i]; kept.has(rank)) sum += measure(rank);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32][0] = Mass(__double_as_longlong(sum));
+    __syncthreads();
+    sum = 0;
+    for (int w = 0; w < threads / 32; w++) sum += __longlong_as_double((long long)s.sums[w][0]);
+    return sum;
+}
+
+struct ByRank {
+    __device__ Rank operator()(Rank rank) const { return rank; }
+};
+
+// The largest key such that `measure`, summed over the tokens that are kept and whose key is at least that, reaches `target` (at
+// least 1): the key of a token. 0 where the sum over all is less.
+template <class Key, class Measure>
+__device__ Rank reach(const Tokens& tokens, const Kept& kept, Mass target, Key key, Measure measure, Shared& s) {
     Rank known = 0;
     for (int shift = 63; shift >= 0; shift -= 3) { // the first digit has one bit
         const int n           = shift == 63 ? 1 : digits;
         Mass      sum[digits] = {};
         for (int i = threadIdx.x; i < tokens.n; i += threads) {
-            const Rank rank = tokens[i];
-            if (rank < lowest || rank < known) continue;
+            const Rank rank = tokens[i], at = key(rank);
+            if (!kept.has(rank) || at < known) continue;
             const Mass m = measure(rank);
 #pragma unroll
             for (int d = 0; d < digits; d++)
-                if (d < n && rank >= (known | Rank(d + 1) << shift)) sum[d] += m;
+                if (d < n && at >= (known | Rank(d + 1) << shift)) sum[d] += m;
         }
         block_sums(sum, s);
         int digit = 0;
@@ -129,7 +154,8 @@ __device__ Rank reach(const Tokens& tokens, Rank lowest, Mass target, Measure me
             Mass       n_left[1] = {};
             const Rank end       = known + (Rank(1) << shift);
             for (int i = threadIdx.x; i < tokens.n; i += threads)
-                if (const Rank rank = tokens[i]; rank >= known && rank < end) n_left[0]++, last[0] = max(last[0], rank);
+                if (const Rank rank = tokens[i], at = key(rank); kept.has(rank) && at >= known && at < end)
+                    n_left[0]++, last[0] = max(last[0], at);
             block_sums(n_left, s);
             if (n_left[0] == 1) return block_max(last[0], s);
         }
@@ -137,8 +163,8 @@ __device__ Rank reach(const Tokens& tokens, Rank lowest, Mass target, Measure me
     return known;
 }
 
-// Copies those near the best token into shared memory, as many as have room by a few distances. False: too many.
-__device__ bool gather_near(const Tokens& all, const Softmax& softmax, Shared& s) {
+// Copies those near the best token into shared memory, as many as have room by a few distances. Returns the distance; -1: too many.
+__device__ float gather_near(const Tokens& all, const Softmax& softmax, Shared& s) {
     constexpr float distances[digits] = {24, 16, 12, 8, 6, 4, 2};
     Mass            counts[digits]    = {};
     const auto      distance          = [&](Rank rank) { return (softmax.limit - logit_of(rank)) * softmax.inverse; };
@@ -154,11 +180,30 @@ __device__ bool gather_near(const Tokens& all, const Softmax& softmax, Shared& s
         if (counts[k] <= max_near) within = distances[k];
     if (threadIdx.x == 0) s.n_near = 0;
     __syncthreads();
-    if (within < 0) return false;
+    if (within < 0) return within;
     for (int i = threadIdx.x; i < all.n; i += threads)
         if (const Rank rank = all[i]; distance(rank) <= within) s.near[atomicAdd(&s.n_near, 1)] = rank;
     __syncthreads();
-    return true;
+    return within;
+}
+
+// The n best tokens that are kept, in s.top, best first; n is at most max_top. Returns how many there are.
+__device__ int gather_top(const Tokens& tokens, const Kept& kept, int n, Shared& s) {
+    const auto one  = [](Rank) { return Mass(1); };
+    const Rank last = reach(tokens, kept, Mass(n), ByRank{}, one, s);
+    if (threadIdx.x == 0) s.n_top = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < tokens.n; i += threads)
+        if (const Rank rank = tokens[i]; kept.has(rank) && rank >= last) s.top[atomicAdd(&s.n_top, 1)] = rank;
+    __syncthreads();
+    const int  found = s.n_top;
+    const Rank own   = int(threadIdx.x) < found ? s.top[threadIdx.x] : 0; // max_top is less than there are threads
+    int        place = 0;
+    for (int k = 0; k < found; k++) place += s.top[k] > own;
+    __syncthreads();
+    if (int(threadIdx.x) < found) s.top[place] = own;
+    __syncthreads();
+    return found;
 }
 
 __device__ Rank best_of(const Tokens& tokens, Shared& s) {
@@ -179,16 +224,148 @@ __device__ Rank best_of_usable(const Tokens& tokens, Shared& s) {
     return __syncthreads_or(bad) || logit_of(best) == -INFINITY ? 0 : best;
 }
 
-__global__ void __launch_bounds__(threads) sample_kernel(float* logits, int vocab, const SampleTask* tasks,
-                                                         LogitEdit* edits, const double* uniforms,
-                                                         const std::uint32_t* masks, std::int32_t* out) {
+// What the samplers leave of a row, and the temperature at which a token is drawn from it.
+struct Choice {
+    Tokens from; // has all tokens that are kept
+    Kept   kept;
+    float  temperature = 1;
+    bool   truncated   = false; // a sampler was at work: draws go by rank, else by id
+};
+
+// Mean and deviation of the logits.
+__device__ void keep_by_sigma(const Tokens& all, float n_sigma, Kept& kept, Shared& s) {
+    const double n    = double(sum_of(all, kept, [](Rank) { return Mass(1); }, s));
+    const double mean = real_sum_of(all, kept, [](Rank r) { return double(logit_of(r)); }, s) / n;
+    const double var =
+        real_sum_of(all, kept, [&](Rank r) { return (double(logit_of(r)) - mean) * (double(logit_of(r)) - mean); }, s);
+    const float least = __double2float_ru(double(logit_of(kept.last)) - double(n_sigma) * sqrt(var / n));
+    kept.first        = max(kept.first, Rank(ordered(least)) << 32);
+}
+
+// Locally typical sampling: the tokens whose distance below the best one is closest to the mean of that, with a mass of p together.
+// Of equal distances all stay. `within`: near has all tokens up to this distance; -1: it has none.
+__device__ void keep_typical(const Tokens& from, const Tokens& near, float within, float p, Kept& kept, Shared& s) {
+    const Softmax softmax{logit_of(kept.last), 1};
+    const auto    mass  = [&](Rank r) { return softmax.mass(r); };
+    const auto    depth = [&](Rank r) { return softmax.limit - logit_of(r); };
+    const Mass    total = sum_of(from, kept, mass, s);
+    const Mass    sum =
+        sum_of(from, kept, [&](Rank r) { return __float2ull_rn(expf(-depth(r)) * 0x1p40f * depth(r)); }, s);
+    const float mean   = float(double(sum) / double(total));
+    const auto  key    = [&](Rank r) { return Rank(~ordered(fabsf(depth(r) - mean))) << 32; };
+    const Mass  target = max(Mass(double(total) * double(p)), Mass(1));
+    Rank        border = 0;
+    bool        few    = false;
+    if (within >= 0) { // what is not there must be farther than all that is kept
+        border = reach(near, kept, target, key, mass, s);
+        few    = border > 0 && mean + logit_of(~border) < within;
+    }
+    if (!few) border = reach(from, kept, target, key, mass, s);
+    Rank best = 0, worst = 0; // worst: as its complement
+    for (int i = threadIdx.x; i < from.n; i += threads)
+        if (const Rank rank = from[i]; kept.has(rank) && key(rank) >= border)
+            best = max(best, rank), worst = max(worst, ~rank);
+    best  = block_max(best, s);
+    worst = block_max(worst, s);
+    kept  = {~worst, best};
+}
+
+// XTC: without the tokens that have at least this share of the mass, but the last of them.
+__device__ void leave_out_best(const Tokens& from, float threshold, Kept& kept, Shared& s) {
+    const Softmax softmax{logit_of(kept.last), 1};
+    const auto    mass  = [&](Rank r) { return softmax.mass(r); };
+    const double  least = double(sum_of(from, kept, mass, s)) * double(threshold);
+    const Mass    n     = sum_of(from, kept, [&](Rank r) { return Mass(double(mass(r)) >= least); }, s);
+    if (n > 1) kept.last = reach(from, kept, n, ByRank{}, [](Rank) { return Mass(1); }, s);
+}
+
+// From the entropy of what is left.
+__device__ float dynamic_temperature(const Tokens& from, const Kept& kept, const SampleTask& task, Shared& s) {
+    const Softmax softmax{logit_of(kept.last), 1};
+    const auto    depth = [&](Rank r) { return softmax.limit - logit_of(r); };
+    const double  n     = double(sum_of(from, kept, [](Rank) { return Mass(1); }, s));
+    const double  total = double(sum_of(from, kept, [&](Rank r) { return softmax.mass(r); }, s));
+    const double  sum =
+        double(sum_of(from, kept, [&](Rank r) { return __float2ull_rn(expf(-depth(r)) * 0x1p40f * depth(r)); }, s));
+    if (n < 2) return task.temperature;
+    const double entropy = (log(total * 0x1p-40) + sum / total) / log(n);
+    const double low     = fmax(0.0, double(task.temperature) - double(task.dynatemp_range));
+    const double high    = double(task.temperature) + double(task.dynatemp_range);
+    return float(low + (high - low) * pow(fmin(fmax(entropy, 0.0), 1.0), double(task.dynatemp_exponent)));
+}
+
+// Mirostat's version 1: how many tokens have a mean surprise of mu, by the exponent of Zipf's law that the best 100 follow.
+__device__ Mass mirostat_rank(const Tokens& from, const Kept& kept, int vocab, const SampleTask& task, Shared& s) {
+    constexpr int n_top = 100;
+    static_assert(n_top <= max_top);
+    const int n        = gather_top(from, kept, n_top, s);
+    double    products = 0, squares = 0;
+    for (int i = 0; i + 1 < n; i++) { // every thread: the sum is short
+        const double t = log(double(i + 2) / double(i + 1));
+        products += t * double(logit_of(s.top[i]) - logit_of(s.top[i + 1])) / double(task.temperature);
+        squares += t * t;
+    }
+    const double exponent = squares > 0 ? products / squares : 0, epsilon = exponent - 1;
+    const double norm = fabs(epsilon) < 1e-9 ? 1 / log(double(vocab)) : epsilon / (1 - pow(double(vocab), -epsilon));
+    const double k    = pow(norm * exp2(double(task.mu)), 1 / exponent);
+    return Mass(isnan(k) ? double(vocab) : fmin(fmax(k, 1.0), double(vocab)));
+}
+
+__device__ Choice choose(const Tokens& all, Rank best, const SampleTask& task, Shared& s) {
+    const auto    one   = [](Rank) { return Mass(1); };
+    const int     vocab = all.n;
+    const Softmax unit{logit_of(best), 1};
+    Choice        c{all, {Rank(ordered(-INFINITY) + 1) << 32, best}, task.temperature, false};
+    const bool    top_k = task.mirostat == 0 && task.top_k > 0 && task.top_k < vocab;
+    c.truncated         = task.mirostat > 0 || top_k || task.top_n_sigma > 0 || task.typical_p < 1 || task.top_p < 1 ||
+                  task.min_p > 0 || task.xtc_threshold <= 0.5f;
+    const float  within = c.truncated ? gather_near(all, unit, s) : -1;
+    const Tokens near{all.row, s.near, within >= 0 ? s.n_near : 0};
+    // The border from which on `measure` sums to `target`; from now on the tokens near the best one are enough if it is there.
+    const auto keep_from = [&](Mass target, auto measure) {
+        if (c.from.near == nullptr && within >= 0 && sum_of(near, c.kept, measure, s) >= target) c.from = near;
+        c.kept.first = max(c.kept.first, reach(c.from, c.kept, target, ByRank{}, measure, s));
+    };
+    if (task.mirostat > 0) {
+        const Softmax tempered{unit.limit, 1 / task.temperature};
+        const Mass    total  = sum_of(all, c.kept, [&](Rank r) { return tempered.mass(r); }, s);
+        const auto    likely = [&](Rank r) {
+            return Mass(log2(double(total) / double(tempered.mass(r))) <= double(task.mu));
+        };
+        keep_from(task.mirostat == 1 ? mirostat_rank(all, c.kept, vocab, task, s)
+                                     : max(sum_of(all, c.kept, likely, s), Mass(1)),
+                  one);
+        return c;
+    }
+    if (task.top_n_sigma > 0) keep_by_sigma(all, task.top_n_sigma, c.kept, s);
+    if (top_k) keep_from(Mass(task.top_k), one);
+    if (task.typical_p < 1) keep_typical(c.from, near, within, task.typical_p, c.kept, s);
+    const Softmax softmax{logit_of(c.kept.last), 1};
+    const auto    mass = [&](Rank r) { return softmax.mass(r); };
+    if (task.top_p < 1) {
+        const Mass total = sum_of(c.from, c.kept, mass, s);
+        keep_from(max(Mass(double(total) * double(task.top_p)), Mass(1)), mass);
+    }
+    if (task.min_p > 0) {
+        // Monotonous in the rank: of those that stay the last one is the border.
+        const auto stays = [&](Rank r) { return Mass(expf(logit_of(r) - softmax.limit) >= task.min_p); };
+        const Mass n     = sum_of(c.from, c.kept, stays, s);
+        if (n > 0) keep_from(n, stays);
+    }
+    if (task.xtc_threshold <= 0.5f) leave_out_best(c.from, task.xtc_threshold, c.kept, s);
+    if (task.dynatemp_range > 0) c.temperature = dynamic_temperature(c.from, c.kept, task, s);
+    return c;
+}
+
+__global__ void __launch_bounds__(threads)
+    sample_kernel(float* logits, int vocab, const SampleTask* tasks, LogitEdit* edits, const double* uniforms,
+                  const std::uint32_t* masks, std::int32_t* out) {
     wait_for_inputs();
     __shared__ Shared s;
     const SampleTask  task = tasks[blockIdx.x];
     float*            row  = logits + std::int64_t(task.row) * vocab;
     const Tokens      all{row, nullptr, vocab};
-    const auto        one = [](Rank) { return Mass(1); };
-    std::int32_t*     to  = out + task.first_out;
+    std::int32_t*     to = out + task.first_out;
 
     // What the mask forbids is not part of the distribution.
     if (task.first_mask >= 0) {
@@ -207,23 +384,15 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
     }
     if (task.wants_logprobs) {
         const Softmax raw{logit_of(raw_best), 1};
-        const Mass    total = sum_from(all, 0, [&](Rank r) { return raw.mass(r); }, s);
+        const Mass    total = sum_of(all, Kept{}, [&](Rank r) { return raw.mass(r); }, s);
         log_total           = raw.limit + float(log(double(total) * 0x1p-40));
         const int n         = min(task.n_top, vocab);
         if (n > 0) {
-            const bool   few = gather_near(all, raw, s) && s.n_near >= n;
-            const Tokens from{row, few ? s.near : nullptr, few ? s.n_near : vocab};
-            const Rank   last = reach(from, 0, Mass(n), one, s);
-            if (threadIdx.x == 0) s.n_top = 0;
-            __syncthreads();
-            for (int i = threadIdx.x; i < from.n; i += threads)
-                if (const Rank rank = from[i]; rank >= last) s.top[atomicAdd(&s.n_top, 1)] = rank;
-            __syncthreads();
+            const bool few = gather_near(all, raw, s) >= 0 && s.n_near >= n;
+            (void)gather_top(few ? Tokens{row, s.near, s.n_near} : all, Kept{}, n, s);
             for (int i = threadIdx.x; i < n; i += threads) {
-                int place = 0;
-                for (int k = 0; k < n; k++) place += s.top[k] > s.top[i];
-                to[2 * (task.n_draws + place)]     = id_of(s.top[i]);
-                to[2 * (task.n_draws + place) + 1] = __float_as_int(logit_of(s.top[i]) - log_total);
+                to[2 * (task.n_draws + i)]     = id_of(s.top[i]);
+                to[2 * (task.n_draws + i) + 1] = __float_as_int(logit_of(s.top[i]) - log_total);
             }
         }
     }
@@ -274,45 +443,24 @@ __global__ void __launch_bounds__(threads) sample_kernel(float* logits, int voca
         return;
     }
 
-    const Softmax softmax{logit_of(best), 1 / task.temperature};
-    const auto    mass      = [&](Rank r) { return softmax.mass(r); };
-    const bool    truncates = (task.top_k > 0 && task.top_k < vocab) || task.top_p < 1 || task.min_p > 0;
-    Tokens        from      = all;
-    Rank          first     = 0; // of what is kept: all from here on
-    if (truncates) {
-        const bool few = gather_near(all, softmax, s);
-        const auto use = [&](bool enough) { from = few && enough ? Tokens{row, s.near, s.n_near} : all; };
-        if (task.top_k > 0 && task.top_k < vocab) {
-            use(s.n_near >= task.top_k);
-            first = reach(from, 0, Mass(task.top_k), one, s);
-        }
-        if (task.top_p < 1) {
-            const Mass total  = sum_from(from, first, mass, s);
-            const auto target = max(Mass(double(total) * double(task.top_p)), Mass(1));
-            if (from.near == nullptr && few) {
-                const Tokens near{row, s.near, s.n_near};
-                if (sum_from(near, 0, mass, s) >= target) from = near;
-            }
-            first = max(first, reach(from, first, target, mass, s));
-        }
-        if (task.min_p > 0) {
-            // Monotonous in the rank: count those that stay, of which the last one is the border.
-            const auto stays = [&](Rank r) {
-                return Mass(r >= first && expf((logit_of(r) - softmax.limit) * softmax.inverse) >= task.min_p);
-            };
-            const Mass n = sum_from(from, first, stays, s);
-            if (from.near == nullptr && few) {
-                const Tokens near{row, s.near, s.n_near};
-                if (sum_from(near, 0, stays, s) == n) from = near;
-            }
-            if (n > 0) first = max(first, reach(from, 0, n, stays, s));
-        }
-    }
-    const Mass total = sum_from(from, first, mass, s);
+    Choice        choice = choose(all, best, task, s);
+    const Softmax softmax{logit_of(choice.kept.last), 1 / choice.temperature};
+    const auto    mass  = [&](Rank r) { return softmax.mass(r); };
+    const Mass    total = choice.temperature > 0 ? sum_of(choice.from, choice.kept, mass, s) : 0;
     for (int i = 0; i < task.n_draws; i++) {
+        if (total == 0) { // the temperature has fallen to 0
+            finished(i, choice.kept.last);
+            continue;
+        }
         const Mass target = min(Mass(uniforms[task.first_draw + i] * double(total)) + 1, total);
-        if (truncates) {
-            finished(i, reach(from, first, target, mass, s));
+        if (choice.truncated) {
+            const Rank drawn = reach(choice.from, choice.kept, target, ByRank{}, mass, s);
+            finished(i, drawn);
+            if (task.mirostat > 0 && threadIdx.x == 0) {
+                const int at = 2 * (task.n_draws + task.n_top + i);
+                to[at]       = id_of(drawn);
+                to[at + 1]   = __float_as_int(float(log2(double(total) / double(mass(drawn)))));
+            }
             continue;
         }
         // Nothing is left out: by id, as on a CPU, which then need not sort. The same search over other numbers.

@@ -140,7 +140,7 @@ TEST_CASE("commands", "[chat]") {
 }
 
 TEST_CASE("a full context says so", "[chat]") {
-    const std::vector<std::string> arguments{"-m", model(), "-c", "40", "--ignore-eos", "-s", "1"};
+    const std::vector<std::string> arguments{"-m", model(), "-c", "40", "--ignore-eos", "-s", "1", "--no-trim-chats"};
     const std::string              full = "The context of 40 tokens is full; /clear starts a new conversation.\n";
     const Finished                 f    = run_program("chat", arguments, "Hello\nmore\n/clear\nHello\n");
     CHECK(f.code == 0);
@@ -162,6 +162,25 @@ TEST_CASE("a full context says so", "[chat]") {
                     "and on and on, and does not end before it has had all of its forty tokens, or more than that\n");
     CHECK(has(longer.err, "The message is too long: it has "));
     CHECK(has(longer.err, " tokens and the context 40.\n"));
+}
+
+TEST_CASE("a long conversation goes on without its oldest messages", "[chat]") {
+    const std::vector<std::string> arguments{"-m", model(), "-c", "64", "-n", "12", "--ignore-eos", "-s", "1"};
+    std::string                    long_one;
+    for (int i = 0; i < 8; i++) long_one += "Hello\n";
+    const Finished f = run_program("chat", arguments, long_one);
+    CHECK(f.code == 0);
+    CHECK(f.err ==
+          "The conversation is longer than the context of 64 tokens: from here on its oldest messages are left out.\n");
+    CHECK(lines(f.out) >= 8);
+    // An answer can go on, too.
+    const Finished cut = run_program(
+        "chat", {"-m", model(), "-c", "40", "-n", "100", "--ignore-eos", "-st", "-p", "Hello", "--show-timings"});
+    CHECK(has(cut.err, "is full"));
+    const Finished whole = run_program("chat", {"-m", model(), "-c", "40", "-n", "100", "--ignore-eos", "-st", "-p",
+                                                "Hello", "--show-timings", "--context-shift"});
+    CHECK(whole.code == 0);
+    CHECK(has(whole.err, "answer 100 tokens"));
 }
 
 TEST_CASE("a template from a file is rendered, or refused with its line and column", "[chat]") {
@@ -558,12 +577,12 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
     const Finished plain = chat({"-p", "Hello", "-st"});
     const Finished f     = chat({"-p",   "Hello", "-st",     "-ngl", "99",        "-fa",           "on",
                                  "-cnv", "-i",    "--jinja", "-mli", "--no-mmap", "--mlock",       "-b",
-                                 "512",  "-ub",   "512",     "-fa",  "--color",   "--mirostat",    "0",
+                                 "512",  "-ub",   "512",     "-fa",  "--color",   "--cache-reuse", "0",
                                  "-t",   "-1",    "-ctk",    "f16",  "-n12",      "--temperature", "0.8"});
     CHECK(f.code == 0);
     CHECK(f.err ==
           "chat: without a meaning here, and ignored: -ngl, -fa, -cnv, -i, --jinja, -mli, --no-mmap, --mlock, -b, "
-          "-ub, -fa, --mirostat\n");
+          "-ub, -fa, --cache-reuse\n");
     CHECK(f.out == plain.out);
     CHECK(chat({"-p", "Hel\\x", "-st", "-e"}).code == 0);
     CHECK(chat({"-p", "Hel\\tlo", "-st", "-e"}).out == chat({"-p", "Hel\tlo", "-st"}).out);
@@ -572,7 +591,7 @@ TEST_CASE("what llama.cpp's users type", "[chat]") {
     CHECK(chat({"-p", "-nothing", "-st"}).code == 0); // a text that begins with a dash
     for (const std::vector<std::string>& refused : std::vector<std::vector<std::string>>{{"-hf", "x/y"},
                                                                                          {"-no-cnv"},
-                                                                                         {"--mirostat", "2"},
+                                                                                         {"--adaptive-target", "0.5"},
                                                                                          {"-ctk", "q8_0"},
                                                                                          {"-ngx", "3"},
                                                                                          {"-nglx"},

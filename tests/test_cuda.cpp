@@ -14,6 +14,7 @@ import quire.model_file.quants.lattices;
 import quire.tools.bench.random_model;
 import quire.schedule.request;
 import quire.schedule.step_plan;
+import quire.decode.candidates;
 import quire.decode.sampler;
 import quire.schedule.scheduler;
 import quire.paging.snapshot;
@@ -616,20 +617,85 @@ std::pair<double, double> share_of(Token token, std::span<const float> row, std:
     std::iota(order.begin(), order.end(), 0);
     for (double& logit : x)
         if (std::isnan(logit)) logit = -std::numeric_limits<double>::infinity();
-    const bool   truncates = (t.top_k > 0 && t.top_k < int(x.size())) || t.top_p < 1 || t.min_p > 0;
-    const auto   better    = [&](int a, int b) { return float(x[std::size_t(a)]) > float(x[std::size_t(b)]); };
-    const double limit     = *std::ranges::max_element(x);
+    const bool top_k     = t.mirostat == 0 && t.top_k > 0 && t.top_k < int(x.size());
+    const bool truncates = top_k || t.top_p < 1 || t.min_p > 0 || t.mirostat > 0 || t.top_n_sigma > 0 ||
+                           t.typical_p < 1 || t.xtc_threshold <= 0.5f;
+    const auto better = [&](int a, int b) { return float(x[std::size_t(a)]) > float(x[std::size_t(b)]); };
     if (truncates) std::stable_sort(order.begin(), order.end(), better);
-    if (t.top_k > 0 && t.top_k < int(x.size())) order.resize(std::size_t(t.top_k));
-    const auto mass  = [&](int i) { return std::exp((x[std::size_t(i)] - limit) / double(t.temperature)); };
-    double     total = 0, so_far = 0;
-    for (int i : order) total += mass(i);
-    std::size_t n = 0;
-    while (n < order.size() && (n == 0 || t.top_p >= 1 || so_far < double(t.top_p) * total)) so_far += mass(order[n++]);
-    order.resize(n);
-    while (t.min_p > 0 && order.size() > 1 && mass(order.back()) < double(t.min_p)) order.pop_back();
-    total = so_far = 0;
-    for (int i : order) total += mass(i);
+    const auto finite = [&](int i) { return std::isfinite(x[std::size_t(i)]); };
+    std::erase_if(order, [&](int i) { return !finite(i); });
+    double     temperature = t.mirostat > 0 ? double(t.temperature) : 1;
+    double     limit       = *std::ranges::max_element(x);
+    const auto mass        = [&](int i) { return std::exp((x[std::size_t(i)] - limit) / temperature); };
+    const auto sum         = [&](auto measure) {
+        double all = 0;
+        for (int i : order) all += measure(i);
+        return all;
+    };
+    const auto depth = [&](int i) { return limit - x[std::size_t(i)]; };
+    if (t.mirostat == 2) {
+        const double total = sum(mass);
+        while (order.size() > 1 && std::log2(total / mass(order.back())) > double(t.mu)) order.pop_back();
+    } else if (t.mirostat == 1) {
+        double products = 0, squares = 0;
+        for (std::size_t i = 0; i + 1 < std::min(order.size(), std::size_t(100)); i++) {
+            const double log = std::log(double(i + 2) / double(i + 1));
+            products += log * (depth(order[i + 1]) - depth(order[i])) / temperature;
+            squares += log * log;
+        }
+        const double k = zipf_rank(squares > 0 ? products / squares : 0, double(t.mu), double(x.size()));
+        order.resize(std::size_t(std::clamp(k, 1.0, double(order.size()))));
+    } else {
+        if (t.top_n_sigma > 0) {
+            const double n = double(order.size()), mean = sum([&](int i) { return x[std::size_t(i)]; }) / n;
+            const double squares = sum([&](int i) { return (x[std::size_t(i)] - mean) * (x[std::size_t(i)] - mean); });
+            while (order.size() > 1 && depth(order.back()) > double(t.top_n_sigma) * std::sqrt(squares / n))
+                order.pop_back();
+        }
+        if (top_k) order.resize(std::min(order.size(), std::size_t(t.top_k)));
+        if (t.typical_p < 1) {
+            const double     total = sum(mass), mean = sum([&](int i) { return mass(i) * depth(i); }) / total;
+            const auto       distance = [&](int i) { return double(std::abs(float(depth(i)) - float(mean))); };
+            std::vector<int> closest  = order;
+            std::stable_sort(closest.begin(), closest.end(), [&](int a, int b) { return distance(a) < distance(b); });
+            double      so_far = 0;
+            std::size_t n      = 0;
+            while (n < closest.size() && (n == 0 || so_far < double(t.typical_p) * total)) so_far += mass(closest[n++]);
+            const double most = distance(closest[n - 1]);
+            std::erase_if(order, [&](int i) { return distance(i) > most; });
+            limit = x[std::size_t(order[0])];
+        }
+        if (t.top_p < 1) {
+            const double total  = sum(mass);
+            double       so_far = 0;
+            std::size_t  n      = 0;
+            while (n < order.size() && (n == 0 || so_far < double(t.top_p) * total)) so_far += mass(order[n++]);
+            order.resize(n);
+        }
+        while (t.min_p > 0 && order.size() > 1 && mass(order.back()) < double(t.min_p)) order.pop_back();
+        if (t.xtc_threshold <= 0.5f) {
+            const double total = sum(mass);
+            std::size_t  n     = 0;
+            while (n < order.size() && mass(order[n]) >= double(t.xtc_threshold) * total) n++;
+            if (n > 1) order.erase(order.begin(), order.begin() + std::ptrdiff_t(n - 1));
+            limit = x[std::size_t(order[0])];
+        }
+        double shaped = double(t.temperature);
+        if (t.dynatemp_range > 0 && order.size() > 1) {
+            double lowest = limit;
+            for (int i : order) lowest = std::max(lowest, x[std::size_t(i)]);
+            limit                = lowest;
+            const double total   = sum(mass),
+                         entropy = std::log(total) + sum([&](int i) { return mass(i) * depth(i); }) / total;
+            const double low     = std::max(0.0, shaped - double(t.dynatemp_range)),
+                         high    = shaped + double(t.dynatemp_range);
+            shaped = low + (high - low) * std::pow(std::clamp(entropy / std::log(double(order.size())), 0.0, 1.0),
+                                                   double(t.dynatemp_exponent));
+        }
+        temperature = shaped;
+    }
+    for (int i : order) limit = std::max(limit, x[std::size_t(i)]);
+    double total = sum(mass), so_far = 0;
     for (int i : order) {
         if (i == token) return {so_far / total, (so_far + mass(i)) / total};
         so_far += mass(i);
@@ -670,6 +736,16 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 p.top_k       = below(2) ? 0 : 1 + below(std::array{3, 50, 6000}[std::size_t(below(3))]);
                 p.top_p       = below(2) ? 1 : std::array{0.01f, 0.5f, 0.95f, 0.9999f}[std::size_t(below(4))];
                 p.min_p       = below(2) ? 0 : std::array{0.001f, 0.05f, 0.9f}[std::size_t(below(3))];
+                if (round % 3 == 2) { // the other samplers
+                    if (below(3) == 0) p.top_n_sigma = std::array{0.5f, 1.0f, 2.5f}[std::size_t(below(3))];
+                    if (below(3) == 0) p.typical_p = std::array{0.05f, 0.5f, 0.95f}[std::size_t(below(3))];
+                    if (below(3) == 0)
+                        p.xtc_threshold = std::array{0.01f, 0.1f, 0.4f}[std::size_t(below(3))], p.xtc_probability = 1;
+                    if (below(3) == 0)
+                        p.dynatemp_range    = 0.5f,
+                        p.dynatemp_exponent = std::array{0.5f, 1.0f, 2.0f}[std::size_t(below(3))];
+                    if (below(4) == 0) p.mirostat = 1 + below(2);
+                }
                 if (below(2)) p.repetition_penalty = 1.3f;
                 if (below(2)) p.presence_penalty = 0.5f, p.frequency_penalty = -0.25f;
                 if (below(3) == 0)
@@ -688,6 +764,11 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 t.first_out      = words;
                 t.wants_logprobs = 1;
                 t.top_k = p.top_k, t.temperature = p.temperature, t.top_p = p.top_p, t.min_p = p.min_p;
+                t.top_n_sigma = p.top_n_sigma, t.typical_p = p.typical_p, t.dynatemp_range = p.dynatemp_range;
+                t.dynatemp_exponent = p.dynatemp_exponent;
+                if (p.xtc_probability > 0) t.xtc_threshold = p.xtc_threshold;
+                if (p.temperature > 0)
+                    t.mirostat = p.mirostat, t.mu = std::array{0.5f, 3.0f, 9.0f}[std::size_t(below(3))];
                 if (r > 0 && below(4) == 0) t.chosen = below(vocab), t.n_draws = 1;
                 std::vector<LogitEdit> own;
                 if (t.chosen < 0) sampler.list_edits(p, history, int(history.size()) / 2, {}, own);
@@ -696,7 +777,7 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                 t.only_edited = t.chosen < 0 && !p.allowed_tokens.empty();
                 for (int i = 0; i < t.n_draws; i++)
                     numbers.push_back(random_at(p.seed + std::uint64_t(i), history.size()));
-                words += 2 * (t.n_draws + t.n_top);
+                words += 2 * (t.n_draws * (t.mirostat > 0 ? 2 : 1) + t.n_top);
                 if (round % 7 != 3 && vocab > 256 && t.chosen < 0 && below(3) == 0) { // some tokens are not allowed
                     t.first_mask = int(masks.size());
                     for (int i = 0; i < (vocab + 63) / 64 * 2; i++) masks.push_back(std::uint32_t(random() | 1));
@@ -717,8 +798,8 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
             OnDevice<double>           random_numbers(gpu, numbers);
             OnDevice<std::uint32_t>    allowed(gpu, masks);
             OnDevice<std::int32_t>     out(gpu, std::vector<std::int32_t>(std::size_t(words), -7));
-            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, allowed.data, out.data,
-                         gpu);
+            cuda::sample(rows.data, vocab, there.data, n_rows, changes.data, random_numbers.data, allowed.data,
+                         out.data, gpu);
             const std::vector<std::int32_t> got = out.back(gpu);
             for (int r = 0; r < n_rows; r++) {
                 const cuda::SampleTask&      t = tasks[std::size_t(r)];
@@ -770,6 +851,10 @@ TEST_CASE("GPU: sampling draws what its parameters and random numbers say", "[cu
                         const double number = numbers[std::size_t(t.first_draw + i)];
                         CAPTURE(token, lo, hi, number);
                         CHECK((number > lo - 2e-5 && number < hi + 2e-5));
+                        if (t.mirostat > 0) { // its surprise among those that were left
+                            CHECK(at(t.n_draws + t.n_top + i).token == token);
+                            CHECK(std::abs(std::exp2(-double(at(t.n_draws + t.n_top + i).logprob)) - (hi - lo)) < 1e-4);
+                        }
                     }
                 }
             }
@@ -799,6 +884,10 @@ TEST_CASE("GPU: requests with sampling, log-probabilities and beams answer as on
         if (i % 4 == 3) r.prompt_logprobs = 2, r.sampling.temperature = 0;
         if (i % 8 == 0) r.best_of = 3;
         if (i % 6 == 2) r.sampling.allowed_tokens = {20, 21, 22, 300, 301, 400};
+        if (i % 12 == 0) r.best_of = 0, r.sampling.mirostat = 2, r.sampling.mirostat_tau = 3;
+        if (i % 12 == 8) r.best_of = 0, r.sampling.typical_p = 0.7f, r.sampling.dynatemp_range = 0.5f;
+        if (i % 12 == 4)
+            r.best_of = 0, r.sampling.xtc_probability = 0.5f, r.sampling.top_n_sigma = 1, r.sampling.dry.multiplier = 1;
         requests.push_back(std::move(r));
     }
     const auto want = run(cpu, requests), got = run(gpu, requests);

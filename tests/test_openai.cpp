@@ -4,6 +4,7 @@
 import quire.core.base;
 import quire.text.chat_template;
 import quire.core.json;
+import quire.serve.answer;
 import quire.serve.api_error;
 import quire.serve.openai_request;
 import quire.serve.openai_response;
@@ -212,8 +213,29 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("structured_outputs":{"colour":3})", "structured_outputs.colour"},
         {R"("structured_outputs":"a")", "structured_outputs"},
         {R"("chat_template":"{{x}}")", "chat_template"},
-        {R"("mirostat":1)", "mirostat"},
-        {R"("typical_p":0.5)", "typical_p"},
+        {R"("mirostat":3)", "mirostat"},
+        {R"("mirostat_tau":-1)", "mirostat_tau"},
+        {R"("mirostat_eta":2)", "mirostat_eta"},
+        {R"("typical_p":0)", "typical_p"},
+        {R"("typical_p":1.5)", "typical_p"},
+        {R"("top_n_sigma":"a")", "top_n_sigma"},
+        {R"("xtc_probability":1.5)", "xtc_probability"},
+        {R"("xtc_threshold":-0.1)", "xtc_threshold"},
+        {R"("dynatemp_range":-1)", "dynatemp_range"},
+        {R"("dynatemp_exponent":-1)", "dynatemp_exponent"},
+        {R"("dry_multiplier":-1)", "dry_multiplier"},
+        {R"("dry_base":0.5)", "dry_base"},
+        {R"("dry_allowed_length":0)", "dry_allowed_length"},
+        {R"("dry_penalty_last_n":-2)", "dry_penalty_last_n"},
+        {R"("dry_sequence_breakers":[""])", "dry_sequence_breakers"},
+        {R"("dry_sequence_breakers":["a text of more than forty bytes, as this one"])", "dry_sequence_breakers"},
+        {R"("use_beam_search":true,"mirostat":2)", "mirostat"},
+        {R"("use_beam_search":true,"typical_p":0.5)", "typical_p"},
+        {R"("use_beam_search":true,"dry_multiplier":1)", "dry_multiplier"},
+        {R"("reasoning_budget":5)", "reasoning_budget"},
+        {R"("truncation":"auto")", "truncation"},
+        {R"("n_keep":5)", "n_keep"},
+        {R"("n_discard":5)", "n_discard"},
         {R"("reasoning_effort":"high")", "reasoning_effort"},
         {R"("store":true)", "store"},
         {R"("id_slot":3)", "id_slot"},
@@ -253,8 +275,8 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
              {R"("tools":[{"type":"function","function":{"name":"a b"}}])", "tools[0].function.name"},
              {R"("tools":[{"type":"function","function":{"name":"f","parameters":5}}])",
               "tools[0].function.parameters"},
-             {R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])", "tools[0].function.strict"},
-             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required")", "tool_choice"},
+             {R"("tools":[{"type":"function","function":{"name":"f","strict":"yes"}}])", "tools[0].function.strict"},
+             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"must")", "tool_choice"},
              {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function"})",
               "tool_choice"},
              {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"some")", "tool_choice"},
@@ -274,6 +296,53 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     for (int i = 0; i < 65; i++) many += (i > 0 ? R"(,"s")" : R"("s")");
     CHECK(wrong_field(completion(R"("stop":[)" + many + "]")) == "stop");
     CHECK(wrong_field(completion(R"("stop":")" + std::string(513, 'a') + "\"")) == "stop");
+}
+
+TEST_CASE("samplers have llama.cpp's names, and the server's defaults", "[openai]") {
+    const auto set = completion(
+        R"("typical_p":0.5,"top_n_sigma":1.5,"xtc_probability":0.25,"xtc_threshold":0.2,"dynatemp_range":0.5,)"
+        R"("dynatemp_exponent":2,"mirostat":2,"mirostat_tau":4,"mirostat_eta":0.5,"dry_multiplier":0.75,"dry_base":2,)"
+        R"("dry_allowed_length":3,"dry_penalty_last_n":-1,"dry_sequence_breakers":["\n","END"])");
+    REQUIRE(set.has_value());
+    const SamplingParams& s = set->request.sampling;
+    CHECK((s.typical_p == 0.5f && s.top_n_sigma == 1.5f && s.xtc_probability == 0.25f && s.xtc_threshold == 0.2f));
+    CHECK((s.dynatemp_range == 0.5f && s.dynatemp_exponent == 2));
+    CHECK((s.mirostat == 2 && s.mirostat_tau == 4 && s.mirostat_eta == 0.5f));
+    CHECK((s.dry.multiplier == 0.75f && s.dry.base == 2 && s.dry.allowed_length == 3 && s.dry.last_n == -1));
+    CHECK(set->dry_breakers == std::vector<std::string>{"\n", "END"});
+    ApiLimits defaults                = limits();
+    defaults.samplers.params.mirostat = 1;
+    defaults.samplers.params.dry.base = 3;
+    defaults.samplers.dry_breakers    = {"x"};
+    defaults.reasoning_budget         = 7;
+    const std::string hello           = R"("messages":[{"role":"user","content":"a"}])";
+    const auto        usual           = parse_chat_request("{" + hello + "}", defaults);
+    REQUIRE(usual.has_value());
+    CHECK(usual->request.sampling.mirostat == 1);
+    CHECK(usual->request.sampling.dry.base == 3);
+    CHECK(usual->dry_breakers == std::vector<std::string>{"x"});
+    CHECK(usual->reasoning_budget == 7);
+    CHECK(!usual->trim);
+    // Beams take the model's own probabilities, whatever the server's defaults are.
+    const auto beams = parse_chat_request("{" + hello + R"(,"use_beam_search":true})", defaults);
+    REQUIRE(beams.has_value());
+    CHECK(beams->reasoning_budget == -1);
+    for (const char* name :
+         {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
+        const auto r = parse_chat_request(cat("{", hello, ",\"", name, "\":0}"), defaults);
+        REQUIRE(r.has_value());
+        CHECK(r->reasoning_budget == 0);
+    }
+    const auto trims = parse_chat_request("{" + hello + R"(,"truncation":"auto"})", defaults);
+    REQUIRE(trims.has_value());
+    CHECK(trims->trim);
+    defaults.trim_chats = defaults.context_shift = true;
+    const auto shifts =
+        parse_chat_request("{" + hello + R"(,"truncation":"disabled","n_keep":-1,"n_discard":3})", defaults);
+    REQUIRE(shifts.has_value());
+    CHECK(!shifts->trim);
+    CHECK((shifts->request.context_shift && shifts->request.n_keep == -1 && shifts->request.n_discard == 3));
+    CHECK(wrong_field(parse_chat_request("{" + hello + R"(,"truncation":"some"})", defaults)) == "truncation");
 }
 
 TEST_CASE("what changes nothing is accepted", "[openai]") {

@@ -29,6 +29,7 @@ import quire.text.jinja.jinja_template;
 import quire.text.tokenizer;
 import quire.tools.chat.terminal;
 import quire.tools.common.engine_flags;
+import quire.tools.common.sampler_flags;
 import quire.tools.common.foreign_flags;
 
 using namespace quire;
@@ -349,6 +350,8 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
     add_model_flag(app, a.model);
     app.add_option("-a,--alias,--served-model-name", a.aliases,
                    "names of the model, separated by commas; default: the file's");
+    app.add_flag("--any-model-name", a.endpoints.limits.any_model,
+                 "Answer whatever model a request names, and repeat the name");
     app.add_option("-c,--ctx-size,--max-model-len", o.context, "longest sequence in tokens; 0: the model's")
         ->check(within(0, 1 << 24));
     app.add_option("-t,--threads", o.threads, "threads of the engine; 0: one per physical core")
@@ -479,6 +482,16 @@ void add_request_flags(CLI::App& app, Arguments& a) {
         ->check(within(1e-9, 1, "above 0, at most 1"))
         ->capture_default_str();
     app.add_option("--min-p", l.min_p, "the same for min_p")->check(within(0, 1))->capture_default_str();
+    add_sampler_flags(app, l.samplers);
+    app.add_option("--reasoning-budget", l.reasoning_budget,
+                   "most tokens of reasoning in a chat's answer if the request does not say; -1: no limit")
+        ->check(within(-1, 1 << 30))
+        ->capture_default_str();
+    app.add_flag(
+        "--trim-chats", l.trim_chats,
+        "a chat that is too long for the context loses its oldest messages, unless the request says otherwise");
+    app.add_flag("--context-shift,!--no-context-shift", l.context_shift,
+                 "an answer that fills the context goes on: it forgets the middle of what stands there");
 }
 
 } // namespace

@@ -37,6 +37,7 @@ private:
     struct NextToken {
         Token            token   = 0; // -1: there is none
         double           logprob = 0; // where answers are ranked by it
+        double           mu      = 0; // mirostat's state behind it
         PositionLogprobs logprobs;    // where it was asked for
     };
     NextToken next_token(SequenceGroup& group, const Scheduled& item, int stream, int draw);
@@ -47,28 +48,29 @@ private:
     bool      constrain(std::span<const Scheduled> items);
     bool      is_end(Token token) const { return std::ranges::find(end_tokens_, token) != end_tokens_.end(); }
     std::span<const Token> banned(const SequenceGroup& group, const Sequence& sequence);
-    void                   end_prompt(const Scheduled& item, std::vector<Output>& out);
-    void                   sample(std::span<const Scheduled> items, std::vector<Output>& out);
-    void                   append(SequenceGroup& group, Sequence& sequence, NextToken next, std::vector<Output>& out);
-    void                   output_embedding(SequenceGroup& group, std::vector<Output>& out);
-    void                   output_prompt(SequenceGroup& group, std::vector<Output>& out);
-    void                   output_best(SequenceGroup& group, std::vector<Output>& out);
-    void                   attach_prompt(Output& output);
-    Output                 output_of(const SequenceGroup& group, int index);
-    Output&                partial_of(RequestId id);
+    bool    add_drawing(const Scheduled& item, std::span<const Token> never, SamplingTask& task, SamplingPlan& plan);
+    void    end_prompt(const Scheduled& item, std::vector<Output>& out);
+    void    sample(std::span<const Scheduled> items, std::vector<Output>& out);
+    void    append(SequenceGroup& group, Sequence& sequence, NextToken next, std::vector<Output>& out);
+    void    output_embedding(SequenceGroup& group, std::vector<Output>& out);
+    void    output_prompt(SequenceGroup& group, std::vector<Output>& out);
+    void    output_best(SequenceGroup& group, std::vector<Output>& out);
+    void    attach_prompt(Output& output);
+    Output  output_of(const SequenceGroup& group, int index);
+    Output& partial_of(RequestId id);
 
-    Scheduler&             scheduler_;
-    std::vector<Token>     end_tokens_;
-    Sampler                sampler_;
-    BeamSearch             beam_search_;
-    StepRows               rows_;
-    Pooler                 pooler_;
-    std::vector<Output>    partial_; // what was asked for about a prompt that is not computed completely
-    std::vector<Sequence*> answers_; // scratch
-    std::vector<NextToken> next_;
-    std::vector<Token>     banned_;
-    std::vector<Ended>     failed_; // by this step
-    std::vector<std::uint64_t> mask_; // [vocab] bits; scratch
+    Scheduler&                 scheduler_;
+    std::vector<Token>         end_tokens_;
+    Sampler                    sampler_;
+    BeamSearch                 beam_search_;
+    StepRows                   rows_;
+    Pooler                     pooler_;
+    std::vector<Output>        partial_; // what was asked for about a prompt that is not computed completely
+    std::vector<Sequence*>     answers_; // scratch
+    std::vector<NextToken>     next_;
+    std::vector<Token>         banned_;
+    std::vector<Ended>         failed_; // by this step
+    std::vector<std::uint64_t> mask_;   // [vocab] bits; scratch
 };
 
 } // namespace quire
@@ -102,6 +104,13 @@ bool takes_best(const Request& r) {
 }
 
 // `bits` has a word for each 64 tokens of the model, which may have more or fewer than its tokenizer.
+// The token that has to come, unless the constraint forbids it (`bits` is its mask; empty: there is none).
+std::optional<Token> forced(const Sequence& s, std::span<const std::uint64_t> bits) {
+    const std::optional<Token> token = s.reasoning ? s.reasoning.forced() : std::nullopt;
+    if (!token || bits.empty() || (bits[std::size_t(*token) / 64] >> (*token % 64) & 1) != 0) return token;
+    return std::nullopt;
+}
+
 Result<void> make_mask(ConstraintState& constraint, std::vector<std::uint64_t>& bits) {
     const std::size_t words = bits.size();
     bits.resize(std::max(words, constraint.words()));
@@ -158,7 +167,7 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
             }
         if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits)) continue;
         const std::span<const Token> never = banned(group, sequence);
-        if (takes_best(r) && never.empty()) continue;
+        if (takes_best(r) && never.empty() && !forced(sequence, {})) continue;
         SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
         if (sequence.constraint) {
             // deliver() makes it again where there is none, and says why.
@@ -166,23 +175,52 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
             task.first_mask = int(sampling.masks.size());
             sampling.masks.insert(sampling.masks.end(), mask_.begin(), mask_.end());
         }
-        task.n_top        = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
-        task.logprobs     = p.logprobs >= 0 || withheld(r);
-        if (r.beam_width == 0) {
-            const bool first = group.n_generated(sequence) == 0;
-            task.n_uniforms  = first ? r.width() : 1;
-            task.temperature = p.temperature;
-            task.top_k       = p.top_k;
-            task.top_p       = p.top_p;
-            task.min_p       = p.min_p;
-            task.only_edited = !p.allowed_tokens.empty();
-            sampler_.list_edits(p, sequence.tokens, group.n_generated(sequence), never, sampling.edits);
-            for (int i = 0; i < task.n_uniforms; i++)
-                sampling.uniforms.push_back(
-                    random_at(p.seed + std::uint64_t(first ? i : sequence.index), sequence.tokens.size()));
+        task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
+        task.logprobs = p.logprobs >= 0 || withheld(r);
+        if (r.beam_width == 0 && !add_drawing(item, never, task, sampling)) {
+            if (task.first_mask >= 0) sampling.masks.resize(std::size_t(task.first_mask));
+            continue;
         }
         add(task);
     }
+}
+
+// What is drawn from the last row of an item: the task's parameters, its edits and random numbers. False: it has to be done on the host.
+bool Decoder::add_drawing(const Scheduled& item, std::span<const Token> never, SamplingTask& task, SamplingPlan& plan) {
+    const SequenceGroup&  group    = *item.group;
+    const SamplingParams& p        = group.request.sampling;
+    const Sequence&       sequence = *item.sequence;
+    const bool            first    = group.n_generated(sequence) == 0;
+    task.n_uniforms                = first ? group.request.width() : 1;
+    const auto seed                = [&](int i) { return p.seed + std::uint64_t(first ? i : sequence.index); };
+    const auto position            = std::uint64_t(group.length(sequence));
+    for (int i = 0; i < task.n_uniforms; i++) plan.uniforms.push_back(random_at(seed(i), position));
+    if (const auto token = forced(sequence, task.first_mask >= 0 ? std::span(mask_) : std::span<std::uint64_t>())) {
+        task.only_edited = true;
+        plan.edits.push_back({*token});
+        return true;
+    }
+    task.temperature       = p.temperature;
+    task.top_n_sigma       = p.top_n_sigma;
+    task.top_k             = p.top_k;
+    task.typical_p         = p.typical_p;
+    task.top_p             = p.top_p;
+    task.min_p             = p.min_p;
+    task.dynatemp_range    = p.dynatemp_range;
+    task.dynatemp_exponent = p.dynatemp_exponent;
+    task.mirostat          = p.temperature > 0 ? p.mirostat : 0;
+    task.mu                = float(sequence.mu);
+    task.only_edited       = !p.allowed_tokens.empty();
+    if (p.xtc_probability > 0) {
+        // Of several answers each decides for itself what is left out; a task has one set of tokens.
+        if (task.n_uniforms > 1 && p.xtc_probability < 1) {
+            plan.uniforms.resize(std::size_t(task.first_uniform));
+            return false;
+        }
+        if (random_at(seed(0), ~position) < double(p.xtc_probability)) task.xtc_threshold = p.xtc_threshold;
+    }
+    sampler_.list_edits(p, sequence.tokens, group.n_generated_left(sequence), never, plan.edits);
+    return true;
 }
 
 Output& Decoder::partial_of(RequestId id) {
@@ -212,6 +250,10 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepResults& resul
         const std::span<const Scheduled> own = items.subspan(i, n);
         if (!group.prompt_done && group.request.prompt_logprobs >= 0 && !add_prompt_logprobs(own[0])) continue;
         if (!group.prompt_done && group.request.embed && !add_hidden(own[0])) continue;
+        if (!group.prompt_done && group.request.return_progress) {
+            out.push_back(output_of(group, 0));
+            out.back().computed_tokens = std::min(own[0].first + own[0].n_tokens, group.n_prompt());
+        }
         if (!own[0].samples) continue;
         if (!group.prompt_done) end_prompt(own[0], out);
         if (!group.request.generates()) continue;
@@ -348,6 +390,7 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
         s.logprob += next.logprob;
     }
     if (request.sampling.logprobs >= 0) (hold ? s.logprobs : output.logprobs).push_back(std::move(next.logprobs));
+    s.mu = next.mu;
     scheduler_.append(s, next.token);
     output.finish = scheduler_.ending(group, s, is_end(next.token));
     if (output.finish != FinishReason::none) {
@@ -374,19 +417,31 @@ Decoder::NextToken Decoder::next_token(SequenceGroup& group, const Scheduled& it
     NextToken                    next;
     const std::span<const Token> never = banned(group, *item.sequence);
     const std::optional<Token>   best  = rows_.best(item, last);
-    if (best && takes_best(r) && never.empty()) {
+    const Sequence&              s     = *item.sequence;
+    next.mu                            = s.mu;
+    if (best && takes_best(r) && never.empty() && !forced(s, {})) {
         next.token = *best;
     } else if (const auto sampled = rows_.sampled(item, last); !sampled.empty()) {
-        const TokenLogprob own = sampled[std::size_t(draw)];
-        next.token             = own.token;
-        next.logprob           = double(own.logprob);
+        const TokenLogprob own   = sampled[std::size_t(draw)];
+        next.token               = own.token;
+        next.logprob             = double(own.logprob);
+        const SamplingTask& task = rows_.task(item, last);
+        if (task.mirostat > 0)
+            next.mu =
+                next_mu(r.sampling, s.mu, double(sampled[std::size_t(task.n_uniforms + task.n_top + draw)].logprob));
         if (r.sampling.logprobs >= 0)
-            next.logprobs =
-                logprobs_of(own, sampled.subspan(std::size_t(rows_.n_sampled(item, last))), r.sampling.logprobs);
+            next.logprobs = logprobs_of(own, sampled.subspan(std::size_t(task.n_uniforms)), r.sampling.logprobs);
     } else {
         const std::span<const float> logits = rows_.logits(item, last);
-        const Sequence&              s      = *item.sequence;
-        next.token = sampler_.sample(logits, r.sampling, s.tokens, group.n_generated(s), stream, never);
+        const std::optional<Token>   must   = forced(s, {});
+        if (must && std::isfinite(logits[std::size_t(*must)]) && usable(logits)) {
+            next.token = *must;
+        } else {
+            const SamplePoint at{stream, std::uint64_t(group.length(s)), s.mu};
+            const Sample      one = sampler_.sample(logits, r.sampling, s.tokens, group.n_generated_left(s), at, never);
+            next.token            = one.token;
+            next.mu               = one.mu;
+        }
         if (next.token < 0) return next;
         if (withheld(r)) next.logprob = sampler_.logprob(logits, next.token);
         if (r.sampling.logprobs >= 0) next.logprobs = sampler_.logprobs(logits, next.token, r.sampling.logprobs);
@@ -432,8 +487,7 @@ void Decoder::fail_without_token(const Scheduled& item) {
     const int last = item.n_logit_rows - 1;
     if (!item.sequence->constraint && !usable(rows_.logits(item, last))) return (void)fail(item, last, "logits");
     failed_.push_back({item.group->id, FinishReason::failed,
-                       cat("no token can follow position ", item.first + item.n_tokens - 1,
-                           ": the request's ",
+                       cat("no token can follow position ", item.first + item.n_tokens - 1, ": the request's ",
                            item.sequence->constraint ? "constraint, " : "",
                            "allowed tokens, bad words, biases and min_tokens leave none")});
 }

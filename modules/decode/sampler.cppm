@@ -1,10 +1,14 @@
 // quire.decode.sampler: one row of logits and the request's parameters → the next token: logits processors, then greedy or random
 // sampling. Owns scratch memory only: random numbers come from (seed, position), so a result does not depend on other requests.
+// docs/sampling.md has the order of the steps.
 export module quire.decode.sampler;
 
 import quire.core.base;
+import quire.decode.candidates;
+import quire.decode.repetitions;
 import quire.schedule.request;
 import quire.schedule.step_plan;
+import quire.text.sequence_breakers;
 import quire.core.std;
 
 export namespace quire {
@@ -12,15 +16,32 @@ export namespace quire {
 // Uniform in [0, 1), a pure function of its arguments.
 double random_at(std::uint64_t seed, std::uint64_t position);
 
+// Where in its request a token is sampled.
+struct SamplePoint {
+    int           stream   = 0; // number of the answer: each samples as one alone with seed + stream would
+    std::uint64_t position = 0; // of the token in its answer's whole text
+    double        mu       = 0; // mirostat's state
+};
+
+struct Sample {
+    Token  token = -1;
+    double mu    = 0; // mirostat's state for the next token
+};
+
+// Mirostat's state after a token with this surprise.
+double next_mu(const SamplingParams& params, double mu, double surprise);
+
 class Sampler {
 public:
     explicit Sampler(int vocab_size);
 
-    // The next token after `history` (prompt, then n_generated tokens of ours). `stream` is the number of the answer within its
-    // request: each samples as one alone with seed + stream would. First the logits processors: repetition penalty, presence
-    // and frequency penalty, logit bias, forbidden tokens (allowed_tokens, bad_words, `banned`). Then greedy, or temperature,
-    // top-k, top-p, min-p and one uniform random number.
-    // -1: the row is not usable(), or every token is forbidden.
+    // The next token after `history` (prompt, then n_generated tokens of ours). First the logits processors: repetition penalty,
+    // presence and frequency penalty, DRY, logit bias, forbidden tokens (allowed_tokens, bad_words, `banned`). Then greedy, or a
+    // draw from the candidates that the samplers leave.
+    // Token -1: the row is not usable(), or every token is forbidden.
+    Sample sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
+                  int n_generated, const SamplePoint& at, std::span<const Token> banned = {});
+    // The same at the end of `history`, in the answer `stream`; mirostat is at its first token.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                  int n_generated, int stream = 0, std::span<const Token> banned = {});
 
@@ -37,14 +58,14 @@ public:
     double logprob(std::span<const float> logits, Token token);
 
 private:
-    struct Candidate {
-        float logit;
-        Token token;
-    };
-    std::vector<float>        row_;  // [vocab] logits after penalties and bias
-    std::vector<std::int32_t> seen_; // [vocab] place of a token in a list of edits, from 1; zero between calls
-    std::vector<LogitEdit>    edits_;
-    std::vector<Candidate>    candidates_; // [vocab]
+    std::span<const Repetition> repetitions(const DryParams& dry, std::span<const Token> history);
+
+    std::vector<float>          row_;  // [vocab] logits after penalties and bias
+    std::vector<std::int32_t>   seen_; // [vocab] place of a token in a list of edits, from 1; zero between calls
+    std::vector<LogitEdit>      edits_;
+    Candidates                  candidates_;
+    Repetitions                 repetitions_;
+    std::vector<CandidateToken> best_; // of logprobs()
 };
 
 // Whether the allowed tokens, biases and bad words leave a token that can come first, of those that are not `banned`. A bias
@@ -121,11 +142,27 @@ bool can_draw(const SamplingParams& params, int vocab_size, const std::function<
 bool is_plain_greedy(const SamplingParams& params) {
     return params.temperature <= 0 && params.repetition_penalty == 1 && params.presence_penalty == 0 &&
            params.frequency_penalty == 0 && params.logit_bias.empty() && params.allowed_tokens.empty() &&
-           params.bad_words.empty();
+           params.bad_words.empty() && !params.dry.on();
 }
 
 Sampler::Sampler(int vocab_size)
-    : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(std::size_t(vocab_size)) {}
+    : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(vocab_size) {}
+
+// Those that cost something.
+std::span<const Repetition> Sampler::repetitions(const DryParams& dry, std::span<const Token> history) {
+    const std::size_t n = dry.last_n < 0 ? history.size() : std::min(history.size(), std::size_t(dry.last_n));
+    const std::span<const Token> recent = history.last(n);
+    const auto                   most   = int(dry.breakers ? dry.breakers->since(recent) : recent.size());
+    if (most < dry.allowed_length) return {};
+    return repetitions_.find(recent, std::max(dry.allowed_length, 1), most);
+}
+
+// Cut where the power would be infinite.
+float dry_penalty(const DryParams& dry, int length) {
+    constexpr double most  = 88; // ln of a large float
+    const double     power = double(length - dry.allowed_length) * std::log(double(dry.base));
+    return float(double(dry.multiplier) * std::exp(std::min(power, most)));
+}
 
 void Sampler::list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
                          std::span<const Token> banned, std::vector<LogitEdit>& edits) {
@@ -147,6 +184,12 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
         for (Token t : recent) edit(t).divide = params.repetition_penalty;
     if (params.presence_penalty != 0 || params.frequency_penalty != 0)
         for (Token t : recent.last(std::min(window, std::size_t(n_generated)))) edit(t).times++;
+    if (params.dry.on()) // of several repetitions that a token would continue the longest counts
+        for (auto [token, length] : repetitions(params.dry, history)) {
+            if (params.dry.breakers && params.dry.breakers->breaks(token)) continue;
+            int& longest = edit(token).repeats;
+            longest      = std::max(longest, length);
+        }
     for (auto [token, bias] : params.logit_bias) edit(token).add += bias;
     constexpr float never = -std::numeric_limits<float>::infinity();
     for (Token t : banned) edit(t).add = never;
@@ -158,6 +201,7 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
     }
     for (LogitEdit& e : std::span(edits).subspan(first)) {
         if (e.times > 0) e.subtract = params.frequency_penalty * float(e.times) + params.presence_penalty;
+        if (e.repeats > 0) e.subtract += dry_penalty(params.dry, e.repeats);
         seen_[std::size_t(e.token)] = 0;
     }
     if (n_allowed > 0) edits.resize(first + n_allowed);
@@ -165,9 +209,15 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
 
 Token Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                       int n_generated, int stream, std::span<const Token> banned) {
+    const SamplePoint at{stream, std::uint64_t(history.size()), params.first_mu()};
+    return sample(logits, params, history, n_generated, at, banned).token;
+}
+
+Sample Sampler::sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
+                       int n_generated, const SamplePoint& at, std::span<const Token> banned) {
     check(logits.size() == row_.size(), "a row of logits of another vocabulary");
-    if (!usable(logits)) return -1;
-    if (is_plain_greedy(params) && banned.empty()) return argmax(logits);
+    if (!usable(logits)) return {-1, at.mu};
+    if (is_plain_greedy(params) && banned.empty()) return {argmax(logits), at.mu};
 
     if (params.allowed_tokens.empty()) std::ranges::copy(logits, row_.begin());
     else std::ranges::fill(row_, -std::numeric_limits<float>::infinity());
@@ -179,48 +229,18 @@ Token Sampler::sample(std::span<const float> logits, const SamplingParams& param
     }
     const Token best  = argmax(row_);
     const float limit = row_[std::size_t(best)];
-    if (limit == -std::numeric_limits<float>::infinity()) return -1;
-    if (params.temperature <= 0 || !std::isfinite(limit)) return best;
+    if (limit == -std::numeric_limits<float>::infinity()) return {-1, at.mu};
+    if (params.temperature <= 0 || !std::isfinite(limit)) return {best, at.mu};
 
-    const auto higher = [](const Candidate& a, const Candidate& b) {
-        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-    };
-    std::size_t n = 0;
-    for (std::size_t i = 0; i < row_.size(); i++)
-        if (!std::isnan(row_[i])) candidates_[n++] = {(row_[i] - limit) / params.temperature, Token(i)};
-    std::span<Candidate> kept(candidates_.data(), n);
-    if (params.top_k > 0 && std::size_t(params.top_k) < n) {
-        std::nth_element(kept.begin(), kept.begin() + params.top_k, kept.end(), higher);
-        kept = kept.first(std::size_t(params.top_k));
-    }
-    // From here on `logit` holds the unnormalised probability; the best token's is 1.
-    for (Candidate& c : kept) c.logit = std::exp(c.logit);
-    double total = 0;
-    if (params.top_p < 1) {
-        // Take tokens from a heap, best first, until they hold top_p of the mass: no sort of the whole vocabulary.
-        for (const Candidate& c : kept) total += double(c.logit);
-        const auto  lower = [&](const Candidate& a, const Candidate& b) { return higher(b, a); };
-        std::size_t rest  = kept.size();
-        double      mass  = 0;
-        std::make_heap(kept.begin(), kept.end(), lower);
-        while (rest > 0 && (rest == kept.size() || mass < double(params.top_p) * total)) {
-            std::pop_heap(kept.begin(), kept.begin() + std::ptrdiff_t(rest), lower);
-            mass += double(kept[--rest].logit);
-        }
-        kept = kept.subspan(rest);
-    }
-    if (params.min_p > 0) {
-        auto end = std::remove_if(kept.begin(), kept.end(), [&](const Candidate& c) { return c.logit < params.min_p; });
-        kept     = kept.first(std::size_t(end - kept.begin()));
-    }
-    // The result must not depend on the order in which the selection put them.
-    if (kept.size() < n) std::sort(kept.begin(), kept.end(), higher);
-    total = 0;
-    for (const Candidate& c : kept) total += double(c.logit);
-    double at = random_at(params.seed + std::uint64_t(stream), std::uint64_t(history.size())) * total;
-    for (const Candidate& c : kept)
-        if ((at -= double(c.logit)) < 0) return c.token;
-    return best;
+    const std::uint64_t seed = params.seed + std::uint64_t(at.stream);
+    const Drawn         drawn =
+        candidates_.draw(row_, params, random_at(seed, at.position), random_at(seed, ~at.position), at.mu);
+    if (params.mirostat == 0) return {drawn.token, at.mu};
+    return {drawn.token, next_mu(params, at.mu, drawn.surprise)};
+}
+
+double next_mu(const SamplingParams& params, double mu, double surprise) {
+    return mu - double(params.mirostat_eta) * (surprise - double(params.mirostat_tau));
 }
 
 double log_sum_exp(std::span<const float> logits) {
@@ -241,25 +261,23 @@ PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, i
     if (token >= 0) result.chosen = logprob(token);
     const auto n = std::min(std::size_t(std::max(n_top, 0)), logits.size());
     if (n == 0) return result;
-    const auto higher = [](const Candidate& a, const Candidate& b) {
-        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-    };
     // A heap of the n best so far, the worst of them on top: one pass, and most tokens cost one comparison.
-    std::span<Candidate> heap(candidates_.data(), n);
-    std::size_t          filled = 0;
+    best_.resize(n);
+    const std::span<CandidateToken> heap(best_);
+    std::size_t                     filled = 0;
     for (std::size_t i = 0; i < logits.size(); i++) {
-        Candidate c{logits[i], Token(i)};
+        const CandidateToken c{logits[i], 0, Token(i)};
         if (filled < n) {
             heap[filled++] = c;
-            std::push_heap(heap.begin(), heap.begin() + std::ptrdiff_t(filled), higher);
-        } else if (higher(c, heap[0])) {
-            std::pop_heap(heap.begin(), heap.end(), higher);
+            std::push_heap(heap.begin(), heap.begin() + std::ptrdiff_t(filled), is_better);
+        } else if (is_better(c, heap[0])) {
+            std::pop_heap(heap.begin(), heap.end(), is_better);
             heap.back() = c;
-            std::push_heap(heap.begin(), heap.end(), higher);
+            std::push_heap(heap.begin(), heap.end(), is_better);
         }
     }
-    std::sort(heap.begin(), heap.end(), higher);
-    for (const Candidate& c : heap) result.top.push_back(logprob(c.token));
+    std::sort(heap.begin(), heap.end(), is_better);
+    for (const CandidateToken& c : heap) result.top.push_back(logprob(c.token));
     return result;
 }
 

@@ -24,22 +24,22 @@ public:
     void constrain(const Scheduled& item, int i, std::span<const std::uint64_t> bits);
 
     // Of row i of an item's rows: the logits, copied to the host at the first call; the results of its sampling task, if there
-    // was one, and how many of them are tokens that it sampled; the most likely token, where the device says it; the hidden state.
+    // was one, and the task; the most likely token, where the device says it; the hidden state.
     std::span<const float>        logits(const Scheduled& item, int i);
     std::span<const TokenLogprob> sampled(const Scheduled& item, int i) const;
-    int                    n_sampled(const Scheduled& item, int i) const { return tasks_[at(item, i)].n_uniforms; }
-    std::optional<Token>   best(const Scheduled& item, int i) const;
-    std::span<const float> hidden(const Scheduled& item, int i) const {
+    const SamplingTask&           task(const Scheduled& item, int i) const { return tasks_[at(item, i)]; }
+    std::optional<Token>          best(const Scheduled& item, int i) const;
+    std::span<const float>        hidden(const Scheduled& item, int i) const {
         return results_->hidden(item.first_logit_row + i);
     }
 
 private:
     static std::size_t at(const Scheduled& item, int i) { return std::size_t(item.first_logit_row) + std::size_t(i); }
 
-    std::size_t               vocab_;
-    const StepResults*        results_ = nullptr;
-    std::span<const float>    logits_; // of all rows, once one was wanted
-    std::vector<SamplingTask> tasks_;  // by logit row; row -1: none
+    std::size_t                               vocab_;
+    const StepResults*                        results_ = nullptr;
+    std::span<const float>                    logits_;      // of all rows, once one was wanted
+    std::vector<SamplingTask>                 tasks_;       // by logit row; row -1: none
     std::map<std::size_t, std::vector<float>> constrained_; // rows of this step
 };
 

@@ -249,9 +249,8 @@ const Tokenizer&   Engine::tokenizer() const { return impl_->tokenizer; }
 std::shared_ptr<const TokenTrie> Engine::token_trie() const {
     std::scoped_lock lock(impl_->trie_mutex);
     if (!impl_->trie)
-        impl_->trie = make_token_trie(
-            std::min(impl_->tokenizer.vocab_size(), impl_->config.vocab_size),
-            [&](Token t) { return impl_->tokenizer.bytes(t); }, impl_->tokenizer.end_tokens());
+        impl_->trie =
+            make_token_trie(impl_->tokenizer, std::min(impl_->tokenizer.vocab_size(), impl_->config.vocab_size));
     return impl_->trie;
 }
 

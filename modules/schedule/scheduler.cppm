@@ -9,9 +9,12 @@ import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_manager;
 import quire.paging.snapshot;
-export import quire.schedule.batch;      // Scheduled
+export import quire.schedule.batch; // Scheduled
+import quire.schedule.chunks;
+import quire.schedule.context_shift;
 export import quire.schedule.preemption; // PreemptionMode
 import quire.schedule.request;
+import quire.schedule.request_check;
 export import quire.schedule.reservation; // System, MemoryUse
 export import quire.schedule.sequence;    // Sequence, SequenceGroup
 import quire.schedule.step_plan;
@@ -49,6 +52,7 @@ struct SchedulerStats : PreemptionStats {
     std::uint64_t copied_blocks   = 0; // copy-on-write
     std::uint64_t forks           = 0;
     std::uint64_t released_blocks = 0; // behind every layer's sliding window
+    std::uint64_t context_shifts  = 0; // sequences that forgot tokens
     SharingStats  sharing;             // of all requests together, each step
 };
 
@@ -84,6 +88,7 @@ public:
     void      append(Sequence& sequence, Token token) {
         sequence.tokens.push_back(token);
         if (sequence.constraint) (void)sequence.constraint.accept(token);
+        if (sequence.reasoning) sequence.reasoning.accept(token);
     }
     // Ends one sequence of a group and frees its blocks; its tokens move to group.finished.
     void free(SequenceGroup& group, Sequence& sequence, FinishReason reason);
@@ -109,9 +114,9 @@ public:
     const SchedulerStats& stats() const { return stats_; }
     const BlockManager&   blocks() const { return blocks_; }
     // Blocks, sequences and the events since the last call, for display.
-    void view(Snapshot& snapshot);
-    void log_events(bool on); // for view(); off at first
-    void log_cache(bool on) { blocks_.log_cache(on); }
+    void                     view(Snapshot& snapshot);
+    void                     log_events(bool on); // for view(); off at first
+    void                     log_cache(bool on) { blocks_.log_cache(on); }
     std::vector<CacheChange> take_cache_changes() { return blocks_.take_cache_changes(); }
     // The tokens of one sequence; empty if it does not exist.
     std::span<const Token> tokens(RequestId id, int index) const;
@@ -120,26 +125,25 @@ public:
 private:
     using Group = std::unique_ptr<SequenceGroup>;
 
-    struct Budget {
-        int tokens = 0, logit_rows = 0;
-        int others = 0; // sequences of later groups, each of which needs a token
-    };
-
-    void        preempt_for_priority();
-    bool        fits(SequenceGroup& group);
-    bool        admit(SequenceGroup& group, int keep_free);
-    bool        admit_next(Budget& budget);
-    void        preempt_last();
-    bool        allocate_slots(SequenceGroup& group);
-    void        schedule_group(SequenceGroup& group, Budget& budget);
-    bool        ends_by_length(const SequenceGroup& group, int n_tokens) const;
-    bool        queue_waits() const;
-    void        end(SequenceGroup& group, FinishReason reason, std::string message = {});
-    void        measure_sharing(SequenceGroup& group);
-    void        log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
-    int         blocks_to_keep_free(const SequenceGroup& group) const;
-    int         watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
-    std::string too_large(const Request& request, int available) const;
+    void          preempt_for_priority();
+    bool          fits(SequenceGroup& group);
+    bool          admit(SequenceGroup& group, int keep_free);
+    bool          admit_next(StepBudget& budget);
+    void          preempt_last();
+    void          shift_full();
+    void          shift(std::size_t i);
+    void          to_queue(std::size_t i);
+    bool          allocate_slots(SequenceGroup& group);
+    void          schedule_group(SequenceGroup& group, StepBudget& budget);
+    bool          ends_by_length(const SequenceGroup& group, const Sequence& sequence, int n_more) const;
+    bool          must_shift(const SequenceGroup& group, int n_tokens) const;
+    bool          queue_waits() const;
+    void          end(SequenceGroup& group, FinishReason reason, std::string message = {});
+    void          measure_sharing(SequenceGroup& group);
+    void          log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
+    int           blocks_to_keep_free(const SequenceGroup& group) const;
+    int           watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
+    RequestBounds bounds() const;
 
     SchedulerOptions                              options_;
     BlockManager                                  blocks_;
@@ -192,32 +196,12 @@ Scheduler::~Scheduler() = default;
 
 // -- requests come and go
 
-// The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token.
-std::string Scheduler::too_large(const Request& request, int available) const {
-    const auto n    = request.prompt.size();
-    const int  full = int(n) / options_.block_size, width = request.generates() ? request.width() : 0;
-    return cat("the prompt has ", n, " tokens and needs ", width == 0 ? blocks_.blocks_for(int(n)) : full + width,
-               " blocks of ", options_.block_size,
-               width > 1    ? cat(" with the first token of ", width, " sequences")
-               : width == 1 ? std::string(" with the token to generate")
-                            : std::string(),
-               "; the whole pool has ", blocks_.n_blocks(),
-               available < blocks_.n_blocks() ? cat(", ", blocks_.n_blocks() - available, " of them pinned") : "");
+RequestBounds Scheduler::bounds() const {
+    return {options_.context, options_.max_sequences, blocks_.n_blocks(), options_.block_size};
 }
 
 Result<void> Scheduler::check_request(const Request& request) const {
-    const auto n = request.prompt.size();
-    if (n == 0) return fail("the prompt has no tokens; at least one is needed");
-    if (n + std::size_t(request.generates()) > std::size_t(options_.context))
-        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; ",
-                         request.generates() ? "with the one to generate " : "", "that is more than the context of ",
-                         options_.context);
-    const int width = request.width();
-    if (width > options_.max_sequences)
-        return fail_with(ErrorKind::limit, "the request needs ", width, " sequences at once; ", options_.max_sequences,
-                         " can run");
-    const int blocks = request.generates() ? int(n) / options_.block_size + width : blocks_.blocks_for(int(n));
-    if (blocks > blocks_.n_blocks()) return fail_with(ErrorKind::limit, too_large(request, blocks_.n_blocks()));
+    if (auto ok = quire::check_request(request, bounds()); !ok) return ok;
     if (reservations_) return reservations_->check_request(request);
     return {};
 }
@@ -235,6 +219,8 @@ void Scheduler::add(RequestId id, Request request) {
     group->sequences.push_back(std::make_unique<Sequence>());
     group->sequences[0]->tokens     = r.prompt;
     group->sequences[0]->constraint = r.constraint;
+    group->sequences[0]->reasoning  = r.reasoning;
+    group->sequences[0]->mu         = r.sampling.first_mu();
     index_.emplace(id, group.get());
     queue_.emplace(group->key, std::move(group));
 }
@@ -303,6 +289,10 @@ Sequence& Scheduler::fork(SequenceGroup& group, const Sequence& parent) {
     child.logprobs   = parent.logprobs;
     child.finish     = FinishReason::none;
     child.constraint = parent.constraint;
+    child.reasoning  = parent.reasoning;
+    child.mu         = parent.mu;
+    child.n_dropped  = parent.n_dropped;
+    child.n_kept     = parent.n_kept;
     child.index      = int(group.sequences.size() + group.finished.size()) - 1;
     child.table      = blocks_.fork_table(parent.table);
     stats_.forks++;
@@ -326,12 +316,14 @@ FinishReason Scheduler::ending(const SequenceGroup& group, const Sequence& seque
     const Request& r = group.request;
     if ((is_end && !r.ignore_end) || std::ranges::find(r.stop_tokens, sequence.tokens.back()) != r.stop_tokens.end())
         return FinishReason::stop;
-    return ends_by_length(group, int(sequence.tokens.size())) ? FinishReason::length : FinishReason::none;
+    return ends_by_length(group, sequence, 0) ? FinishReason::length : FinishReason::none;
 }
 
-// With so many tokens, those of the prompt included.
-bool Scheduler::ends_by_length(const SequenceGroup& group, int n_tokens) const {
-    return n_tokens - group.n_prompt() >= group.request.max_tokens || n_tokens >= options_.context;
+// With so many more tokens.
+bool Scheduler::ends_by_length(const SequenceGroup& group, const Sequence& sequence, int n_more) const {
+    const int n_tokens = int(sequence.tokens.size()) + n_more;
+    return group.n_generated(sequence) + n_more >= group.request.max_tokens ||
+           (n_tokens >= options_.context && !must_shift(group, n_tokens));
 }
 
 void Scheduler::pin(SequenceGroup& group) {
@@ -347,13 +339,40 @@ void Scheduler::pin(SequenceGroup& group) {
 // -- preemption: all blocks of the request that is last in the order, or none
 
 void Scheduler::preempt_last() {
-    Group victim = std::move(running_.back());
-    running_.pop_back();
-    n_sequences_ -= victim->request.width();
-    preempt(*victim, blocks_, options_.preemption_mode, costs_, options_.keep_preempted, stats_);
-    log(victim->status == GroupStatus::swapped ? MemoryEventKind::swap_out : MemoryEventKind::recompute, *victim);
-    const QueueKey key = victim->key;
-    queue_.emplace(key, std::move(victim));
+    SequenceGroup& victim = *running_.back();
+    preempt(victim, blocks_, options_.preemption_mode, costs_, options_.keep_preempted, stats_);
+    to_queue(running_.size() - 1);
+}
+
+// A running group that was preempted waits from now on.
+void Scheduler::to_queue(std::size_t i) {
+    Group group = std::move(running_[i]);
+    running_.erase(running_.begin() + std::ptrdiff_t(i));
+    n_sequences_ -= group->request.width();
+    log(group->status == GroupStatus::swapped ? MemoryEventKind::swap_out : MemoryEventKind::recompute, *group);
+    const QueueKey key = group->key;
+    queue_.emplace(key, std::move(group));
+}
+
+// -- context shift: a preemption after which there are fewer tokens to compute again
+
+bool Scheduler::must_shift(const SequenceGroup& group, int n_tokens) const {
+    return n_tokens >= options_.context && !reservations_ && n_discarded(group.request, n_tokens, options_.context) > 0;
+}
+
+void Scheduler::shift(std::size_t i) {
+    SequenceGroup& group = *running_[i];
+    stats_.context_shifts += group.sequences.size();
+    preempt(group, blocks_, PreemptionMode::recompute, costs_, options_.keep_preempted, stats_);
+    forget_tokens(group, options_.context);
+    to_queue(i);
+}
+
+// All sequences of a group have the same length.
+void Scheduler::shift_full() {
+    for (std::size_t i = running_.size(); i-- > 0;)
+        if (const auto& s = running_[i]->sequences; !s.empty() && must_shift(*running_[i], int(s[0]->tokens.size())))
+            shift(i);
 }
 
 // Priority preemption: the first of the queue takes the place of later requests that it can preempt, if that is enough to let it
@@ -435,7 +454,7 @@ bool Scheduler::admit(SequenceGroup& group, int keep_free) {
 
 // Admits the first of the queue, if it can run now; no request overtakes it. So a preempted request resumes before any new one
 // of its priority starts.
-bool Scheduler::admit_next(Budget& budget) {
+bool Scheduler::admit_next(StepBudget& budget) {
     if (queue_.empty() || budget.tokens <= 0 || budget.logit_rows <= 0) return false;
     SequenceGroup& head = *queue_.begin()->second;
     if (n_sequences_ + head.request.width() > options_.max_sequences) return false;
@@ -445,7 +464,7 @@ bool Scheduler::admit_next(Budget& budget) {
             // No block will ever become free: pins keep them, or it outgrew the pool before it was preempted.
             const bool fresh = head.n_preempted == 0;
             end(head, fresh ? FinishReason::refused : FinishReason::length,
-                fresh ? too_large(head.request, blocks_.n_blocks() - blocks_.n_pinned()) : "");
+                fresh ? too_large(head.request, bounds(), blocks_.n_blocks() - blocks_.n_pinned()) : "");
         }
         return false;
     }
@@ -484,43 +503,8 @@ bool Scheduler::allocate_slots(SequenceGroup& group) {
     return blocks_.allocate_slots(writes_);
 }
 
-// Chunked prefill and decode: each sequence runs as many tokens as the budget allows, except the last one. The last tokens of a
-// group run in one step, once only these remain, because beams are compared with one another.
-void Scheduler::schedule_group(SequenceGroup& group, Budget& budget) {
-    const std::size_t first_item = scheduled_.size();
-    const int         own        = int(group.sequences.size());
-    const bool        all_rows   = group.request.wants_all_rows() && !group.prompt_done;
-    bool              last       = true;
-    for (const auto& s : group.sequences) {
-        const int n = int(s->tokens.size());
-        if (!all_rows) {
-            const int next = blocks_.next_unwritten(s->table, s->n_computed, n);
-            if (!group.prompt_done && group.n_preempted == 0) group.n_cached += next - s->n_computed;
-            s->n_computed = next;
-        }
-        int take = std::min(n - 1 - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
-        if (all_rows) take = std::min(take, budget.logit_rows - budget.others - (own > 1 ? own : 0));
-        take = std::max(take, 0);
-        if (options_.whole_prompts && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
-                                       budget.logit_rows - (all_rows ? take : 0) - budget.others < 1))
-            take = 0, last = false;
-        scheduled_.push_back({&group, s.get(), s->n_computed, take, 0, all_rows ? take : 0, false});
-        blocks_.will_write({s->table, s->n_computed, take});
-        budget.tokens -= take;
-        budget.logit_rows -= all_rows ? take : 0;
-        last = last && s->n_computed + take + 1 == n && !blocks_.must_wait(s->table, n);
-    }
-    last = last && budget.tokens - budget.others >= own && budget.logit_rows - budget.others >= own;
-    for (std::size_t i = first_item; i < scheduled_.size() && last; i++) {
-        Scheduled& item = scheduled_[i];
-        item.n_tokens++;
-        item.n_logit_rows++;
-        item.samples = true;
-        blocks_.will_write({item.sequence->table, item.first, item.n_tokens});
-        budget.tokens--;
-        budget.logit_rows--;
-    }
-    std::erase_if(scheduled_, [](const Scheduled& item) { return item.n_tokens == 0; });
+void Scheduler::schedule_group(SequenceGroup& group, StepBudget& budget) {
+    schedule_chunks(group, blocks_, options_.whole_prompts, budget, scheduled_);
 }
 
 std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
@@ -530,8 +514,9 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     step_++;
     const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
     preempt_for_priority();
+    shift_full();
 
-    Budget budget{step_tokens_, options_.max_logit_rows, 0};
+    StepBudget budget{step_tokens_, options_.max_logit_rows, 0};
     for (const Group& g : running_) budget.others += int(g->sequences.size());
     bool preempted = false;
     for (std::size_t i = 0; i < running_.size();) {
@@ -543,7 +528,12 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
             continue;
         }
         if (running_.size() == 1) { // alone, and the whole pool is too small, unless a preemption has just freed blocks
-            if (!preempted) end(group, FinishReason::length);
+            // An answer that goes on with half of its tokens may have room.
+            const bool shifts =
+                !reservations_ && group.prompt_done &&
+                n_discarded(group.request, int(group.sequences[0]->tokens.size()), options_.context) > 0;
+            if (!preempted && shifts) shift(i);
+            else if (!preempted) end(group, FinishReason::length);
             preempted = true;
             break;
         }
@@ -591,7 +581,11 @@ bool Scheduler::prepare(StepPlan& plan) {
         for (const auto& s : group->sequences) {
             n_running++;
             const int position = int(s->tokens.size()); // of the token that this step gives it
-            if (ends_by_length(*group, position + 1)) continue;
+            if (ends_by_length(*group, *s, 1)) continue;
+            if (must_shift(*group, position + 1)) {
+                next_.clear();
+                return false;
+            }
             next_.push_back({group.get(), s.get(), position, 1, 0, 1, true});
             writes_.push_back({s->table, position, 1});
         }

@@ -11,6 +11,7 @@ import quire.paging.buddy_allocator;
 import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.text.grammar.constraint;
+import quire.text.reasoning_budget;
 
 export namespace quire {
 
@@ -30,6 +31,10 @@ struct Sequence {
     std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
     ConstraintState               constraint; // after the tokens so far
+    ReasoningBudget               reasoning;
+    double                        mu        = 0; // mirostat's state
+    int                           n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
+    int                           n_kept    = 0;
 };
 
 // One request with all its sequences: admitted, preempted and resumed together (a sequence group).
@@ -49,7 +54,11 @@ struct SequenceGroup {
     std::chrono::steady_clock::time_point  first_run{}; // when it was scheduled for the first time
 
     int n_prompt() const { return int(request.prompt.size()); }
-    int n_generated(const Sequence& s) const { return int(s.tokens.size() - request.prompt.size()); }
+    // Tokens of the whole text so far, and of these the generated ones; with those dropped.
+    int length(const Sequence& s) const { return int(s.tokens.size()) + s.n_dropped; }
+    int n_generated(const Sequence& s) const { return length(s) - n_prompt(); }
+    // How many of the sequence's last tokens were generated.
+    int n_generated_left(const Sequence& s) const { return std::min(n_generated(s), int(s.tokens.size()) - s.n_kept); }
 
     // -- the scheduler's
     QueueKey                               key;
@@ -84,7 +93,7 @@ void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blo
         v.request       = group.id;
         v.index         = s->index;
         v.status        = status;
-        v.n_prompt      = group.n_prompt();
+        v.n_prompt      = std::min(group.n_prompt(), int(s->tokens.size()));
         v.n_tokens      = int(s->tokens.size());
         v.n_computed    = s->n_computed;
         if (s->table < 0) continue;

@@ -9,38 +9,44 @@ import quire.schedule.request;
 
 export namespace quire {
 
-// What the logits processors (penalties, logit bias, allowed tokens, bad words, min_tokens) make of one logit x before sampling:
-// x / divide (x · divide where x is negative) - subtract + add.
+// What the logits processors (penalties, DRY, logit bias, allowed tokens, bad words, min_tokens) make of one logit x before
+// sampling: x / divide (x · divide where x is negative) - subtract + add.
 struct LogitEdit {
     Token token  = 0;
     float divide = 1, subtract = 0, add = 0;
-    int   times = 0; // the token was generated
+    int   times   = 0; // the token was generated
+    int   repeats = 0; // tokens of the longest repetition that it would continue
 };
 
 // What a device that samples does with one row of logits, so that the row can stay there. Its results: a token with its
-// log-probability in the raw row (a mask belongs to it) for each uniform (or for `chosen`), then the n_top most likely tokens, best first.
+// log-probability in the raw row (a mask belongs to it) for each uniform (or for `chosen`), then the n_top most likely tokens, best first;
+// with mirostat at last each sampled token again, with its surprise in bits among those that were left.
 struct SamplingTask {
     int   row        = 0;  // of the logit rows; no two tasks share one
     Token chosen     = -1; // nothing is sampled: the log-probability of this token is wanted
     int   first_edit = 0, n_edits = 0;
     int   first_uniform = 0, n_uniforms = 0; // one token is sampled for each
-    int   n_top       = 0;
-    bool  logprobs    = false; // false: the log-probabilities of the results are not valid
-    bool  only_edited = false; // only tokens with an edit can be sampled (allowed tokens)
-    int   first_mask  = -1;    // only tokens with a 1 among the masks' words from there on can; -1: all
-    int   top_k       = 0;
-    float temperature = 1, top_p = 1, min_p = 0;
+    int   n_top        = 0;
+    bool  logprobs     = false; // false: the log-probabilities of the results are not valid
+    bool  only_edited  = false; // only tokens with an edit can be sampled (allowed tokens)
+    int   first_mask   = -1;    // only tokens with a 1 among the masks' words from there on can; -1: all
     int   first_result = 0;
+    // As SamplingParams has them; xtc_threshold: above 0.5 where XTC leaves out nothing this time.
+    int   top_k       = 0;
+    float temperature = 1, top_p = 1, min_p = 0, top_n_sigma = 0, typical_p = 1, xtc_threshold = 1;
+    float dynatemp_range = 0, dynatemp_exponent = 1;
+    int   mirostat = 0;
+    float mu       = 0; // mirostat's limit for the surprise
 
-    int n_results() const { return (chosen >= 0 ? 1 : n_uniforms) + n_top; }
+    int n_results() const { return (chosen >= 0 ? 1 : n_uniforms) + n_top + (mirostat > 0 ? n_uniforms : 0); }
 };
 
 // The sampling tasks of a step, with the edits and random numbers that they refer to.
 struct SamplingPlan {
-    std::vector<SamplingTask> tasks;
-    std::vector<LogitEdit>    edits;
-    std::vector<double>       uniforms; // random numbers in [0, 1)
-    std::vector<std::uint64_t> masks;   // a bit for each token of the vocabulary, from the lowest bit of a word on
+    std::vector<SamplingTask>  tasks;
+    std::vector<LogitEdit>     edits;
+    std::vector<double>        uniforms; // random numbers in [0, 1)
+    std::vector<std::uint64_t> masks;    // a bit for each token of the vocabulary, from the lowest bit of a word on
 
     void clear();
 };

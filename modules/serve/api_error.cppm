@@ -1,4 +1,4 @@
-// quire.serve.api_error: why a request is refused, in OpenAI's form. Owns nothing.
+// quire.serve.api_error: why a request is refused, in the forms of OpenAI and Anthropic. Owns nothing.
 export module quire.serve.api_error;
 
 import quire.core.base;
@@ -7,7 +7,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// Why a request is refused: {"error": {message, type, param, code}}.
+// Why a request is refused.
 struct ApiError {
     int         status = 400;
     std::string message;
@@ -18,7 +18,14 @@ struct ApiError {
 template <class T>
 using Parsed = std::expected<T, ApiError>;
 
-std::string error_body(const ApiError& error);
+enum class ErrorForm : std::uint8_t {
+    openai,    // {"error": {message, type, param, code}}
+    anthropic, // {"type": "error", "error": {type, message}}
+};
+// Of the API that has this path.
+ErrorForm error_form(std::string_view path);
+
+std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai);
 
 // That a prompt does not fit, in the words by which clients of OpenAI know it. `param`: what the prompt came in. `at_least`:
 // its tokens were not counted.
@@ -45,6 +52,18 @@ std::string_view error_type(int status) {
     }
 }
 
+std::string_view anthropic_type(int status) {
+    switch (status) {
+        case 401: return "authentication_error";
+        case 403: return "permission_error";
+        case 404: return "not_found_error";
+        case 413: return "request_too_large";
+        case 429: return "rate_limit_error";
+        case 503: return "overloaded_error";
+        default: return status >= 500 ? "api_error" : "invalid_request_error";
+    }
+}
+
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 } // namespace
@@ -60,7 +79,14 @@ ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std:
             param, "context_length_exceeded"};
 }
 
-std::string error_body(const ApiError& error) {
+ErrorForm error_form(std::string_view path) {
+    return path == "/v1/messages" || path.starts_with("/v1/messages/") ? ErrorForm::anthropic : ErrorForm::openai;
+}
+
+std::string error_body(const ApiError& error, ErrorForm form) {
+    if (form == ErrorForm::anthropic)
+        return json_dump(
+            Json{{"type", "error"}, {"error", {{"type", anthropic_type(error.status)}, {"message", error.message}}}});
     return json_dump(Json{{"error",
                            {{"message", error.message},
                             {"type", error_type(error.status)},

@@ -1,5 +1,5 @@
-// quire.serve.generation: one completion or chat request while it is answered: output deltas → a response, or a stream of events.
-// **Owns** the request's handle and the text of its answers. On one thread.
+// quire.serve.generation: one request for text while it is answered: output deltas → a response, or a stream of events, as its API's
+// renderer writes them. **Owns** the request's handle, the text of its answers, and the renderer. On one thread.
 export module quire.serve.generation;
 
 import quire.core.base;
@@ -7,11 +7,12 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.core.metrics;
 import quire.schedule.request;
+import quire.serve.answer;
 import quire.serve.api_error;
 import quire.serve.http_exchange;
 import quire.serve.openai_request;
-import quire.serve.openai_response;
 import quire.serve.service;
+import quire.text.call_readers;
 import quire.text.stop_strings;
 import quire.text.tool_calls;
 import quire.text.tool_form;
@@ -19,15 +20,12 @@ import quire.text.tokenizer;
 
 export namespace quire {
 
-// One event of a stream of server-sent events.
-std::string event(std::string_view data);
-
 class Generation {
 public:
     // `echoes`: the text of each prompt, where the response repeats it.
     // `format`: what a chat's answers are split into.
     Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
-               const AnswerFormat& format);
+               const AnswerFormat& format, std::unique_ptr<AnswerRenderer> renderer);
 
     // The requests for the engine; the prompts move into them. The answers of prompt p are n p .. n p + n - 1.
     std::vector<Request> requests(std::vector<std::vector<Token>> prompts);
@@ -40,6 +38,8 @@ public:
     std::optional<ApiError> respond(std::string& body);
     // Writes each piece of output as an event as soon as it comes.
     void stream(const HttpWrite& write, double ping_seconds);
+    // The last event of a stream for which there is no memory.
+    std::string_view out_of_memory() const { return renderer_->out_of_memory(); }
     // Adds the request to the metrics, and what the log says of it to `notes`. Once, at the end.
     void record(HttpFields& notes);
 
@@ -55,7 +55,7 @@ private:
     struct Answer {
         AnswerText               text;
         AnswerParser             parser;
-        int                      n_calls = 0;
+        int                      n_calls = 0, n_reasoning = 0; // tokens of reasoning
         bool                     begun = false, finished = false;
         std::size_t              offset = 0; // characters so far, for text_offset
         std::optional<TimePoint> first, last;
@@ -68,19 +68,21 @@ private:
     SpelledLogprob               spell(const TokenLogprob& logprob) const;
     std::vector<SpelledPosition> spell(std::span<const PositionLogprobs> positions, Answer& answer) const;
     std::vector<SpelledPosition> spell_prompt(const PromptState& prompt) const;
+    Timings                      timings(const PromptState& prompt, const Answer& answer) const;
     std::optional<ApiError>      error_of(const OutputDelta& delta);
     bool                         finished() const;
 
-    Service&                       service_;
-    GenerationRequest              parsed_;
-    ResponseHead                   head_;
-    std::vector<PromptState>       prompts_;
-    TextOptions                    text_;
-    std::vector<Answer>            answers_;
-    Usage                          usage_;
-    std::vector<OutputDelta>       first_; // what wait_for_first() got
-    bool                           more_ = true, aborted_ = false, failed_ = false;
-    std::unique_ptr<RequestHandle> handle_;
+    Service&                        service_;
+    GenerationRequest               parsed_;
+    ResponseHead                    head_;
+    std::vector<PromptState>        prompts_;
+    TextOptions                     text_;
+    std::vector<Answer>             answers_;
+    Usage                           usage_;
+    std::vector<OutputDelta>        first_; // what wait_for_first() got
+    bool                            more_ = true, aborted_ = false, failed_ = false;
+    std::unique_ptr<AnswerRenderer> renderer_;
+    std::unique_ptr<RequestHandle>  handle_;
 };
 
 } // namespace quire
@@ -95,22 +97,21 @@ double seconds_between(TimePoint a, TimePoint b) { return std::chrono::duration<
 
 } // namespace
 
-std::string event(std::string_view data) { return cat("data: ", data, "\n\n"); }
-
 Generation::Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
-                       const AnswerFormat& format)
-    : service_(service), parsed_(std::move(parsed)), head_(std::move(head)) {
+                       const AnswerFormat& format, std::unique_ptr<AnswerRenderer> renderer)
+    : service_(service), parsed_(std::move(parsed)), head_(std::move(head)), renderer_(std::move(renderer)) {
     text_.stop         = parsed_.stop;
     text_.include_stop = parsed_.include_stop;
     text_.skip_special = parsed_.skip_special_tokens;
-    // Here the marks of a call are special tokens.
-    if (format.form == ToolForm::mistral || format.form == ToolForm::deepseek || format.form == ToolForm::harmony)
+    // The marks of calls and of reasoning may be control tokens.
+    if (format.form == ToolForm::mistral || format.form == ToolForm::deepseek || format.form == ToolForm::harmony ||
+        (parsed_.constraint && parsed_.constraint->spec.answer && !parsed_.constraint->spec.answer->controls.empty()))
         text_.skip_special = false;
     text_.min_tokens = parsed_.request.min_tokens;
     for (std::string& echo : echoes) prompts_.emplace_back().echo = std::move(echo);
     for (std::size_t i = 0; i < prompts_.size() * std::size_t(parsed_.request.n); i++)
         answers_.push_back(
-            {AnswerText(service.tokenizer(), text_), AnswerParser(format), 0, false, false, 0, {}, {}, {}});
+            {AnswerText(service.tokenizer(), text_), AnswerParser(format), 0, 0, false, false, 0, {}, {}, {}});
 }
 
 std::vector<Request> Generation::requests(std::vector<std::vector<Token>> prompts) {
@@ -189,6 +190,17 @@ std::vector<SpelledPosition> Generation::spell_prompt(const PromptState& prompt)
     return out;
 }
 
+Timings Generation::timings(const PromptState& prompt, const Answer& answer) const {
+    Timings t;
+    t.prompt_tokens    = prompt.n_tokens;
+    t.cached_tokens    = prompt.cached;
+    t.generated_tokens = answer.text.n_tokens();
+    if (!answer.first || !answer.last) return t;
+    t.prompt_ms    = std::max(seconds_between(prompt.first_run, *answer.first), 0.0) * 1e3;
+    t.generated_ms = seconds_between(*answer.first, *answer.last) * 1e3;
+    return t;
+}
+
 // What an answer begins with: the prompt itself, if it is to be echoed.
 void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
     const PromptState& prompt = prompts_[std::size_t(delta.prompt)];
@@ -217,8 +229,21 @@ Choice Generation::add(OutputDelta& delta) {
     prompt.cached    = delta.cached_tokens;
     prompt.preempted = delta.n_preempted;
     prompt.first_run = delta.first_run;
+    if (delta.computed_tokens > 0)
+        choice.progress = {prompt.n_tokens, prompt.cached, delta.computed_tokens,
+                           std::max(seconds_between(delta.first_run, std::chrono::steady_clock::now()), 0.0) * 1e3};
+    // Only progress so far: the answer has not begun.
+    if (delta.tokens.empty() && delta.finish == FinishReason::none && delta.prompt_logprobs.empty()) return choice;
+    choice.first = !answer.begun;
     if (!delta.prompt_logprobs.empty()) prompt.logprobs = std::move(delta.prompt_logprobs);
     if (!answer.begun) add_prompt(delta, choice);
+    choice.first_call = answer.n_calls;
+    const auto split  = [&](AnswerParts part) {
+        choice.text += part.content;
+        choice.reasoning += part.reasoning;
+        std::move(part.calls.begin(), part.calls.end(), std::back_inserter(choice.calls));
+        std::move(part.parts.begin(), part.parts.end(), std::back_inserter(choice.parts));
+    };
     std::size_t used = 0;
     while (used < delta.tokens.size() && !answer.text.over()) {
         const Token token = delta.tokens[used];
@@ -228,6 +253,11 @@ Choice Generation::add(OutputDelta& delta) {
         if (is_stop) choice.stop_token = token;
         answer.text.push(token, last);
         used++;
+        if (!head_.chat) continue;
+        split(answer.parser.push(answer.text.take()));
+        if (!answer.parser.in_reasoning()) continue;
+        usage_.reasoning_tokens += answer.text.n_tokens() - answer.n_reasoning;
+        answer.n_reasoning = answer.text.n_tokens();
     }
     usage_.completion_tokens += int(used);
     if (used > 0) {
@@ -252,19 +282,15 @@ Choice Generation::add(OutputDelta& delta) {
         answer.reason        = choice.finish_reason;
         if (at_stop_string && delta.finish == FinishReason::none) handle_->cancel(delta.prompt, delta.index);
     }
+    choice.n_tokens = answer.text.n_tokens();
+    if (answer.finished || head_.timings_per_token) choice.timings = timings(prompt, answer);
     if (!head_.chat) {
         choice.text += answer.text.take();
         return choice;
     }
-    choice.first_call = answer.n_calls;
-    const auto split  = [&](AnswerParts part) {
-        choice.text += part.content;
-        choice.reasoning += part.reasoning;
-        std::move(part.calls.begin(), part.calls.end(), std::back_inserter(choice.calls));
-    };
     split(answer.parser.push(answer.text.take()));
     if (answer.finished) split(answer.parser.finish());
-    answer.n_calls += int(choice.calls.size());
+    answer.n_calls += int(std::ranges::count_if(choice.calls, [](const ToolCall& call) { return !call.more; }));
     if (answer.n_calls > 0 && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
     return choice;
 }
@@ -272,7 +298,7 @@ Choice Generation::add(OutputDelta& delta) {
 std::optional<ApiError> Generation::respond(std::string& body) {
     std::vector<Choice>      choices(answers_.size());
     std::vector<OutputDelta> deltas = std::move(first_);
-    const auto append = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
+    const auto move_to = [](auto& to, auto& from) { std::move(from.begin(), from.end(), std::back_inserter(to)); };
     while (true) {
         for (OutputDelta& delta : deltas) {
             if (auto error = error_of(delta)) return aborted_ = true, error;
@@ -281,64 +307,58 @@ std::optional<ApiError> Generation::respond(std::string& body) {
             c.index      = part.index;
             c.text += part.text;
             c.reasoning += part.reasoning;
-            append(c.calls, part.calls);
-            append(c.logprobs, part.logprobs);
-            append(c.token_ids, part.token_ids);
-            append(c.prompt_token_ids, part.prompt_token_ids);
-            append(c.prompt_logprobs, part.prompt_logprobs);
+            append(c.calls, std::move(part.calls));
+            append(c.parts, std::move(part.parts));
+            move_to(c.logprobs, part.logprobs);
+            move_to(c.token_ids, part.token_ids);
+            move_to(c.prompt_token_ids, part.prompt_token_ids);
+            move_to(c.prompt_logprobs, part.prompt_logprobs);
             if (part.finish_reason.empty()) continue;
             c.finish_reason = part.finish_reason;
             c.stop_string   = part.stop_string;
             c.stop_token    = part.stop_token;
+            c.n_tokens      = part.n_tokens;
+            c.timings       = part.timings;
         }
         if (finished()) break;
         if (!more_) return aborted_ = true, ApiError{499, "the client has gone", "", ""};
         more_ = handle_->wait(1, deltas);
     }
     for (std::size_t i = 0; i < choices.size(); i++) choices[i].index = int(i);
-    body = render_response(head_, choices, usage_);
+    body = renderer_->response(choices, usage_);
     return std::nullopt;
 }
 
 void Generation::stream(const HttpWrite& write, double ping_seconds) {
     std::vector<OutputDelta> deltas = std::move(first_);
-    bool                     open   = true;
+    bool                     open = true, begun = false;
     while (open) {
         std::string out;
+        const auto  begin = [&] {
+            if (!std::exchange(begun, true)) out += renderer_->begin(usage_);
+        };
         for (OutputDelta& delta : deltas) {
             if (auto error = error_of(delta)) {
                 aborted_ = true;
-                out += event(error_body(*error));
-                write(out + event("[DONE]"));
+                begin();
+                write(out + renderer_->failure(*error));
                 return;
             }
-            const Answer& answer = answer_of(delta);
-            const bool    first  = !answer.begun;
-            if (answer.finished) continue;
+            if (answer_of(delta).finished) continue;
             Choice c = add(delta);
-            if (first && head_.chat) out += event(render_first_chunk(head_, c, usage_));
-            // A call comes behind the text before it, and before the end.
-            if (!c.calls.empty() && (!c.text.empty() || !c.reasoning.empty())) {
-                Choice before;
-                before.index     = c.index;
-                before.text      = std::exchange(c.text, "");
-                before.reasoning = std::exchange(c.reasoning, "");
-                out += event(render_chunk(head_, before, usage_));
-            }
-            for (std::size_t i = 0; i < c.calls.size(); i++)
-                for (const std::string& chunk : render_call_chunks(head_, c, i, usage_)) out += event(chunk);
-            if (!c.text.empty() || !c.reasoning.empty() || !c.logprobs.empty() || !c.token_ids.empty() ||
-                !c.finish_reason.empty())
-                out += event(render_chunk(head_, c, usage_));
+            begin();
+            out += renderer_->piece(std::move(c), usage_);
         }
         const bool over = finished();
-        if (over && head_.include_usage) out += event(render_usage_chunk(head_, usage_));
-        if (over) out += event("[DONE]");
+        if (over) out += renderer_->end(usage_);
         if (!out.empty()) open = write(out);
         if (over) return;
         if (!more_) break;
         more_ = handle_->wait(ping_seconds, deltas);
-        if (more_ && deltas.empty()) open = write(":\n\n"); // a comment: the connection lives
+        if (!more_ || !deltas.empty()) continue;
+        out.clear();
+        begin();
+        open = write(out + renderer_->ping());
     }
     aborted_ = true;
 }

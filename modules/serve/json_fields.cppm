@@ -130,6 +130,9 @@ public:
         return std::string(type_name(v));
     }
 
+    // The names that were asked for.
+    const std::set<std::string>& seen() const { return seen_; }
+
     std::vector<std::string> unknown() const {
         std::vector<std::string> names;
         for (auto at = object_.begin(); at != object_.end(); ++at)

@@ -9,6 +9,7 @@ import quire.schedule.request;
 import quire.serve.api_error;
 import quire.serve.constraint_fields;
 import quire.serve.json_fields;
+import quire.serve.sampler_fields;
 import quire.serve.tool_request;
 import quire.serve.unsupported_fields;
 import quire.core.std;
@@ -16,8 +17,9 @@ import quire.core.std;
 export namespace quire {
 
 struct ApiLimits {
-    std::vector<std::string> models;    // names that a request may use; the first is the one in responses
-    std::vector<std::string> templates; // names of chat templates that a request may choose
+    std::vector<std::string> models;            // names that a request may use; the first is the one in responses
+    bool                     any_model = false; // a request may use any name, and its response repeats it
+    std::vector<std::string> templates;         // names of chat templates that a request may choose
     bool                     reasoning_effort = false; // the template asks for it
     int                      vocab_size       = 0;
     int                      context          = 0;
@@ -32,6 +34,10 @@ struct ApiLimits {
     int                      logit_bias     = 1024;                 // entries
     double                   temperature = 1, top_p = 1, min_p = 0; // where a request sets none
     int                      top_k = 0;
+    SamplerChoice            samplers;                 // and of the others
+    int                      reasoning_budget = -1;    // tokens; -1: none
+    bool                     trim_chats       = false; // unless a request says otherwise
+    bool                     context_shift    = false;
     JsonLimits               json;
 };
 
@@ -56,20 +62,31 @@ struct GenerationRequest {
     std::optional<int>                         max_tokens; // 0: nothing is generated; absent: up to the context
     bool                                       has_seed = false;
     std::vector<std::string>                   stop, bad_words;
-    std::vector<std::pair<std::string, float>> text_bias; // logit_bias of all tokens of a text
+    std::vector<std::string>                   dry_breakers;
+    int                                        reasoning_budget = -1; // of chats, in tokens; -1: none
+    bool                                       trim     = false; // a chat that is too long loses its oldest messages
+    bool                                       has_keep = false; // the request says how much a context shift keeps
+    std::vector<std::pair<std::string, float>> text_bias;        // logit_bias of all tokens of a text
     bool                                       include_stop = false, skip_special_tokens = true;
     bool                                       stream = false, include_usage = false, continuous_usage = false;
-    bool                     echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
-    int                      prompt_logprobs = -1; // as the field asks, in vLLM's shape
-    int                      truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
-    bool                     cache_prompt    = true;
-    std::string              id;      // request_id, if it is a plain word
+    bool                           echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
+    int                            prompt_logprobs = -1; // as the field asks, in vLLM's shape
+    int                            truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
+    bool                           cache_prompt    = true;
+    std::string                    id;    // request_id, if it is a plain word
+    std::string                    model; // the name that was asked for, where the response repeats it
+    bool                           timings_per_token = false;
     std::optional<ConstraintField> constraint; // of the text
-    std::vector<std::string> unknown; // unknown fields, for the log
+    std::vector<std::string>       unknown;    // unknown fields, for the log
 };
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
+// The same for bodies that are parsed already; other APIs' requests are translated into these.
+Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits);
+Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits);
+// A body as an object.
+Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
 // Sets max_tokens and min_tokens of an engine request with one of the prompts: what `from` asks for, at most what the context has
 // room for.
 void limit_tokens(const GenerationRequest& from, int context, Request& request);
@@ -80,6 +97,7 @@ struct EmbeddingRequest {
     bool                     add_special_tokens = true;
     std::string              cache_salt;
     std::optional<int>       dimensions;
+    std::string              model; // as in GenerationRequest
     std::vector<std::string> unknown;
 };
 Parsed<EmbeddingRequest> parse_embedding_request(std::string_view json, const ApiLimits& limits);
@@ -90,6 +108,7 @@ struct RerankRequest {
     std::vector<std::string> documents;
     int                      top_n            = 0; // 0: all
     bool                     return_documents = false;
+    std::string              model; // as in GenerationRequest
     std::vector<std::string> unknown;
 };
 Parsed<RerankRequest> parse_rerank_request(std::string_view json, const ApiLimits& limits);
@@ -120,6 +139,8 @@ std::unexpected<ApiError> refuse(std::string param, std::string message, int sta
     return std::unexpected(ApiError{status, std::move(message), std::move(param), std::move(code)});
 }
 
+} // namespace
+
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits) {
     Result<JsonDocument> json = json_document(text, limits.json);
     if (!json) return refuse("", cat("the body cannot be used: ", json.error().message));
@@ -127,12 +148,18 @@ Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits
     return std::move(*json);
 }
 
-void parse_model(JsonFields& f, const ApiLimits& limits) {
-    const Json* v = f.find("model");
+namespace {
+
+void parse_model(JsonFields& f, const ApiLimits& limits, std::string* asked = nullptr) {
+    constexpr std::size_t longest = 256;
+    const Json*           v       = f.find("model");
     if (!v) return;
     if (!v->is_string()) return f.fail("model", cat("model is ", type_name(*v), "; it has to be a string"));
     const auto& name = v->get_ref<const std::string&>();
-    if (name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
+    if (limits.any_model && name.size() > longest)
+        return f.fail("model", cat("model has more than ", longest, " bytes"));
+    if (limits.any_model && asked) *asked = name;
+    if (limits.any_model || name.empty() || std::ranges::find(limits.models, name) != limits.models.end()) return;
     f.fail(ApiError{404, cat("the model ", quote(name), " does not exist; the one here is ", quote(limits.models[0])),
                     "model", "model_not_found"});
 }
@@ -188,7 +215,9 @@ void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limi
     const double repeat  = f.number("repeat_penalty", 0, 100, 1, true); // llama.cpp's name
     s.repetition_penalty = float(f.number("repetition_penalty", 0, 100, repeat, true));
     s.repeat_last_n      = f.integer("repeat_last_n", -1, std::numeric_limits<int>::max(), -1);
+    out.dry_breakers     = parse_samplers(f, limits.samplers, limits.stops, s);
     s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
+    s.typical_p          = std::max(s.typical_p, std::numeric_limits<float>::min());
     s.repetition_penalty = std::max(s.repetition_penalty, 1e-6f);
     if (const auto seed =
             f.integer("seed", std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max());
@@ -241,6 +270,7 @@ void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits)
     if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
     if (!out.bad_words.empty()) f.fail("bad_words", "bad_words does not go with beam search");
     if (r.min_tokens > 0) f.fail("min_tokens", "min_tokens does not go with beam search");
+    refuse_samplers(f, r.sampling);
 }
 
 void parse_stream(JsonFields& f, GenerationRequest& out) {
@@ -282,14 +312,41 @@ void parse_max_tokens(JsonFields& f, GenerationRequest& out, const ApiLimits& li
                                  f.has(name) ? name : "max_tokens"));
 }
 
+// Reasoning budgets under the names of llama.cpp and vLLM; what happens when a chat or its answer is too long for the context.
+void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
+    constexpr int huge   = std::numeric_limits<int>::max();
+    Request&      r      = out.request;
+    int           budget = limits.reasoning_budget;
+    for (const char* name :
+         {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
+        if (!f.has(name)) continue;
+        budget = f.integer(name, -1, huge, -1);
+        if (budget >= 0 && !out.chat) f.fail(name, cat(name, " belongs to /v1/chat/completions"));
+        if (budget >= 0 && r.beam_width > 0) f.fail(name, cat(name, " does not go with beam search"));
+    }
+    if (out.chat && r.beam_width == 0) out.reasoning_budget = budget;
+    const std::string truncation = f.text("truncation", 64, limits.trim_chats && out.chat ? "auto" : "disabled");
+    if (truncation != "auto" && truncation != "disabled")
+        f.fail("truncation", cat("truncation is ", quote(truncation), "; it has to be auto or disabled"));
+    if (truncation == "auto" && !out.chat) f.fail("truncation", "truncation belongs to /v1/chat/completions");
+    out.trim        = truncation == "auto";
+    r.context_shift = limits.context_shift;
+    out.has_keep    = f.has("n_keep");
+    r.n_keep        = f.integer("n_keep", -1, huge, 0);
+    r.n_discard     = f.integer("n_discard", 0, huge, 0);
+    if (!r.context_shift)
+        for (auto [name, given] : {std::pair("n_keep", r.n_keep > 0), std::pair("n_discard", r.n_discard > 0)})
+            if (given) f.fail(name, cat(name, " needs a server that was started with --context-shift"));
+}
+
 // What completions and chats have in common.
 void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     constexpr int huge = std::numeric_limits<int>::max();
     Request&      r    = out.request;
-    parse_model(f, limits);
+    parse_model(f, limits, &out.model);
     out.constraint = parse_constraint(f);
-    r.n       = f.integer("n", 1, limits.n, 1);
-    r.best_of = f.integer("best_of", 1, limits.best_of, r.n);
+    r.n            = f.integer("n", 1, limits.n, 1);
+    r.best_of      = f.integer("best_of", 1, limits.best_of, r.n);
     if (r.best_of < r.n)
         f.fail("best_of", cat("best_of is ", r.best_of, ", less than the ", r.n, " answers that n wants"));
 
@@ -305,6 +362,7 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
 
     parse_sampling(f, out, limits);
     parse_beams(f, out, limits);
+    parse_lengths(f, out, limits);
     parse_stream(f, out);
     r.priority           = f.integer("priority", -1'000'000, 1'000'000, 0);
     r.cache_salt         = f.text("cache_salt", 1024);
@@ -316,6 +374,8 @@ void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits
     if (out.prompt_logprobs >= 0 && out.stream) f.fail("prompt_logprobs", "prompt_logprobs does not go with stream");
     if (out.stream && r.beam_width == 0 && r.best_of > r.n)
         f.fail("best_of", "best_of above n does not go with stream: the best is known at the end");
+    r.return_progress     = f.boolean("return_progress", false) && out.stream;
+    out.timings_per_token = f.boolean("timings_per_token", false);
     if (const std::string id = f.text("request_id", 1024); is_plain_word(id)) out.id = id; // as of X-Request-Id
     refuse_unsupported(f, out.chat && limits.reasoning_effort, out.chat);
 }
@@ -488,8 +548,11 @@ int parse_n_probs(JsonFields& f, const ApiLimits& limits) { return f.integer("n_
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
-    if (!json) return std::unexpected(json.error());
-    JsonFields        f(*json);
+    return json ? read_completion_request(*json, limits) : std::unexpected(json.error());
+}
+
+Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits) {
+    JsonFields        f(body);
     GenerationRequest out;
     parse_common(f, out, limits);
     out.prompts            = parse_prompts(f, "prompt", limits);
@@ -511,8 +574,11 @@ Parsed<GenerationRequest> parse_completion_request(std::string_view text, const 
 
 Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLimits& limits) {
     Parsed<JsonDocument> json = parse_object(text, limits);
-    if (!json) return std::unexpected(json.error());
-    JsonFields        f(*json);
+    return json ? read_chat_request(*json, limits) : std::unexpected(json.error());
+}
+
+Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits) {
+    JsonFields        f(body);
     GenerationRequest out;
     out.chat         = true;
     out.conversation = parse_conversation(f, limits);
@@ -534,7 +600,9 @@ Parsed<GenerationRequest> parse_chat_request(std::string_view text, const ApiLim
 
 void limit_tokens(const GenerationRequest& from, int context, Request& request) {
     const int prompt   = int(std::min<std::size_t>(request.prompt.size(), std::size_t(context) - 1));
-    request.max_tokens = std::min(from.max_tokens.value_or(context), context - prompt); // room for at least 1
+    request.max_tokens = from.max_tokens.value_or(context);
+    if (!request.can_shift())
+        request.max_tokens = std::min(request.max_tokens, context - prompt); // room for at least 1
     request.min_tokens = std::min(request.min_tokens, request.max_tokens);
 }
 
@@ -543,7 +611,7 @@ Parsed<EmbeddingRequest> parse_embedding_request(std::string_view text, const Ap
     if (!json) return std::unexpected(json.error());
     JsonFields       f(*json);
     EmbeddingRequest out;
-    parse_model(f, limits);
+    parse_model(f, limits, &out.model);
     out.inputs             = parse_prompts(f, f.has("input") || !f.has("content") ? "input" : "content", limits);
     out.add_special_tokens = f.boolean("add_special_tokens", true);
     out.cache_salt         = f.text("cache_salt", 1024);
@@ -563,7 +631,7 @@ Parsed<RerankRequest> parse_rerank_request(std::string_view text, const ApiLimit
     if (!json) return std::unexpected(json.error());
     JsonFields    f(*json);
     RerankRequest out;
-    parse_model(f, limits);
+    parse_model(f, limits, &out.model);
     if (!f.has("query")) f.fail("query", "query is missing");
     out.query        = f.text("query", limits.json.bytes);
     const Json* list = f.find("documents");

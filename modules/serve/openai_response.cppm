@@ -4,73 +4,34 @@ export module quire.serve.openai_response;
 
 import quire.core.base;
 import quire.core.json;
-import quire.schedule.request;
 import quire.core.std;
+import quire.schedule.request;
+import quire.serve.answer;
+import quire.serve.api_error;
+import quire.serve.server_sent_events;
 import quire.text.call_readers;
 
 export namespace quire {
-
-struct Usage {
-    int prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
-};
-
-// One token, spelled in bytes, with its log-probability.
-struct SpelledLogprob {
-    Token       token = -1;
-    std::string bytes;
-    float       logprob = 0;
-};
-struct SpelledPosition {
-    std::optional<SpelledLogprob> chosen; // none: the first token of an echoed prompt
-    SpelledLogprob                token;  // as spelled, where `chosen` is none
-    std::vector<SpelledLogprob>   top;
-    std::size_t                   offset = 0; // of its text in the whole text, in characters
-};
-
-// One answer, or a piece of it, for the client: an OutputDelta as text. It adds stop strings, the offsets of tokens in the text,
-// and log-probabilities with their tokens spelled out.
-struct Choice {
-    int                          index = 0;
-    std::string                  text, reasoning; // reasoning: only of chats
-    std::vector<ToolCall>        calls;           // only of chats
-    int                          first_call = 0;  // index of the first of them
-    std::vector<SpelledPosition> logprobs;
-    std::vector<Token>           token_ids;
-    std::vector<Token>           prompt_token_ids;
-    std::vector<SpelledPosition> prompt_logprobs;
-    std::string                  finish_reason; // "": not finished
-    std::string                  stop_string;   // that ended it
-    Token                        stop_token = -1;
-};
-
-// What all parts of one response share.
-struct ResponseHead {
-    std::string  id, model;
-    std::int64_t created = 0;
-    bool         chat    = false;
-    // what was asked for
-    bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
-    bool include_usage = false, continuous_usage = false;
-    bool short_call_ids = false; // 9 letters and digits, as Mistral's templates take them
-};
 
 std::string render_response(const ResponseHead& head, std::span<const Choice> choices, const Usage& usage);
 // Chunks of a stream, as JSON. The first of each answer of a chat.
 std::string render_first_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
 std::string render_chunk(const ResponseHead& head, const Choice& choice, const Usage& usage);
-// Two chunks of a call: its id, type and name; its arguments.
-std::array<std::string, 2> render_call_chunks(const ResponseHead& head, const Choice& choice, std::size_t call,
-                                              const Usage& usage);
-std::string                render_usage_chunk(const ResponseHead& head, const Usage& usage);
+// Chunks of the answer's call of this index: its id, type and name; a piece of its arguments.
+std::string render_call_begin(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
+                              const Usage& usage);
+std::string render_arguments(const ResponseHead& head, const Choice& choice, int index, const ToolCall& call,
+                             const Usage& usage);
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage,
+                               const std::optional<Timings>& timings = {});
+// What completions and chats are answered with.
+std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head);
 
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,
                               int n_tokens);
 // The best first; at most top_n of them (0: all).
 std::string render_rerank(const std::string& model, std::span<const float> scores,
                           std::span<const std::string> documents, int top_n, bool return_documents, int n_tokens);
-
-// Characters of valid UTF-8.
-std::size_t count_characters(std::string_view text);
 
 } // namespace quire
 
@@ -100,8 +61,6 @@ bool is_utf8(std::string_view s) {
     return true;
 }
 
-double finite(float logprob) { return logprob > -9999 ? double(logprob) : -9999.0; } // NaN and -inf have no JSON
-
 // A token as a key or a word of JSON. Parts of characters as OpenAI spells them: bytes:\xe2\x80.
 std::string spell(const SpelledLogprob& t, bool as_ids) {
     if (as_ids) return cat("token_id:", t.token);
@@ -115,12 +74,6 @@ std::string spell(const SpelledLogprob& t, bool as_ids) {
     return out;
 }
 
-Json bytes_of(const std::string& bytes) {
-    Json list = Json::array();
-    for (char c : bytes) list.push_back(int(static_cast<unsigned char>(c)));
-    return list;
-}
-
 // The shape of /v1/completions.
 Json legacy_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
     Json tokens = Json::array(), logprobs = Json::array(), tops = Json::array(), offsets = Json::array();
@@ -132,10 +85,10 @@ Json legacy_logprobs(const ResponseHead& head, std::span<const SpelledPosition> 
             tops.push_back(nullptr);
             continue;
         }
-        logprobs.push_back(finite(p.chosen->logprob));
+        logprobs.push_back(finite_logprob(p.chosen->logprob));
         Json top = Json::object();
-        for (const SpelledLogprob& t : p.top) top.emplace(spell(t, head.tokens_as_ids), finite(t.logprob));
-        top.emplace(spell(*p.chosen, head.tokens_as_ids), finite(p.chosen->logprob));
+        for (const SpelledLogprob& t : p.top) top.emplace(spell(t, head.tokens_as_ids), finite_logprob(t.logprob));
+        top.emplace(spell(*p.chosen, head.tokens_as_ids), finite_logprob(p.chosen->logprob));
         tops.push_back(std::move(top));
     }
     return {{"text_offset", offsets}, {"token_logprobs", logprobs}, {"tokens", tokens}, {"top_logprobs", tops}};
@@ -145,8 +98,8 @@ Json legacy_logprobs(const ResponseHead& head, std::span<const SpelledPosition> 
 Json chat_logprobs(const ResponseHead& head, std::span<const SpelledPosition> positions) {
     const auto one = [&](const SpelledLogprob& t) {
         return Json{{"token", head.tokens_as_ids ? spell(t, true) : t.bytes},
-                    {"logprob", finite(t.logprob)},
-                    {"bytes", bytes_of(t.bytes)}};
+                    {"logprob", finite_logprob(t.logprob)},
+                    {"bytes", bytes_json(t.bytes)}};
     };
     Json content = Json::array();
     for (const SpelledPosition& p : positions) {
@@ -170,8 +123,9 @@ Json prompt_logprobs(std::span<const SpelledPosition> positions) {
         Json       item = Json::object();
         int        rank = 0;
         const auto add  = [&](const SpelledLogprob& t, Json r) {
-            item.emplace(cat(t.token),
-                          Json{{"logprob", finite(t.logprob)}, {"rank", std::move(r)}, {"decoded_token", t.bytes}});
+            item.emplace(
+                cat(t.token),
+                Json{{"logprob", finite_logprob(t.logprob)}, {"rank", std::move(r)}, {"decoded_token", t.bytes}});
         };
         for (const SpelledLogprob& t : p.top) add(t, ++rank);
         add(*p.chosen, nullptr); // its rank is unknown if it is not among the best
@@ -181,10 +135,12 @@ Json prompt_logprobs(std::span<const SpelledPosition> positions) {
 }
 
 Json usage_json(const Usage& u) {
-    return {{"prompt_tokens", u.prompt_tokens},
-            {"completion_tokens", u.completion_tokens},
-            {"total_tokens", u.prompt_tokens + u.completion_tokens},
-            {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
+    Json usage{{"prompt_tokens", u.prompt_tokens},
+               {"completion_tokens", u.completion_tokens},
+               {"total_tokens", u.prompt_tokens + u.completion_tokens},
+               {"prompt_tokens_details", {{"cached_tokens", u.cached_tokens}}}};
+    if (u.reasoning_tokens > 0) usage["completion_tokens_details"] = {{"reasoning_tokens", u.reasoning_tokens}};
+    return usage;
 }
 
 Json frame(const ResponseHead& head, const char* object) {
@@ -206,29 +162,28 @@ Json logprobs_json(const ResponseHead& head, const Choice& c, bool in_chunk) {
     return head.chat ? chat_logprobs(head, c.logprobs) : legacy_logprobs(head, c.logprobs);
 }
 
-void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage) {
+// `timings`: as far as they are known.
+void close_chunk(const ResponseHead& head, Json& chunk, const Usage& usage,
+                 const std::optional<Timings>& timings = {}) {
+    if (timings) chunk["timings"] = timings_json(*timings);
     if (head.continuous_usage) chunk["usage"] = usage_json(usage);
     else if (head.include_usage) chunk["usage"] = nullptr;
 }
 
-} // namespace
-
-std::size_t count_characters(std::string_view text) {
-    return std::size_t(
-        std::ranges::count_if(text, [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
-namespace {
-
-// A name for a call, the same in every run of the request's id.
-std::string call_id(const ResponseHead& head, int answer, int call) {
-    constexpr std::string_view alphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
-    std::uint64_t              hash     = 0xcbf29ce484222325; // FNV-1a
-    for (char c : cat(head.id, '/', answer, '/', call)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-    hash ^= hash >> 29;
-    std::string id = head.short_call_ids ? "" : "call_";
-    for (int i = 0; i < 9; i++, hash /= alphabet.size()) id += alphabet[hash % alphabet.size()];
-    return id;
+// Of all answers together: their tokens, and the time of the longest.
+std::optional<Timings> all_timings(std::span<const Choice> choices) {
+    std::optional<Timings> all;
+    for (const Choice& c : choices) {
+        if (!c.timings) continue;
+        if (!all) {
+            all = c.timings;
+            continue;
+        }
+        all->generated_tokens += c.timings->generated_tokens;
+        all->prompt_ms    = std::max(all->prompt_ms, c.timings->prompt_ms);
+        all->generated_ms = std::max(all->generated_ms, c.timings->generated_ms);
+    }
+    return all;
 }
 
 Json message_json(const ResponseHead& head, const Choice& c) {
@@ -264,6 +219,7 @@ std::string render_response(const ResponseHead& head, std::span<const Choice> ch
     }
     body["choices"] = std::move(list);
     body["usage"]   = usage_json(usage);
+    if (const auto timings = all_timings(choices)) body["timings"] = timings_json(*timings);
     if (head.chat && !choices.empty()) {
         if (head.token_ids) body["prompt_token_ids"] = choices[0].prompt_token_ids;
         if (head.prompt_logprobs) body["prompt_logprobs"] = prompt_logprobs(choices[0].prompt_logprobs);
@@ -295,34 +251,114 @@ std::string render_chunk(const ResponseHead& head, const Choice& c, const Usage&
     if (head.token_ids) choice["token_ids"] = c.token_ids;
     if (head.token_ids && !head.chat && !c.prompt_token_ids.empty()) choice["prompt_token_ids"] = c.prompt_token_ids;
     chunk["choices"] = Json::array({std::move(choice)});
-    close_chunk(head, chunk, usage);
+    close_chunk(head, chunk, usage, c.timings);
     return json_dump(std::move(chunk));
 }
 
-std::array<std::string, 2> render_call_chunks(const ResponseHead& head, const Choice& c, std::size_t call,
-                                              const Usage& usage) {
-    const int  index = c.first_call + int(call);
-    const auto chunk = [&](Json delta) {
-        Json out       = frame(head, "chat.completion.chunk");
-        delta["index"] = index;
-        out["choices"] = Json::array({Json{{"index", c.index},
-                                           {"delta", {{"tool_calls", Json::array({std::move(delta)})}}},
-                                           {"logprobs", nullptr},
-                                           {"finish_reason", nullptr}}});
-        close_chunk(head, out, usage);
-        return json_dump(std::move(out));
-    };
-    return {chunk({{"id", call_id(head, c.index, index)},
-                   {"type", "function"},
-                   {"function", {{"name", c.calls[call].name}, {"arguments", ""}}}}),
-            chunk({{"function", {{"arguments", c.calls[call].arguments}}}})};
+std::string call_chunk(const ResponseHead& head, const Choice& c, Json delta, const Usage& usage) {
+    Json out       = frame(head, "chat.completion.chunk");
+    out["choices"] = Json::array({Json{{"index", c.index},
+                                       {"delta", {{"tool_calls", Json::array({std::move(delta)})}}},
+                                       {"logprobs", nullptr},
+                                       {"finish_reason", nullptr}}});
+    close_chunk(head, out, usage);
+    return json_dump(std::move(out));
 }
 
-std::string render_usage_chunk(const ResponseHead& head, const Usage& usage) {
+std::string render_call_begin(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
+                              const Usage& usage) {
+    return call_chunk(head, c,
+                      {{"index", index},
+                       {"id", call_id(head, c.index, index)},
+                       {"type", "function"},
+                       {"function", {{"name", call.name}, {"arguments", ""}}}},
+                      usage);
+}
+
+std::string render_arguments(const ResponseHead& head, const Choice& c, int index, const ToolCall& call,
+                             const Usage& usage) {
+    return call_chunk(head, c, {{"index", index}, {"function", {{"arguments", call.arguments}}}}, usage);
+}
+
+std::string render_usage_chunk(const ResponseHead& head, const Usage& usage, const std::optional<Timings>& timings) {
     Json chunk       = frame(head, head.chat ? "chat.completion.chunk" : "text_completion");
     chunk["choices"] = Json::array();
     chunk["usage"]   = usage_json(usage);
+    if (timings) chunk["timings"] = timings_json(*timings);
     return json_dump(std::move(chunk));
+}
+
+namespace {
+
+class OpenAiRenderer : public AnswerRenderer {
+public:
+    explicit OpenAiRenderer(ResponseHead head) : head_(std::move(head)) {
+        head_.id = cat(head_.chat ? "chatcmpl-" : "cmpl-", head_.id);
+    }
+
+    std::string response(std::span<const Choice> choices, const Usage& usage) override {
+        return render_response(head_, choices, usage);
+    }
+
+    std::string piece(Choice c, const Usage& usage) override {
+        std::string out;
+        if (c.timings) timings_ = c.timings;
+        if (c.progress) out += event(render_progress(c, usage));
+        if (c.first && head_.chat) out += event(render_first_chunk(head_, c, usage));
+        // A call comes behind the text before it, and before the end.
+        if (!c.calls.empty() && (!c.text.empty() || !c.reasoning.empty())) {
+            Choice before;
+            before.index     = c.index;
+            before.text      = std::exchange(c.text, "");
+            before.reasoning = std::exchange(c.reasoning, "");
+            out += event(render_chunk(head_, before, usage));
+        }
+        int index = c.first_call - 1;
+        for (const ToolCall& call : c.calls) {
+            if (!call.more) out += event(render_call_begin(head_, c, ++index, call, usage));
+            if (!call.arguments.empty()) out += event(render_arguments(head_, c, index, call, usage));
+        }
+        if (!c.text.empty() || !c.reasoning.empty() || !c.logprobs.empty() || !c.token_ids.empty() ||
+            !c.finish_reason.empty())
+            out += event(render_chunk(head_, c, usage));
+        return out;
+    }
+
+    std::string end(const Usage& usage) override {
+        return head_.include_usage ? event(render_usage_chunk(head_, usage, timings_)) + event("[DONE]")
+                                   : event("[DONE]");
+    }
+
+    std::string failure(const ApiError& error) override { return event(error_body(error)) + event("[DONE]"); }
+
+    std::string_view out_of_memory() const override {
+        return "data: {\"error\":{\"message\":\"there is no memory for this request now\","
+               "\"type\":\"unavailable_error\",\"param\":null,\"code\":null}}\n\ndata: [DONE]\n\n";
+    }
+
+private:
+    // A chunk without text: how far the prompt is.
+    std::string render_progress(const Choice& c, const Usage& usage) const {
+        Json chunk = frame(head_, head_.chat ? "chat.completion.chunk" : "text_completion");
+        Json choice{{"index", c.index}};
+        if (head_.chat) choice["delta"] = Json::object();
+        else choice["text"] = "";
+        choice["logprobs"]       = nullptr;
+        choice["finish_reason"]  = nullptr;
+        chunk["choices"]         = Json::array({std::move(choice)});
+        chunk["prompt_progress"] = progress_json(*c.progress);
+        close_chunk(head_, chunk, usage);
+        return json_dump(std::move(chunk));
+    }
+
+    ResponseHead           head_;
+    std::optional<Timings> timings_; // the last ones
+};
+
+} // namespace
+
+std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head) {
+    return std::make_unique<OpenAiRenderer>(std::move(head));
 }
 
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,

@@ -8,6 +8,7 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.serve.api_error;
 import quire.serve.openai_request;
+import quire.text.encode_inside;
 import quire.text.chat_template;
 import quire.text.jinja.jinja_template;
 import quire.text.marked_text;
@@ -23,6 +24,12 @@ public:
 
     // The text of a conversation, by the chat template; `now`: as local_seconds() takes it, "" for the clock.
     Parsed<MarkedText> render(const Conversation& conversation) const;
+
+    // The conversation without the oldest of its turns (a message of the user's and what follows it): as few as leave `reserve`
+    // tokens of the context free, at most all but the last one. What stands before the first turn stays.
+    Parsed<Conversation> trim(const Conversation& conversation, bool add_special, int reserve) const;
+    // Tokens at the beginning of a conversation's prompt that do not depend on what the user says: its system message.
+    Parsed<int> n_before_turns(const Conversation& conversation, bool add_special) const;
 
     // `param`: the field of the request that an error names.
     Parsed<std::vector<Token>> encode(const Prompt& prompt, bool add_special, const std::string& param) const;
@@ -114,15 +121,8 @@ std::vector<Token> PromptEncoder::encode_text(std::string_view text, bool add_sp
     return tokenizer_->encode(text, {.add_special = add_special, .parse_special = parse_special});
 }
 
-// Some vocabularies put a space before the first word of a text: a newline stands there instead, and its tokens are removed.
 std::vector<Token> PromptEncoder::encode_inside(std::string_view text) const {
-    const std::string        anchor = "\n";
-    const std::vector<Token> before = encode_text(anchor, false);
-    std::vector<Token>       all    = encode_text(cat(anchor, text), false);
-    if (all.size() < before.size() || !std::equal(before.begin(), before.end(), all.begin()))
-        return encode_text(text, false);
-    all.erase(all.begin(), all.begin() + std::ptrdiff_t(before.size()));
-    return all;
+    return quire::encode_inside(*tokenizer_, text);
 }
 
 Parsed<std::vector<Token>> PromptEncoder::encode_ranked(std::string_view query, std::string_view document,
@@ -208,6 +208,63 @@ Parsed<MarkedText> PromptEncoder::render(const Conversation& conversation) const
     if (!text) return std::unexpected(ApiError{400, text.error().message, "messages", ""});
     text->append(begun, true);
     return std::move(*text);
+}
+
+// -- conversations that are too long
+
+// Where the turns begin.
+std::vector<std::size_t> turns_of(const std::vector<Json>& messages) {
+    std::vector<std::size_t> turns;
+    for (std::size_t i = 0; i < messages.size(); i++)
+        if (messages[i]["role"] == "user") turns.push_back(i);
+    return turns;
+}
+
+Parsed<Conversation> PromptEncoder::trim(const Conversation& conversation, bool add_special, int reserve) const {
+    const std::vector<Json>&       messages = conversation.input.messages;
+    const std::vector<std::size_t> turns    = turns_of(messages);
+    if (turns.size() < 2) return conversation;
+    const auto without = [&](std::size_t n) {
+        Conversation shorter = conversation;
+        auto&        rest    = shorter.input.messages;
+        const auto   first   = rest.begin() + std::ptrdiff_t(turns[0]);
+        rest.erase(first, rest.begin() + std::ptrdiff_t(turns[n]));
+        return shorter;
+    };
+    const auto fits = [&](std::size_t n) -> Parsed<bool> {
+        Parsed<MarkedText> text = render(without(n));
+        if (!text) return std::unexpected(text.error());
+        if (auto ok = check_split(text->bytes.size(), "messages"); !ok) return false;
+        return encode_rendered(*text, add_special).size() + std::size_t(reserve) <= std::size_t(options_->context);
+    };
+    // Fewer turns never make a longer prompt.
+    std::size_t least = 0, most = turns.size() - 1;
+    while (least < most) {
+        const std::size_t  middle = (least + most) / 2;
+        const Parsed<bool> enough = fits(middle);
+        if (!enough) return std::unexpected(enough.error());
+        if (*enough) most = middle;
+        else least = middle + 1;
+    }
+    return without(least);
+}
+
+// What two prompts have in common that differ from the first turn on.
+Parsed<int> PromptEncoder::n_before_turns(const Conversation& conversation, bool add_special) const {
+    const std::vector<std::size_t> turns = turns_of(conversation.input.messages);
+    if (turns.empty()) return 0;
+    std::array<std::vector<Token>, 2> ids;
+    for (std::size_t i = 0; i < ids.size(); i++) {
+        Conversation one   = conversation;
+        one.continue_final = false;
+        one.input.messages.resize(turns[0]);
+        one.input.messages.push_back(Json{{"role", "user"}, {"content", i == 0 ? "a" : "1"}});
+        Parsed<MarkedText> text = render(one);
+        if (!text) return std::unexpected(text.error());
+        ids[i] = encode_rendered(*text, add_special);
+    }
+    const auto end = std::mismatch(ids[0].begin(), ids[0].end(), ids[1].begin(), ids[1].end());
+    return int(end.first - ids[0].begin());
 }
 
 } // namespace quire

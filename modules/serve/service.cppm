@@ -21,7 +21,7 @@ struct ServiceOptions {
     double                watchdog_seconds = 60;   // without a step: not healthy any more
     int                   max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
     int                   max_listeners    = 16;   // of the block events
-    std::function<void()> failed = {}; // the engine cannot go on; its requests have got an error
+    std::function<void()> failed           = {};   // the engine cannot go on; its requests have got an error
     // What has entered or left the prefix cache, after each step that changed it; the engine's thread calls it.
     std::function<void(std::vector<CacheChange>)> cache_changed = {};
 };
@@ -64,6 +64,8 @@ public:
     // Cancels one answer.
     void      cancel(int prompt, int index);
     TimePoint submitted() const { return submitted_; }
+    // Of each prompt.
+    const std::vector<RequestId>& ids() const { return ids_; }
 
 private:
     friend class Service;
@@ -289,9 +291,10 @@ static void append(OutputDelta& delta, Output& event) {
     if (!event.embedding.empty()) delta.embedding = std::move(event.embedding);
     delta.prompt_tokens = event.prompt_tokens;
     delta.cached_tokens = event.cached_tokens;
-    delta.n_preempted   = event.n_preempted;
-    delta.first_run     = event.first_run;
-    delta.done          = event.done;
+    if (event.computed_tokens > 0) delta.computed_tokens = event.computed_tokens;
+    delta.n_preempted = event.n_preempted;
+    delta.first_run   = event.first_run;
+    delta.done        = event.done;
     if (event.finish == FinishReason::none) return;
     delta.finish  = event.finish;
     delta.message = std::move(event.message);

@@ -13,9 +13,10 @@ export namespace quire {
 struct ToolUse {
     Json tools    = Json::array(); // that the answer may call; none: no calls are looked for in it
     bool parallel = true;          // more than one call in an answer
+    bool required = false;         // the answer has to be a call
 };
 
-// Fails where a definition is malformed, and where the choice or `strict` needs answers that are constrained.
+// Fails where a definition is malformed. A choice that names a tool leaves only that one.
 ToolUse parse_tool_use(JsonFields& f);
 
 // Checks the calls and the results of all messages, which are objects with a role, and makes the arguments of the calls objects, as
@@ -68,12 +69,8 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
     if (const auto p = at->find("parameters"); p != at->end() && !p->is_null() && !p->is_object())
         return wrong(".function.parameters",
                      cat(param, ".function.parameters is ", type_name(*p), "; it has to be an object"));
-    if (const auto s = at->find("strict"); s != at->end() && !s->is_null()) {
-        if (!s->is_boolean()) return wrong(".function.strict", cat(param, ".function.strict has to be true or false"));
-        if (s->get<bool>())
-            return wrong(".function.strict",
-                         cat(param, ".function.strict needs constrained output, which is not supported here"));
-    }
+    if (const auto s = at->find("strict"); s != at->end() && !s->is_null() && !s->is_boolean())
+        return wrong(".function.strict", cat(param, ".function.strict has to be true or false"));
     return true;
 }
 
@@ -112,6 +109,20 @@ std::optional<std::vector<std::string>> check_calls(JsonFields& f, Json& calls, 
     return ids;
 }
 
+// {"type": "function", "function": {"name": …}}: that one of the tools.
+void name_tool(JsonFields& f, const Json& choice, const Json& tools, Json& named) {
+    const auto function = choice.find("function");
+    if (text_of(choice, "type") != "function" || function == choice.end() || !function->is_object() ||
+        text_of(*function, "name").empty())
+        return f.fail("tool_choice",
+                      "a tool_choice that is an object has to be {\"type\": \"function\", \"function\": "
+                      "{\"name\": …}}");
+    const std::string name = text_of(*function, "name");
+    for (const Json& tool : tools)
+        if (text_of(tool["function"], "name") == name) return named.push_back(tool);
+    f.fail("tool_choice", cat("tool_choice names the tool ", quote(name), ", which is not among the tools"));
+}
+
 } // namespace
 
 ToolUse parse_tool_use(JsonFields& f) {
@@ -127,13 +138,16 @@ ToolUse parse_tool_use(JsonFields& f) {
     out.parallel     = f.boolean("parallel_tool_calls", true);
     if (const Json* choice = f.find("tool_choice")) {
         if (*choice == "none") return out;
-        if (choice->is_object() || *choice == "required")
-            return f.fail("tool_choice",
-                          "a tool_choice that forces a call needs constrained output, which is not supported "
-                          "here; auto and none are"),
+        const bool named = choice->is_object();
+        if (!named && *choice != "auto" && *choice != "required")
+            return f.fail("tool_choice", "tool_choice has to be none, auto, required or an object that names a tool"),
                    out;
-        if (*choice != "auto") return f.fail("tool_choice", "tool_choice has to be none or auto"), out;
         if (!given) return f.fail("tool_choice", "'tool_choice' is only allowed when 'tools' are specified."), out;
+        out.required = named || *choice == "required";
+        if (named) {
+            out.parallel = false;
+            return name_tool(f, *choice, *tools, out.tools), out;
+        }
     }
     if (given) out.tools = *tools;
     return out;

@@ -7,12 +7,14 @@ import quire.core.json;
 import quire.core.std;
 import quire.text.python_call;
 import quire.text.tool_form;
+import quire.text.tool_parameter;
 
 export namespace quire {
 
 struct ToolCall {
     std::string name;
-    std::string arguments; // a JSON object
+    std::string arguments;    // a JSON object
+    bool        more = false; // the next piece of the arguments of the call before, whose name is not said again
 };
 
 // Where a call may begin.
@@ -36,6 +38,13 @@ struct CallsRead {
 // `text` begins at a mark. `tools`: the request's; a call of another is wrong. `end`: no more text will come, so that the mark behind
 // a call may be missing.
 CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end);
+
+// The first call at a mark, as soon as its arguments begin: where they are JSON as it stands in the text.
+struct CallHead {
+    std::string name;
+    std::size_t arguments = 0; // where they begin in the text
+};
+std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_view text);
 
 } // namespace quire
 
@@ -135,6 +144,16 @@ public:
         return inner ? add(name, *inner) : wrong();
     }
 
+    // {"name": "NAME", "KEY":
+    std::optional<std::string> object_head(std::string_view key) {
+        const auto word = [&](std::string_view one) { return skip_white(), skip(one); };
+        if (!word("{") || !word("\"name\"") || !word(":") || !word("\"")) return std::nullopt;
+        const auto name = until("\"");
+        if (!name || !word(",") || !word(cat('"', key, '"')) || !word(":")) return std::nullopt;
+        skip_white();
+        return std::string(*name);
+    }
+
     CallsRead read;
 
 private:
@@ -202,16 +221,12 @@ bool read_mistral(Reader& r) {
 
 // A parameter's text as the tool's schema types it: a string as it stands, all else as JSON if it is JSON.
 Json typed(const Json* tool, std::string_view key, std::string_view text) {
-    const auto member = [](const Json* in, std::string_view name) -> const Json* {
-        if (!in || !in->is_object()) return nullptr;
-        const auto at = in->find(std::string(name));
-        return at == in->end() ? nullptr : &*at;
-    };
-    const Json* schema = member(member(member(tool, "parameters"), "properties"), key);
-    const Json* type   = member(schema, "type");
-    if (!schema || (type && *type == "string")) return std::string(text);
-    Result<Json> value = json_parse(text, call_limits);
-    return value && !value->is_string() ? std::move(*value) : Json(std::string(text));
+    const Json* schema = tool ? parameter_schema(*tool, key) : nullptr;
+    if (!schema) return std::string(text);
+    const JsonKinds kinds = kinds_of((*tool)["parameters"], *schema);
+    Result<Json>    value = json_parse(text, call_limits);
+    if (value && !value->is_string() && kinds.has(*value)) return std::move(*value);
+    return std::string(text);
 }
 
 std::string_view without_line_ends(std::string_view text) {
@@ -352,6 +367,54 @@ Marks marks_of(ToolForm form) {
         case ToolForm::other: return {};
     }
     return {};
+}
+
+std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_view text) {
+    Reader                     r(text, false, tools);
+    std::optional<std::string> name;
+    const auto                 up_to = [&](std::string_view mark) {
+        const auto part = r.until(mark);
+        if (part) name = std::string(part->substr(0, part->find_last_not_of(white) + 1));
+    };
+    switch (form) {
+        case ToolForm::hermes:
+            if (r.skip("<tool_call>")) name = r.object_head("arguments");
+            break;
+        case ToolForm::llama3:
+        case ToolForm::json:
+            r.skip("<|python_tag|>");
+            name = r.object_head(form == ToolForm::llama3 ? "parameters" : "arguments");
+            break;
+        case ToolForm::mistral:
+            if (!r.skip("[TOOL_CALLS]")) break;
+            r.skip_white();
+            if (r.skip("[")) name = r.object_head("arguments");
+            else up_to("[ARGS]");
+            break;
+        case ToolForm::deepseek:
+            if (!r.skip("<｜tool▁calls▁begin｜>") || !r.skip("<｜tool▁call▁begin｜>")) break;
+            up_to("<｜tool▁sep｜>");
+            if (name == "function") {
+                name.reset();
+                up_to("\n```json\n");
+            }
+            break;
+        case ToolForm::functionary:
+            if (r.skip("<function=")) up_to(">");
+            break;
+        case ToolForm::harmony:
+            if (const auto head = r.until("<|message|>")) {
+                constexpr std::string_view to = "to=functions.";
+                const std::size_t          at = head->find(to);
+                if (at == std::string_view::npos) break;
+                const std::string_view from = head->substr(at + to.size());
+                name                        = std::string(from.substr(0, from.find_first_of(" <\n")));
+            }
+            break;
+        default: break;
+    }
+    if (!name || !r.next_is("{") || !r.tool(*name)) return std::nullopt;
+    return CallHead{std::move(*name), r.at()};
 }
 
 CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end) {

@@ -61,6 +61,7 @@ private:
         std::string   name, source; // as in the file
         JinjaTemplate jinja;
         bool          takes_parts     = true;  // content may be a list of parts
+        bool          takes_null      = true;  // content may be null, in an answer that only calls tools
         bool          knows_developer = false; // OpenAI's newer name for the role system
     };
     static Form form(JinjaTemplate jinja, std::string_view source, std::string name);
@@ -131,7 +132,9 @@ std::string ChatTemplate::built_in_names() {
     return out;
 }
 
-ChatTemplate::ChatTemplate() : ChatTemplate(*JinjaTemplate::parse(built_ins[0].jinja), built_ins[0].jinja, "chatml") { fallback_ = true; }
+ChatTemplate::ChatTemplate() : ChatTemplate(*JinjaTemplate::parse(built_ins[0].jinja), built_ins[0].jinja, "chatml") {
+    fallback_ = true;
+}
 
 ChatTemplate::ChatTemplate(JinjaTemplate main, std::string_view source, std::string name) : name_(std::move(name)) {
     forms_.push_back(form(std::move(main), source, "default"));
@@ -151,6 +154,19 @@ ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string_view sour
     const Result<MarkedText> text = out.jinja.render(variables, {});
     out.takes_parts =
         text && text->bytes.contains("a9z") && !text->bytes.contains("'type'") && !text->bytes.contains("\"type\"");
+    // Likewise: one that joins the content of every message to other text needs a text.
+    const auto calls = [&](Json content) {
+        Json with        = variables;
+        with["messages"] = Json::array(
+            {Json{{"role", "user"}, {"content", "a"}},
+             Json{{"role", "assistant"},
+                  {"content", std::move(content)},
+                  {"tool_calls", Json::array({Json{{"id", "call00000"},
+                                                   {"type", "function"},
+                                                   {"function", {{"name", "a"}, {"arguments", Json::object()}}}}})}}});
+        return out.jinja.render(with, {}).has_value();
+    };
+    out.takes_null = calls(nullptr) || !calls("");
     return out;
 }
 
@@ -265,6 +281,7 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
                     text += part["text"].get_ref<const std::string&>();
             m["content"] = std::move(text);
         }
+        if (!chosen->takes_null && (!m.contains("content") || m["content"].is_null())) m["content"] = "";
         messages.push_back(std::move(m));
     }
     variables["messages"]  = std::move(messages);

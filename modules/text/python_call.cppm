@@ -4,6 +4,7 @@ export module quire.text.python_call;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.core.unicode;
 
 export namespace quire {
 
@@ -93,6 +94,28 @@ private:
         }
         return true;
     }
+    // Four hexadecimal digits behind \u, and the second half of a surrogate pair; `at_` is at the u, and stays at the last digit.
+    bool unicode(std::string& out) {
+        const auto four = [&](char32_t& c) {
+            if (at_ + 4 >= text_.size()) return at_ = text_.size(), false;
+            unsigned    value   = 0;
+            const char* begin   = text_.data() + at_ + 1;
+            const auto [end, e] = std::from_chars(begin, begin + 4, value, 16);
+            c                   = value;
+            at_ += 4;
+            return e == std::errc{} && end == begin + 4;
+        };
+        char32_t c = 0, second = 0;
+        if (!four(c)) return wrong();
+        if (c >= 0xd800 && c < 0xdc00) {
+            if (text_.substr(at_ + 1, 2) != "\\u") return wrong();
+            at_ += 2;
+            if (!four(second) || second < 0xdc00 || second > 0xdfff) return wrong();
+            c = 0x10000 + ((c - 0xd800) << 10) + (second - 0xdc00);
+        } else if (c >= 0xdc00 && c < 0xe000) return wrong();
+        out += utf8_encode(c);
+        return true;
+    }
     bool string(std::string& out) {
         if (at_ >= text_.size() || (text_[at_] != '"' && text_[at_] != '\'')) return wrong();
         const char quote = text_[at_++];
@@ -108,8 +131,12 @@ private:
             if (escaped == 'n') out += '\n';
             else if (escaped == 't') out += '\t';
             else if (escaped == 'r') out += '\r';
-            else if (escaped == '\\' || escaped == '"' || escaped == '\'') out += escaped;
-            else {
+            else if (escaped == 'b') out += '\b';
+            else if (escaped == 'f') out += '\f';
+            else if (std::string_view("\\\"'/").contains(escaped)) out += escaped;
+            else if (escaped == 'u') {
+                if (!unicode(out)) return false;
+            } else {
                 out += '\\';
                 out += escaped;
             }

@@ -10,10 +10,23 @@ import quire.text.tool_form;
 
 export namespace quire {
 
+struct AnswerPart {
+    enum class Kind : std::uint8_t { content, reasoning, call };
+    Kind        kind = Kind::content;
+    std::string text; // of content and reasoning
+    ToolCall    call;
+};
+// Appends text; to the last part, if it is of the same kind.
+void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text);
+// Appends parts, in the same way; pieces of a call's arguments to the call.
+void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more);
+void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more);
+
 // What the next text of an answer says.
 struct AnswerParts {
-    std::string           content, reasoning;
-    std::vector<ToolCall> calls;
+    std::string             content, reasoning;
+    std::vector<ToolCall>   calls;
+    std::vector<AnswerPart> parts; // all of it in its order
 };
 
 struct AnswerFormat {
@@ -22,6 +35,9 @@ struct AnswerFormat {
     bool     one_call     = false;  // text and calls after the first call are dropped
     bool     reasoning    = false;  // text between <think> and </think> at the beginning is reasoning
     bool     in_reasoning = false;  // the prompt ends with <think>
+    // The text follows the grammar of answers (quire.text.grammar.answer), so that what begins as a call is one: its arguments come
+    // in pieces, without white space, where they are JSON in the text.
+    bool in_pieces = false;
 };
 
 class AnswerParser {
@@ -34,6 +50,8 @@ public:
     AnswerParts finish();
 
     bool called() const { return n_calls_ > 0; }
+    // Whether text that came now would be reasoning.
+    bool in_reasoning() const { return state_ == State::reasoning || (state_ == State::text && to_reason_); }
 
 private:
     enum class State : std::uint8_t { begin, reasoning, text };
@@ -42,6 +60,8 @@ private:
     bool        run_reasoning(AnswerParts& out, bool end);
     bool        run_text(AnswerParts& out, bool end);
     void        emit(AnswerParts& out, std::size_t n);
+    void        add(AnswerParts& out, ToolCall call);
+    void        run_arguments(AnswerParts& out);
     std::size_t find_mark(bool end, bool& found) const;
 
     AnswerFormat format_;
@@ -52,6 +72,11 @@ private:
     bool         waiting_   = false; // for the rest of a call
     bool         to_reason_ = false; // harmony: in a message of the analysis channel
     int          n_calls_   = 0;
+    // Of a call whose arguments are handed out in pieces: where the next one begins, how deep in objects and lists that is, and
+    // whether in a string, behind a backslash.
+    bool        begun_ = false, in_string_ = false, escaped_ = false;
+    std::size_t at_    = 0;
+    int         depth_ = 0;
 };
 
 } // namespace quire
@@ -74,6 +99,26 @@ std::size_t overlap(std::string_view text, std::string_view mark) {
 
 } // namespace
 
+void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text) {
+    if (text.empty()) return;
+    if (parts.empty() || parts.back().kind != kind) parts.push_back({kind, "", {}});
+    parts.back().text += text;
+}
+
+void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more) {
+    for (AnswerPart& part : more)
+        if (part.kind == AnswerPart::Kind::call && part.call.more && !parts.empty())
+            parts.back().call.arguments += part.call.arguments;
+        else if (part.kind == AnswerPart::Kind::call) parts.push_back(std::move(part));
+        else append(parts, part.kind, part.text);
+}
+
+void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more) {
+    for (ToolCall& call : more)
+        if (call.more && !calls.empty()) calls.back().arguments += call.arguments;
+        else calls.push_back(std::move(call));
+}
+
 AnswerParser::AnswerParser(AnswerFormat format)
     : format_(std::move(format)), marks_(marks_of(format_.form)), state_(format_.in_reasoning ? State::reasoning
                                                                          : format_.reasoning  ? State::begin
@@ -84,8 +129,10 @@ AnswerParts AnswerParser::push(std::string_view text) {
     text_ += text;
     // Every call ends with one of these: before, reading it again finds nothing new.
     if (waiting_ && text_.size() <= longest_call && !text.contains('}') && !text.contains(')') && !text.contains(']') &&
-        !text.contains('>'))
+        !text.contains('>')) {
+        if (format_.in_pieces) run_arguments(out);
         return out;
+    }
     run(out, false);
     return out;
 }
@@ -116,6 +163,7 @@ bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
     const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
     const std::size_t kept = last == std::string::npos ? 0 : last + 1;
     out.reasoning += text_.substr(0, kept);
+    append(out.parts, AnswerPart::Kind::reasoning, std::string_view(text_).substr(0, kept));
     if (kept > 0) blank_ = false;
     if (at == std::string::npos && !end) {
         text_.erase(0, kept);
@@ -135,7 +183,10 @@ void AnswerParser::emit(AnswerParts& out, std::size_t n) {
     if (blank_ && (n_calls_ > 0 || format_.in_reasoning))
         part.remove_prefix(std::min(part.find_first_not_of(white), part.size()));
     if (part.find_first_not_of(white) != std::string_view::npos) blank_ = false;
-    if (!(format_.one_call && n_calls_ > 0)) (to_reason_ ? out.reasoning : out.content) += part;
+    if (!(format_.one_call && n_calls_ > 0)) {
+        (to_reason_ ? out.reasoning : out.content) += part;
+        append(out.parts, to_reason_ ? AnswerPart::Kind::reasoning : AnswerPart::Kind::content, part);
+    }
     text_.erase(0, n);
 }
 
@@ -154,27 +205,75 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     return text_.size() - (end ? 0 : held);
 }
 
+void AnswerParser::add(AnswerParts& out, ToolCall call) {
+    out.parts.push_back({AnswerPart::Kind::call, "", call});
+    out.calls.push_back(std::move(call));
+}
+
+// Hands out what there is of the arguments of the call at the beginning of the text.
+void AnswerParser::run_arguments(AnswerParts& out) {
+    if (!begun_) {
+        if (format_.one_call && n_calls_ > 0) return;
+        std::optional<CallHead> head = read_head(format_.form, format_.tools, text_);
+        if (!head) return;
+        begun_ = true, in_string_ = escaped_ = false;
+        at_ = head->arguments, depth_ = 0;
+        n_calls_++;
+        add(out, {std::move(head->name), "", false});
+    }
+    std::string piece;
+    for (; at_ < text_.size() && (depth_ > 0 || (depth_ == 0 && text_[at_] == '{')); at_++) {
+        const char c = text_[at_];
+        if (in_string_) {
+            if (c == '"' && !escaped_) in_string_ = false;
+            escaped_ = c == '\\' && !escaped_;
+        } else if (white.contains(c)) continue;
+        else if (c == '"') in_string_ = true;
+        else if (c == '{' || c == '[') depth_++;
+        else if (c == '}' || c == ']') depth_--;
+        piece += c;
+        if (depth_ == 0) {
+            at_++;
+            depth_ = -1; // whole
+            break;
+        }
+    }
+    if (!piece.empty()) add(out, {"", std::move(piece), true});
+}
+
 bool AnswerParser::run_text(AnswerParts& out, bool end) {
     bool              found = false;
     const std::size_t at    = find_mark(end, found);
-    emit(out, at);
+    // White space alone is no text before a call.
+    if (blank_ && !format_.tools.empty() && text_.find_first_not_of(white) >= at && (found || !end)) {
+        if (!found) return false;
+        text_.erase(0, at);
+    } else {
+        emit(out, at);
+    }
     if (!found) return false;
     waiting_         = false;
     CallsRead  read  = read_calls(format_.form, format_.tools, text_, end);
     const bool long_ = text_.size() > longest_call;
-    if (read.state == CallsRead::State::more && !end && !long_) {
+    if (format_.in_pieces) run_arguments(out);
+    if (read.state == CallsRead::State::more && !end && (begun_ || !long_)) {
         waiting_ = true;
         return false;
+    }
+    const bool begun = std::exchange(begun_, false);
+    if (begun && read.state != CallsRead::State::whole) { // cut off
+        text_.erase(0, end ? text_.size() : at_);
+        return true;
     }
     if (read.state != CallsRead::State::whole) {
         blank_ = false; // also where the byte is dropped: the mark was no call
         emit(out, read.state == CallsRead::State::more ? text_.size() : 1);
         return true;
     }
-    for (ToolCall& call : read.calls) {
+    for (std::size_t i = begun ? 1 : 0; i < read.calls.size(); i++) {
         if (format_.one_call && n_calls_ > 0) break;
         n_calls_++;
-        out.calls.push_back(std::move(call));
+        add(out, std::move(read.calls[i]));
     }
     if (read.channel) to_reason_ = *read.channel == Channel::reasoning;
     text_.erase(0, read.size);

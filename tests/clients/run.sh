@@ -1,6 +1,6 @@
 #!/bin/sh
-# Independent clients against ./server: the openai package, curl, a router before two of them, an indexer of KV events, another
-# constraint engine; then load and misbehaving clients.
+# Independent clients against ./server: the openai package, pydantic-ai, litellm, langchain, llama-index, instructor, curl; a router
+# before two of them, an indexer of KV events, another constraint engine; then load and misbehaving clients.
 # Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -16,7 +16,14 @@ installed() { # FOLDER REQUIREMENTS [FLAG OF PIP]: whether its packages are ther
         return 1
     fi
 }
-if installed build/clients tests/clients/requirements.txt; then build/clients/bin/python tests/clients/openai_client.py; fi
+if installed build/clients tests/clients/requirements.txt; then
+    build/clients/bin/python tests/clients/openai_client.py
+    build/clients/bin/python tests/clients/structured.py
+fi
+# 600 MB of packages: QUIRE_CLIENTS=few leaves them out.
+if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/frameworks tests/clients/frameworks_requirements.txt; then
+    build/frameworks/bin/python -W ignore tests/clients/frameworks.py
+fi
 tests/clients/curl.sh
 if installed build/router tests/clients/router_requirements.txt; then
     python3 tests/clients/router.py build/router/bin/vllm-router

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 import quire.core.base;
+import quire.serve.answer;
 import quire.serve.api_error;
 import quire.serve.http_exchange;
 import quire.serve.http_parser;

@@ -16,6 +16,9 @@ import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.jinja.jinja_template;
 import quire.text.marked_text;
+import quire.text.encode_inside;
+import quire.text.reasoning_budget;
+import quire.text.sequence_breakers;
 import quire.text.tokenizer;
 import quire.tools.chat.flags;
 import quire.tools.chat.terminal;
@@ -63,7 +66,8 @@ struct Chat::Impl {
     void clear() {
         messages_.clear();
         if (!arguments_.system.empty()) messages_.push_back(Json{{"role", "system"}, {"content", arguments_.system}});
-        known_ = {};
+        known_        = {};
+        said_trimmed_ = false;
     }
 
     // Adds the user's message and answers it. False: there was no answer, and the message is gone again.
@@ -98,14 +102,15 @@ struct Chat::Impl {
         bool               whole = false;   // answer_ids spell `answer`
     };
 
-    Result<MarkedText> render() const {
+    Result<MarkedText> render() const { return render(messages_); }
+    Result<MarkedText> render(const std::vector<Json>& messages) const {
         ChatSurroundings around;
         const Tokenizer& t = engine_.tokenizer();
         if (t.bos() >= 0) around.bos_token = t.piece(t.bos());
         if (t.eos() >= 0) around.eos_token = t.piece(t.eos());
         around.now = local_seconds(arguments_.now).value_or(0);
         ChatInput input;
-        input.messages = messages_;
+        input.messages = messages;
         return template_.render(input, around);
     }
 
@@ -182,6 +187,43 @@ struct Chat::Impl {
                  " and the context ", room(), "."));
     }
 
+    // The prompt, if need be without the oldest turns: as few as leave a quarter of the context, or what an answer may have, free.
+    // The system message and the last one stay.
+    Result<std::pair<MarkedText, std::vector<Token>>> fitting_prompt() {
+        const int reserve = arguments_.n > 0 ? std::min(arguments_.n, room() / 4) : room() / 4;
+        for (std::size_t n_dropped = 0;;) {
+            Result<MarkedText> text = render();
+            if (!text) return std::unexpected(text.error());
+            std::vector<Token> ids     = encode(*text);
+            const auto         is_user = [](const Json& m) { return m["role"] == "user"; };
+            const auto         first   = std::find_if(messages_.begin(), messages_.end(), is_user);
+            const auto second = first == messages_.end() ? first : std::find_if(first + 1, messages_.end(), is_user);
+            if (!arguments_.trim || second == messages_.end() ||
+                ids.size() + std::size_t(reserve) <= std::size_t(room())) {
+                if (n_dropped > 0 && !std::exchange(said_trimmed_, true))
+                    note(cat("The conversation is longer than the context of ", room(),
+                             " tokens: from here on its oldest messages are left out."));
+                return std::pair(std::move(*text), std::move(ids));
+            }
+            messages_.erase(first, second);
+            n_dropped++;
+        }
+    }
+
+    // Tokens that come before what the user says: the system message.
+    int n_before_turns() const {
+        std::array<std::vector<Token>, 2> ids;
+        for (std::size_t i = 0; i < ids.size(); i++) {
+            std::vector<Json> messages = messages_;
+            while (!messages.empty() && messages.back()["role"] != "system") messages.pop_back();
+            messages.push_back(Json{{"role", "user"}, {"content", i == 0 ? "a" : "1"}});
+            const Result<MarkedText> text = render(messages);
+            if (!text) return 0;
+            ids[i] = encode_whole(*text);
+        }
+        return int(std::mismatch(ids[0].begin(), ids[0].end(), ids[1].begin(), ids[1].end()).first - ids[0].begin());
+    }
+
     // Prompt tokens that the model has read since the request was submitted, those from the cache included.
     int n_read(const EngineStats& before) const {
         const EngineStats now = engine_.stats();
@@ -208,19 +250,37 @@ struct Chat::Impl {
         bool begun_ = false, line_open_ = true;
     };
 
+    std::shared_ptr<const SequenceBreakers> breakers() {
+        if (!breakers_)
+            breakers_ = std::make_shared<const SequenceBreakers>(arguments_.samplers.dry_breakers, engine_.tokenizer());
+        return breakers_;
+    }
+
     // Without end tokens of its own, a plain conversation ends where the model begins to write the user's part.
     static constexpr std::string_view plain_stop = "\nUser:";
 
     bool answer() {
-        Result<MarkedText> text = render();
-        if (!text) {
-            note(text.error().message);
+        Result<std::pair<MarkedText, std::vector<Token>>> fitting = fitting_prompt();
+        if (!fitting) {
+            note(fitting.error().message);
             return false;
         }
-        Request request;
-        request.prompt     = encode(*text);
-        request.max_tokens = arguments_.n > 0 ? arguments_.n : std::max(1, room() - int(request.prompt.size()));
+        const MarkedText& text = fitting->first;
+        Request           request;
+        request.prompt        = fitting->second;
+        request.context_shift = arguments_.context_shift;
+        if (request.context_shift) request.n_keep = n_before_turns();
+        request.max_tokens = arguments_.n > 0        ? arguments_.n
+                             : request.context_shift ? room()
+                                                     : std::max(1, room() - int(request.prompt.size()));
         request.ignore_end = arguments_.ignore_eos;
+        request.sampling   = arguments_.samplers.params;
+        if (request.sampling.dry.on()) request.sampling.dry.breakers = breakers();
+        if (arguments_.reasoning_budget >= 0 && template_.source().contains("<think>")) {
+            if (!marks_) marks_ = std::make_shared<const ReasoningMarks>("<think>", "</think>", engine_.tokenizer());
+            request.reasoning =
+                ReasoningBudget(marks_, arguments_.reasoning_budget, trimmed(text.bytes).ends_with("<think>"));
+        }
         request.sampling.temperature        = arguments_.temperature.value_or(0.8f);
         request.sampling.top_k              = arguments_.top_k;
         request.sampling.top_p              = arguments_.top_p;
@@ -231,8 +291,8 @@ struct Chat::Impl {
         request.sampling.repeat_last_n      = arguments_.repeat_last_n;
         request.sampling.seed               = seed_ + n_answers_++;
         if (arguments_.answers) request.constraint = ConstraintState(arguments_.answers, engine_.token_trie());
-        const std::vector<Token> prompt     = request.prompt;
-        const EngineStats        before     = engine_.stats();
+        const std::vector<Token> prompt = request.prompt;
+        const EngineStats        before = engine_.stats();
         Stopwatch                watch;
         Result<RequestId>        id = engine_.submit(std::move(request));
         if (!id) {
@@ -310,7 +370,7 @@ struct Chat::Impl {
 
         const bool answered = n_tokens > 0;
         const int  read     = answered ? int(prompt.size()) : n_read(before);
-        known_              = {text->bytes, reply, prompt, std::move(ids), !stopped};
+        known_              = {text.bytes, reply, prompt, std::move(ids), !stopped};
         messages_.push_back(Json{{"role", "assistant"}, {"content", std::move(reply)}});
         if (timings_) show_timings(read, n_cached, n_tokens, answered ? first : last, last);
         if (!answered && finish == FinishReason::cancelled)
@@ -334,16 +394,18 @@ struct Chat::Impl {
         std::fflush(timings_file_);
     }
 
-    Engine&              engine_;
-    const ChatArguments& arguments_;
-    const ChatTemplate&  template_;
-    bool                 color_, timings_;
-    std::FILE*           timings_file_;
-    bool                 progress_; // of long prompts is shown
-    std::uint64_t        seed_, n_answers_ = 0;
-    std::vector<Json>    messages_;
-    Known                known_;
-    bool                 failed_ = false;
+    Engine&                                 engine_;
+    const ChatArguments&                    arguments_;
+    const ChatTemplate&                     template_;
+    bool                                    color_, timings_;
+    std::FILE*                              timings_file_;
+    bool                                    progress_; // of long prompts is shown
+    std::uint64_t                           seed_, n_answers_ = 0;
+    std::vector<Json>                       messages_;
+    Known                                   known_;
+    bool                                    failed_ = false, said_trimmed_ = false;
+    std::shared_ptr<const SequenceBreakers> breakers_; // once they are needed; likewise the marks
+    std::shared_ptr<const ReasoningMarks>   marks_;
 };
 
 Chat::Chat(Engine& engine, const ChatArguments& arguments, const ChatTemplate& chat_template, TerminalFacts facts)

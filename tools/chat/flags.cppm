@@ -11,20 +11,25 @@ import quire.engine.options;
 import quire.text.grammar.compile;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
+import quire.serve.sampler_fields;
+import quire.tools.common.sampler_flags;
 
 export namespace quire {
 
 struct ChatArguments {
-    std::string          model, prompt, prompt_file, system, now, color = "auto";
-    ChatTemplateFlags    chat_template;
-    EngineOptions        engine;
-    ConstraintFlags      constraint;
+    std::string                 model, prompt, prompt_file, system, now, color = "auto";
+    ChatTemplateFlags           chat_template;
+    EngineOptions               engine;
+    ConstraintFlags             constraint;
     std::shared_ptr<Constraint> answers; // what each of them must satisfy, if anything
-    int                  n = -1, top_k = 40, repeat_last_n = 64;
-    std::optional<float> temperature; // default 0.8; 0 for the toy model
-    float                top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
-    std::int64_t         seed        = -1;
-    bool                 single_turn = false, ignore_eos = false, timings = false, no_timings = false, escapes = false;
+    int                         n = -1, top_k = 40, repeat_last_n = 64;
+    std::optional<float>        temperature; // default 0.8; 0 for the toy model
+    float                       top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
+    SamplerChoice               samplers;
+    int                         reasoning_budget = -1;
+    bool                        trim = true, context_shift = false;
+    std::int64_t                seed = -1;
+    bool single_turn = false, ignore_eos = false, timings = false, no_timings = false, escapes = false;
 };
 
 void add_chat_flags(CLI::App& app, ChatArguments& a);
@@ -84,6 +89,14 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
     app.add_option("--frequency-penalty", a.frequency, "subtracted once for each time a token was generated")
         ->check(within(-100.0, 100.0))
         ->capture_default_str();
+    add_sampler_flags(app, a.samplers);
+    app.add_option("--reasoning-budget", a.reasoning_budget, "most tokens of reasoning in an answer; -1: no limit")
+        ->check(within(-1, 1 << 30))
+        ->capture_default_str();
+    app.add_flag("--trim-chats,!--no-trim-chats", a.trim,
+                 "a conversation that is too long for the context loses its oldest messages (the default)");
+    app.add_flag("--context-shift,!--no-context-shift", a.context_shift,
+                 "an answer that fills the context goes on: it forgets the middle of what stands there");
     app.add_flag("--ignore-eos", a.ignore_eos, "continue after an end token");
     add_chat_template_flags(app, a.chat_template, a.now);
     add_block_size_flag(app, a.engine);

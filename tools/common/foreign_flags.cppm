@@ -64,7 +64,7 @@ constexpr ForeignFlag foreign_flags[] = {
     // -- nothing to choose here: conversation, template, whole model on one device, one prompt cache, threads
     {chat,
      "-i --interactive -if --interactive-first -cnv --conversation -mli --multiline-input --simple-io "
-     "--display-prompt --no-display-prompt --no-warmup --warmup --verbose-prompt --no-escape --no-context-shift",
+     "--display-prompt --no-display-prompt --no-warmup --warmup --verbose-prompt --no-escape",
      0, "", Fate::ignored, ""},
     {chat, "-b --batch-size", 1, "", Fate::ignored, ""},
     {chat, "--keep", 1, "", Fate::ignored, ""},
@@ -90,24 +90,19 @@ constexpr ForeignFlag foreign_flags[] = {
      0, "", Fate::ignored, ""},
     {server,
      "-cb --cont-batching -kvu --kv-unified --metrics --embedding --embeddings --ui --webui --warmup --no-warmup "
-     "--no-context-shift --no-slots --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
+     "--no-slots --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
      "--trust-remote-code "
      "--disable-log-requests --disable-log-stats",
      0, "", Fate::ignored, ""},
     {server, "--tags --swap-space --seed -s --scheduling-policy", 1, "", Fate::ignored, ""},
 
     // -- with the value that means "off" nothing is asked for
-    {talkers, "--mirostat --xtc-probability --dry-multiplier --dynatemp-range --cache-reuse", 1, "0", Fate::ignored,
-     ""},
-    {talkers, "--typical --typical-p --rope-scale --rope-freq-scale --dynatemp-exp", 1, "1", Fate::ignored, ""},
-    {talkers, "--top-nsigma --top-n-sigma --adaptive-target --reasoning-budget --sleep-idle-seconds", 1, "-1",
-     Fate::ignored, ""},
+    {talkers, "--cache-reuse", 1, "0", Fate::ignored, ""},
+    {talkers, "--rope-scale --rope-freq-scale", 1, "1", Fate::ignored, ""},
+    {talkers, "--adaptive-target --sleep-idle-seconds", 1, "-1", Fate::ignored, ""},
     {talkers, "--rope-scaling --reasoning-format", 1, "none", Fate::ignored, ""},
     {talkers, "--reasoning-format -rea --reasoning --dtype --kv-cache-dtype", 1, "auto", Fate::ignored, ""},
-    {talkers,
-     "--mirostat-lr --mirostat-ent --xtc-threshold --dry-base --dry-allowed-length --dry-penalty-last-n "
-     "--dry-sequence-breaker --adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min",
-     1, "", Fate::ignored, ""},
+    {talkers, "--adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min", 1, "", Fate::ignored, ""},
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
     // -- what quire cannot do
@@ -126,19 +121,15 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "--grammar --grammar-file -j --json-schema -jf --json-schema-file", 1, "", Fate::refused,
      "each request names its own grammar or schema"},
     {talkers, "--samplers --sampler-seq --sampling-seq", 1, "", Fate::refused, "the order of sampling is fixed"},
-    {talkers,
-     "--mirostat --xtc-probability --dry-multiplier --dynatemp-range --dynatemp-exp --typical --typical-p "
-     "--top-nsigma --top-n-sigma --adaptive-target",
-     1, "", Fate::refused, "quire does not sample like that"},
+    {talkers, "--adaptive-target", 1, "", Fate::refused, "quire does not sample like that"},
     {talkers,
      "--rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor "
      "--yarn-attn-factor --yarn-beta-slow --yarn-beta-fast",
      1, "", Fate::refused, "positions are scaled as the model file says"},
     {talkers, "--override-kv", 1, "", Fate::refused, "what the model file says cannot be changed"},
-    {talkers, "--context-shift", 0, "", Fate::refused, "a full context ends the answer"},
     {talkers, "--cache-reuse", 1, "", Fate::refused, "only the beginning of a prompt is found again"},
-    {talkers, "-rea --reasoning --reasoning-format --reasoning-budget --reasoning-effort", 1, "",
-     Fate::refused, "quire does not steer a model's reasoning"},
+    {talkers, "-rea --reasoning --reasoning-format --reasoning-effort", 1, "", Fate::refused,
+     "quire does not steer a model's reasoning"},
     {talkers, "--rpc", 1, "", Fate::refused, "a model runs on the devices of one machine"},
     {talkers, "--dtype", 1, "", Fate::refused, "weights have the types of the file"},
     {server, "--quantization", 1, "", Fate::refused, "weights have the types of the file"},

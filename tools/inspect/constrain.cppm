@@ -38,7 +38,7 @@ module :private;
 namespace quire {
 
 std::shared_ptr<const TokenTrie> token_trie_of(const Tokenizer& tokenizer) {
-    return make_token_trie(tokenizer.vocab_size(), [&](Token t) { return tokenizer.bytes(t); }, tokenizer.end_tokens());
+    return make_token_trie(tokenizer, tokenizer.vocab_size());
 }
 
 // What one text makes of a constraint.

@@ -338,8 +338,8 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
     best_        = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
-    sampling_limits_ = {rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size),
-                        rows * ((l.vocab_size + 63) / 64)};
+    sampling_limits_ = {
+        rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size), rows * ((l.vocab_size + 63) / 64)};
     const std::size_t request =
         sampling_bytes(std::size_t(rows), std::size_t(sampling_limits_.uniforms), std::size_t(sampling_limits_.edits)) +
         std::size_t(sampling_limits_.mask_words) * 8;
@@ -653,10 +653,28 @@ void CudaBackend::sample(const StepPlan& plan) {
     auto* tasks = reinterpret_cast<cuda::SampleTask*>(host_sampling_ + at_tasks);
     n_answers_  = 0;
     for (const SamplingTask& t : sampling.tasks) {
-        *tasks++ = {
-            t.row,   t.chosen,           t.first_edit, t.n_edits, t.first_uniform, t.chosen >= 0 ? 1 : t.n_uniforms,
-            t.n_top, 2 * t.first_result, t.logprobs,   t.top_k,   t.temperature,   t.top_p,
-            t.min_p, t.only_edited,      t.first_mask < 0 ? -1 : 2 * t.first_mask}; // words of 32 bits
+        *tasks++   = {.row               = t.row,
+                      .chosen            = t.chosen,
+                      .first_edit        = t.first_edit,
+                      .n_edits           = t.n_edits,
+                      .first_draw        = t.first_uniform,
+                      .n_draws           = t.chosen >= 0 ? 1 : t.n_uniforms,
+                      .n_top             = t.n_top,
+                      .first_out         = 2 * t.first_result,
+                      .wants_logprobs    = t.logprobs,
+                      .only_edited       = t.only_edited,
+                      .first_mask        = t.first_mask < 0 ? -1 : 2 * t.first_mask, // words of 32 bits
+                      .top_n_sigma       = t.top_n_sigma,
+                      .top_k             = t.top_k,
+                      .typical_p         = t.typical_p,
+                      .top_p             = t.top_p,
+                      .min_p             = t.min_p,
+                      .xtc_threshold     = t.xtc_threshold,
+                      .temperature       = t.temperature,
+                      .dynatemp_range    = t.dynatemp_range,
+                      .dynatemp_exponent = t.dynatemp_exponent,
+                      .mirostat          = t.mirostat,
+                      .mu                = t.mu};
         n_answers_ = std::max(n_answers_, std::size_t(t.first_result + t.n_results()));
     }
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);

@@ -4,6 +4,7 @@ export module quire.text.grammar.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+export import quire.text.grammar.answer;
 export import quire.text.grammar.constraint;
 import quire.text.grammar.gbnf;
 import quire.text.grammar.grammar;
@@ -11,17 +12,19 @@ export import quire.text.grammar.json_schema;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
 import quire.text.grammar.structural_tag;
+import quire.text.tokenizer;
 
 export namespace quire {
 
 struct ConstraintSpec {
-    enum class Kind : std::uint8_t { json_object, json_schema, regex, choice, grammar, structural_tag };
-    Kind                     kind = Kind::json_object;
-    Json                     schema{};             // json_schema; structural_tag: vLLM's object
-    std::string              text{};               // regex (of the whole text); grammar (GBNF)
-    std::vector<std::string> choices{};            // choice
-    bool                     ordered       = true; // members come in the order of the schema's `properties`
-    bool                     plain_numbers = true; // integers are written as 12 only, not as 12.0 also
+    enum class Kind : std::uint8_t { any, json_object, json_schema, regex, choice, grammar, structural_tag };
+    Kind                       kind = Kind::any;     // any: only with `answer`
+    Json                       schema{};             // json_schema; structural_tag: vLLM's object
+    std::string                text{};               // regex (of the whole text); grammar (GBNF)
+    std::vector<std::string>   choices{};            // choice
+    bool                       ordered       = true; // members come in the order of the schema's `properties`
+    bool                       plain_numbers = true; // integers are written as 12 only, not as 12.0 also
+    std::optional<AnswerRules> answer{};             // reasoning before the text, or calls of tools in its place
 };
 
 // The largest schema, grammar, or list of choices.
@@ -34,9 +37,10 @@ Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spe
 // The same for a schema that is parsed already. A limit on its text is the caller's.
 Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options);
 
-// The token trie of a vocabulary: `bytes` of each token as they stand in a text, "" for tokens that stand for none.
-std::shared_ptr<const TokenTrie> make_token_trie(int vocab_size, const std::function<std::string(Token)>& bytes,
-                                                 std::vector<Token> ends);
+// The token trie of a vocabulary's first `vocab_size` tokens. Control tokens stand in it as control_bytes().
+std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int vocab_size);
+// Which of answer_marks() are control tokens of the vocabulary, and which end an answer.
+void find_controls(const Tokenizer& tokenizer, AnswerRules& rules);
 
 } // namespace quire
 
@@ -47,6 +51,7 @@ namespace quire {
 Result<GrammarSymbol> add_spec(Grammar& g, const ConstraintSpec& spec) {
     using Kind = ConstraintSpec::Kind;
     switch (spec.kind) {
+        case Kind::any: break;
         case Kind::json_object: return add_json_schema(g, Json{{"type", "object"}});
         case Kind::json_schema:
             return add_json_schema(g, spec.schema, {.ordered = spec.ordered, .plain_numbers = spec.plain_numbers});
@@ -88,16 +93,37 @@ Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spe
     if (bytes > most_constraint_bytes)
         return fail_with(ErrorKind::limit, "a constraint of ", bytes, " bytes; ", most_constraint_bytes,
                          " are allowed");
-    Grammar                     g;
-    const Result<GrammarSymbol> start = add_spec(g, spec);
-    return finished(std::move(g), start);
+    Grammar                      g;
+    std::optional<GrammarSymbol> text;
+    if (spec.kind != ConstraintSpec::Kind::any || !spec.answer) {
+        const Result<GrammarSymbol> made = add_spec(g, spec);
+        if (!made) return std::unexpected(made.error());
+        text = *made;
+    }
+    if (!spec.answer) return finished(std::move(g), *text);
+    const Result<GrammarSymbol> answer = add_answer(g, *spec.answer, text);
+    return finished(std::move(g), answer);
 }
 
-std::shared_ptr<const TokenTrie> make_token_trie(int vocab_size, const std::function<std::string(Token)>& bytes,
-                                                 std::vector<Token> ends) {
+std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int vocab_size) {
     std::vector<std::string> all;
-    for (Token t = 0; t < vocab_size; t++) all.push_back(bytes(t));
-    return std::make_shared<const TokenTrie>(all, std::move(ends));
+    for (Token t = 0; t < vocab_size; t++) {
+        std::string bytes = tokenizer.bytes(t);
+        if (tokenizer.type(t) == TokenType::control)
+            bytes = tokenizer.is_end(t) ? "" : control_bytes(tokenizer.piece(t));
+        else if (bytes.find_first_of("\xfe\xff") != std::string::npos)
+            bytes.clear(); // in no text, and marks of controls
+        all.push_back(std::move(bytes));
+    }
+    return std::make_shared<const TokenTrie>(all, tokenizer.end_tokens());
+}
+
+void find_controls(const Tokenizer& tokenizer, AnswerRules& rules) {
+    for (const std::string_view mark : answer_marks()) {
+        const Token t = tokenizer.find(mark);
+        if (t < 0 || tokenizer.type(t) != TokenType::control) continue;
+        (tokenizer.is_end(t) ? rules.ends : rules.controls).emplace_back(mark);
+    }
 }
 
 } // namespace quire

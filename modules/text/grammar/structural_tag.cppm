@@ -150,7 +150,7 @@ private:
     GrammarSymbol literal(std::string_view s) { return g_.optional(g_.pool.literal(s)); }
     // Any text in which none of these stands.
     GrammarSymbol without(const std::vector<std::string>& marks) {
-        const RegexId        any = g_.pool.repeat(g_.pool.bytes(ByteSet::range(0, 255)), 0, RegexPool::endless);
+        const RegexId        any = g_.pool.repeat(g_.pool.bytes(ByteSet::range(0, 0xfd)), 0, RegexPool::endless);
         std::vector<RegexId> all;
         for (const std::string& m : marks) all.push_back(g_.pool.literal(m));
         if (all.empty()) return g_.optional(any);

@@ -1,0 +1,57 @@
+// quire.schedule.request_check: whether a request can ever run with the memory there is, and if not, why, with the numbers. Owns nothing.
+export module quire.schedule.request_check;
+
+import quire.core.base;
+import quire.core.std;
+import quire.schedule.request;
+
+export namespace quire {
+
+struct RequestBounds {
+    int context = 0, max_sequences = 0, n_blocks = 0, block_size = 0;
+};
+
+// Error: why the request can never run.
+Result<void> check_request(const Request& request, const RequestBounds& bounds);
+// The sentence about a request that needs more than the `available` blocks, the others being pinned.
+std::string too_large(const Request& request, const RequestBounds& bounds, int available);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token.
+int blocks_needed(const Request& request, int block_size) {
+    const int n = int(request.prompt.size());
+    return request.generates() ? n / block_size + request.width() : (n + block_size - 1) / block_size;
+}
+
+std::string too_large(const Request& request, const RequestBounds& b, int available) {
+    const int width = request.generates() ? request.width() : 0;
+    return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b.block_size),
+               " blocks of ", b.block_size,
+               width > 1    ? cat(" with the first token of ", width, " sequences")
+               : width == 1 ? std::string(" with the token to generate")
+                            : std::string(),
+               "; the whole pool has ", b.n_blocks,
+               available < b.n_blocks ? cat(", ", b.n_blocks - available, " of them pinned") : "");
+}
+
+Result<void> check_request(const Request& request, const RequestBounds& b) {
+    const auto n = request.prompt.size();
+    if (n == 0) return fail("the prompt has no tokens; at least one is needed");
+    if (n + std::size_t(request.generates()) > std::size_t(b.context))
+        return fail_with(ErrorKind::limit, "the prompt has ", n, " tokens; ",
+                         request.generates() ? "with the one to generate " : "", "that is more than the context of ",
+                         b.context);
+    if (request.width() > b.max_sequences)
+        return fail_with(ErrorKind::limit, "the request needs ", request.width(), " sequences at once; ",
+                         b.max_sequences, " can run");
+    if (blocks_needed(request, b.block_size) > b.n_blocks)
+        return fail_with(ErrorKind::limit, too_large(request, b, b.n_blocks));
+    return {};
+}
+
+} // namespace quire

@@ -1,0 +1,74 @@
+// quire.serve.sampler_fields: the fields of requests that choose samplers beyond temperature, top-k, top-p and min-p, with llama.cpp's
+// names (docs/sampling.md). Owns nothing.
+export module quire.serve.sampler_fields;
+
+import quire.core.base;
+import quire.core.json;
+import quire.core.std;
+import quire.schedule.request;
+import quire.serve.json_fields;
+
+export namespace quire {
+
+// Samplers as a request or a flag names them: `dry.breakers` are texts here.
+struct SamplerChoice {
+    SamplingParams           params;
+    std::vector<std::string> dry_breakers{"\n", ":", "\"", "*"};
+};
+
+// Sets the samplers of `out`; where a request says nothing, to those of `otherwise`. The texts are DRY's breakers. `most_breakers`:
+// how many a request may have.
+std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
+                                        SamplingParams& out);
+
+// Fails where a sampler does not go with beam search, and switches the others off.
+void refuse_samplers(JsonFields& f, SamplingParams& params);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr int longest_breaker = 40; // bytes
+
+std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
+                                        SamplingParams& out) {
+    constexpr int         huge   = std::numeric_limits<int>::max();
+    const SamplingParams& d      = otherwise.params;
+    const auto            number = [&](const char* name, double least, double most, float usual, bool above = false) {
+        return float(f.number(name, least, most, double(usual), above));
+    };
+    out.top_n_sigma        = number("top_n_sigma", -1, 1e6, d.top_n_sigma);
+    out.typical_p          = number("typical_p", 0, 1, d.typical_p, true);
+    out.xtc_probability    = number("xtc_probability", 0, 1, d.xtc_probability);
+    out.xtc_threshold      = number("xtc_threshold", 0, 1, d.xtc_threshold);
+    out.dynatemp_range     = number("dynatemp_range", 0, 100, d.dynatemp_range);
+    out.dynatemp_exponent  = number("dynatemp_exponent", 0, 100, d.dynatemp_exponent);
+    out.mirostat           = f.integer("mirostat", 0, 2, d.mirostat);
+    out.mirostat_tau       = number("mirostat_tau", 0, 100, d.mirostat_tau);
+    out.mirostat_eta       = number("mirostat_eta", 0, 1, d.mirostat_eta);
+    out.dry.multiplier     = number("dry_multiplier", 0, 1000, d.dry.multiplier);
+    out.dry.base           = number("dry_base", 1, 1000, d.dry.base);
+    out.dry.allowed_length = f.integer("dry_allowed_length", 1, huge, d.dry.allowed_length);
+    out.dry.last_n         = f.integer("dry_penalty_last_n", -1, huge, d.dry.last_n);
+    if (!f.has("dry_sequence_breakers")) return otherwise.dry_breakers;
+    return f.texts("dry_sequence_breakers", most_breakers, longest_breaker);
+}
+
+void refuse_samplers(JsonFields& f, SamplingParams& params) {
+    const SamplingParams none;
+    const auto           refuse = [&](const char* name, bool on) {
+        if (on && f.has(name)) f.fail(name, cat(name, " does not go with beam search"));
+    };
+    refuse("top_n_sigma", params.top_n_sigma > 0);
+    refuse("typical_p", params.typical_p < 1);
+    refuse("xtc_probability", params.xtc_probability > 0);
+    refuse("dynatemp_range", params.dynatemp_range > 0);
+    refuse("mirostat", params.mirostat > 0);
+    refuse("dry_multiplier", params.dry.multiplier > 0);
+    params.mirostat = none.mirostat;
+    params.dry      = none.dry;
+}
+
+} // namespace quire

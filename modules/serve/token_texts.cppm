@@ -1,0 +1,51 @@
+// quire.serve.token_texts: texts of requests as tokens, where that takes a look at the whole vocabulary. **Owns** those made last.
+export module quire.serve.token_texts;
+
+import quire.core.base;
+import quire.core.recent;
+import quire.core.std;
+import quire.text.reasoning_budget;
+import quire.text.sequence_breakers;
+import quire.text.tokenizer;
+
+export namespace quire {
+
+// Any thread. The tokenizer must outlive it.
+class TokenTexts {
+public:
+    explicit TokenTexts(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+
+    std::shared_ptr<const SequenceBreakers> breakers(const std::vector<std::string>& texts);
+    // <think> and </think>.
+    std::shared_ptr<const ReasoningMarks> reasoning_marks();
+
+private:
+    static constexpr std::size_t most = 16;
+
+    const Tokenizer*                                                          tokenizer_;
+    std::mutex                                                                mutex_;
+    Recent<std::vector<std::string>, std::shared_ptr<const SequenceBreakers>> breakers_{most};
+    std::shared_ptr<const ReasoningMarks>                                     marks_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+// The lock is held while they are made: of several requests that need the same, one works and the others wait.
+std::shared_ptr<const SequenceBreakers> TokenTexts::breakers(const std::vector<std::string>& texts) {
+    std::scoped_lock lock(mutex_);
+    if (const auto* known = breakers_.find(texts)) return *known;
+    auto made = std::make_shared<const SequenceBreakers>(texts, *tokenizer_);
+    return breakers_.add(texts, std::move(made), [](auto&) {});
+}
+
+std::shared_ptr<const ReasoningMarks> TokenTexts::reasoning_marks() {
+    std::scoped_lock lock(mutex_);
+    if (!marks_) marks_ = std::make_shared<const ReasoningMarks>("<think>", "</think>", *tokenizer_);
+    return marks_;
+}
+
+} // namespace quire

@@ -1,0 +1,367 @@
+// The other APIs of the server: Anthropic's messages, OpenAI's responses, llama.cpp's own. Their requests become those of chats, and
+// their streams add up to their whole answers.
+#include <catch2/catch_test_macros.hpp>
+
+#include <nlohmann/json.hpp>
+
+#include "server_process.h"
+
+import quire.core.base;
+import quire.core.json;
+import quire.serve.answer;
+import quire.serve.api_error;
+import quire.serve.messages_api;
+import quire.serve.messages_request;
+import quire.serve.openai_request;
+import quire.text.tool_calls;
+import quire.core.std;
+
+using namespace quire;
+using namespace quire::testing;
+using Plain = nlohmann::json;
+
+namespace {
+
+ApiLimits limits() {
+    ApiLimits l;
+    l.models     = {"tiny"};
+    l.vocab_size = 100;
+    l.context    = 64;
+    return l;
+}
+
+Json json_of(const std::string& text) {
+    Result<Json> json = json_parse(text);
+    INFO(text);
+    REQUIRE(json.has_value());
+    return *json;
+}
+
+struct Event {
+    std::string name;
+    Json        data;
+};
+std::vector<Event> events_of(const std::string& body) {
+    std::vector<Event> out;
+    for (std::size_t at = 0; at < body.size();) {
+        const std::size_t end = body.find("\n\n", at);
+        REQUIRE(end != std::string::npos);
+        std::string text = body.substr(at, end - at);
+        at               = end + 2;
+        if (text.starts_with(":")) continue;
+        Event& e = out.emplace_back();
+        if (text.starts_with("event: ")) {
+            const std::size_t line = text.find('\n');
+            e.name                 = text.substr(7, line - 7);
+            text.erase(0, line + 1);
+        }
+        REQUIRE(text.starts_with("data: "));
+        e.data = json_of(text.substr(6));
+    }
+    return out;
+}
+
+Choice piece_of(std::vector<AnswerPart> parts, const std::string& finish = "") {
+    Choice c;
+    c.parts         = std::move(parts);
+    c.finish_reason = finish;
+    return c;
+}
+AnswerPart text_part(const std::string& text) { return {AnswerPart::Kind::content, text, {}}; }
+AnswerPart thought(const std::string& text) { return {AnswerPart::Kind::reasoning, text, {}}; }
+AnswerPart call(const std::string& name, const std::string& arguments) {
+    return {AnswerPart::Kind::call, "", {name, arguments}};
+}
+
+// The stream of an answer whose parts come in these pieces, and the same parts as a whole answer.
+struct Both {
+    std::vector<Event> events;
+    Json               whole;
+};
+Both both(const std::function<std::unique_ptr<AnswerRenderer>()>& make, std::vector<Choice> pieces,
+          const Usage& usage) {
+    Both        out;
+    Choice      all;
+    const auto  stream = make();
+    std::string text   = stream->begin(usage);
+    for (Choice& c : pieces) {
+        append(all.parts, c.parts);
+        all.finish_reason = c.finish_reason;
+        all.stop_string   = c.stop_string;
+        text += stream->piece(c, usage);
+    }
+    text += stream->end(usage);
+    out.events = events_of(text);
+    out.whole  = json_of(make()->response(std::array{all}, usage));
+    return out;
+}
+
+// Adds up a stream as Anthropic's clients do.
+Json accumulate_message(const std::vector<Event>& events) {
+    Json                     message;
+    std::vector<std::string> inputs;
+    int                      open = -1;
+    for (const Event& e : events) {
+        CHECK(e.data["type"] == e.name);
+        if (e.name == "message_start") {
+            CHECK(message.is_null());
+            message = e.data["message"];
+        } else if (e.name == "content_block_start") {
+            CHECK(open == -1);
+            open = e.data["index"];
+            CHECK(open == int(message["content"].size()));
+            message["content"].push_back(e.data["content_block"]);
+            inputs.emplace_back();
+        } else if (e.name == "content_block_delta") {
+            CHECK(e.data["index"] == open);
+            const Json& d    = e.data["delta"];
+            Json&       last = message["content"].back();
+            if (d["type"] == "text_delta")
+                last["text"] = last["text"].get<std::string>() + d["text"].get<std::string>();
+            else if (d["type"] == "thinking_delta")
+                last["thinking"] = last["thinking"].get<std::string>() + d["thinking"].get<std::string>();
+            else {
+                CHECK(d["type"] == "input_json_delta");
+                inputs.back() += d["partial_json"].get<std::string>();
+                last["input"] = json_of(inputs.back());
+            }
+        } else if (e.name == "content_block_stop") {
+            CHECK(e.data["index"] == open);
+            open = -1;
+        } else if (e.name == "message_delta") {
+            CHECK(open == -1);
+            message.update(e.data["delta"]);
+            message["usage"].update(e.data["usage"]);
+        } else CHECK((e.name == "message_stop" || e.name == "ping"));
+    }
+    REQUIRE(!events.empty());
+    CHECK(events.back().name == "message_stop");
+    return message;
+}
+
+const char* weather_tool =
+    R"({"name":"weather","description":"d","input_schema":{"type":"object","properties":{"city":{"type":"string"}}}})";
+
+Parsed<GenerationRequest> messages(const std::string& fields, bool count = false) {
+    return parse_messages_request("{\"max_tokens\":8," + fields + "}", limits(), count);
+}
+
+Plain user(const std::string& text) { return Plain::array({{{"role", "user"}, {"content", text}}}); }
+
+Server& dialect_server() {
+    static Server server({"--tool-format", "hermes"});
+    return server;
+}
+
+} // namespace
+
+TEST_CASE("messages become a chat", "[dialects]") {
+    const auto r = messages(
+        R"("system":[{"type":"text","text":"be "},{"type":"text","text":"kind","cache_control":{"type":"ephemeral"}}],
+           "messages":[{"role":"user","content":"a"},{"role":"user","content":[{"type":"text","text":"b"}]},
+             {"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":""},{"type":"text","text":"c"},
+               {"type":"tool_use","id":"t1","name":"weather","input":{"city":"Ulm"}}]},
+             {"role":"user","content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"sun"}]},
+               {"type":"text","text":"and?"}]}],
+           "tools":[)" +
+        std::string(weather_tool) + R"(],"tool_choice":{"type":"auto","disable_parallel_tool_use":true},
+           "stop_sequences":["X"],"temperature":0.5,"top_p":0.9,"top_k":7,"min_p":0.1,"metadata":{"user_id":"u"},
+           "thinking":{"type":"enabled","budget_tokens":4})");
+    INFO((r ? "" : r.error().message));
+    REQUIRE(r.has_value());
+    const auto& m = r->conversation.input.messages;
+    REQUIRE(m.size() == 5);
+    CHECK(m[0] == json_of(R"({"role":"system","content":"be kind"})"));
+    CHECK(m[1] == json_of(R"({"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]})"));
+    CHECK(m[2]["reasoning_content"] == "hm");
+    CHECK(m[2]["content"] == "c");
+    CHECK(m[2]["tool_calls"][0]["function"] == json_of(R"({"name":"weather","arguments":{"city":"Ulm"}})"));
+    CHECK(m[3] == json_of(R"({"role":"tool","tool_call_id":"t1","name":"weather","content":"sun"})"));
+    CHECK(m[4] == json_of(R"({"role":"user","content":"and?"})"));
+    CHECK(r->tool_use.tools[0]["function"]["parameters"]["type"] == "object");
+    CHECK(!r->tool_use.parallel);
+    CHECK(r->stop == std::vector<std::string>{"X"});
+    CHECK(r->max_tokens == 8);
+    CHECK(r->request.sampling.temperature == 0.5f);
+    CHECK(r->request.sampling.top_k == 7);
+    CHECK(r->request.sampling.min_p == 0.1f);
+    CHECK(r->conversation.input.variables["enable_thinking"] == true);
+    CHECK(r->unknown.empty());
+
+    const auto prefill = messages(R"("messages":[{"role":"user","content":"a"},{"role":"assistant","content":"The"}])");
+    REQUIRE(prefill.has_value());
+    CHECK(prefill->conversation.continue_final);
+    CHECK(parse_messages_request(R"({"messages":[{"role":"user","content":"a"}]})", limits(), true).has_value());
+    CHECK(messages(R"("messages":[{"role":"user","content":"a"}],"odd":1)")->unknown ==
+          std::vector<std::string>{"odd"});
+}
+
+TEST_CASE("messages that are malformed are refused with their place", "[dialects]") {
+    const std::string ask = R"("messages":[{"role":"user","content":"a"}])";
+    const auto        why = [](const std::string& fields) {
+        const auto r = messages(fields);
+        return r ? "fine" : r.error().message;
+    };
+    const auto says = [&](const std::string& fields, const std::string& part) {
+        const std::string said = why(fields);
+        INFO(fields << ": " << said);
+        CHECK(said.find(part) != std::string::npos);
+    };
+    CHECK(parse_messages_request("{" + ask + "}", limits(), false).error().message == "max_tokens: Field required");
+    says("\"system\":\"a\"", "messages: Field required");
+    says(R"("messages":[])", "at least one message");
+    says(R"("messages":{})", "messages is an object");
+    says(R"("messages":[3])", "messages[0] is an integer");
+    says(R"("messages":[{"role":"tool","content":"a"}])", "messages.0.role");
+    says(R"("messages":[{"role":"user"}])", "messages.0.content: Field required");
+    says(R"("messages":[{"role":"user","content":[]}])", "is empty");
+    says(R"("messages":[{"role":"user","content":[3]}])", "messages.0.content.0");
+    says(R"("messages":[{"role":"user","content":[{"type":"image","source":{}}]}])",
+         "messages.0.content.0: a block of type 'image'");
+    says(R"("messages":[{"role":"user","content":[{"type":"text","text":3}]}])", "messages.0.content.0.text");
+    says(R"("messages":[{"role":"user","content":[{"type":"tool_result","tool_use_id":"x","content":"1"}]}])", "'x'");
+    says(
+        R"("messages":[{"role":"user","content":"a"},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"n","input":{}}]}])",
+        "without a tool_result in the next message: t");
+    says(R"("messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"n","input":3}]}])",
+         "messages.0.content.0.input");
+    says(R"("system":3,)" + ask, "system: it is an integer");
+    says(ask + R"(,"tools":[{"type":"web_search_20250305","name":"w"}])", "tools.0: a tool of type");
+    says(ask + R"(,"tools":[{"name":"w"}])", "tools.0.input_schema");
+    says(ask + R"(,"tool_choice":"auto")", "tool_choice: it is a string");
+    says(ask + R"(,"tool_choice":{"type":"tool"})", "tool_choice: its type");
+    says(ask + R"(,"stop_sequences":[""])", "stop_sequences has an empty string");
+    says(ask + R"(,"thinking":{"type":"enabled"})", "thinking.budget_tokens: Field required");
+    says(ask + R"(,"thinking":{"type":"enabled","budget_tokens":8})", "less than max_tokens");
+    says(ask + R"(,"n":2)", "n belongs to /v1/chat/completions");
+    says(ask + R"(,"mcp_servers":[{}])", "mcp_servers: it is not supported");
+    says(ask + R"(,"temperature":"hot")", "temperature is a string");
+    CHECK(messages(R"("max_tokens":-1,)" + ask).error().param == "max_tokens");
+}
+
+TEST_CASE("a stream of messages adds up to the whole message", "[dialects]") {
+    ResponseHead head;
+    head.id          = "1";
+    head.model       = "tiny";
+    head.chat        = true;
+    const auto  make = [&] { return messages_renderer(head); };
+    const Usage usage{10, 5, 4};
+
+    Both b = both(make,
+                  {piece_of({thought("I ")}), piece_of({thought("see"), text_part("\n\n")}),
+                   piece_of({text_part("It "), text_part("is"), call("weather", R"({"city":"Ulm"})"), text_part("\n")}),
+                   piece_of({call("weather", "{}"), text_part("done")}), piece_of({}, "tool_calls")},
+                  usage);
+    CHECK(accumulate_message(b.events) == b.whole);
+    const Json& content = b.whole["content"];
+    REQUIRE(content.size() == 5);
+    CHECK(content[0] == json_of(R"({"type":"thinking","thinking":"I see","signature":""})"));
+    CHECK(content[1] == json_of(R"({"type":"text","text":"\n\nIt is"})"));
+    CHECK(content[2]["input"] == json_of(R"({"city":"Ulm"})"));
+    CHECK(content[2]["id"] != content[3]["id"]);
+    CHECK(content[4]["text"] == "done");
+    CHECK(b.whole["stop_reason"] == "tool_use");
+    CHECK(b.whole["stop_sequence"].is_null());
+    CHECK(b.whole["usage"]["input_tokens"] == 6);
+    CHECK(b.whole["usage"]["cache_read_input_tokens"] == 4);
+    CHECK(b.whole["usage"]["output_tokens"] == 5);
+
+    Choice stopped      = piece_of({text_part("a")}, "stop");
+    stopped.stop_string = "END";
+    b                   = both(make, {stopped}, usage);
+    CHECK(accumulate_message(b.events) == b.whole);
+    CHECK(b.whole["stop_reason"] == "stop_sequence");
+    CHECK(b.whole["stop_sequence"] == "END");
+    b = both(make, {piece_of({}, "length")}, usage);
+    CHECK(accumulate_message(b.events) == b.whole);
+    CHECK(b.whole["content"] == json_of(R"([{"type":"text","text":""}])"));
+    CHECK(b.whole["stop_reason"] == "max_tokens");
+
+    const auto failed = events_of(make()->failure({500, "why", "", ""}));
+    REQUIRE(failed.size() == 1);
+    CHECK(failed[0].name == "error");
+    CHECK(failed[0].data["error"] == json_of(R"({"type":"api_error","message":"why"})"));
+    CHECK(events_of(std::string(make()->out_of_memory()))[0].data["type"] == "error");
+    CHECK(events_of(make()->ping())[0].data["type"] == "ping");
+}
+
+TEST_CASE("/v1/messages answers as the chat does", "[server][dialects]") {
+    const Server& s = dialect_server();
+    const Plain   chat =
+        s.ask("/v1/chat/completions", {{"messages", user("Hello")}, {"max_tokens", 12}, {"temperature", 0}});
+    const Plain body{{"model", ""}, {"messages", user("Hello")}, {"max_tokens", 12}, {"temperature", 0}};
+    Plain       whole = s.ask("/v1/messages", body);
+    CHECK(whole["type"] == "message");
+    CHECK(whole["content"][0]["text"] == chat["choices"][0]["message"]["content"]);
+    CHECK(whole["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]);
+    CHECK(whole["usage"]["input_tokens"].get<int>() + whole["usage"]["cache_read_input_tokens"].get<int>() ==
+          chat["usage"]["prompt_tokens"].get<int>());
+    CHECK(s.ask("/v1/messages/count_tokens", {{"messages", user("Hello")}})["input_tokens"] ==
+          chat["usage"]["prompt_tokens"]);
+
+    Plain streamed     = body;
+    streamed["stream"] = true;
+    const Reply r      = s.post("/v1/messages", streamed);
+    CHECK(r.headers.at("content-type") == "text/event-stream");
+    Json added = accumulate_message(events_of(r.body));
+    CHECK(Plain::parse(added["content"].dump()) == whole["content"]);
+    CHECK(added["stop_reason"].dump() == whole["stop_reason"].dump());
+
+    // A stop sequence out of the middle of the answer.
+    const std::string text = whole["content"][0]["text"];
+    Plain             cut  = body;
+    cut["stop_sequences"]  = Plain::array({text.substr(text.size() / 2, 3)});
+    const Plain stopped    = s.ask("/v1/messages", cut);
+    CHECK(stopped["stop_reason"] == "stop_sequence");
+    CHECK(stopped["stop_sequence"] == cut["stop_sequences"][0]);
+}
+
+TEST_CASE("/v1/messages has Anthropic's errors and keys", "[server][dialects]") {
+    const Server& s   = dialect_server();
+    const Reply   bad = s.post("/v1/messages", {{"messages", user("a")}});
+    CHECK(bad.status == 400);
+    CHECK(Plain::parse(bad.body) ==
+          Plain::parse(
+              R"({"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: Field required"}})"));
+    CHECK(s.post("/v1/messages", {{"model", "other"}, {"max_tokens", 1}, {"messages", user("a")}}).status == 404);
+    CHECK(s.client().post("/v1/messages", "{").status == 400);
+    std::string longest;
+    for (int i = 0; i < 4000; i++) longest += "word ";
+    const Reply big = s.post("/v1/messages", {{"max_tokens", 1}, {"messages", user(longest)}});
+    CHECK(big.status == 400);
+    CHECK(has(big.body, "maximum context length"));
+    CHECK(s.ask("/v1/messages", {{"max_tokens", 1}, {"messages", user("a")}})["usage"]["output_tokens"] == 1);
+
+    const Server locked({"--api-key", "secret"});
+    const Plain  ask{{"max_tokens", 1}, {"messages", user("a")}};
+    const Reply  refused = locked.post("/v1/messages", ask);
+    CHECK(refused.status == 401);
+    CHECK(Plain::parse(refused.body)["error"]["type"] == "authentication_error");
+    CHECK(locked.post("/v1/messages", ask, "x-api-key: secret\r\nanthropic-version: 2023-06-01\r\n").status == 200);
+}
+
+TEST_CASE("an answer that only calls tools may have no content under any template", "[server][dialects]") {
+    const Server& s = dialect_server();
+    const Plain   call{{"id", "c1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{}"}}}};
+    const Plain   history = Plain::array({{{"role", "user"}, {"content", "a"}},
+                                          {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", {call}}},
+                                          {{"role", "tool"}, {"tool_call_id", "c1"}, {"content", "1"}}});
+    CHECK(s.post("/v1/chat/completions", {{"messages", history}, {"max_tokens", 1}}).status == 200);
+    const Server chatml({"--chat-template", "chatml"});
+    CHECK(chatml.post("/v1/chat/completions", {{"messages", history}, {"max_tokens", 1}}).status == 200);
+}
+
+TEST_CASE("ping, load and any name for the model", "[server][dialects]") {
+    const Server s({"--any-model-name"});
+    CHECK(s.get("/ping").status == 200);
+    CHECK(s.client().post("/ping", "").status == 200);
+    CHECK(Plain::parse(s.get("/load").body) == Plain{{"server_load", 0}});
+    CHECK(s.ask("/v1/chat/completions", {{"model", "gpt-x"}, {"messages", user("a")}, {"max_tokens", 1}})["model"] ==
+          "gpt-x");
+    CHECK(s.ask("/v1/completions", {{"model", "b/c"}, {"prompt", "a"}, {"max_tokens", 1}})["model"] == "b/c");
+    CHECK(s.ask("/v1/messages", {{"model", "claude"}, {"messages", user("a")}, {"max_tokens", 1}})["model"] ==
+          "claude");
+    CHECK(s.ask("/v1/embeddings", {{"model", "e"}, {"input", "a"}})["model"] == "e");
+    CHECK(s.post("/v1/completions", {{"model", std::string(300, 'a')}, {"prompt", "a"}}).status == 400);
+    CHECK(s.post("/v1/completions", {{"model", 3}, {"prompt", "a"}}).status == 400);
+}

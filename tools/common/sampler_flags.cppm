@@ -1,0 +1,68 @@
+// quire.tools.common.sampler_flags: the flags of samplers beyond temperature, top-k, top-p and min-p, with llama.cpp's names. Owns nothing.
+module;
+
+#include <CLI/CLI.hpp>
+
+export module quire.tools.common.sampler_flags;
+
+import quire.core.base;
+import quire.core.std;
+import quire.schedule.request;
+import quire.serve.sampler_fields;
+import quire.tools.common.engine_flags;
+
+export namespace quire {
+
+void add_sampler_flags(CLI::App& app, SamplerChoice& choice);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
+    SamplingParams& p      = choice.params;
+    const auto      number = [&](const char* name, float& value, double least, double most, const char* what) {
+        app.add_option(name, value, what)->check(within(least, most))->capture_default_str();
+    };
+    number("--top-n-sigma,--top-nsigma", p.top_n_sigma, -1, 1e6,
+           "choose from tokens within so many standard deviations of the best logit; 0 or -1: all");
+    app.add_option("--typical,--typical-p", p.typical_p,
+                   "choose from the tokens closest to the mean surprise with this total probability; 1: all")
+        ->check(within(1e-9, 1, "above 0, at most 1"))
+        ->capture_default_str();
+    number("--xtc-probability", p.xtc_probability, 0, 1,
+           "how often the likeliest tokens but the last of them are left out");
+    number("--xtc-threshold", p.xtc_threshold, 0, 1, "which: those of at least this probability; above 0.5: none");
+    number("--dynatemp-range", p.dynatemp_range, 0, 100,
+           "the temperature varies by so much in both directions, with the entropy");
+    number("--dynatemp-exp", p.dynatemp_exponent, 0, 100, "exponent of that");
+    app.add_option("--mirostat", p.mirostat, "1 or 2: mirostat, in place of all other samplers but the temperature")
+        ->check(within(0, 2))
+        ->capture_default_str();
+    number("--mirostat-ent", p.mirostat_tau, 0, 100, "the surprise that mirostat aims at, in bits");
+    number("--mirostat-lr", p.mirostat_eta, 0, 1, "how fast mirostat corrects itself");
+    number("--dry-multiplier", p.dry.multiplier, 0, 1000, "DRY: the penalty of a token that continues a repetition");
+    number("--dry-base", p.dry.base, 1, 1000, "DRY: the penalty grows by this factor with each token");
+    app.add_option("--dry-allowed-length", p.dry.allowed_length, "DRY: shorter repetitions cost nothing")
+        ->check(within(1, 1 << 24))
+        ->capture_default_str();
+    app.add_option("--dry-penalty-last-n", p.dry.last_n, "DRY: number of last tokens it looks at; -1: all")
+        ->check(within(-1, 1 << 24))
+        ->capture_default_str();
+    app.add_option_function<std::vector<std::string>>(
+           "--dry-sequence-breaker",
+           [&choice](const std::vector<std::string>& texts) {
+               choice.dry_breakers = texts;
+               if (texts == std::vector<std::string>{"none"}) choice.dry_breakers.clear();
+           },
+           "DRY: no repetition reaches across one of these texts; several times; none: no text is one")
+        ->check([](const std::string& text) {
+            return text.empty() || text.size() > 40 ? std::string("a text of 1 to 40 bytes is needed") : std::string();
+        })
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->default_str("\"\\n\" \":\" \"\\\"\" \"*\"");
+}
+
+} // namespace quire
