@@ -161,7 +161,7 @@ TEST_CASE("a full context says so", "[chat]") {
                     "Hi\na question of more than forty tokens, surely, since it goes on and on and on and on and on, "
                     "and on and on, and does not end before it has had all of its forty tokens, or more than that\n");
     CHECK(has(longer.err, "The message is too long: it has "));
-    CHECK(has(longer.err, " tokens and the context 40.\n"));
+    CHECK(has(longer.err, " tokens, with the chat template, and the context 40.\n"));
 }
 
 TEST_CASE("a long conversation goes on without its oldest messages", "[chat]") {

@@ -13,6 +13,8 @@ import quire.serve.api_error;
 import quire.serve.messages_api;
 import quire.serve.messages_request;
 import quire.serve.openai_request;
+import quire.serve.responses_api;
+import quire.serve.responses_request;
 import quire.text.tool_calls;
 import quire.core.std;
 
@@ -364,4 +366,356 @@ TEST_CASE("ping, load and any name for the model", "[server][dialects]") {
     CHECK(s.ask("/v1/embeddings", {{"model", "e"}, {"input", "a"}})["model"] == "e");
     CHECK(s.post("/v1/completions", {{"model", std::string(300, 'a')}, {"prompt", "a"}}).status == 400);
     CHECK(s.post("/v1/completions", {{"model", 3}, {"prompt", "a"}}).status == 400);
+}
+
+namespace {
+
+Parsed<ResponsesRequest> responses(const std::string& fields) {
+    return parse_responses_request("{" + fields + "}", limits());
+}
+
+// Adds up a stream as OpenAI's clients do, and checks that its events come in order. The last event has the whole response.
+Json accumulate_response(const std::vector<Event>& events) {
+    Json output = Json::array(), last;
+    for (std::size_t i = 0; i < events.size(); i++) {
+        const auto& [name, data] = events[i];
+        CHECK(data["type"] == name);
+        CHECK(data["sequence_number"] == int(i));
+        if (i == 0) CHECK(name == "response.created");
+        else if (i == 1) CHECK(name == "response.in_progress");
+        else if (name == "response.output_item.added") {
+            CHECK(data["output_index"] == int(output.size()));
+            CHECK(data["item"]["status"] == "in_progress");
+            output.push_back(data["item"]);
+        } else if (name == "response.output_item.done") {
+            CHECK(data["item"]["id"] == output.back()["id"]);
+            if (output.back().contains("content")) CHECK(data["item"]["content"] == output.back()["content"]);
+            else CHECK(data["item"]["arguments"] == output.back()["arguments"]);
+            output.back()["status"] = data["item"]["status"];
+        } else if (i + 1 == events.size()) last = data["response"];
+        else {
+            CHECK(data["item_id"] == output.back()["id"]);
+            CHECK(data["output_index"] == int(output.size()) - 1);
+            Json& item = output.back();
+            if (name == "response.content_part.added") item["content"].push_back(data["part"]);
+            else if (name == "response.output_text.delta" || name == "response.reasoning_text.delta") {
+                Json& part   = item["content"][0];
+                part["text"] = part["text"].get<std::string>() + data["delta"].get<std::string>();
+                if (data.contains("logprobs"))
+                    for (const Json& one : data["logprobs"]) part["logprobs"].push_back(one);
+            } else if (name == "response.function_call_arguments.delta")
+                item["arguments"] = item["arguments"].get<std::string>() + data["delta"].get<std::string>();
+            else if (name == "response.function_call_arguments.done") CHECK(item["arguments"] == data["arguments"]);
+            else if (name == "response.content_part.done") CHECK(data["part"] == item["content"][0]);
+            else CHECK(data["text"] == item["content"][0]["text"]);
+        }
+    }
+    CHECK(last["output"] == output);
+    return last;
+}
+
+} // namespace
+
+TEST_CASE("responses become a chat", "[dialects]") {
+    const auto r = responses(
+        R"("instructions":"be kind","input":[{"role":"user","content":[{"type":"input_text","text":"a"}]},
+             {"type":"reasoning","id":"rs_1","summary":[],"content":[{"type":"reasoning_text","text":"hm"}]},
+             {"type":"message","role":"assistant","content":[{"type":"output_text","text":"b","annotations":[]}]},
+             {"type":"function_call","call_id":"c1","name":"f","arguments":"{\"x\":1}","id":"fc_1","status":"completed"},
+             {"type":"function_call","call_id":"c2","name":"g","arguments":"{}"},
+             {"type":"function_call_output","call_id":"c2","output":"two"},
+             {"type":"function_call_output","call_id":"c1","output":[{"type":"input_text","text":"one"}]},
+             {"role":"developer","content":"go on"}],
+           "tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"}},
+             {"type":"function","name":"g","parameters":{"type":"object"}}],
+           "tool_choice":{"type":"allowed_tools","mode":"auto","tools":[{"type":"function","name":"g"}]},
+           "text":{"format":{"type":"json_schema","name":"n","schema":{"type":"object"}}},"max_output_tokens":9,
+           "temperature":0.5,"parallel_tool_calls":false,"store":true,"truncation":"auto","metadata":{"k":"v"},
+           "include":["message.output_text.logprobs"],"top_logprobs":2,"reasoning":{"effort":"none"},"seed":5)");
+    INFO((r ? "" : r.error().message));
+    REQUIRE(r.has_value());
+    const auto& g = r->generation;
+    const auto& m = g.conversation.input.messages;
+    REQUIRE(m.size() == 6);
+    CHECK(m[0] == json_of(R"({"role":"system","content":"be kind"})"));
+    CHECK(m[1] == json_of(R"({"role":"user","content":"a"})"));
+    CHECK(m[2]["content"] == "b");
+    CHECK(m[2]["reasoning_content"] == "hm");
+    CHECK(m[2]["tool_calls"].size() == 2);
+    CHECK(m[2]["tool_calls"][0]["function"] == json_of(R"({"name":"f","arguments":{"x":1}})"));
+    CHECK(m[3] == json_of(R"({"role":"tool","tool_call_id":"c2","name":"g","content":"two"})"));
+    CHECK(m[5] == json_of(R"({"role":"developer","content":"go on"})"));
+    CHECK(g.tool_use.tools.size() == 1);
+    CHECK(!g.tool_use.parallel);
+    CHECK(g.constraint.has_value());
+    CHECK(g.max_tokens == 9);
+    CHECK(g.logprobs);
+    CHECK(g.request.sampling.logprobs == 2);
+    CHECK(g.request.sampling.seed == 5);
+    CHECK(g.conversation.input.variables["enable_thinking"] == false);
+    CHECK(g.unknown.empty());
+    CHECK(r->echo["instructions"] == "be kind");
+    CHECK(r->echo["metadata"] == json_of(R"({"k":"v"})"));
+    CHECK(r->echo["store"] == false);
+    const auto text = responses(R"("input":"Hello")");
+    REQUIRE(text.has_value());
+    CHECK(text->generation.conversation.input.messages[0]["content"] == "Hello");
+    // What the assistant said last is not continued.
+    CHECK(!responses(R"("input":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}])")
+               ->generation.conversation.continue_final);
+}
+
+TEST_CASE("responses that are malformed are refused with their place", "[dialects]") {
+    const auto says = [](const std::string& fields, const std::string& param, const std::string& part) {
+        const auto r = responses(fields);
+        INFO(fields << ": " << (r ? "fine" : r.error().message));
+        REQUIRE(!r.has_value());
+        CHECK(r.error().status == 400);
+        CHECK(r.error().param == param);
+        CHECK(r.error().message.find(part) != std::string::npos);
+    };
+    const std::string ask = R"("input":"a")";
+    says("", "input", "input is missing");
+    says(R"("input":3)", "input", "input is an integer");
+    says(R"("input":[])", "input", "input is empty");
+    says(R"("input":["a"])", "input", "input[0] is a string");
+    says(R"("input":[{"role":"robot","content":"a"}])", "input", "input[0].role");
+    says(R"("input":[{"role":"user"}])", "input", "input[0] has no content");
+    says(R"("input":[{"role":"user","content":[{"type":"input_image","image_url":"x"}]}])", "input", "'input_image'");
+    says(R"("input":[{"type":"web_search_call"}])", "input", "'web_search_call'");
+    says(R"("input":[{"type":"item_reference","id":"x"}])", "input", "nothing is stored here");
+    says(R"("input":[{"type":"function_call_output","call_id":"x","output":"1"}])", "input",
+         "No tool call found for function call output with call_id x.");
+    says(R"("input":[{"type":"function_call","call_id":"x","name":"f","arguments":"{}"}])", "input",
+         "No tool output found for function call x.");
+    says(R"("input":[{"type":"function_call","call_id":"x","name":"f","arguments":"[]"}])", "input", "arguments");
+    says(ask + R"(,"previous_response_id":"resp_1")", "previous_response_id", "nothing is stored here");
+    says(ask + R"(,"conversation":"c")", "conversation", "nothing is stored here");
+    says(ask + R"(,"background":true)", "background", "nothing is stored here");
+    says(ask + R"(,"store":"yes")", "store", "store is a string");
+    says(ask + R"(,"tools":[{"type":"web_search"}])", "tools[0].type", "only tools of type function");
+    says(ask + R"(,"tools":[{"type":"function"}])", "tools[0].name", "tools[0].name");
+    says(ask + R"(,"tool_choice":{"type":"allowed_tools","tools":[]})", "tool_choice", "allows none");
+    says(ask + R"(,"text":{"format":{"type":"json_schema"}})", "text.format", "with a schema");
+    says(ask + R"(,"reasoning":{"effort":3})", "reasoning.effort", "has to be a string");
+    says(ask + R"(,"max_output_tokens":0)", "max_output_tokens", "in 1..");
+    says(ask + R"(,"truncation":"some")", "truncation", "auto or disabled");
+    says(ask + R"(,"metadata":{"a":1})", "metadata", "object of at most 16 strings");
+    says(ask + R"(,"include":"all")", "include", "list of strings");
+    says(ask + R"(,"messages":[])", "messages", "belongs to /v1/chat/completions");
+    says(ask + R"(,"temperature":"hot")", "temperature", "temperature is a string");
+}
+
+TEST_CASE("a stream of a response adds up to the whole response", "[dialects]") {
+    ResponseHead head;
+    head.id          = "1";
+    head.model       = "tiny";
+    head.chat        = true;
+    head.logprobs    = true;
+    const auto  make = [&] { return responses_renderer(head, json_of(R"({"store":false,"tools":[]})")); };
+    const Usage usage{10, 5, 4, 2};
+
+    Choice first = piece_of({thought("I ")});
+    Choice said  = piece_of({text_part("It "), text_part("is"), call("weather", R"({"city":"Ulm"})"), text_part("\n")});
+    Both   b     = both(
+        make, {first, piece_of({thought("see")}), said, piece_of({call("weather", "{}")}), piece_of({}, "tool_calls")},
+        usage);
+    CHECK(accumulate_response(b.events) == b.whole);
+    CHECK(b.events.back().name == "response.completed");
+    const Json& output = b.whole["output"];
+    REQUIRE(output.size() == 4);
+    CHECK(output[0]["content"] == json_of(R"([{"type":"reasoning_text","text":"I see"}])"));
+    CHECK(output[1]["content"][0]["text"] == "It is");
+    CHECK(output[2]["arguments"] == R"({"city":"Ulm"})");
+    CHECK(output[2]["call_id"] != output[3]["call_id"]);
+    CHECK(b.whole["status"] == "completed");
+    CHECK(b.whole["usage"] ==
+          json_of(R"({"input_tokens":10,"input_tokens_details":{"cached_tokens":4,"cache_write_tokens":0},
+                      "output_tokens":5,"output_tokens_details":{"reasoning_tokens":2},"total_tokens":15})"));
+
+    Choice cut                         = piece_of({text_part("ab")}, "length");
+    cut.logprobs.emplace_back().chosen = SpelledLogprob{3, "ab", -0.5f};
+    b                                  = both(make, {cut}, usage);
+    CHECK(b.events.back().name == "response.incomplete");
+    CHECK(b.whole["incomplete_details"]["reason"] == "max_output_tokens");
+    CHECK(b.whole["output"][0]["status"] == "incomplete");
+    const Json streamed = accumulate_response(b.events);
+    CHECK(streamed["output"][0]["content"][0]["logprobs"][0]["token"] == "ab");
+
+    const auto stream = make();
+    const auto failed = events_of(stream->begin(usage) + stream->failure({500, "why", "", ""}));
+    CHECK(failed.back().name == "response.failed");
+    CHECK(failed.back().data["response"]["status"] == "failed");
+    CHECK(failed.back().data["response"]["error"]["message"] == "why");
+    CHECK(events_of(std::string(stream->out_of_memory()))[0].name == "error");
+}
+
+TEST_CASE("/v1/responses answers as the chat does", "[server][dialects]") {
+    const Server& s = dialect_server();
+    const Plain   chat =
+        s.ask("/v1/chat/completions", {{"messages", user("Hello")}, {"max_tokens", 12}, {"temperature", 0}});
+    const Plain body{{"input", "Hello"}, {"max_output_tokens", 12}, {"temperature", 0}};
+    const Plain whole = s.ask("/v1/responses", body);
+    CHECK(whole["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]);
+    CHECK(whole["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]);
+    CHECK(whole["usage"]["output_tokens"] == chat["usage"]["completion_tokens"]);
+    Plain streamed      = body;
+    streamed["stream"]  = true;
+    streamed["include"] = {"message.output_text.logprobs"};
+    const Reply r       = s.post("/v1/responses", streamed);
+    const Json  added   = accumulate_response(events_of(r.body));
+    CHECK(added["output"][0]["content"][0]["text"].get<std::string>() ==
+          whole["output"][0]["content"][0]["text"].get<std::string>());
+    // The end token has no text.
+    CHECK(int(added["output"][0]["content"][0]["logprobs"].size()) + (whole["status"] == "completed" ? 1 : 0) ==
+          whole["usage"]["output_tokens"].get<int>());
+
+    // An object by a schema.
+    const Plain schema{{"type", "object"},
+                       {"properties", {{"a", {{"type", "boolean"}}}}},
+                       {"required", {"a"}},
+                       {"additionalProperties", false}};
+    const Plain made =
+        s.ask("/v1/responses",
+              {{"input", "Hello"},
+               {"max_output_tokens", 40},
+               {"text", {{"format", {{"type", "json_schema"}, {"name", "n"}, {"strict", true}, {"schema", schema}}}}}});
+    CHECK(made["status"] == "completed");
+    CHECK(Plain::parse(made["output"][0]["content"][0]["text"].get<std::string>())["a"].is_boolean());
+    CHECK(made["text"]["format"]["name"] == "n");
+
+    const Reply bad = s.post("/v1/responses", {{"input", 3}});
+    CHECK(bad.status == 400);
+    CHECK(Plain::parse(bad.body)["error"]["param"] == "input");
+    CHECK(s.post("/responses", body).status == 200);
+}
+
+TEST_CASE("llama.cpp's /completion", "[server][dialects]") {
+    const Server&     s      = dialect_server();
+    const Plain       openai = s.ask("/v1/completions",
+                                     {{"prompt", "Once upon"}, {"max_tokens", 8}, {"temperature", 0}, {"ignore_eos", true}});
+    const std::string text   = openai["choices"][0]["text"];
+    const Plain       body{{"prompt", "Once upon"}, {"n_predict", 8}, {"temperature", 0}, {"ignore_eos", true}};
+    const Plain       whole = s.ask("/completion", body);
+    CHECK(whole["content"] == text);
+    CHECK(whole["stop"] == true);
+    CHECK(whole["stop_type"] == "limit");
+    CHECK(whole["truncated"] == false);
+    CHECK(whole["prompt"] == "Once upon");
+    CHECK(whole["tokens"] == Plain::array());
+    CHECK(whole["tokens_predicted"] == 8);
+    CHECK(whole["tokens_evaluated"] == openai["usage"]["prompt_tokens"]);
+    CHECK(whole["generation_settings"]["n_predict"] == 8);
+    CHECK(whole["timings"]["predicted_n"] == 8);
+    CHECK(whole["timings"]["cache_n"].get<int>() + whole["timings"]["prompt_n"].get<int>() ==
+          whole["tokens_evaluated"].get<int>());
+    CHECK(openai["timings"]["predicted_n"] == 8);
+
+    Plain with            = body;
+    with["n_probs"]       = 2;
+    with["return_tokens"] = true;
+    const Plain more      = s.ask("/completion", with);
+    REQUIRE(more["tokens"].size() == 8);
+    REQUIRE(more["completion_probabilities"].size() == 8);
+    CHECK(more["completion_probabilities"][0]["id"] == more["tokens"][0]);
+    CHECK(more["completion_probabilities"][0]["top_logprobs"].size() == 2);
+
+    Plain streamed                = body;
+    streamed["stream"]            = true;
+    streamed["return_progress"]   = true;
+    streamed["timings_per_token"] = true;
+    std::string      added;
+    std::vector<int> tokens;
+    bool             progress = false;
+    const auto       events   = events_of(s.post("/completion", streamed).body);
+    for (const Event& e : events) {
+        added += e.data["content"].get<std::string>();
+        for (const Json& t : e.data["tokens"]) tokens.push_back(t);
+        CHECK(e.data["stop"] == (&e == &events.back()));
+        if (e.data.contains("prompt_progress")) {
+            progress = true;
+            CHECK(e.data["prompt_progress"]["total"] == e.data["tokens_evaluated"]);
+            CHECK(e.data["prompt_progress"]["processed"] == e.data["tokens_evaluated"]);
+        }
+        if (!e.data["content"].get<std::string>().empty()) CHECK(e.data.contains("timings"));
+    }
+    CHECK(progress);
+    CHECK(added == text);
+    CHECK(Plain(tokens) == more["tokens"]);
+    CHECK(events.back().data["stop_type"] == "limit");
+
+    Plain stopped   = body;
+    stopped["stop"] = {text.substr(4, 3)};
+    const Plain cut = s.ask("/completion", stopped);
+    CHECK(cut["stop_type"] == "word");
+    CHECK(cut["stopping_word"] == stopped["stop"][0]);
+    CHECK(cut["content"] == text.substr(0, 4));
+    const Plain two = s.ask("/completion", {{"prompt", {"a", "b"}}, {"n_predict", 1}});
+    REQUIRE(two.is_array());
+    CHECK(two[1]["prompt"] == "b");
+    CHECK(s.ask("/completion", {{"prompt", {1, "b"}}, {"n_predict", 0}})["tokens_predicted"] == 0);
+
+    const auto param = [&](const Plain& wrong) {
+        const Reply r = s.post("/completion", wrong);
+        CHECK(r.status == 400);
+        return Plain::parse(r.body)["error"]["param"].get<std::string>();
+    };
+    CHECK(param({{"n_predict", 1}}) == "prompt");
+    CHECK(param({{"prompt", "a"}, {"n_predict", "many"}}) == "n_predict");
+    CHECK(param({{"prompt", "a"}, {"n_probs", -1}}) == "n_probs");
+    CHECK(param({{"prompt", "a"}, {"echo", true}}) == "echo");
+    CHECK(param({{"prompt", "a"}, {"timings_per_token", 1}}) == "timings_per_token");
+}
+
+TEST_CASE("a chat's stream shows the progress of its prompt, and the timings", "[server][dialects]") {
+    const Server s({"-b", "16"});
+    std::string  text;
+    for (int i = 0; i < 60; i++) text += " word" + std::to_string(i);
+    const Reply r = s.post("/v1/chat/completions", {{"messages", user(text)},
+                                                    {"max_tokens", 2},
+                                                    {"stream", true},
+                                                    {"return_progress", true},
+                                                    {"stream_options", {{"include_usage", true}}}});
+    REQUIRE(r.status == 200);
+    std::vector<int> processed;
+    int              total = 0, timings = 0;
+    Plain            last;
+    for (std::size_t at = 0; (at = r.body.find("data: {", at)) != std::string::npos; at++) {
+        const Plain chunk = Plain::parse(r.body.substr(at + 6, r.body.find("\n\n", at) - at - 6));
+        timings += chunk.contains("timings");
+        last = chunk;
+        if (!chunk.contains("prompt_progress")) continue;
+        total = chunk["prompt_progress"]["total"];
+        processed.push_back(chunk["prompt_progress"]["processed"]);
+    }
+    REQUIRE(processed.size() > 1);
+    CHECK(std::ranges::is_sorted(processed));
+    CHECK(processed.back() == total);
+    CHECK(total == last["usage"]["prompt_tokens"].get<int>());
+    CHECK(last["timings"]["predicted_n"] == 2);
+    CHECK(timings == 2); // of the last piece, and of the usage
+}
+
+TEST_CASE("/slots lists what runs", "[server][dialects]") {
+    const Server s({"-np", "2"});
+    Plain        slots = Plain::parse(s.get("/slots").body);
+    REQUIRE(slots.size() == 2);
+    CHECK(slots[0]["is_processing"] == false);
+    CHECK(slots[1]["id"] == 1);
+    CHECK(s.get("/slots?fail_on_no_slot=1").status == 200);
+
+    Client client = s.client();
+    client.send(Client::request(
+        "/completion", R"({"prompt":"a","n_predict":-1,"ignore_eos":true,"n":2,"temperature":0.25,"stream":true})"));
+    CHECK(client.head().status == 200);
+    for (int i = 0; i < 1000 && slots[1]["is_processing"] == false; i++) slots = Plain::parse(s.get("/slots").body);
+    REQUIRE(slots[1]["is_processing"] == true);
+    CHECK(slots[0]["params"]["temperature"] == 0.25);
+    CHECK(slots[0]["next_token"][0]["n_remain"] == -1);
+    CHECK(slots[0]["n_prompt_tokens"].get<int>() > 0);
+    CHECK(slots[0]["id_task"] == slots[1]["id_task"]);
+    CHECK(s.get("/slots?fail_on_no_slot=1").status == 503);
+    client.hang_up();
+    s.until_idle();
+    CHECK(Plain::parse(s.get("/slots").body)[0]["is_processing"] == false);
 }

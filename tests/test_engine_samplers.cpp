@@ -167,7 +167,7 @@ TEST_CASE("the end of reasoning is seen whatever tokens spell it", "[engine]") {
         feed(b, "<think>", bytewise);
         feed(b, std::string(99, 'x'), true);
         CHECK(!b.forced());
-        feed(b, "xx", true);
+        feed(b, "x", true);
         CHECK(b.forced().has_value());
         // Another token can only come where a constraint forbids the mark.
         feed(b, "x", true);
@@ -205,7 +205,7 @@ TEST_CASE("an answer that fills the context goes on without its middle", "[engin
             next.max_tokens   = std::min(48 - int(text.size()), 100 - int(want.size()));
             const Answer part = run(engine, {next})[0];
             for (Token token : part.tokens) text.push_back(token), want.push_back(token);
-            text.erase(text.begin() + kept, text.begin() + kept + drop);
+            if (want.size() < 100) text.erase(text.begin() + kept, text.begin() + kept + drop);
         }
         CHECK(got.tokens == want);
     }

@@ -28,6 +28,25 @@ std::shared_ptr<const TokenTrie> bytes_and_words() {
     return trie;
 }
 
+// Most of these are plain text, so that masks of names are made from those of any text.
+std::shared_ptr<const TokenTrie> letters() {
+    static const auto trie = [] {
+        std::vector<std::string> all;
+        for (int b = 0; b < 256; b++) all.emplace_back(1, char(b));
+        for (char a = 'a'; a <= 'l'; a++)
+            for (char b = 'a'; b <= 'l'; b++)
+                for (const char* rest : {"", "c", "cd", "\"", "\":", "\":\"", "\",\"ab"})
+                    all.push_back(std::string{a, b} + rest);
+        all.emplace_back(40, 'a');
+        all.push_back(std::string(33, 'b') + "\"");
+        all.emplace_back("\u00e9t\u00e9");
+        all.emplace_back("{\"");
+        all.emplace_back(); // the end
+        return std::make_shared<const TokenTrie>(all, std::vector<Token>{Token(all.size() - 1)});
+    }();
+    return trie;
+}
+
 std::shared_ptr<Constraint> compiled(const ConstraintSpec& spec) {
     Result<std::shared_ptr<Constraint>> made = compile_constraint(spec);
     INFO((made ? std::string() : made.error().message));
@@ -182,7 +201,9 @@ TEST_CASE("keywords of JSON Schema", "[grammar]") {
         {"true", {"1", "[{}]", R"({"a":{"b":[null]}})"}, {"", "01", "{a:1}", "[1,]"}},
     };
     for (const Row& row : rows) {
-        const auto c = compiled(schema(row.schema, false));
+        ConstraintSpec spec = schema(row.schema, false);
+        spec.plain_numbers  = false;
+        const auto c        = compiled(spec);
         for (const char* text : row.valid) {
             INFO(row.schema << "  " << text);
             CHECK(accepts(c, text));
@@ -192,6 +213,40 @@ TEST_CASE("keywords of JSON Schema", "[grammar]") {
             CHECK_FALSE(accepts(c, text));
         }
     }
+}
+
+TEST_CASE("integers are generated as such, and checked by their value", "[grammar]") {
+    ConstraintSpec spec = schema(R"({"items":{"anyOf":[{"type":"integer","minimum":5},{"enum":[2,-1.50]}]}})");
+    CHECK(accepts(spec, "[12,2,-1.5]"));
+    CHECK_FALSE(accepts(spec, "[12.0]"));
+    CHECK_FALSE(accepts(spec, "[2.0]"));
+    CHECK_FALSE(accepts(spec, "[-1.50]"));
+    spec.plain_numbers = false;
+    CHECK(accepts(spec, "[12.0,2.00,-1.50]"));
+    CHECK_FALSE(accepts(spec, "[12.5]"));
+    // What is no integer is not written as one in another way.
+    const ConstraintSpec without = schema(R"({"type":"number","not":{"anyOf":[{"type":"integer"},{"const":2.5}]}})");
+    CHECK(accepts(without, "12.5"));
+    CHECK_FALSE(accepts(without, "12.0"));
+    CHECK_FALSE(accepts(without, "2.50"));
+}
+
+TEST_CASE("a schema may come again within what it looks ahead for", "[grammar]") {
+    const auto expression = schema(
+        R"({"$ref":"#/$defs/e","$defs":{"e":{"oneOf":[{"type":"number"},{"type":"array","items":{"$ref":"#/$defs/e"},"minItems":1},{"type":"array","maxItems":0}]}}})");
+    CHECK(accepts(expression, "[1,[2,[]]]"));
+    CHECK_FALSE(accepts(expression, "[1,[true]]"));
+    CHECK(says(error_of(schema(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})")), "refers to itself"));
+}
+
+TEST_CASE("of the empty text alone the mask is the end", "[grammar]") {
+    ConstraintState            state(compiled(text_spec(Kind::grammar, "root ::= \"\"")), bytes_and_words());
+    std::vector<std::uint64_t> bits(state.words());
+    REQUIRE(state.mask(bits));
+    CHECK((bits.back() & bits.back() - 1) == 0);
+    CHECK(state.forced_bytes().empty());
+    CHECK_FALSE(state.accept_bytes("a"));
+    CHECK(state.accept(bytes_and_words()->ends()[0]));
 }
 
 TEST_CASE("a schema that cannot be met or is not supported is refused by name", "[grammar]") {
@@ -246,8 +301,32 @@ TEST_CASE("tags in free text follow their schemas", "[grammar]") {
     CHECK_FALSE(accepts(c, "<f=go>{\"n\":1}"));
 }
 
+// Along random texts under the mask.
+void check_masks(const std::shared_ptr<const TokenTrie>& trie, const ConstraintSpec& spec, int n_texts, int n_steps) {
+    const auto      end = trie->ends()[0];
+    const auto      c   = compiled(spec);
+    std::mt19937_64 random(7);
+    for (int text = 0; text < n_texts; text++) {
+        ConstraintState            state(c, trie);
+        std::vector<std::uint64_t> bits(state.words());
+        for (int step = 0; step < n_steps && !state.ended(); step++) {
+            REQUIRE(state.mask(bits));
+            std::vector<Token> allowed;
+            for (Token t = 0; t < trie->vocab_size(); t++) {
+                const bool      bit  = (bits[std::size_t(t) / 64] >> (t % 64) & 1) != 0;
+                ConstraintState next = state;
+                const bool      goes =
+                    t == end ? state.may_end() : next.accept_bytes(trie->bytes(t)) && !trie->bytes(t).empty();
+                INFO("token " << t << " after " << step << " tokens");
+                CHECK(bit == goes);
+                if (bit) allowed.push_back(t);
+            }
+            REQUIRE(state.accept(allowed[random() % allowed.size()]));
+        }
+    }
+}
+
 TEST_CASE("a mask has exactly the tokens whose bytes are accepted", "[grammar]") {
-    const auto           trie    = bytes_and_words();
     const ConstraintSpec specs[] = {
         schema(
             R"({"type":"object","properties":{"name":{"type":"string","maxLength":6},"n":{"type":"integer","minimum":5}},"required":["name"]})"),
@@ -256,29 +335,20 @@ TEST_CASE("a mask has exactly the tokens whose bytes are accepted", "[grammar]")
         text_spec(Kind::regex, "(ab|abc)* a{2,4}"),
         text_spec(Kind::grammar, "root ::= \"ab\" root | [0-9]+ | root \"abc\""),
     };
-    const auto end = trie->ends()[0];
-    for (const ConstraintSpec& spec : specs) {
-        const auto      c = compiled(spec);
-        std::mt19937_64 random(7);
-        for (int text = 0; text < 20; text++) {
-            ConstraintState            state(c, trie);
-            std::vector<std::uint64_t> bits(state.words());
-            for (int step = 0; step < 40 && !state.ended(); step++) {
-                REQUIRE(state.mask(bits));
-                std::vector<Token> allowed;
-                for (Token t = 0; t < trie->vocab_size(); t++) {
-                    const bool      bit  = (bits[std::size_t(t) / 64] >> (t % 64) & 1) != 0;
-                    ConstraintState next = state;
-                    const bool      goes =
-                        t == end ? state.may_end() : next.accept_bytes(trie->bytes(t)) && !trie->bytes(t).empty();
-                    INFO("token " << t << " after " << step << " tokens");
-                    CHECK(bit == goes);
-                    if (bit) allowed.push_back(t);
-                }
-                REQUIRE(state.accept(allowed[random() % allowed.size()]));
-            }
-        }
-    }
+    for (const ConstraintSpec& spec : specs) check_masks(bytes_and_words(), spec, 20, 40);
+}
+
+TEST_CASE("masks of names and of counted text are exact too", "[grammar]") {
+    const char* const names =
+        R"({"type":"object","properties":{"ab":{},"abc":{"type":"string"},"abab":{}},"patternProperties":{"^k.l":{"type":"null"}},"additionalProperties":{"type":"string","minLength":2,"maxLength":5},"minProperties":2})";
+    const ConstraintSpec specs[] = {
+        schema(names),
+        schema(names, false),
+        schema(R"({"anyOf":[{"type":"string","maxLength":34},{"type":"string","minLength":3,"pattern":"^[a-f]*$"}]})"),
+        schema(R"({"type":"string","not":{"enum":["abc","abcd"]}})"),
+        text_spec(Kind::regex, "[^x]*k"),
+    };
+    for (const ConstraintSpec& spec : specs) check_masks(letters(), spec, 6, 12);
 }
 
 TEST_CASE("a copy of a state goes its own way", "[grammar]") {

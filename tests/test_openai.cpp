@@ -232,8 +232,6 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
         {R"("use_beam_search":true,"mirostat":2)", "mirostat"},
         {R"("use_beam_search":true,"typical_p":0.5)", "typical_p"},
         {R"("use_beam_search":true,"dry_multiplier":1)", "dry_multiplier"},
-        {R"("reasoning_budget":5)", "reasoning_budget"},
-        {R"("truncation":"auto")", "truncation"},
         {R"("n_keep":5)", "n_keep"},
         {R"("n_discard":5)", "n_discard"},
         {R"("reasoning_effort":"high")", "reasoning_effort"},

@@ -166,7 +166,9 @@ TEST_CASE("mirostat 1 estimates how many tokens to keep from Zipf's law") {
     CHECK(std::accumulate(share.begin() + 5, share.end(), 0.0) == 0);
     CHECK(zipf_rank(2, 5, 400) == Catch::Approx(std::sqrt(32 / 0.9975)));
     CHECK(zipf_rank(1, 5, 400) == Catch::Approx(32 / std::log(400.0))); // the limit
-    CHECK(zipf_rank(0, 5, 400) == 400);                                 // all equally likely
+    // All equally likely, each a surprise of log2(400) = 8.6 bits: no token is within the limit, or all are.
+    CHECK(zipf_rank(0, 8, 400) == 0);
+    CHECK(zipf_rank(0, 9, 400) == std::numeric_limits<double>::infinity());
 }
 
 TEST_CASE("repetitions are found with their lengths") {

@@ -29,9 +29,10 @@ namespace {
 
 struct Arguments {
     ConstraintFlags constraint;
-    std::string     schema_tests, key_order = "any";
-    std::string model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
-    int         tensor_parallel = 1;
+    ConstrainTests  constrain_tests;
+    std::string     schema_tests, key_order = "any", numbers = "any";
+    std::string     model, ids, kv_type = "f16", raw_file, template_file, template_name, now, isa, device = "auto";
+    int             tensor_parallel = 1;
     bool  deterministic = false, no_special = false, bos = false, all = false, ignore_eos = false, json_lines = false;
     int   top = 20, n = 48, block_size = 16, threads = 0, beam = 0;
     float length_penalty = 0;
@@ -397,7 +398,8 @@ int render(const Arguments& a) {
 int constrain_text(const Arguments& a) {
     Result<Checked> checked = open_checked(a.model);
     if (!checked) return complain(checked.error());
-    const bool ordered = a.key_order == "declared";
+    ConstrainTests options = a.constrain_tests;
+    options.schema = {.ordered = a.key_order == "declared", .plain_numbers = a.numbers == "plain", .closed = false};
     if (!a.schema_tests.empty()) {
         std::ifstream file;
         if (a.schema_tests != "-") {
@@ -405,14 +407,16 @@ int constrain_text(const Arguments& a) {
             if (!file) return complain({ErrorKind::system, cat("cannot read ", a.schema_tests)});
         }
         int        failed = 0;
-        const auto ok     = constrain_tests(checked->tokenizer, a.schema_tests == "-" ? std::cin : file, ordered,
+        const auto ok     = constrain_tests(checked->tokenizer, a.schema_tests == "-" ? std::cin : file, options,
                                             [&](const Json& line) { failed |= print_json(line); });
         return ok ? failed : complain({ErrorKind::input, cat(a.schema_tests, ": ", ok.error().message)});
     }
     Result<std::optional<ConstraintSpec>> spec = constraint_of(a.constraint);
     if (!spec) return complain(spec.error());
-    (*spec)->ordered = ordered;
-    Result<Json> out = constrain(checked->tokenizer, **spec, read_input());
+    (*spec)->ordered       = options.schema.ordered;
+    (*spec)->plain_numbers = options.schema.plain_numbers;
+    (*spec)->closed        = false;
+    Result<Json> out       = constrain(checked->tokenizer, **spec, read_input());
     return out ? print_json(*out) : complain(out.error());
 }
 
@@ -486,11 +490,24 @@ int main(int argc, char** argv) {
         "constrain", "text on standard input → whether a constraint accepts it, or the byte where it is refused");
     auto* constraints = constrain_command->add_option_group("constraint");
     add_constraint_flags(*constraints, a.constraint);
-    constraints->add_option("--schema-tests", a.schema_tests,
-                            R"(lines {"id", "schema", "tests": [{"valid", "data"}]}, from a file or - for standard input)");
+    auto* schema_tests = constraints->add_option(
+        "--schema-tests", a.schema_tests,
+        R"(lines {"id", "schema", "tests": [{"valid", "data"}]}, from a file or - for standard input)");
     constraints->require_option(1);
     constrain_command->add_option("--key-order", a.key_order, "order of an object's members: as declared, or any")
         ->check(CLI::IsMember({"declared", "any"}))
+        ->capture_default_str();
+    constrain_command
+        ->add_flag("--masks", a.constrain_tests.masks,
+                   "print also the vocabulary, and the tokens and masks of each test")
+        ->needs(schema_tests);
+    constrain_command
+        ->add_option("--walks", a.constrain_tests.n_walks, "print also so many random texts under each schema's masks")
+        ->check(CLI::Range(0, 1000000))
+        ->needs(schema_tests);
+    constrain_command->add_option("--seed", a.constrain_tests.seed, "of random texts")->needs(schema_tests);
+    constrain_command->add_option("--numbers", a.numbers, "integers as 12 only (plain), or as 12.0 also (any)")
+        ->check(CLI::IsMember({"plain", "any"}))
         ->capture_default_str();
 
     try {

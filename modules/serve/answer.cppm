@@ -61,10 +61,11 @@ struct Choice {
     std::vector<SpelledPosition>  prompt_logprobs;
     std::string                   finish_reason; // "": not finished
     std::string                   stop_string;   // that ended it
-    Token                         stop_token = -1;
-    int                           n_tokens   = 0; // of the answer so far
-    std::optional<Timings>        timings;        // at its end, and with each piece where that was asked for
-    std::optional<PromptProgress> progress;       // of the prompt, where it was asked for
+    Token                         stop_token    = -1;
+    int                           n_tokens      = 0; // of the answer so far
+    int                           prompt_tokens = 0;
+    std::optional<Timings>        timings;  // at its end, and with each piece where that was asked for
+    std::optional<PromptProgress> progress; // of the prompt, where it was asked for
 };
 
 // What all parts of one response share.

@@ -29,6 +29,7 @@ public:
     explicit ConstraintReader(JsonFields& f) : f_(f) {}
 
     std::optional<ConstraintField> found;
+    bool                           closed = true;
 
     void schema(const std::string& param, const Json& value) {
         ConstraintSpec spec{.kind = ConstraintSpec::Kind::json_schema};
@@ -105,11 +106,11 @@ public:
             else if (key == "structural_tag") tag(param, value);
             else if (key == "json_object" && value.is_boolean()) {
                 if (value.get<bool>()) object(param);
-            } else if (key == "disable_any_whitespace" || key == "disable_additional_properties" ||
-                       key == "disable_fallback" || (key == "whitespace_pattern" && value == "")) {
+            } else if (key == "disable_additional_properties" && value.is_boolean()) {
+                closed = value.get<bool>();
+            } else if (key == "disable_any_whitespace" || key == "disable_fallback" ||
+                       (key == "whitespace_pattern" && value == "")) {
                 // White space is at most a blank here in any case.
-                if (key == "disable_additional_properties" && value == Json(true))
-                    return f_.fail(param, cat(param, " is not supported: write additionalProperties into the schema"));
             } else return f_.fail(param, cat(param, " is not supported"));
         }
     }
@@ -139,6 +140,7 @@ std::optional<ConstraintField> parse_constraint(JsonFields& f) {
         if (order != "declared" && order != "any") f.fail("key_order", "key_order has to be declared or any");
         read.found->spec.ordered = order != "any";
     }
+    if (read.found) read.found->spec.closed = read.closed;
     return std::move(read.found);
 }
 

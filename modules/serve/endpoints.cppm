@@ -13,6 +13,7 @@ import quire.serve.http_exchange;
 import quire.serve.http_server;
 import quire.serve.memory_api;
 import quire.serve.messages_api;
+import quire.serve.native_api;
 import quire.serve.openai_api;
 import quire.serve.pages;
 import quire.serve.responses_api;
@@ -94,6 +95,8 @@ void Endpoints::add_to(HttpServer& server) {
     };
     versioned("POST", "/completions", answer_completion);
     versioned("POST", "/chat/completions", answer_chat);
+    add(server, "POST", "/completion", answer_native_completion);
+    add(server, "GET", "/slots", answer_slots);
     versioned("POST", "/responses", answer_responses);
     add(server, "POST", "/v1/messages", answer_messages);
     add(server, "POST", "/v1/messages/count_tokens", answer_count_tokens);

@@ -32,7 +32,7 @@ export namespace quire {
 
 struct EncodedPrompts {
     std::vector<std::vector<Token>> tokens;
-    std::vector<std::string>        echoes;               // the text of each, where the response repeats it
+    std::vector<std::string>        echoes;               // the text of each, where the response shows it
     bool                            in_reasoning = false; // the chat's text ends with <think>
     int                             n_trimmed    = 0;     // messages of the chat that were left out
 };
@@ -87,9 +87,9 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         Parsed<std::vector<Token>> ids = api.encoder.encode(prompt, r.add_special_tokens, param);
         if (!ids) return std::unexpected(ids.error());
         const bool plain = prompt.size() == 1 && std::holds_alternative<std::string>(prompt[0]);
-        out.echoes.push_back(!r.echo ? ""
-                             : plain ? std::get<std::string>(prompt[0])
-                                     : api.service.tokenizer().decode(*ids));
+        out.echoes.push_back(!r.echo && !r.show_prompt ? ""
+                             : plain                   ? std::get<std::string>(prompt[0])
+                                                       : api.service.tokenizer().decode(*ids));
         out.tokens.push_back(std::move(*ids));
     }
     if (r.truncate_prompt == 0) return out;
@@ -99,7 +99,7 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         std::vector<Token>& ids = out.tokens[i];
         if (ids.size() <= keep) continue;
         ids.erase(ids.begin(), ids.end() - std::ptrdiff_t(keep));
-        if (r.echo) out.echoes[i] = api.service.tokenizer().decode(ids);
+        if (r.echo || r.show_prompt) out.echoes[i] = api.service.tokenizer().decode(ids);
     }
     return out;
 }
@@ -130,7 +130,7 @@ void constrain_answer(const ApiContext& api, GenerationRequest& r, bool in_reaso
 
 void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed, const std::string& param,
               const MakeRenderer& make_renderer) {
-    e.request.body = {};
+    const std::size_t body_bytes = std::exchange(e.request.body, {}).size();
     if (!parsed) return api.refuse(e, parsed.error());
     GenerationRequest& r = *parsed;
     for (const std::string& name : r.unknown) e.notes.emplace_back("unknown_field", name);
@@ -149,6 +149,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
 
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
     for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
+    if (!r.tool_use.tools.empty() || r.constraint) held += body_bytes; // schemas are kept until the answer is complete
     if (!api.hold(e, held)) return;
 
     Request& q = r.request;

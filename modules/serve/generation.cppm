@@ -223,7 +223,8 @@ Choice Generation::add(OutputDelta& delta) {
     PromptState& prompt = prompts_[std::size_t(delta.prompt)];
     Answer&      answer = answer_of(delta);
     Choice       choice;
-    choice.index = delta.prompt * parsed_.request.n + delta.index;
+    choice.index         = delta.prompt * parsed_.request.n + delta.index;
+    choice.prompt_tokens = prompt.n_tokens;
     if (answer.finished) return choice;
     usage_.cached_tokens += delta.cached_tokens - prompt.cached;
     prompt.cached    = delta.cached_tokens;
@@ -318,6 +319,7 @@ std::optional<ApiError> Generation::respond(std::string& body) {
             c.stop_string   = part.stop_string;
             c.stop_token    = part.stop_token;
             c.n_tokens      = part.n_tokens;
+            c.prompt_tokens = part.prompt_tokens;
             c.timings       = part.timings;
         }
         if (finished()) break;

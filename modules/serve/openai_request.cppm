@@ -76,8 +76,9 @@ struct GenerationRequest {
     std::string                    id;    // request_id, if it is a plain word
     std::string                    model; // the name that was asked for, where the response repeats it
     bool                           timings_per_token = false;
-    std::optional<ConstraintField> constraint; // of the text
-    std::vector<std::string>       unknown;    // unknown fields, for the log
+    bool                           show_prompt       = false; // the response holds the text of the prompts
+    std::optional<ConstraintField> constraint;                // of the text
+    std::vector<std::string>       unknown;                   // unknown fields, for the log
 };
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);

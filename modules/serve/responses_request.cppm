@@ -264,7 +264,24 @@ private:
         else if (limits_.reasoning_effort) chat_["reasoning_effort"] = *effort;
     }
 
+    // The response repeats it, so that it is no longer than OpenAI allows.
+    void read_metadata() {
+        constexpr std::size_t most = 16, longest = 512;
+        const Json*           metadata = f_.find("metadata");
+        if (!metadata) return;
+        bool good = metadata->is_object() && metadata->size() <= most;
+        if (good)
+            for (auto at = metadata->begin(); at != metadata->end(); ++at)
+                good = good && at->is_string() && at->get_ref<const std::string&>().size() <= longest &&
+                       at.key().size() <= longest;
+        if (!good)
+            f_.fail("metadata",
+                    cat("metadata has to be an object of at most ", most, " strings of at most ", longest, " bytes"));
+    }
+
     void read_rest() {
+        read_metadata();
+        (void)f_.text("user", 512);
         if (const Json* model = f_.find("model")) chat_["model"] = *model;
         if (const auto n = f_.integer("max_output_tokens", 1, std::numeric_limits<int>::max()))
             chat_["max_tokens"] = *n;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Independent clients against ./server: the openai package, pydantic-ai, litellm, langchain, llama-index, instructor, curl; a router
-# before two of them, an indexer of KV events; then load and misbehaving clients.
+# Independent clients against ./server: the packages openai and anthropic, pydantic-ai, litellm, langchain, llama-index, instructor,
+# curl; a router before two of them, an indexer of KV events, another constraint engine; then load and misbehaving clients.
 # Parts that need the package index are skipped without one, and say so.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -19,6 +19,7 @@ installed() { # FOLDER REQUIREMENTS [FLAG OF PIP]: whether its packages are ther
 if installed build/clients tests/clients/requirements.txt; then
     build/clients/bin/python tests/clients/openai_client.py
     build/clients/bin/python tests/clients/structured.py
+    build/clients/bin/python tests/clients/dialects.py
 fi
 # 600 MB of packages: QUIRE_CLIENTS=few leaves them out.
 if [ "${QUIRE_CLIENTS:-all}" = all ] && installed build/frameworks tests/clients/frameworks_requirements.txt; then
@@ -31,5 +32,6 @@ if installed build/router tests/clients/router_requirements.txt; then
 fi
 # Of dynamo the indexer alone, which needs few of its packages: those of the list.
 if installed build/indexer tests/clients/indexer_requirements.txt --no-deps; then build/indexer/bin/python tests/clients/indexer.py; fi
+if installed build/masks tests/clients/masks_requirements.txt; then build/masks/bin/python tests/clients/masks.py; fi
 python3 tests/clients/load.py 20
 python3 tests/clients/chaos.py 15

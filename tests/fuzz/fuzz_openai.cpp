@@ -9,8 +9,10 @@ import quire.serve.api_error;
 import quire.serve.http_exchange;
 import quire.serve.http_parser;
 import quire.core.json;
+import quire.serve.messages_request;
 import quire.serve.openai_request;
 import quire.serve.openai_response;
+import quire.serve.responses_request;
 import quire.schedule.request;
 import quire.core.std;
 
@@ -53,6 +55,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string_view text(reinterpret_cast<const char*>(data), size);
     look(parse_completion_request(text, limits()));
     look(parse_chat_request(text, limits()));
+    look(parse_messages_request(text, limits(), false));
+    look(parse_messages_request(text, limits(), true));
+    if (Parsed<ResponsesRequest> r = parse_responses_request(text, limits())) look(std::move(r->generation));
+    else look(std::unexpected(r.error()));
     (void)parse_embedding_request(text, limits());
     (void)parse_text_request(text, limits());
     (void)parse_detokenize_request(text, limits());

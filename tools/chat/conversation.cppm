@@ -200,7 +200,7 @@ struct Chat::Impl {
             const auto second = first == messages_.end() ? first : std::find_if(first + 1, messages_.end(), is_user);
             if (!arguments_.trim || second == messages_.end() ||
                 ids.size() + std::size_t(reserve) <= std::size_t(room())) {
-                if (n_dropped > 0 && !std::exchange(said_trimmed_, true))
+                if (n_dropped > 0 && ids.size() < std::size_t(room()) && !std::exchange(said_trimmed_, true))
                     note(cat("The conversation is longer than the context of ", room(),
                              " tokens: from here on its oldest messages are left out."));
                 return std::pair(std::move(*text), std::move(ids));

@@ -16,9 +16,19 @@ std::shared_ptr<const TokenTrie> token_trie_of(const Tokenizer& tokenizer);
 // with a mask before each. Error: the constraint cannot be compiled.
 Result<Json> constrain(const Tokenizer& tokenizer, const ConstraintSpec& spec, std::string_view text);
 
+struct ConstrainTests {
+    SchemaOptions schema;
+    bool          masks   = false; // print also the vocabulary, and of each test the tokens and masks
+    int           n_walks = 0;     // random texts under the masks of each schema, from `seed`
+    std::uint64_t seed    = 0;
+};
+
 // Lines {"id", "schema", "tests": [{"valid", "data"}]} → for each a line {"id", "compiled", "error", "accepted", "first_mask_us",
 // "mask_us_mean", "mask_us_max"} for `print`. The data goes through as compact JSON in UTF-8. Error: a line that is not so.
-Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, bool ordered,
+//
+// With masks: first a line {"vocabulary": [bytes of each token], "end": [tokens]}; then also "tokens": [[…]] and "masks": [[…]],
+// one more than tokens: token t is bit t % 8 of byte t / 8. Bytes are in hexadecimal. With walks: "walks": [texts].
+Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, const ConstrainTests& options,
                              const std::function<void(const Json&)>& print);
 
 } // namespace quire
@@ -38,10 +48,31 @@ struct Walk {
     std::size_t         n_tokens   = 0;
     std::string         error;
     std::vector<double> mask_us;
+    Json                tokens = Json::array(), masks = Json::array(); // where they are wanted
 };
 
+std::string hexadecimal(std::string_view bytes) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    std::string                out;
+    for (const char c : bytes) {
+        out += digits[static_cast<unsigned char>(c) >> 4];
+        out += digits[static_cast<unsigned char>(c) & 15];
+    }
+    return out;
+}
+
+bool has(std::span<const std::uint64_t> bits, Token t) { return (bits[std::size_t(t) / 64] >> (t % 64) & 1) != 0; }
+
+std::string hexadecimal_mask(std::span<const std::uint64_t> bits, int n_tokens) {
+    std::string bytes(std::size_t(n_tokens + 7) / 8, '\0');
+    for (Token t = 0; t < n_tokens; t++)
+        if (has(bits, t)) bytes[std::size_t(t) / 8] = char(bytes[std::size_t(t) / 8] | 1 << (t % 8));
+    return hexadecimal(bytes);
+}
+
 Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& constraint,
-               const std::shared_ptr<const TokenTrie>& trie, std::string_view text, Stopwatch first) {
+               const std::shared_ptr<const TokenTrie>& trie, std::string_view text, Stopwatch first,
+               bool show_masks = false) {
     Walk                       walk;
     ConstraintState            state(constraint, trie);
     std::vector<std::uint64_t> bits(state.words());
@@ -56,13 +87,15 @@ Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& co
         auto      ok = state.mask(bits);
         walk.mask_us.push_back((walk.mask_us.empty() ? first : watch).seconds() * 1e6);
         if (!ok && !state.may_end() && !(ok.error().kind == ErrorKind::input)) walk.error = ok.error().message;
+        if (show_masks) walk.masks.push_back(hexadecimal_mask(bits, trie->vocab_size()));
     };
     std::size_t at = 0;
     for (std::size_t i = 0; i < (exact ? tokens.size() : text.size()); i++) {
         if (i == 0 || exact) mask();
         const std::string_view bytes   = exact ? trie->bytes(tokens[i]) : text.substr(i, 1);
-        const bool             allowed = !exact || (bits[std::size_t(tokens[i]) / 64] >> (tokens[i] % 64) & 1) != 0;
-        const bool             went    = state.accept_bytes(bytes);
+        const bool             allowed = !exact || has(bits, tokens[i]);
+        if (show_masks && exact) walk.tokens.push_back(tokens[i]);
+        const bool went = state.accept_bytes(bytes);
         if (exact && walk.error.empty() && went != allowed) walk.error = "the mask and the text disagree";
         if (!went) {
             walk.refused_at = at + state.refused_at();
@@ -74,6 +107,30 @@ Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& co
     walk.accepted   = state.may_end();
     walk.refused_at = at;
     return walk;
+}
+
+// A random text under the masks: half of its tokens are such as bring JSON to an end. Nothing: none within 200 tokens.
+std::optional<std::string> random_text(const std::shared_ptr<Constraint>&      constraint,
+                                       const std::shared_ptr<const TokenTrie>& trie, std::mt19937_64& random) {
+    ConstraintState            state(constraint, trie);
+    std::vector<std::uint64_t> bits(state.words());
+    std::string                text;
+    for (int i = 0; i < 200; i++) {
+        if (!state.mask(bits)) return {};
+        std::vector<Token> any, marks;
+        for (Token t = 0; t < trie->vocab_size(); t++) {
+            if (!has(bits, t)) continue;
+            any.push_back(t);
+            if (trie->bytes(t).find_first_not_of("\"{}[]:,") == std::string_view::npos)
+                marks.push_back(t); // the end also
+        }
+        const std::vector<Token>& from = !marks.empty() && random() % 2 == 0 ? marks : any;
+        const Token               t    = from[random() % from.size()];
+        if (!state.accept(t)) return {};
+        if (state.ended()) return text;
+        text += trie->bytes(t);
+    }
+    return {};
 }
 
 void add_times(Json& out, const std::vector<double>& first, const std::vector<double>& all) {
@@ -101,10 +158,16 @@ Result<Json> constrain(const Tokenizer& tokenizer, const ConstraintSpec& spec, s
     return out;
 }
 
-Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, bool ordered,
+Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, const ConstrainTests& options,
                              const std::function<void(const Json&)>& print) {
-    const auto  trie = token_trie_of(tokenizer);
-    std::string line;
+    const auto      trie = token_trie_of(tokenizer);
+    std::mt19937_64 random(options.seed);
+    std::string     line;
+    if (options.masks) {
+        Json vocabulary = Json::array();
+        for (Token t = 0; t < trie->vocab_size(); t++) vocabulary.push_back(hexadecimal(trie->bytes(t)));
+        print({{"vocabulary", std::move(vocabulary)}, {"end", trie->ends()}});
+    }
     for (std::size_t n = 1; std::getline(lines, line); n++) {
         if (line.empty()) continue;
         Result<Json> json = json_parse(line, {.depth = 256, .members = 1 << 20});
@@ -114,22 +177,29 @@ Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, bo
             return fail("line ", n, R"( is not {"id", "schema", "tests": [...]})");
         Json                                out{{"id", json->value("id", Json())}};
         Stopwatch                           watch;
-        Result<std::shared_ptr<Constraint>> made = compile_schema(*schema, ordered);
+        Result<std::shared_ptr<Constraint>> made = compile_schema(*schema, options.schema);
         out["compiled"]                          = made.has_value();
         out["error"]                             = made ? Json() : Json(made.error().message);
         Json                accepted             = Json::array();
+        Json                tokens = Json::array(), masks = Json::array(), walks = Json::array();
         std::vector<double> first, rest;
         if (made) {
             for (const Json& test : *tests) {
                 if (!test.is_object() || !test.contains("data")) return fail("line ", n, ": a test has no \"data\"");
-                const Walk walk = walk_text(tokenizer, *made, trie, json_dump(test["data"]), watch);
+                const Walk walk = walk_text(tokenizer, *made, trie, json_dump(test["data"]), watch, options.masks);
                 accepted.push_back(walk.accepted);
                 if (!walk.error.empty() && out["error"].is_null()) out["error"] = walk.error;
                 if (first.empty()) first.push_back(walk.mask_us[0]);
                 rest.insert(rest.end(), walk.mask_us.begin() + 1, walk.mask_us.end());
+                tokens.push_back(walk.tokens);
+                masks.push_back(walk.masks);
             }
+            for (int i = 0; i < options.n_walks; i++)
+                if (auto text = random_text(*made, trie, random)) walks.push_back(std::move(*text));
         }
         out["accepted"] = std::move(accepted);
+        if (options.masks) out["tokens"] = std::move(tokens), out["masks"] = std::move(masks);
+        if (options.n_walks > 0) out["walks"] = std::move(walks);
         add_times(out, first, rest);
         print(out);
     }

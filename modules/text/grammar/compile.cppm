@@ -8,7 +8,7 @@ export import quire.text.grammar.answer;
 export import quire.text.grammar.constraint;
 import quire.text.grammar.gbnf;
 import quire.text.grammar.grammar;
-import quire.text.grammar.json_schema;
+export import quire.text.grammar.json_schema;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
 import quire.text.grammar.structural_tag;
@@ -18,12 +18,14 @@ export namespace quire {
 
 struct ConstraintSpec {
     enum class Kind : std::uint8_t { any, json_object, json_schema, regex, choice, grammar, structural_tag };
-    Kind                       kind = Kind::any; // any: only with `answer`
-    Json                       schema{};         // json_schema; structural_tag: vLLM's object
-    std::string                text{};           // regex (of the whole text); grammar (GBNF)
-    std::vector<std::string>   choices{};        // choice
-    bool                       ordered = true;   // members come in the order of the schema's `properties`
-    std::optional<AnswerRules> answer{};         // reasoning before the text, or calls of tools in its place
+    Kind                       kind = Kind::any;     // any: only with `answer`
+    Json                       schema{};             // json_schema; structural_tag: vLLM's object
+    std::string                text{};               // regex (of the whole text); grammar (GBNF)
+    std::vector<std::string>   choices{};            // choice
+    bool                       ordered       = true; // members come in the order of the schema's `properties`
+    bool                       plain_numbers = true; // integers are written as 12 only, not as 12.0 also
+    bool                       closed        = true; // no members but those that the schema speaks of
+    std::optional<AnswerRules> answer{};             // reasoning before the text, or calls of tools in its place
 };
 
 // The largest schema, grammar, or list of choices.
@@ -34,7 +36,7 @@ constexpr JsonLimits schema_json_limits{.bytes = most_constraint_bytes, .depth =
 // Error: what is wrong with it and where, what is not supported, or which limit it exceeds.
 Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec);
 // The same for a schema that is parsed already. A limit on its text is the caller's.
-Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, bool ordered);
+Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options);
 
 // The token trie of a vocabulary's first `vocab_size` tokens. Control tokens stand in it as control_bytes().
 std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int vocab_size);
@@ -52,7 +54,9 @@ Result<GrammarSymbol> add_spec(Grammar& g, const ConstraintSpec& spec) {
     switch (spec.kind) {
         case Kind::any: break;
         case Kind::json_object: return add_json_schema(g, Json{{"type", "object"}});
-        case Kind::json_schema: return add_json_schema(g, spec.schema, {.ordered = spec.ordered});
+        case Kind::json_schema:
+            return add_json_schema(
+                g, spec.schema, {.ordered = spec.ordered, .plain_numbers = spec.plain_numbers, .closed = spec.closed});
         case Kind::regex: {
             Result<RegexId> regex = parse_regex(g.pool, spec.text, TextSpelling::utf8, true);
             if (!regex) return std::unexpected(regex.error());
@@ -79,9 +83,9 @@ Result<std::shared_ptr<Constraint>> finished(Grammar g, const Result<GrammarSymb
     return std::make_shared<Constraint>(std::move(g));
 }
 
-Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, bool ordered) {
+Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options) {
     Grammar    g;
-    const auto start = add_json_schema(g, schema, {.ordered = ordered});
+    const auto start = add_json_schema(g, schema, options);
     return finished(std::move(g), start);
 }
 

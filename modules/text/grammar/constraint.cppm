@@ -20,25 +20,29 @@ public:
 
 private:
     friend class ConstraintState;
-    // What tokens make of one lexer state alone: those that stay within its lexemes, and the nodes of the tree where a lexeme ends.
-    struct LexerMask {
+    // What tokens make of what is left of one lexeme: those that stay within it, and the nodes of trees where it ends.
+    struct LexemeMask {
         struct Exit {
-            std::uint32_t node;
-            LexerState    state;
+            const TokenTree* tree;
+            std::uint32_t    node;
+            RegexId          left; // behind the node
         };
-        std::vector<std::uint64_t> bits;   // of short tokens
-        std::vector<Token>         tokens; // of long ones
+        std::vector<std::uint64_t> bits;   // where they are many
+        std::vector<Token>         tokens; // the first of several with the same bytes
         std::vector<Exit>          exits;
-        const TokenTree*           tree = nullptr;
     };
-    static constexpr std::size_t most_masks = 256;
+    using SharedMask                             = std::shared_ptr<const LexemeMask>;
+    static constexpr std::size_t most_mask_bytes = std::size_t(16) << 20;
 
-    std::shared_ptr<const LexerMask> mask_of(const TokenTrie& trie, LexerState state, bool long_ones,
-                                             std::size_t& work);
+    SharedMask mask_of(const TokenTrie& trie, RegexId left, bool long_ones, std::size_t& work);
+    void walk_all(const TokenTrie& trie, const TokenTree& tree, LexerState start, LexemeMask& mask, std::size_t& work);
+    void walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask, std::size_t& work);
+    LexerState usual_next(const TokenTrie& trie, LexerState start);
 
-    Machine                                                          machine_;
-    std::unordered_map<LexerState, std::shared_ptr<const LexerMask>> masks_;
-    std::uint64_t masks_of_ = 0; // the trie's address: they are of one
+    Machine                                       machine_;
+    std::unordered_map<std::uint64_t, SharedMask> masks_;
+    std::size_t                                   mask_bytes_ = 0;
+    std::uint64_t                                 masks_of_   = 0; // the trie's address: they are of one
 };
 
 // One text under a constraint. Depends on the tokens alone that were accepted.
@@ -89,42 +93,141 @@ void allow(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
     for (; token >= 0; token = trie.next_same(token)) bits[std::size_t(token) / 64] |= std::uint64_t(1) << (token % 64);
 }
 
-std::shared_ptr<const Constraint::LexerMask> Constraint::mask_of(const TokenTrie& trie, LexerState state,
-                                                                 bool long_ones, std::size_t& work) {
+void forbid(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
+    for (; token >= 0; token = trie.next_same(token))
+        bits[std::size_t(token) / 64] &= ~(std::uint64_t(1) << (token % 64));
+}
+
+// A lexeme's tokens do not depend on which lexeme it is: its masks are made with this in its place.
+constexpr RegexId any_lexeme = RegexPool::nothing;
+
+Constraint::SharedMask Constraint::mask_of(const TokenTrie& trie, RegexId left, bool long_ones, std::size_t& work) {
     if (masks_of_ != std::bit_cast<std::uint64_t>(&trie)) {
         masks_.clear();
-        masks_of_ = std::bit_cast<std::uint64_t>(&trie);
+        mask_bytes_ = 0;
+        masks_of_   = std::bit_cast<std::uint64_t>(&trie);
     }
-    const LexerState key = 2 * state + long_ones;
+    RegexPool& pool         = machine_.pool();
+    left                    = pool.relaxed(left, long_ones ? TokenTrie::long_bytes : TokenTrie::short_bytes);
+    const std::uint64_t key = std::uint64_t(left) << 1 | std::uint64_t(long_ones);
     if (auto known = masks_.find(key); known != masks_.end()) return known->second;
-    auto                    made  = std::make_shared<LexerMask>();
-    GrammarLexer&           lexer = machine_.lexer();
-    const TokenTrie::Slice* slice = long_ones ? nullptr : trie.slice(lexer.plain_depth(state));
-    made->tree                    = slice ? &slice->others : long_ones ? &trie.long_ones() : &trie.short_ones();
-    if (slice) made->bits = slice->bits;
-    else if (!long_ones) made->bits.resize(trie.words());
+
+    auto             mask  = std::make_shared<LexemeMask>();
+    const LexerState start = machine_.lexer().only({any_lexeme, left});
+    if (start == GrammarLexer::dead) return mask; // no room: the lexer says so
+    if (long_ones) {
+        walk_all(trie, trie.long_ones(), start, *mask, work);
+    } else {
+        const RegexPool::PlainRun run = pool.plain_run(left);
+        const bool exact = std::min(run.least, TokenTrie::short_bytes) == std::min(run.most, TokenTrie::short_bytes);
+        if (exact && run.least > 0) mask->bits.assign(trie.plain(run.least).begin(), trie.plain(run.least).end());
+        const LexerState near = exact ? GrammarLexer::dead : usual_next(trie, start);
+        if (near != GrammarLexer::dead) walk_difference(trie, start, near, *mask, work);
+        else walk_all(trie, exact ? trie.not_plain() : trie.short_ones(), start, *mask, work);
+    }
+    if (machine_.lexer().full()) return mask;
+    const std::size_t bytes =
+        mask->bits.size() * 8 + mask->tokens.size() * sizeof(Token) + mask->exits.size() * sizeof(LexemeMask::Exit);
+    if (mask_bytes_ + bytes > most_mask_bytes) {
+        masks_.clear();
+        mask_bytes_ = 0;
+    }
+    mask_bytes_ += bytes;
+    masks_.emplace(key, mask);
+    return mask;
+}
+
+void Constraint::walk_all(const TokenTrie& trie, const TokenTree& tree, LexerState start, LexemeMask& mask,
+                          std::size_t& work) {
+    GrammarLexer&               lexer = machine_.lexer();
     std::array<LexerState, 257> way{};
-    way[0]            = state;
-    const auto& nodes = made->tree->nodes;
-    for (std::uint32_t n = 0; n < nodes.size();) {
+    way[0]            = start;
+    const auto& nodes = tree.nodes;
+    for (std::size_t n = 0; n < nodes.size();) {
         const TokenTree::Node& node = nodes[n];
         work++;
-        const LexerState next = lexer.step(way[node.depth - 1], node.byte);
+        const LexerState next = lexer.step(way[node.depth - 1u], node.byte);
         if (next == GrammarLexer::dead) {
             n += node.size;
         } else if (lexer.has_ends(next)) {
-            made->exits.push_back({n, next});
+            mask.exits.push_back({&tree, std::uint32_t(n), lexer.pairs(next)[0].left});
             n += node.size;
         } else {
-            if (node.token >= 0 && long_ones) made->tokens.push_back(node.token);
-            else if (node.token >= 0) allow(trie, node.token, made->bits);
+            if (node.token >= 0) mask.tokens.push_back(node.token);
             way[node.depth] = next;
             n++;
         }
     }
-    if (masks_.size() >= most_masks) masks_.clear();
-    if (!lexer.full()) masks_.emplace(key, made);
-    return made;
+    if (mask.bits.empty() && mask.tokens.size() * 16 < trie.words()) return;
+    mask.bits.resize(trie.words());
+    for (Token t : mask.tokens) allow(trie, t, mask.bits);
+    mask.tokens.clear();
+}
+
+// The state in which more than half of all tokens' first bytes end, if any plain text may follow there.
+LexerState Constraint::usual_next(const TokenTrie& trie, LexerState start) {
+    GrammarLexer&                                     lexer = machine_.lexer();
+    const auto&                                       nodes = trie.short_ones().nodes;
+    std::vector<std::pair<LexerState, std::uint32_t>> found;
+    for (std::uint32_t n = 0; n < nodes.size(); n += nodes[n].size) {
+        const LexerState next = lexer.step(start, nodes[n].byte);
+        if (next == GrammarLexer::dead) continue;
+        auto at = std::ranges::find(found, next, &std::pair<LexerState, std::uint32_t>::first);
+        if (at == found.end()) at = found.insert(at, {next, 0});
+        at->second += nodes[n].size;
+    }
+    for (const auto& [state, n] : found) {
+        if (n <= nodes.size() / 2) continue;
+        const auto run = machine_.pool().plain_run(lexer.pairs(state)[0].left);
+        return run.least >= TokenTrie::short_bytes ? state : GrammarLexer::dead;
+    }
+    return GrammarLexer::dead;
+}
+
+// The mask of `start` from that of `near`, by a walk where the two differ: below a node at which both come to the same state, the
+// same tokens are allowed.
+void Constraint::walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask,
+                                 std::size_t& work) {
+    constexpr LexerState        none  = GrammarLexer::dead; // of near: it has nothing to say below
+    GrammarLexer&               lexer = machine_.lexer();
+    const SharedMask            known = mask_of(trie, lexer.pairs(near)[0].left, false, work);
+    const TokenTree&            tree  = trie.short_ones();
+    std::array<LexerState, 257> way{}, near_way{};
+    struct Range {
+        std::uint32_t first, last;
+    };
+    std::vector<Range> changed; // where the exits of near do not hold
+    mask.bits   = known->bits;
+    way[0]      = start;
+    near_way[0] = near;
+    for (std::uint32_t n = 0; n < tree.nodes.size();) {
+        const TokenTree::Node& node = tree.nodes[n];
+        const LexerState       s = way[node.depth - 1u], f = near_way[node.depth - 1u];
+        const LexerState       to = lexer.step(s, node.byte), near_to = f == none ? none : lexer.step(f, node.byte);
+        work++;
+        if (f != none && to == near_to) {
+            n += node.size;
+            continue;
+        }
+        if (to == GrammarLexer::dead || lexer.has_ends(to)) {
+            changed.push_back({n, n + node.size});
+            if (to != GrammarLexer::dead) mask.exits.push_back({&tree, n, lexer.pairs(to)[0].left});
+            for (const std::uint32_t end = n + node.size; n < end; n++)
+                if (tree.nodes[n].token >= 0) forbid(trie, tree.nodes[n].token, mask.bits);
+            continue;
+        }
+        changed.push_back({n, n + 1});
+        if (node.token >= 0) allow(trie, node.token, mask.bits);
+        way[node.depth]      = to;
+        near_way[node.depth] = near_to == none || lexer.has_ends(near_to) ? none : near_to;
+        n++;
+    }
+    const auto place = [&](const LexemeMask::Exit& e) { return e.tree == &tree ? e.node : trie.places()[e.node]; };
+    auto       range = changed.begin();
+    for (const LexemeMask::Exit& e : known->exits) {
+        while (range != changed.end() && range->last <= place(e)) range++;
+        if (range == changed.end() || place(e) < range->first) mask.exits.push_back(e);
+    }
 }
 
 ConstraintState::ConstraintState(std::shared_ptr<Constraint> constraint, std::shared_ptr<const TokenTrie> tokens)
@@ -183,12 +286,16 @@ public:
         }
     }
 
-    // A node where lexemes of one thread end, and those below it.
-    void exit(const TokenTree& tree, std::uint32_t node, Thread ended) {
-        if (!(ended == ended_)) { // most end in the same state
+    // A node where a lexeme that began in a row ends, and those below it.
+    void exit(const TokenTree& tree, std::uint32_t node, std::int32_t row, RegexId lexeme, RegexId left) {
+        if (exhausted()) return;
+        if (row != row_ || !(ended_ == GrammarLexer::Pair{lexeme, left})) { // most end with the same left
+            const LexerState state = machine_.lexer().only({lexeme, left});
+            if (state == GrammarLexer::dead) return; // no room: the lexer says so
+            row_   = row;
+            ended_ = {lexeme, left};
             stack_.clear();
-            ended_   = ended;
-            follows_ = end_lexemes(ended);
+            follows_ = end_lexemes({row, state});
             behind_threads_.assign(stack_.begin(), stack_.end());
         }
         if (!follows_) return;
@@ -219,7 +326,8 @@ private:
     std::span<std::uint64_t>                        bits_;
     std::size_t                                     most_work_;
     std::vector<Thread>                             stack_, next_, behind_threads_;
-    Thread                                          ended_{.row = -1}; // of the last exit
+    std::int32_t                                    row_ = -1; // of the last exit
+    GrammarLexer::Pair                              ended_{};
     bool                                            follows_ = false;
     std::array<std::uint32_t, 257>                  from_, to_; // of the stack, for each depth
     std::unordered_map<std::uint64_t, std::int32_t> behind_;
@@ -235,21 +343,23 @@ Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
     std::scoped_lock  lock(m.mutex());
     const std::size_t n_rows = rows_.size();
     MaskWalk          walk(m, rows_, *tokens_, bits);
-    if (threads_.size() == 1) {
-        const LexerState own    = threads_[0].state;
-        const LexerState common = m.lexer().relaxed(own, TokenTrie::short_bytes);
-        for (const bool long_ones : {false, true}) {
-            if (common == GrammarLexer::dead) break; // no room: below
-            const auto mask = constraint_->mask_of(*tokens_, long_ones ? own : common, long_ones, walk.work);
-            for (std::size_t w = 0; w < mask->bits.size(); w++) bits[w] |= mask->bits[w];
-            for (Token t : mask->tokens) allow(*tokens_, t, bits);
-            for (const auto& exit : mask->exits) {
-                if (walk.exhausted()) break;
-                walk.exit(*mask->tree, exit.node, {threads_[0].row, exit.state});
+    // What one lexeme allows does not depend on the others: a mask is the union of theirs.
+    std::vector<Constraint::SharedMask> used;
+    std::vector<GrammarLexer::Pair>     pairs;
+    for (const Thread& t : threads_) {
+        const auto of_thread = m.lexer().pairs(t.state);
+        pairs.assign(of_thread.begin(), of_thread.end());
+        for (const GrammarLexer::Pair& p : pairs)
+            for (const bool long_ones : {false, true}) {
+                if (walk.exhausted() || m.lexer().full()) break;
+                Constraint::SharedMask mask = constraint_->mask_of(*tokens_, p.left, long_ones, walk.work);
+                if (std::ranges::find(used, mask) == used.end()) {
+                    for (std::size_t w = 0; w < mask->bits.size(); w++) bits[w] |= mask->bits[w];
+                    for (Token token : mask->tokens) allow(*tokens_, token, bits);
+                }
+                for (const auto& exit : mask->exits) walk.exit(*exit.tree, exit.node, t.row, p.lexeme, exit.left);
+                used.push_back(std::move(mask));
             }
-        }
-    } else if (!threads_.empty()) {
-        walk.walk(tokens_->all(), 0, std::uint32_t(tokens_->all().nodes.size()), threads_);
     }
     const bool exhausted = walk.exhausted() || m.lexer().full() || m.pool().size() > m.limits().expressions;
     rows_.cut(n_rows);

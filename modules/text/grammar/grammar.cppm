@@ -116,38 +116,82 @@ void Grammar::use_json() {
     comma        = pool.concat(pool.literal(","), pool.repeat(pool.literal(" "), 0, 1));
 }
 
-Result<void> Grammar::finish() {
-    // Least fixed points: what can be completed at all, and what by the empty text.
-    std::vector<bool> complete(symbols.size());
-    const auto        works = [&](GrammarSymbol s) {
-        return s.is_lexeme() ? !pool.is_void(s.index()) : bool(complete[s.index()]);
+// A symbol holds when all of these hold, and `also` says so.
+struct Clause {
+    std::uint32_t              head = 0;
+    std::vector<GrammarSymbol> body{};
+    bool                       also = false;
+    std::size_t                next = 0; // of body: those before it hold
+};
+
+// Least fixed point: marks in `holds` (of each symbol) what follows from the clauses. Each clause waits for one symbol at a time, so that the
+// time is linear (Dowling and Gallier 1984) but for those with `also`, which are looked at whenever one of `watched` is marked.
+void follow(std::vector<Clause>& clauses, std::vector<bool>& holds,
+            const std::function<bool(GrammarSymbol)>& lexeme_holds, const std::function<bool(std::uint32_t)>& also,
+            const std::vector<std::vector<std::uint32_t>>& watched) {
+    std::vector<std::vector<std::uint32_t>> waiting = watched; // clauses, of each symbol
+    std::vector<std::uint32_t>              marked;
+    const auto                              look = [&](std::uint32_t index) {
+        Clause& c = clauses[index];
+        if (holds[c.head]) return;
+        for (; c.next < c.body.size(); c.next++) {
+            const GrammarSymbol s = c.body[c.next];
+            if (s.is_lexeme() ? lexeme_holds(s) : bool(holds[s.index()])) continue;
+            if (!s.is_lexeme()) waiting[s.index()].push_back(index);
+            return;
+        }
+        if (c.also && !also(c.head)) return;
+        holds[c.head] = true;
+        marked.push_back(c.head);
     };
-    const auto can = [&](const Definition& d) {
-        if (d.kind == Kind::object) {
-            const ObjectShape& o         = objects[d.shape];
-            std::uint64_t      available = 0, required = 0;
-            for (const ObjectShape::Member& m : o.members) {
-                const bool ok = works(m.value);
-                if (m.required && !ok) return false;
-                available += ok;
-                required += m.required;
-            }
-            const bool more = std::ranges::any_of(o.others, [&](const auto& m) { return works(m.value); });
-            return required <= o.max && o.min <= o.max && (more || available >= o.min);
+    for (std::uint32_t i = 0; i < clauses.size(); i++) look(i);
+    while (!marked.empty()) {
+        const std::vector<std::uint32_t> ready = std::move(waiting[marked.back()]);
+        marked.pop_back();
+        for (std::uint32_t i : ready) look(i);
+    }
+}
+
+Result<void> Grammar::finish() {
+    // What can be completed at all, and what by the empty text.
+    std::vector<bool>                       complete(symbols.size()), nullable(symbols.size());
+    std::vector<Clause>                     completing, emptying;
+    std::vector<std::vector<std::uint32_t>> watched(symbols.size());
+    const auto                              lexeme_works = [&](GrammarSymbol s) { return !pool.is_void(s.index()); };
+    const auto works = [&](GrammarSymbol s) { return s.is_lexeme() ? lexeme_works(s) : bool(complete[s.index()]); };
+    for (std::uint32_t i = 0; i < symbols.size(); i++) {
+        const Definition& d = symbols[i];
+        for (const auto& rule : d.rules) {
+            completing.push_back({.head = i, .body = rule});
+            emptying.push_back({.head = i, .body = rule});
         }
         if (d.kind == Kind::array) {
             const ArrayShape& a = arrays[d.shape];
-            for (std::size_t i = 0; i < a.first.size() && i < a.min; i++)
-                if (!works(a.first[i])) return false;
-            return a.min <= a.max && (a.min <= a.first.size() || (a.rest && works(*a.rest)));
+            Clause            c{.head = i,
+                                .body = {a.first.begin(),
+                                         a.first.begin() + std::ptrdiff_t(std::min<std::size_t>(a.first.size(), a.min))}};
+            if (a.min > a.first.size()) c.body.push_back(a.rest ? *a.rest : GrammarSymbol::lexeme(RegexPool::nothing));
+            if (a.min <= a.max) completing.push_back(std::move(c));
         }
-        return std::ranges::any_of(d.rules, [&](const auto& rule) { return std::ranges::all_of(rule, works); });
-    };
-    for (bool more = true; more;) {
-        more = false;
-        for (std::size_t i = symbols.size(); i-- > 0;)
-            if (!complete[i] && can(symbols[i])) complete[i] = more = true;
+        if (d.kind == Kind::object) {
+            const ObjectShape& o = objects[d.shape];
+            Clause             c{.head = i};
+            for (const ObjectShape::Member& m : o.members)
+                if (m.required) c.body.push_back(m.value);
+            c.also = c.body.size() < o.min;
+            if (c.also)
+                for (const auto* list : {&o.members, &o.others})
+                    for (const ObjectShape::Member& m : *list)
+                        if (!m.value.is_lexeme()) watched[m.value.index()].push_back(std::uint32_t(completing.size()));
+            if (c.body.size() <= o.max && o.min <= o.max) completing.push_back(std::move(c));
+        }
     }
+    const auto enough_members = [&](std::uint32_t symbol) {
+        const ObjectShape& o    = objects[symbols[symbol].shape];
+        const auto         able = [&](const ObjectShape::Member& m) { return works(m.value); };
+        return std::ranges::any_of(o.others, able) || std::ranges::count_if(o.members, able) >= std::ptrdiff_t(o.min);
+    };
+    follow(completing, complete, lexeme_works, enough_members, watched);
     if (!works(start)) return fail("no text satisfies it");
     for (Definition& d : symbols)
         std::erase_if(d.rules, [&](const auto& rule) { return !std::ranges::all_of(rule, works); });
@@ -164,16 +208,9 @@ Result<void> Grammar::finish() {
             }
         if (!a.rest) a.max = std::uint32_t(std::min<std::size_t>(a.max, a.first.size()));
     }
-    const auto empty = [&](GrammarSymbol s) { return !s.is_lexeme() && symbols[s.index()].nullable; };
-    for (bool more = true; more;) {
-        more = false;
-        for (std::size_t i = symbols.size(); i-- > 0;) {
-            Definition& d = symbols[i];
-            if (d.nullable || d.kind != Kind::rules) continue;
-            if (std::ranges::any_of(d.rules, [&](const auto& rule) { return std::ranges::all_of(rule, empty); }))
-                d.nullable = more = true;
-        }
-    }
+    const auto never = [](auto) { return false; };
+    follow(emptying, nullable, never, never, std::vector<std::vector<std::uint32_t>>(symbols.size()));
+    for (std::size_t i = 0; i < symbols.size(); i++) symbols[i].nullable = nullable[i];
     return {};
 }
 

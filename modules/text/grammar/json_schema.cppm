@@ -20,7 +20,12 @@ export namespace quire {
 
 struct SchemaOptions {
     // Members come in the order of `properties`, as the model was told them; else in any order.
-    bool          ordered = true;
+    bool ordered = true;
+    // Integers, and the numbers of an `enum`, are written as 12 only, not as 12.0 also, which a schema does not tell from it.
+    bool plain_numbers = true;
+    // Where a schema names members and says nothing about others (additionalProperties, patternProperties), there are no others: a
+    // model does not invent members.
+    bool          closed = true;
     GrammarLimits limits{};
 };
 
@@ -35,9 +40,9 @@ module :private;
 namespace quire {
 
 constexpr int         most_references = 64; // of schemas that refer to one another without an array or object between
-constexpr std::size_t most_terms      = 20000; // sets of terms
-constexpr std::size_t most_steps   = 200'000; // of intersections
-constexpr std::size_t most_classes    = 64;    // of keys that no schema names
+constexpr std::size_t most_terms      = 20000;   // sets of terms
+constexpr std::size_t most_steps      = 200'000; // of intersections
+constexpr std::size_t most_classes    = 64;      // of keys that no schema names
 
 bool is_scalar(const Json& v) { return !v.is_array() && !v.is_object(); }
 
@@ -129,7 +134,10 @@ private:
         const auto [known, added] = void_.try_emplace(terms, false);
         if (!added) return known->second;
         if (depth_ > most_references) return false;
-        Result<ValueSet> v = values(terms);
+        const std::size_t outside = std::exchange(outside_, active_.size());
+        Result<ValueSet>  v       = values(terms);
+        outside_                  = outside;
+        if (!v && std::exchange(meets_outside_, false)) return false;
         if (!v) return std::unexpected(v.error());
         bool empty = pool_.is_void(scalar_text(pool_, v->scalars));
         if (empty) {
@@ -153,9 +161,12 @@ private:
         if (t.schema->is_boolean()) return t.schema->get<bool>() != t.negated ? ValueSet::any(shapes_) : ValueSet{};
         if (!t.schema->is_object())
             return fail(references_.place_of(*t.schema), "a schema is an object, true or false");
-        if (depth_ >= most_references || std::ranges::find(active_, t) != active_.end())
+        const auto same = std::ranges::find(active_, t);
+        if (depth_ >= most_references || same != active_.end()) {
+            meets_outside_ = same != active_.end() ? std::size_t(same - active_.begin()) < outside_ : outside_ > 0;
             return fail(references_.place_of(*t.schema),
                         "the schema refers to itself without an array or object between");
+        }
         depth_++;
         active_.push_back(t);
         Result<ValueSet> v = t.negated ? refused(*t.schema) : accepted(*t.schema);
@@ -392,12 +403,14 @@ private:
 
     Result<ValueSet> type(const Json& schema, const Json& value, bool negated) {
         ValueSet   v;
-        const auto add = [&](const Json& name) -> Result<void> {
+        const bool plain = options_.plain_numbers && !negated;
+        const auto add   = [&](const Json& name) -> Result<void> {
             const std::string n = name.is_string() ? name.get<std::string>() : "";
             if (n == "null") v.scalars.null = true;
             else if (n == "boolean") v.scalars.no = v.scalars.yes = true;
             else if (n == "number") v.scalars.number = shapes_.number;
-            else if (n == "integer") v.scalars.number = pool_.any_of({v.scalars.number, shapes_.integer});
+            else if (n == "integer")
+                v.scalars.number = pool_.any_of({v.scalars.number, plain ? shapes_.plain_integer : shapes_.integer});
             else if (n == "string") v.scalars.text = shapes_.any_text;
             else if (n == "array") v.arrays = {ArrayTerms{}};
             else if (n == "object") v.objects = {ObjectTerms{}};
@@ -432,7 +445,9 @@ private:
             else if (one.is_boolean()) (one.get<bool>() ? v.scalars.yes : v.scalars.no) = true;
             else if (one.is_number()) {
                 const Decimal d = decimal_of(one);
-                numbers.push_back(number_in(pool_, shapes_, {.low = d, .high = d}));
+                numbers.push_back(options_.plain_numbers && !negated
+                                      ? pool_.literal(d.text())
+                                      : number_in(pool_, shapes_, {.low = d, .high = d}));
             } else if (one.is_string())
                 texts.push_back(text_of(pool_, one.get_ref<const std::string&>(), TextSpelling::json));
             else others.push_back({&references_.literal(one), negated});
@@ -774,6 +789,12 @@ private:
                 classes.push_back(std::move(s.one));
             }
         }
+        const auto speaks_of_others = [](const Json* layer) {
+            return layer->contains("additionalProperties") || layer->contains("patternProperties");
+        };
+        if (options_.closed && !names.empty() && o.names.empty() && o.min <= names.size() &&
+            !std::ranges::any_of(o.layers, speaks_of_others))
+            classes.clear();
         for (const Class& c : classes) {
             if (pool_.is_void(c.names)) continue;
             Result<bool> empty = is_void(c.terms);
@@ -815,15 +836,19 @@ private:
         return {};
     }
 
-    const Json*                                  root_;
-    SchemaReferences                             references_;
-    SchemaOptions                                options_;
-    Grammar&                                     g_;
-    RegexPool&                                   pool_;
-    JsonShapes                                   shapes_;
-    std::size_t steps_ = 0; // alternatives that were intersected
-    int                                          depth_ = 0;
-    std::vector<Term>                            active_;
+    const Json*       root_;
+    SchemaReferences  references_;
+    SchemaOptions     options_;
+    Grammar&          g_;
+    RegexPool&        pool_;
+    JsonShapes        shapes_;
+    std::size_t       steps_ = 0; // alternatives that were intersected
+    int               depth_ = 0;
+    std::vector<Term> active_; // whose values are being made
+    // Of active_ those for which a member or element is looked at, by is_void: that one of them comes again in there is no fault of
+    // the schema.
+    std::size_t                                  outside_       = 0;
+    bool                                         meets_outside_ = false;
     std::map<Terms, ValueSet>                    values_;
     std::map<Terms, bool>                        void_;
     std::map<Terms, GrammarSymbol>               symbols_;

@@ -14,7 +14,8 @@ struct Decimal {
     bool      negative = false;
     Magnitude magnitude;
 
-    bool is_zero() const { return magnitude.whole == "0" && magnitude.fraction.empty(); }
+    bool        is_zero() const { return magnitude.whole == "0" && magnitude.fraction.empty(); }
+    std::string text() const; // as JSON
 };
 // Of a JSON number.
 Decimal decimal_of(const Json& number);
@@ -30,6 +31,7 @@ struct JsonShapes {
     RegexId plain_number; // without an exponent
     RegexId number;
     RegexId integer;        // "-?12", and with `point_zero` 12.0 also
+    RegexId plain_integer;  // without it, and without -0
     RegexId character;      // of a string, in its shortest form
     RegexId any_character;  // with every escape that JSON has
     RegexId text, any_text; // any number of these
@@ -79,6 +81,11 @@ Decimal decimal_of(const Json& number) {
     return d;
 }
 
+std::string Decimal::text() const {
+    return cat(negative && !is_zero() ? "-" : "", magnitude.whole, magnitude.fraction.empty() ? "" : ".",
+               magnitude.fraction);
+}
+
 RegexId fixed(RegexPool& pool, std::string_view pattern) {
     const Result<RegexId> made = parse_regex(pool, pattern, TextSpelling::utf8, true);
     check(made.has_value(), "a pattern of quire's own");
@@ -87,11 +94,12 @@ RegexId fixed(RegexPool& pool, std::string_view pattern) {
 
 JsonShapes JsonShapes::make(RegexPool& pool, bool point_zero) {
     JsonShapes s{};
-    s.magnitude    = fixed(pool, "(0|[1-9][0-9]*)(\\.[0-9]+)?");
-    s.plain_number = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
-    s.number       = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?");
-    s.integer      = fixed(pool, point_zero ? "-?(0|[1-9][0-9]*)(\\.0+)?" : "-?(0|[1-9][0-9]*)");
-    s.character    = quire::character(pool, all_but({}), TextSpelling::json);
+    s.magnitude     = fixed(pool, "(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    s.plain_number  = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    s.number        = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?");
+    s.integer       = fixed(pool, point_zero ? "-?(0|[1-9][0-9]*)(\\.0+)?" : "-?(0|[1-9][0-9]*)");
+    s.plain_integer = fixed(pool, "0|-?[1-9][0-9]*");
+    s.character     = quire::character(pool, all_but({}), TextSpelling::json);
     s.any_character =
         pool.any_of({s.character, fixed(pool,
                                         "\\\\([\"\\\\/bfnrt]|u([0-9a-cA-Ce-fE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|"

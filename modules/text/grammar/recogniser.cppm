@@ -248,8 +248,9 @@ std::vector<Thread> Rows::begin(Machine& m) {
     check(!start.is_lexeme(), "a grammar starts with a symbol");
     predict(m, start);
     if (m.grammar_.symbols[start.index()].nullable) row_ends_ = true;
-    const std::int32_t row = close_row(m);
-    return {start_of(row)};
+    const Thread first = start_of(close_row(m));
+    if (first.state == GrammarLexer::dead) return {};
+    return {first};
 }
 
 GrammarSymbol Rows::waited(const Machine& m, const Item& item) const {
@@ -469,7 +470,6 @@ void Rows::step(Machine& m, std::span<const Thread> from, int byte, std::vector<
     ended_.clear();
     ends = false;
     for (const Thread& t : from) {
-        if (t.state == GrammarLexer::dead) continue;
         const LexerState next = m.lexer_.step(t.state, byte);
         if (next == GrammarLexer::dead) continue;
         if (m.lexer_.goes_on(next)) to.push_back({t.row, next});

@@ -57,9 +57,14 @@ public:
     RegexId derive(RegexId a, int byte);
     // Whether no text matches. After `most_steps` derivatives without an answer: false.
     bool is_void(RegexId a);
-    // How many characters of plain text (see set_plain) may follow here in any case; endless: any number.
-    std::uint32_t plain_depth(RegexId a);
-    void          set_plain(RegexId one_character) { plain_ = one_character; }
+    // Bytes with which a text may begin; a few more may be among them.
+    ByteSet first_bytes(RegexId a) const;
+    // How much plain text (see set_plain) may follow: up to `least` characters in any case, more than `most` never.
+    struct PlainRun {
+        std::uint32_t least = 0, most = endless;
+    };
+    PlainRun plain_run(RegexId a);
+    void     set_plain(RegexId one_character) { plain_ = one_character; }
     // The same texts of at most `most` bytes may follow, and end in the same places, as of `a`; but counts of repetitions that so
     // few bytes cannot exhaust are gone, so that many expressions have one in common.
     RegexId relaxed(RegexId a, std::uint32_t most);
@@ -566,27 +571,74 @@ RegexId RegexPool::relaxed(RegexId a, std::uint32_t most) {
     return repeat(n.a, std::min(n.b, most + 1), n.c > most ? endless : n.c);
 }
 
-std::uint32_t RegexPool::plain_depth(RegexId a) {
+ByteSet RegexPool::first_bytes(RegexId a) const {
     const Node n = nodes_[a];
     switch (n.kind) {
-        case Kind::concat: return nodes_[n.a].kind == Kind::repeat ? plain_depth(n.a) : 0;
-        case Kind::repeat: {
-            if (plain_ == nothing) return 0;
-            auto known = covers_plain_.find(n.a);
-            if (known == covers_plain_.end()) known = covers_plain_.emplace(n.a, is_void(minus(plain_, n.a))).first;
-            return known->second ? n.c : 0;
+        case Kind::nothing:
+        case Kind::blank: return {};
+        case Kind::bytes: return sets_[n.a];
+        case Kind::repeat: return first_bytes(n.a);
+        case Kind::concat: {
+            ByteSet first = first_bytes(n.a);
+            if (!nodes_[n.a].nullable) return first;
+            const ByteSet second = first_bytes(n.b);
+            for (std::size_t w = 0; w < 4; w++) first.words[w] |= second.words[w];
+            return first;
         }
         case Kind::any_of:
         case Kind::all_of: {
-            if (n.b > 8) return 0;
-            std::uint32_t depth = n.kind == Kind::any_of ? 0 : endless;
-            for (std::uint32_t i = 0; i < n.b; i++) {
-                const std::uint32_t d = plain_depth(lists_[n.a + i]);
-                depth                 = n.kind == Kind::any_of ? std::max(depth, d) : std::min(depth, d);
+            const bool any = n.kind == Kind::any_of;
+            ByteSet    all = any ? ByteSet{} : ByteSet::range(0, 255);
+            for (RegexId id : list(n)) {
+                const ByteSet one = first_bytes(id);
+                for (std::size_t w = 0; w < 4; w++)
+                    all.words[w] = any ? all.words[w] | one.words[w] : all.words[w] & one.words[w];
             }
-            return depth;
+            return all;
         }
-        default: return 0;
+        case Kind::negate: return ByteSet::range(0, 255);
+        case Kind::compare:
+        case Kind::multiple: break;
+    }
+    ByteSet number = ByteSet::range('0', '9');
+    number.add('.');
+    return number;
+}
+
+RegexPool::PlainRun RegexPool::plain_run(RegexId a) {
+    if (plain_ == nothing) return {};
+    const ByteSet first = first_bytes(a), plain = first_bytes(plain_);
+    bool          none = true;
+    for (std::size_t w = 0; w < 4; w++) none = none && (first.words[w] & plain.words[w]) == 0;
+    if (none) return {0, 0};
+    const Node n = nodes_[a];
+    switch (n.kind) {
+        case Kind::concat: {
+            if (nodes_[n.a].kind != Kind::repeat) return {};
+            PlainRun run = plain_run(n.a);
+            if (plain_run(n.b).most != 0) run.most = endless;
+            return run;
+        }
+        case Kind::repeat: {
+            auto known = covers_plain_.find(n.a);
+            if (known == covers_plain_.end()) known = covers_plain_.emplace(n.a, is_void(minus(plain_, n.a))).first;
+            if (!known->second) return {};
+            return {n.c, std::ranges::find(units_, n.a) != units_.end() ? n.c : endless};
+        }
+        case Kind::any_of:
+        case Kind::all_of: {
+            if (n.b > 8) return {};
+            const bool any = n.kind == Kind::any_of;
+            PlainRun   all = any ? PlainRun{0, 0} : PlainRun{endless, endless};
+            for (std::uint32_t i = 0; i < n.b; i++) {
+                const PlainRun one = plain_run(lists_[n.a + i]);
+                all.most           = any ? std::max(all.most, one.most) : std::min(all.most, one.most);
+                if (any) all.least = std::max(all.least, one.least);
+                else all.least = nodes_[lists_[n.a + i]].kind == Kind::repeat ? std::min(all.least, one.least) : 0;
+            }
+            return all;
+        }
+        default: return {};
     }
 }
 

@@ -26,11 +26,10 @@ public:
     // Tokens longer than 255 bytes are left out.
     TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends);
 
-    int              vocab_size() const { return int(next_same_.size()); }
-    std::size_t      words() const { return (next_same_.size() + 63) / 64; }
-    const TokenTree& all() const { return all_; }
-    // Those of at most short_bytes, and the others.
-    static constexpr std::uint32_t short_bytes = 32;
+    int         vocab_size() const { return int(next_same_.size()); }
+    std::size_t words() const { return (next_same_.size() + 63) / 64; }
+    // Those of at most short_bytes, and the others, of at most long_bytes.
+    static constexpr std::uint32_t short_bytes = 32, long_bytes = 255;
     const TokenTree&               short_ones() const { return short_; }
     const TokenTree&               long_ones() const { return long_; }
     const std::vector<Token>&      ends() const { return ends_; }
@@ -39,17 +38,16 @@ public:
                                                             first_[std::size_t(t) + 1] - first_[std::size_t(t)]);
     }
     // The next token with the same bytes, or -1.
-    Token next_same(Token t) const { return next_same_[std::size_t(t)]; }
+    inline Token next_same(Token t) const { return next_same_[std::size_t(t)]; }
 
-    // The short tokens that are plain text, of at most so many characters, as bits; and a tree of all other short ones. Plain text is what can
-    // stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control characters.
-    struct Slice {
-        std::uint32_t              most_chars = 0;
-        std::vector<std::uint64_t> bits;
-        TokenTree                  others;
-    };
-    // Of the slices whose tokens have at most so many characters the largest, or null.
-    const Slice* slice(std::uint32_t chars) const;
+    // Plain text is what can stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control
+    // characters. The short tokens that are plain text of at most so many characters, as bits.
+    std::span<const std::uint64_t> plain(std::uint32_t most_chars) const {
+        return std::span(plain_).subspan(std::min(most_chars, short_bytes) * words(), words());
+    }
+    // All other short ones; of each node the place of the same bytes in short_ones().
+    const TokenTree&               not_plain() const { return not_plain_; }
+    std::span<const std::uint32_t> places() const { return places_; }
     // One such character.
     static RegexId plain_character(RegexPool& pool);
 
@@ -59,8 +57,9 @@ private:
     std::string                text_; // of all tokens
     std::vector<std::uint32_t> first_;
     std::vector<Token>         next_same_, ends_;
-    TokenTree                  all_, short_, long_;
-    std::vector<Slice>         slices_; // ascending
+    TokenTree                  short_, long_, not_plain_;
+    std::vector<std::uint32_t> places_;
+    std::vector<std::uint64_t> plain_; // [short_bytes + 1][words()]
 };
 
 } // namespace quire
@@ -68,8 +67,6 @@ private:
 module :private;
 
 namespace quire {
-
-constexpr std::array<std::uint32_t, 4> slice_sizes{3, 8, 20, RegexPool::endless};
 
 // Characters of a plain text, -1: it is none.
 int plain_characters(std::string_view text) {
@@ -90,7 +87,7 @@ TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> e
     : next_same_(bytes.size(), -1), ends_(std::move(ends)) {
     for (const std::string& b : bytes) {
         first_.push_back(std::uint32_t(text_.size()));
-        if (b.size() <= 255) text_ += b;
+        if (b.size() <= long_bytes) text_ += b;
     }
     first_.push_back(std::uint32_t(text_.size()));
     std::vector<Token> sorted;
@@ -109,25 +106,29 @@ TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> e
         } else {
             first.push_back(t);
         }
-    all_ = build(first);
     std::vector<Token> few, many; // bytes
     for (Token t : first) (this->bytes(t).size() <= short_bytes ? few : many).push_back(t);
     short_ = build(few);
     long_  = build(many);
-    for (std::uint32_t most : slice_sizes) {
-        Slice              s{.most_chars = most, .bits = std::vector<std::uint64_t>(words()), .others = {}};
-        std::vector<Token> others;
-        for (Token t : few) {
-            const int n = plain_characters(this->bytes(t));
-            if (n < 0 || std::uint32_t(n) > most) {
-                others.push_back(t);
-                continue;
-            }
+    plain_.resize((short_bytes + 1) * words());
+    std::vector<Token> others;
+    for (Token t : few) {
+        const int n = plain_characters(this->bytes(t));
+        if (n < 0) others.push_back(t);
+        else
             for (Token same = t; same >= 0; same = next_same(same))
-                s.bits[std::size_t(same) / 64] |= std::uint64_t(1) << (same % 64);
-        }
-        s.others = build(others);
-        slices_.push_back(std::move(s));
+                plain_[std::size_t(n) * words() + std::size_t(same) / 64] |= std::uint64_t(1) << (same % 64);
+    }
+    for (std::size_t i = words(); i < plain_.size(); i++) plain_[i] |= plain_[i - words()];
+    not_plain_ = build(others);
+    // Both trees are in the order of bytes: one walk over both.
+    std::array<std::uint32_t, short_bytes + 2> next{}; // in short_, of each depth
+    for (const TokenTree::Node& node : not_plain_.nodes) {
+        std::uint32_t at = next[node.depth];
+        while (short_.nodes[at].byte != node.byte) at += short_.nodes[at].size;
+        places_.push_back(at);
+        next[node.depth]      = at + short_.nodes[at].size;
+        next[node.depth + 1u] = at + 1;
     }
 }
 
@@ -153,13 +154,6 @@ TokenTree TokenTrie::build(const std::vector<Token>& sorted) const {
     }
     leave(0);
     return tree;
-}
-
-const TokenTrie::Slice* TokenTrie::slice(std::uint32_t chars) const {
-    const Slice* best = nullptr;
-    for (const Slice& s : slices_)
-        if (s.most_chars <= chars) best = &s;
-    return best;
 }
 
 } // namespace quire
