@@ -126,7 +126,8 @@ bool satisfies(const std::string& arguments, const std::string& name) {
         const Json& function = tool["function"];
         if (function["name"] != name) continue;
         if (!function.contains("parameters")) return arguments == "{}";
-        const auto      c = compile_schema(function["parameters"], {.ordered = false, .plain_numbers = false, .closed = false});
+        const auto c =
+            compile_schema(function["parameters"], {.ordered = false, .plain_numbers = false, .closed = false});
         ConstraintState state(*c, vocabulary(false).trie);
         return state.accept_bytes(arguments) && state.may_end();
     }

@@ -53,7 +53,6 @@ struct ApiContext {
     ConstraintCache   constraints;
     TokenTexts        token_texts;
     RunningSettings   running;
-    TokenTexts        token_texts;
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
 
