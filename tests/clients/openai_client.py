@@ -334,7 +334,7 @@ class Faults(unittest.TestCase):
             self.assertEqual(e.code, "invalid_api_key")
 
     def test_no_such_endpoint(self):
-        self.fault(openai.NotFoundError, 404, None, lambda: client.responses.create(model=model, input="a"))
+        self.fault(openai.NotFoundError, 404, None, lambda: client.moderations.create(model=model, input="a"))
         self.fault(openai.NotFoundError, 404, None, lambda: client.moderations.create(input="a"))
 
     def test_full_queue(self):
