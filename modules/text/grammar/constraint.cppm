@@ -38,11 +38,17 @@ private:
     void walk_all(const TokenTrie& trie, const TokenTree& tree, LexerState start, LexemeMask& mask, std::size_t& work);
     void walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask, std::size_t& work);
     LexerState usual_next(const TokenTrie& trie, LexerState start);
+    // Whole masks that took much work, as those of free text do, where a lexeme may end anywhere.
+    struct KeyHash {
+        std::size_t operator()(const StateKey& key) const { return std::size_t(key.a); }
+    };
+    static constexpr std::size_t much_work = 4096, most_whole_bytes = std::size_t(8) << 20;
 
     Machine                                       machine_;
     std::unordered_map<std::uint64_t, SharedMask> masks_;
     std::size_t                                   mask_bytes_ = 0;
     std::uint64_t                                 masks_of_   = 0; // the trie's address: they are of one
+    std::unordered_map<StateKey, std::vector<std::uint64_t>, KeyHash> whole_;
 };
 
 // One text under a constraint. Depends on the tokens alone that were accepted.
@@ -104,6 +110,7 @@ constexpr RegexId any_lexeme = RegexPool::nothing;
 Constraint::SharedMask Constraint::mask_of(const TokenTrie& trie, RegexId left, bool long_ones, std::size_t& work) {
     if (masks_of_ != std::bit_cast<std::uint64_t>(&trie)) {
         masks_.clear();
+        whole_.clear();
         mask_bytes_ = 0;
         masks_of_   = std::bit_cast<std::uint64_t>(&trie);
     }
@@ -342,7 +349,18 @@ Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
     Machine&          m = constraint_->machine_;
     std::scoped_lock  lock(m.mutex());
     const std::size_t n_rows = rows_.size();
-    MaskWalk          walk(m, rows_, *tokens_, bits);
+    StateKey          key;
+    key.add(may_end_);
+    for (const Thread& t : threads_) {
+        const StateKey row = rows_.key(t.row);
+        key.add(row.a), key.add(row.b), key.add(std::uint64_t(t.state));
+    }
+    if (constraint_->masks_of_ == std::bit_cast<std::uint64_t>(tokens_.get()))
+        if (const auto known = constraint_->whole_.find(key); known != constraint_->whole_.end()) {
+            std::ranges::copy(known->second, bits.begin());
+            return {};
+        }
+    MaskWalk walk(m, rows_, *tokens_, bits);
     // What one lexeme allows does not depend on the others: a mask is the union of theirs.
     std::vector<Constraint::SharedMask> used;
     std::vector<GrammarLexer::Pair>     pairs;
@@ -372,6 +390,11 @@ Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
     }
     if (std::ranges::all_of(bits, [](std::uint64_t w) { return w == 0; }))
         return fail("no token of the vocabulary can go on with the text that the constraint asks for");
+    if (walk.work > Constraint::much_work) {
+        auto& whole = constraint_->whole_;
+        if (whole.size() * bits.size_bytes() > Constraint::most_whole_bytes) whole.clear();
+        whole.emplace(key, std::vector<std::uint64_t>(bits.begin(), bits.end()));
+    }
     return {};
 }
 

@@ -80,6 +80,13 @@ private:
     std::unordered_map<std::uint64_t, std::vector<RegexId>>       keys_; // of (symbol, seen)
 };
 
+// Says what can follow: 128 bits of hash, the same wherever the same can follow, and of no two others ever seen.
+struct StateKey {
+    std::uint64_t a = 0, b = 0;
+    bool          operator==(const StateKey&) const = default;
+    void          add(std::uint64_t value);
+};
+
 // The rows of one text: a value that can be copied.
 class Rows {
 public:
@@ -92,6 +99,8 @@ public:
     std::int32_t row_after(Machine& m, std::span<const Thread> ended);
     Thread       start_of(std::int32_t row) const { return {row, rows_[std::size_t(row)].start}; }
     bool         ends(std::int32_t row) const { return rows_[std::size_t(row)].ends; }
+    // What follows from a row depends on its items, and on the rows in which they began.
+    StateKey key(std::int32_t row);
 
     std::size_t size() const { return rows_.size(); }
     // Forgets the rows from there on.
@@ -123,9 +132,10 @@ private:
     GrammarSymbol waited(const Machine& m, const Item& item) const;
     std::int32_t  close_row(Machine& m);
 
-    std::vector<Item> items_;
-    std::vector<Row>  rows_;
-    std::size_t       work_ = 0;
+    std::vector<Item>     items_;
+    std::vector<Row>      rows_;
+    std::vector<StateKey> keys_; // of the first rows, as far as they were asked for
+    std::size_t           work_ = 0;
     // scratch of the row that is made
     std::vector<std::uint32_t> table_; // of items by hash: index + 1 into items_
     std::vector<bool>          predicted_;
@@ -481,10 +491,35 @@ void Rows::step(Machine& m, std::span<const Thread> from, int byte, std::vector<
     if (rows_[std::size_t(row)].start != GrammarLexer::dead) to.push_back(start_of(row));
 }
 
+void StateKey::add(std::uint64_t value) {
+    a = (a ^ value) * 0x9e3779b97f4a7c15ull;
+    a ^= a >> 32;
+    b = (b + value) * 0xff51afd7ed558ccdull + 1;
+    b ^= b >> 29;
+}
+
+StateKey Rows::key(std::int32_t row) {
+    while (keys_.size() <= std::size_t(row)) {
+        const auto r = keys_.size();
+        StateKey   key;
+        key.add(r == 0); // the text can end where the start symbol does that began there
+        for (std::uint32_t i = 0; i < rows_[r].n; i++) {
+            const Item& item = items_[rows_[r].first + i];
+            key.add(std::uint64_t(item.code) << 32 | item.param);
+            const bool here = std::size_t(item.origin) == r;
+            key.add(here ? 1 : keys_[std::size_t(item.origin)].a);
+            key.add(here ? 1 : keys_[std::size_t(item.origin)].b);
+        }
+        keys_.push_back(key);
+    }
+    return keys_[std::size_t(row)];
+}
+
 void Rows::cut(std::size_t n_rows) {
     if (n_rows >= rows_.size()) return;
     items_.resize(rows_[n_rows].first);
     rows_.resize(n_rows);
+    keys_.resize(std::min(keys_.size(), n_rows));
 }
 
 void Rows::compact(std::span<Thread> threads) {
@@ -512,6 +547,7 @@ void Rows::compact(std::span<Thread> threads) {
     for (Thread& t : threads) t.row = to[std::size_t(t.row)];
     items_ = std::move(items);
     rows_  = std::move(rows);
+    keys_.clear();
 }
 
 } // namespace quire
