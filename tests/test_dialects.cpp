@@ -188,6 +188,7 @@ TEST_CASE("messages become a chat", "[dialects]") {
     CHECK(r->request.sampling.top_k == 7);
     CHECK(r->request.sampling.min_p == 0.1f);
     CHECK(r->conversation.input.variables["enable_thinking"] == true);
+    CHECK(r->reasoning_budget == 4);
     CHECK(r->unknown.empty());
 
     const auto prefill = messages(R"("messages":[{"role":"user","content":"a"},{"role":"assistant","content":"The"}])");
@@ -449,6 +450,7 @@ TEST_CASE("responses become a chat", "[dialects]") {
     CHECK(!g.tool_use.parallel);
     CHECK(g.constraint.has_value());
     CHECK(g.max_tokens == 9);
+    CHECK(g.trim);
     CHECK(g.logprobs);
     CHECK(g.request.sampling.logprobs == 2);
     CHECK(g.request.sampling.seed == 5);
