@@ -64,15 +64,15 @@ public:
     const Tokenizer&   tokenizer() const;
     // Any thread. For constraints: made at the first call.
     std::shared_ptr<const TokenTrie> token_trie() const;
-    EngineOptions      options() const;       // with the defaults filled in
-    std::string        chat_template() const; // tokenizer.chat_template, or ""
-    std::string        tuning() const;        // what was chosen by measuring on this machine; empty if nothing was
-    std::string        describe() const;      // one line: device, instruction set, threads, and memory_use()
-    std::string        memory_use() const;    // weights, workspaces, KV with its blocks and tokens
-    std::string        explain() const;       // the program of operations and the kernels chosen for it
-    std::string        warning() const;       // one line where the context is longer than the model's; or ""
-    std::size_t        block_bytes() const;   // of one KV block
-    EngineStats        stats() const;
+    EngineOptions                    options() const;       // with the defaults filled in
+    std::string                      chat_template() const; // tokenizer.chat_template, or ""
+    std::string tuning() const;      // what was chosen by measuring on this machine; empty if nothing was
+    std::string describe() const;    // one line: device, instruction set, threads, and memory_use()
+    std::string memory_use() const;  // weights, workspaces, KV with its blocks and tokens
+    std::string explain() const;     // the program of operations and the kernels chosen for it
+    std::string warning() const;     // one line where the context is longer than the model's; or ""
+    std::size_t block_bytes() const; // of one KV block
+    EngineStats stats() const;
 
     // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
@@ -254,13 +254,13 @@ std::shared_ptr<const TokenTrie> Engine::token_trie() const {
     return impl_->trie;
 }
 
-EngineOptions      Engine::options() const { return impl_->options; }
-EngineStats        Engine::stats() const { return impl_->stats; }
-MemoryUse          Engine::slot_use() const { return impl_->scheduler.memory_use(); }
-void               Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
-void               Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
-void               Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
-void               Engine::log_cache(bool on) { impl_->scheduler.log_cache(on); }
+EngineOptions            Engine::options() const { return impl_->options; }
+EngineStats              Engine::stats() const { return impl_->stats; }
+MemoryUse                Engine::slot_use() const { return impl_->scheduler.memory_use(); }
+void                     Engine::check_invariants() const { impl_->scheduler.check_invariants(); }
+void                     Engine::decode_with(Decoding decoding) { impl_->new_decoding = std::move(decoding); }
+void                     Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
+void                     Engine::log_cache(bool on) { impl_->scheduler.log_cache(on); }
 std::vector<CacheChange> Engine::take_cache_changes() { return impl_->scheduler.take_cache_changes(); }
 
 Snapshot Engine::snapshot(bool with_text) {

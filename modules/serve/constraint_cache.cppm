@@ -31,7 +31,8 @@ namespace quire {
 
 Result<std::shared_ptr<Constraint>> ConstraintCache::get(const ConstraintSpec& spec) {
     const std::string schema = json_dump(spec.schema);
-    std::string       key    = cat(int(spec.kind), spec.ordered ? "o" : "a", spec.closed ? "c" : "-", schema.size(), ":", schema, spec.text);
+    std::string       key =
+        cat(int(spec.kind), spec.ordered ? "o" : "a", spec.closed ? "c" : "-", schema.size(), ":", schema, spec.text);
     for (const std::string& c : spec.choices) key += cat(" ", c.size(), ":", c);
     if (const auto& a = spec.answer) // the vocabulary's control tokens are always the same
         key += cat("\n", name_of(a->form), a->required ? "r" : "-", a->parallel ? "p" : "-", a->may_reason ? "m" : "-",

@@ -49,6 +49,8 @@ public:
 
     std::string piece(Choice c, const Usage&) override {
         cut_ = c.finish_reason == "length";
+        // The end token has no text, and no place here.
+        if (!c.finish_reason.empty() && !cut_ && c.stop_string.empty() && !c.logprobs.empty()) c.logprobs.pop_back();
         if (head_.logprobs) add_logprobs(c.logprobs);
         make(blocks_.push(std::move(c.parts)));
         if (!c.finish_reason.empty()) make(blocks_.finish());
@@ -135,7 +137,10 @@ private:
 
     void end_item(AnswerPart::Kind kind) {
         Json done{{"content_index", 0}, {"text", part_["text"]}};
-        if (kind == AnswerPart::Kind::content) done["logprobs"] = part_["logprobs"];
+        if (kind == AnswerPart::Kind::content) {
+            for (const Json& one : std::exchange(logprobs_, Json::array())) part_["logprobs"].push_back(one);
+            done["logprobs"] = part_["logprobs"];
+        }
         send_item(kind == AnswerPart::Kind::content ? "response.output_text.done" : "response.reasoning_text.done",
                   std::move(done));
         send_item("response.content_part.done", {{"content_index", 0}, {"part", part_}});
