@@ -187,8 +187,13 @@ TEST_CASE("KV events over ZeroMQ: numbered messages, and a replay for who missed
     zmq_pollitem_t come{sub, 0, ZMQ_POLLIN, 0};
     do (*publisher)->publish({stored(BlockHash(100 + sent++), {}, {1, 2})});
     while (zmq_poll(&come, 1, brief) == 0 && sent < 100);
-    const std::vector<std::string> message = receive(sub);
+    std::vector<std::string> message = receive(sub);
     REQUIRE(message.size() == 3);
+    if (message[1] == std::string(8, '\0')) { // subscribed before the publisher's thread began
+        CHECK(Json::from_msgpack(message[2])[1][0]["type"] == "AllBlocksCleared");
+        message = receive(sub);
+        REQUIRE(message.size() == 3);
+    }
     CHECK(message[0].empty());
     const int came = int(static_cast<unsigned char>(message[1].back()));
     CHECK(message[1].size() == 8);
