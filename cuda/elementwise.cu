@@ -45,8 +45,8 @@ __device__ float finite(__half v) { return finite(__half2half2(v)).x; }
 // RMS norm or LayerNorm (Layer). Two neighbours at a time, PerThread times a thread: all loads in flight at once, all values in
 // registers; cols is even.
 template <bool Float, bool Layer, int PerThread>
-__global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* weight, const float* bias, float eps,
-                                                    float* residual, __half* out, int cols) {
+__global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, const float* weight, const float* bias,
+                                                    float eps, float* residual, __half* out, int cols) {
     __shared__ float   sums[32];
     auto*              residual2 = reinterpret_cast<float2*>(residual);
     const std::int64_t at        = std::int64_t(blockIdx.x) * cols / 2;
@@ -62,6 +62,14 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
         v[i]        = {0, 0};
         if (c < n)
             v[i] = Float ? static_cast<const float2*>(x)[at + c] : finite(static_cast<const __half2*>(x)[at + c]);
+    }
+    if (x_bias.values) {
+#pragma unroll
+        for (int i = 0; i < PerThread; i++)
+            if (const int c = int(threadIdx.x + i * blockDim.x); c < n) {
+                const float2 b = reinterpret_cast<const float2*>(x_bias.values)[c];
+                v[i].x += b.x * x_bias.scale, v[i].y += b.y * x_bias.scale;
+            }
     }
     if (residual) {
 #pragma unroll
@@ -101,21 +109,21 @@ __global__ void __launch_bounds__(1024) norm_kernel(const void* x, const float* 
 
 // Of any number of columns: the row is read twice.
 template <bool Float, bool Layer>
-__global__ void norm_any_kernel(const void* x, const float* weight, const float* bias, float eps, float* residual,
-                                __half* out, int cols) {
+__global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight, const float* bias, float eps,
+                                float* residual, __half* out, int cols) {
     wait_for_inputs();
     __shared__ float   sums[32];
     const std::int64_t at    = std::int64_t(blockIdx.x) * cols;
-    const auto         value = [&](int c) { // of the new residual, once that is written
-        return residual ? residual[at + c]
-                       : Float  ? static_cast<const float*>(x)[at + c]
-                                : finite(static_cast<const __half*>(x)[at + c]);
+    const auto         given = [&](int c) {
+        const float v = Float ? static_cast<const float*>(x)[at + c] : finite(static_cast<const __half*>(x)[at + c]);
+        return x_bias.values ? v + x_bias.values[c] * x_bias.scale : v;
+    };
+    const auto value = [&](int c) { // of the new residual, once that is written
+        return residual ? residual[at + c] : given(c);
     };
     float sum = 0, squares = 0;
     for (int c = int(threadIdx.x); c < cols; c += int(blockDim.x)) {
-        if (residual)
-            residual[at + c] +=
-                Float ? static_cast<const float*>(x)[at + c] : finite(static_cast<const __half*>(x)[at + c]);
+        if (residual) residual[at + c] += given(c);
         sum += value(c);
         if (!Layer) squares += value(c) * value(c);
     }
@@ -129,11 +137,12 @@ __global__ void norm_any_kernel(const void* x, const float* weight, const float*
 
 // NormKind::none: one value a thread.
 template <bool Float>
-__global__ void no_norm_kernel(const void* x, float* residual, __half* out, std::int64_t n) {
+__global__ void no_norm_kernel(const void* x, Bias x_bias, float* residual, __half* out, std::int64_t n, int cols) {
     wait_for_inputs();
     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float v = Float ? static_cast<const float*>(x)[i] : finite(static_cast<const __half*>(x)[i]);
+    if (x_bias.values) v += x_bias.values[i % cols] * x_bias.scale;
     if (residual) residual[i] = v += residual[i];
     out[i] = to_finite(v);
 }
@@ -160,6 +169,33 @@ __global__ void activate_kernel(uint4* gate, const uint4* up, std::int64_t n) {
     for (int k = 0; k < N; k++)
         if (const std::int64_t i = first + k * blockDim.x; i < n)
             gate[i] = make_uint4(one(g[k].x, u[k].x), one(g[k].y, u[k].y), one(g[k].z, u[k].z), one(g[k].w, u[k].w));
+}
+
+// Eight neighbours of a row, as fp16, and as many of a bias.
+__device__ void add_bias(uint4& x, const float* bias, float scale) {
+    const float4 low = reinterpret_cast<const float4*>(bias)[0], high = reinterpret_cast<const float4*>(bias)[1];
+    const auto   add = [&](std::uint32_t two, float a, float b) {
+        const float2 v = as_float2(two);
+        return pack_finite(v.x + a * scale, v.y + b * scale);
+    };
+    x = make_uint4(add(x.x, low.x, low.y), add(x.y, low.z, low.w), add(x.z, high.x, high.y), add(x.w, high.z, high.w));
+}
+
+// blockIdx.x: the row; eight neighbours a thread.
+__global__ void activate_biased_kernel(Activation activation, uint4* x, Bias bias, int words) {
+    wait_for_inputs();
+    const int w = int(blockIdx.y * blockDim.x + threadIdx.x);
+    if (w >= words) return;
+    const std::int64_t at  = std::int64_t(blockIdx.x) * words + w;
+    uint4              v   = x[at];
+    const auto         one = [&](std::uint32_t two, float a, float b) {
+        const float2 f = as_float2(two);
+        return pack_finite(activated(activation, f.x + a * bias.scale), activated(activation, f.y + b * bias.scale));
+    };
+    const float4 low  = reinterpret_cast<const float4*>(bias.values)[2 * w],
+                 high = reinterpret_cast<const float4*>(bias.values)[2 * w + 1];
+    x[at] =
+        make_uint4(one(v.x, low.x, low.y), one(v.y, low.z, low.w), one(v.z, high.x, high.y), one(v.w, high.z, high.w));
 }
 
 // Any n: one value a thread.
@@ -191,6 +227,17 @@ __global__ void add_bias_kernel(void* x, const float* bias, float scale, std::in
     const float more = bias[i % cols] * scale;
     if (Float) static_cast<float*>(x)[i] += more;
     else static_cast<__half*>(x)[i] = to_finite(__half2float(static_cast<__half*>(x)[i]) + more);
+}
+
+// The same of fp16 whose rows are of `words` times eight: blockIdx.x is the row.
+__global__ void add_bias_words_kernel(uint4* x, Bias bias, int words) {
+    wait_for_inputs();
+    const int w = int(blockIdx.y * blockDim.x + threadIdx.x);
+    if (w >= words) return;
+    const std::int64_t at = std::int64_t(blockIdx.x) * words + w;
+    uint4              v  = x[at];
+    add_bias(v, bias.values + 8 * w, bias.scale);
+    x[at] = v;
 }
 
 // Word: the type of a load; a row has `words` of them.
@@ -296,6 +343,34 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     }
 }
 
+// Without RoPE: k and v go into the cache, with the biases that a GEMM has left to this. blockIdx.x is the token; eight neighbours
+// of q (where that has a bias), k and v a thread.
+__global__ void store_kernel(RopeStore a, Plan plan) {
+    wait_for_inputs();
+    const std::int64_t t    = blockIdx.x;
+    const int          slot = plan.slots[t], D = a.head_dim;
+    const int          q_words = a.n_heads * D / 8, kv_words = a.n_kv_heads * D / 8;
+    int                w = int(blockIdx.y * blockDim.x + threadIdx.x) + (a.q_bias ? 0 : q_words);
+    if (w < q_words) {
+        auto* q = reinterpret_cast<uint4*>(a.q) + t * q_words + w;
+        uint4 v = *q;
+        add_bias(v, a.q_bias + 8 * w, 1);
+        *q = v;
+        return;
+    }
+    w -= q_words;
+    if (w >= 2 * kv_words || slot < 0) return;
+    const bool is_k   = w < kv_words;
+    w                 = is_k ? w : w - kv_words;
+    uint4        v    = reinterpret_cast<const uint4*>(is_k ? a.k : a.v)[t * kv_words + w];
+    const float* bias = is_k ? a.k_bias : a.v_bias;
+    if (bias) add_bias(v, bias + 8 * w, 1);
+    const int head = 8 * w / D;
+    auto*     row  = reinterpret_cast<__half*>(is_k ? a.cache_k : a.cache_v) +
+                kv_row_of_slot(slot, head, a.n_kv_heads, a.block_size) * D;
+    *reinterpret_cast<uint4*>(row + (8 * w - head * D)) = v;
+}
+
 // -- copies of KV blocks: every pair in every array, a Word a thread
 
 template <class Word>
@@ -349,12 +424,12 @@ void embed(const Weight& weight, const Weight* positions, float scale, int offse
                positions != nullptr, scale, offset, plan, out);
 }
 
-void norm(const void* x, bool x_is_float, NormKind kind, const float* weight, const float* bias, float eps,
+void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
           float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu) {
     if (kind == NormKind::none) {
         run_kernel(x_is_float ? no_norm_kernel<true> : no_norm_kernel<false>,
-                   dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu, x, residual,
-                   reinterpret_cast<__half*>(out), rows * cols);
+                   dim3(unsigned(ctas_for(rows * cols, 256))), unsigned(256), 0, gpu, x, x_bias, residual,
+                   reinterpret_cast<__half*>(out), rows * cols, int(cols));
         return;
     }
     const bool layer = kind == NormKind::layer;
@@ -362,7 +437,7 @@ void norm(const void* x, bool x_is_float, NormKind kind, const float* weight, co
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {
-        run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, gpu, x, weight, bias, eps, residual,
+        run_kernel(kernel, dim3(unsigned(rows)), unsigned(threads), 0, gpu, x, x_bias, weight, bias, eps, residual,
                        reinterpret_cast<__half*>(out), int(cols));
     };
     if (cols % 2 != 0 || cols > 32768) {
@@ -400,6 +475,11 @@ void activate(Activation activation, Half* gate, const Half* up, std::int64_t n,
         }
 }
 
+void activate_biased(Activation activation, Half* x, Bias bias, std::int64_t rows, std::int64_t cols, Context& gpu) {
+    run_kernel(activate_biased_kernel, dim3(unsigned(rows), unsigned(ctas_for(cols / 8, 256))), 256, 0, gpu, activation,
+               reinterpret_cast<uint4*>(x), bias, int(cols / 8));
+}
+
 void soft_cap(float* x, float cap, std::int64_t n, Context& gpu) {
     run_kernel(soft_cap_kernel, dim3(unsigned(ctas_for(n, 256))), unsigned(256), 0, gpu, x, cap, n);
 }
@@ -411,6 +491,11 @@ void add(float* x, const Half* y, std::int64_t n, Context& gpu) {
 
 void add_bias(void* x, bool x_is_float, const float* bias, float scale, std::int64_t rows, std::int64_t cols,
               Context& gpu) {
+    if (!x_is_float && cols % 8 == 0) {
+        run_kernel(add_bias_words_kernel, dim3(unsigned(rows), unsigned(ctas_for(cols / 8, 256))), 256, 0, gpu,
+                   static_cast<uint4*>(x), Bias{bias, scale}, int(cols / 8));
+        return;
+    }
     run_kernel(x_is_float ? add_bias_kernel<true> : add_bias_kernel<false>, dim3(unsigned(ctas_for(rows * cols, 256))),
                unsigned(256), 0, gpu, x, bias, scale, rows * cols, int(cols));
 }
@@ -426,6 +511,11 @@ void select_rows(const float* x, const std::int32_t* rows, float* out, std::int6
 }
 
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n, Context& gpu) {
+    if (can_add_biases(args)) {
+        const int words = ((args.q_bias ? args.n_heads : 0) + 2 * args.n_kv_heads) * args.head_dim / 8;
+        run_kernel(store_kernel, dim3(unsigned(n), unsigned(ctas_for(words, 256))), 256, 0, gpu, args, plan);
+        return;
+    }
     // Few tokens: a warp per head; many: fewer angles, and more loads in flight.
     const int  heads = args.n_heads + 2 * args.n_kv_heads;
     const auto run   = [&](auto kernel, int of_warp) {

@@ -117,6 +117,8 @@ struct SplitKvItems {
     int                n    = 0;
     // Behind them, the same sequences in shorter splits: for the last heads, so that all SMs finish together.
     int n_short = 0;
+    // Each item is a whole sequence, they are short, and there are many: a warp for each of its KV heads instead of a CTA.
+    bool one_warp = false;
 };
 
 // The step's plan on the device. Entries beyond a step's own (graphs are captured for rounded sizes) have slot -1.
@@ -136,14 +138,21 @@ struct Plan {
 void embed(const Weight& weight, const Weight* positions, float scale, int offset, const Plan& plan, float* out,
            std::int64_t n_tokens, Context& gpu);
 enum class NormKind : int { rms, layer, none }; // none: the values themselves
+// What the GEMM before left to an operation: scale · values, of a row, are added to its input first. Null: nothing.
+struct Bias {
+    const float* values = nullptr;
+    float        scale  = 1;
+};
 // residual += x if there is a residual; out = norm of that, or of x, which it may replace. x is fp16 or float32. `bias` or null.
 // All these take any number of rows and columns; unusual shapes run in a slower kernel.
-void norm(const void* x, bool x_is_float, NormKind kind, const float* weight, const float* bias, float eps,
+void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const float* weight, const float* bias, float eps,
           float* residual, Half* out, std::int64_t rows, std::int64_t cols, Context& gpu);
 // Of a feed-forward network. clamped_swiglu (gpt-oss): g = min(gate, 7), u = clamp(up, -7, 7); g · sigmoid(1.702 g) · (u + 1).
 enum class Activation : int { silu, gelu_tanh, gelu_erf, relu, clamped_swiglu };
 // gate = activation(gate) · up, or without `up` activation(gate).
 void activate(Activation activation, Half* gate, const Half* up, std::int64_t n, Context& gpu);
+// x = activation(x + bias); cols is a multiple of 8.
+void activate_biased(Activation activation, Half* x, Bias bias, std::int64_t rows, std::int64_t cols, Context& gpu);
 void soft_cap(float* x, float cap, std::int64_t n, Context& gpu); // x = cap · tanh(x / cap)
 void add(float* x, const Half* y, std::int64_t n, Context& gpu);
 // x += scale · bias; x is fp16 or float32.
@@ -161,7 +170,13 @@ struct RopeStore {
     int          q_dim = 0, q_first = 0, value_dim = 0;
     float        scale = 1;
     bool         neox  = false; // pairs (i, i + n_pairs); else interleaved: (2i, 2i + 1)
+    // Added to q, k and v first; only where can_add_biases().
+    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
 };
+inline bool can_add_biases(const RopeStore& args) {
+    return args.n_pairs == 0 && args.cache_v != nullptr && args.head_dim % 8 == 0 && args.q_dim == args.head_dim &&
+           args.q_first == 0;
+}
 void rope_and_store(const RopeStore& args, const Plan& plan, std::int64_t n_tokens, Context& gpu);
 // Copies of KV blocks: `pairs` (from, to), on the device; one launch makes all of them in all layers. Pools may be pinned host
 // memory.
@@ -235,6 +250,9 @@ struct SplitLengths {
 };
 // value_dim: less than head_dim in a latent cache.
 SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
+// Whether SplitKvItems::one_warp suits a step with so many sequences of one query, each in one split; `positions`: of all together.
+bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_heads, int n_sequences,
+                   std::int64_t positions, int longest);
 // Some positions in splits of equal length (but for the last one) of about `wanted`.
 struct Splits {
     int n, length;

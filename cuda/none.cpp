@@ -18,6 +18,7 @@ void         end_launches(Context&) {}
 bool         is_regular(const Weight&) { return false; }
 bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
 SplitLengths split_lengths(const Context&, int, int, std::int64_t) { return {}; }
+bool         one_warp_each(const Context&, int, int, int, int, std::int64_t, int) { return false; }
 void         skinny_gemm(const Half*, int, std::int64_t, const Projection*, int, Context&) {}
 const char*  open_cublaslt(Context&) { return "this build has no CUDA"; }
 const char*  last_error(Context&) { return nullptr; }
@@ -47,9 +48,10 @@ void i8_layout(std::uint32_t, int&, bool&, bool&) {}
 void dequantize(const Weight&, Half*, Context&) {}
 
 void embed(const Weight&, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}
-void norm(const void*, bool, NormKind, const float*, const float*, float, float*, Half*, std::int64_t, std::int64_t,
-          Context&) {}
+void norm(const void*, bool, Bias, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
+          std::int64_t, Context&) {}
 void activate(Activation, Half*, const Half*, std::int64_t, Context&) {}
+void activate_biased(Activation, Half*, Bias, std::int64_t, std::int64_t, Context&) {}
 void soft_cap(float*, float, std::int64_t, Context&) {}
 void add(float*, const Half*, std::int64_t, Context&) {}
 void add_bias(void*, bool, const float*, float, std::int64_t, std::int64_t, Context&) {}

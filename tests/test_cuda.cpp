@@ -588,6 +588,14 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             for (int again = 0; again < 2; again++) // the arrivals are ready for the next launch
                 cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
+            for (std::size_t at = 4; at < items.size(); at += 7)
+                if (items[at] > 1) plan.items.n = 0; // in several splits
+            if (plan.items.n == 0) continue;
+            plan.items.one_warp = true;
+            const std::vector<std::uint16_t> none(want.size(), fp16_nan);
+            cuda::upload(out.data, none.data(), none.size() * 2, gpu);
+            cuda::attention_decode(a, plan, partial.data, arrivals.data, gpu);
+            CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         } else {
             const int most = std::max(tile, 16);
             for (int row = 0; row < c.n_queries; row += most)
@@ -1042,7 +1050,7 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
     const Gpu    gpu;
     std::mt19937 random(11);
     for (int cols : {1, 2, 7, 33, 4095, 32768, 32770, 40001})
-        for (int mode = 0; mode < 16; mode++) { // with a residual; each kind; with a bias; in place
+        for (int mode = 0; mode < 32; mode++) { // with a residual; each kind; with a bias; in place; a GEMM's bias
             CAPTURE(cols, mode);
             constexpr int            rows = 3;
             const auto               n    = std::size_t(rows * cols);
@@ -1052,7 +1060,8 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
                                      bias   = floats_of(random_fp16(std::size_t(cols), random));
             OnDevice<std::uint16_t> there(gpu, x), out(gpu, std::vector<std::uint16_t>(n, fp16_nan));
             OnDevice<float>         sums(gpu, residual), w(gpu, weight), b(gpu, bias);
-            const bool adds = mode % 2 != 0, layer = mode / 2 % 2 != 0, none = mode / 4 == 2, biased = mode / 4 == 0;
+            const bool              adds = mode % 2 != 0, layer = mode / 2 % 2 != 0, none = mode / 4 % 4 == 2;
+            const bool              biased = mode / 4 % 4 == 0, in_place = mode / 4 % 4 == 3, left = mode >= 16;
             const auto kind = none ? cuda::NormKind::none : layer ? cuda::NormKind::layer : cuda::NormKind::rms;
             std::vector<double> want;
             for (int r = 0; r < rows; r++) {
@@ -1060,7 +1069,8 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
                 std::vector<double> row;
                 for (int c = 0; c < cols; c++) {
                     const auto i = std::size_t(r * cols + c);
-                    row.push_back(double(xs[i]) + (adds ? double(residual[i]) : 0));
+                    row.push_back(double(xs[i]) + (adds ? double(residual[i]) : 0) +
+                                  (left ? 0.5 * double(bias[std::size_t(c)]) : 0));
                     mean += row.back() / cols;
                 }
                 if (!layer) mean = 0;
@@ -1071,11 +1081,33 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
                                                   double(weight[std::size_t(c)]) +
                                               (layer && biased ? double(bias[std::size_t(c)]) : 0));
             }
-            std::uint16_t* const to = mode / 4 == 3 ? there.data : out.data;
-            cuda::norm(there.data, false, kind, w.data, layer && biased ? b.data : nullptr, 1e-5f,
-                       adds ? sums.data : nullptr, to, rows, cols, gpu);
-            CHECK(relative_error(floats_of((mode / 4 == 3 ? there : out).back(gpu)), want) < 2e-3);
+            std::uint16_t* const to = in_place ? there.data : out.data;
+            cuda::norm(there.data, false, {left ? b.data : nullptr, 0.5f}, kind, w.data,
+                       layer && biased ? b.data : nullptr, 1e-5f, adds ? sums.data : nullptr, to, rows, cols, gpu);
+            CHECK(relative_error(floats_of((in_place ? there : out).back(gpu)), want) < 2e-3);
         }
+    for (auto [rows, cols] : {std::pair(1, 8), std::pair(3, 2056), std::pair(70, 24)}) {
+        const auto               n    = std::size_t(rows * cols);
+        const auto               x    = random_fp16(n, random);
+        const std::vector<float> bias = floats_of(random_fp16(std::size_t(cols), random));
+        const OnDevice<float>    b(gpu, bias);
+        const auto               sum = [&](std::size_t i) {
+            return double(f16_to_f32(x[i])) + 0.5 * double(bias[i % std::size_t(cols)]);
+        };
+        std::vector<double> want;
+        for (std::size_t i = 0; i < n; i++) want.push_back(sum(i));
+        OnDevice<std::uint16_t> more(gpu, x);
+        cuda::add_bias(more.data, false, b.data, 0.5f, rows, cols, gpu);
+        CHECK(relative_error(floats_of(more.back(gpu)), want) < 2e-3);
+        for (const cuda::Activation activation : activations) {
+            if (activation == cuda::Activation::clamped_swiglu) continue;
+            CAPTURE(rows, cols, int(activation));
+            for (std::size_t i = 0; i < n; i++) want[i] = activated(activation, sum(i), 1);
+            OnDevice<std::uint16_t> there(gpu, x);
+            cuda::activate_biased(activation, there.data, {b.data, 0.5f}, rows, cols, gpu);
+            CHECK(relative_error(floats_of(there.back(gpu)), want) < 2e-3);
+        }
+    }
     for (int n : {1, 7, 8, 1003, 4096}) {
         const auto              gate = random_fp16(std::size_t(n), random), up = random_fp16(std::size_t(n), random);
         OnDevice<std::uint16_t> other(gpu, up);
@@ -1127,7 +1159,7 @@ TEST_CASE("GPU: norms, activations, GEMM and block copies of odd shapes equal pl
         if (n > 0) CHECK(f16_to_f32(there.back(gpu)[0]) == x);
         OnDevice<float>         floats(gpu, {n, n});
         OnDevice<std::uint16_t> out(gpu, {0, 0});
-        cuda::norm(floats.data, true, cuda::NormKind::none, nullptr, nullptr, 0, nullptr, out.data, 1, 2, gpu);
+        cuda::norm(floats.data, true, {}, cuda::NormKind::none, nullptr, nullptr, 0, nullptr, out.data, 1, 2, gpu);
         CHECK(f16_to_f32(out.back(gpu)[1]) == x);
     }
     for (int fp16 : {1, 4, 12, 13, 24}) { // of a block
@@ -1151,18 +1183,28 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
     struct Shape {
         int  n, heads, kv_heads, D, n_pairs, q_dim, q_first, value_dim;
         bool neox;
+        bool biased = false; // by what a GEMM has left
     };
-    for (const Shape& s : {Shape{3, 4, 2, 64, 32, 64, 0, 64, true}, Shape{40, 4, 2, 64, 16, 64, 0, 64, true},
-                           Shape{40, 4, 2, 64, 16, 64, 0, 64, false}, Shape{5, 3, 3, 80, 0, 80, 0, 80, false},
-                           Shape{5, 3, 1, 15, 5, 15, 0, 15, true}, Shape{3, 16, 1, 576, 32, 192, 128, 512, false},
-                           Shape{40, 5, 1, 576, 32, 192, 128, 512, true}, Shape{7, 4, 1, 80, 8, 48, 32, 64, false},
-                           Shape{7, 3, 1, 27, 3, 17, 11, 21, false}}) {
+    for (const Shape& s :
+         {Shape{3, 4, 2, 64, 32, 64, 0, 64, true}, Shape{40, 4, 2, 64, 16, 64, 0, 64, true},
+          Shape{40, 4, 2, 64, 16, 64, 0, 64, false}, Shape{5, 3, 3, 80, 0, 80, 0, 80, false},
+          Shape{40, 6, 2, 80, 0, 80, 0, 80, false, true}, Shape{3, 64, 64, 64, 0, 64, 0, 64, false, true},
+          Shape{5, 3, 1, 15, 5, 15, 0, 15, true}, Shape{3, 16, 1, 576, 32, 192, 128, 512, false},
+          Shape{40, 5, 1, 576, 32, 192, 128, 512, true}, Shape{7, 4, 1, 80, 8, 48, 32, 64, false},
+          Shape{7, 3, 1, 27, 3, 17, 11, 21, false}}) {
         CAPTURE(s.n, s.heads, s.kv_heads, s.D, s.n_pairs, s.q_dim, s.q_first, s.value_dim, s.neox);
         const bool latent = s.value_dim != s.D;
         const int  k_dim = latent ? s.D - s.value_dim : s.D, block = 4;
-        const auto q = random_fp16(std::size_t(s.n * s.heads * s.q_dim), random),
-                   k = random_fp16(std::size_t(s.n * s.kv_heads * k_dim), random),
-                   v = random_fp16(std::size_t(s.n * s.kv_heads * s.value_dim), random);
+        const auto q    = random_fp16(std::size_t(s.n * s.heads * s.q_dim), random),
+                   k    = random_fp16(std::size_t(s.n * s.kv_heads * k_dim), random),
+                   v    = random_fp16(std::size_t(s.n * s.kv_heads * s.value_dim), random);
+        const auto bias = [&](int heads) {
+            std::vector<float> of = floats_of(random_fp16(std::size_t(heads * s.D), random));
+            if (!s.biased) std::ranges::fill(of, 0.0f);
+            return of;
+        };
+        const std::vector<float>  q_bias = bias(s.heads), k_bias = bias(s.kv_heads), v_bias = bias(s.kv_heads);
+        const OnDevice<float>     there_q_bias(gpu, q_bias), there_k_bias(gpu, k_bias), there_v_bias(gpu, v_bias);
         std::vector<float>        frequencies;
         std::vector<std::int32_t> positions, slots;
         for (int i = 0; i < s.n_pairs; i++) frequencies.push_back(float(std::pow(10000.0, -2.0 * i / (2 * s.n_pairs))));
@@ -1180,10 +1222,18 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
         a.cache_v = latent ? nullptr : cache_v.data, a.inv_freq = there_frequencies.data, a.n_pairs = s.n_pairs;
         a.n_heads = s.heads, a.n_kv_heads = s.kv_heads, a.head_dim = s.D, a.block_size = block, a.q_dim = s.q_dim;
         a.q_first = s.q_first, a.value_dim = s.value_dim, a.scale = 1.25f, a.neox = s.neox;
+        if (s.biased) {
+            REQUIRE(cuda::can_add_biases(a));
+            a.q_bias = there_q_bias.data, a.k_bias = there_k_bias.data, a.v_bias = there_v_bias.data;
+        }
         cuda::rope_and_store(a, plan, s.n, gpu);
-        const auto rotated = [&](const std::vector<std::uint16_t>& x, int heads, int dim, int first) {
-            const std::vector<float> xs = floats_of(x);
-            std::vector<double>      out(xs.begin(), xs.end());
+        const auto plus = [&](const std::vector<std::uint16_t>& x, const std::vector<float>& of) {
+            std::vector<float> xs = floats_of(x);
+            for (std::size_t i = 0; s.biased && i < xs.size(); i++) xs[i] += of[i % of.size()];
+            return xs;
+        };
+        const auto rotated = [&](const std::vector<float>& xs, int heads, int dim, int first) {
+            std::vector<double> out(xs.begin(), xs.end());
             for (int head = 0; head < s.n * heads; head++)
                 for (int i = 0; i < s.n_pairs; i++) {
                     const int one = s.neox ? i : 2 * i, other = s.neox ? i + s.n_pairs : 2 * i + 1;
@@ -1197,9 +1247,10 @@ TEST_CASE("GPU: RoPE and KV store of every form equal plain loops", "[cuda]") {
                 }
             return out;
         };
-        CHECK(relative_error(floats_of(there_q.back(gpu)), rotated(q, s.heads, s.q_dim, s.q_first)) < 1e-3);
-        const std::vector<double> ks = rotated(k, s.kv_heads, k_dim, 0);
-        const std::vector<float>  vs = floats_of(v);
+        CHECK(relative_error(floats_of(there_q.back(gpu)), rotated(plus(q, q_bias), s.heads, s.q_dim, s.q_first)) <
+              1e-3);
+        const std::vector<double> ks = rotated(plus(k, k_bias), s.kv_heads, k_dim, 0);
+        const std::vector<float>  vs = plus(v, v_bias);
         const auto stored            = [&](const OnDevice<std::uint16_t>& from, int first, int dim, const auto& want) {
             const std::vector<std::uint16_t> all = from.back(gpu);
             std::vector<float>               got;

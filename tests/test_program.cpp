@@ -35,44 +35,6 @@ using namespace quire::testing;
 
 namespace {
 
-// What an operation reads and writes. An output that is an input, too, stands in both.
-struct Access {
-    std::vector<ValueId> reads, writes;
-};
-
-struct AccessOf {
-    Access operator()(const Embed& o) const { return {{}, {o.out}}; }
-    Access operator()(const Norm& o) const {
-        return o.residual == none ? Access{{o.x}, {o.out}} : Access{{o.x, o.residual}, {o.residual, o.out}};
-    }
-    Access operator()(const Gemm& o) const {
-        Access a{{o.x}, {}};
-        for (const Projection& p : o.projections) a.writes.push_back(p.out);
-        return a;
-    }
-    Access operator()(const GatedGemm& o) const { return {{o.x}, {o.gate.out}}; }
-    Access operator()(const Activate& o) const { return {{o.x}, {o.x}}; }
-    Access operator()(const HeadGemm& o) const { return {{o.x}, {o.out}}; }
-    Access operator()(const Route& o) const { return {{o.x}, {o.out}}; }
-    Access operator()(const ExpertGatedGemm& o) const { return {{o.x, o.routes}, {o.gate.out}}; }
-    Access operator()(const ExpertCombineGemm& o) const { return {{o.x, o.routes}, {o.down.out}}; }
-    Access operator()(const GateRows& o) const { return {{o.x, o.gate}, {o.x}}; }
-    Access operator()(const SoftCap& o) const { return {{o.x}, {o.x}}; }
-    Access operator()(const RopeAndStore& o) const { return {{o.q, o.k, o.v}, {o.q}}; }
-    Access operator()(const Attention& o) const { return {{o.q}, {o.out}}; }
-    Access operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
-    Access operator()(const SelectRows& o) const { return {{o.x}, {o.out}}; }
-    Access operator()(const Argmax& o) const { return {{o.logits}, {}}; }
-    Access operator()(const AllReduce& o) const {
-        Access a{{}, {o.out}};
-        for (ValueId id : o.parts)
-            if (id != none) a.reads.push_back(id);
-        return a;
-    }
-    Access operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
-    Access operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
-};
-
 struct Loaded {
     Gguf         file;
     ModelConfig  config;
@@ -116,7 +78,7 @@ TEST_CASE("a program reads nothing that it has not written, and its shapes fit, 
         std::set<ValueId> written;
         for (const Operation& operation : p.operations) {
             CAPTURE(describe(p, operation));
-            const Access access = std::visit(AccessOf{}, operation);
+            const ValueAccess access = access_of(operation);
             for (ValueId id : access.reads) CHECK(written.contains(id));
             written.insert(access.writes.begin(), access.writes.end());
             if (const auto* gemm = std::get_if<Gemm>(&operation))
@@ -173,6 +135,37 @@ TEST_CASE("the fusion pass keeps the order, groups what a kernel matches, and le
               if (some[0].kind != Kind::gemm) return 0;
               return some.size() > 1 && some[1].kind == Kind::rope_and_store ? 2 : 1;
           })) == "1 1 *2 1 *1 1 *1 *1 1");
+}
+
+TEST_CASE("biases go to the operation that alone reads a GEMM's results", "[program]") {
+    const auto groups_of = [](const std::string& path) {
+        const std::optional<Loaded> model = load_tensors(reference("models/" + path));
+        REQUIRE(model);
+        const Program                 p = build_program(model->config, model->tensors, 512);
+        std::vector<LoweredOperation> ops(p.operations.size());
+        std::vector<FusionGroup>      groups;
+        for (std::size_t i = 0; i < ops.size(); i++) {
+            groups.push_back({FusedKernel::none, int(i)});
+            const auto* store = std::get_if<RopeAndStore>(&p.operations[i]);
+            if (store == nullptr) continue;
+            cuda::RopeStore& to = ops[i].device.rope;
+            to.n_pairs          = int(store->rope.inv_freq.size());
+            to.head_dim = to.q_dim = store->q_dim;
+            to.cache_v             = reinterpret_cast<cuda::Half*>(&ops); // not latent
+        }
+        pass_biases_on(groups, p, ops);
+        std::string text;
+        for (const FusionGroup& g : groups) {
+            if (g.first < int(p.layers[0]) || g.first >= int(p.layers[1])) continue;
+            const std::string all = kinds(p, std::size_t(g.first), std::size_t(g.first + g.n));
+            text += cat(text.empty() ? "" : " ", g.kernel == FusedKernel::bias_in_next ? cat("(", all, ")") : all);
+        }
+        return text;
+    };
+    // Its last GEMM's bias goes to the first norm of the next layer.
+    CHECK(groups_of("opt-F32.gguf") == "norm (gemm rope_and_store) attention (gemm norm) (gemm activate) (gemm norm)");
+    // RoPE's kernel adds no biases, and the other GEMMs have none.
+    CHECK(groups_of("qwen2-Q4_0.gguf") == "norm gemm rope_and_store attention gemm norm gated_gemm gemm");
 }
 
 TEST_CASE("the CPU says that it runs the program operation by operation", "[program]") {

@@ -230,27 +230,31 @@ struct KvTiles {
     static constexpr int warp_bytes  = stages * tile_bytes;            // at the end, the outputs of the warp's heads
 };
 
-template <int D>
+// OneWarp: an item is a whole sequence, and each warp of a CTA has an item and a KV head of its own (SplitKvItems::one_warp).
+template <int D, bool OneWarp>
 __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     decode_tma_kernel(Attention a, Plan plan, int long_slots, int n_slots, float* partial, std::int32_t* arrivals) {
 #if __CUDA_ARCH__ >= 900
     using Tiles         = KvTiles<D>;
-    constexpr int     G = max_heads, step = decode_warps * 16; // from a tile of a warp to its next one
+    constexpr int     G = max_heads, step = OneWarp ? 16 : decode_warps * 16; // from a tile of a warp to its next one
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ std::uint64_t ready[decode_warps][Tiles::stages];
     __shared__ float         row_maxes[decode_warps][G], row_sums[decode_warps][G];
     const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
     unsigned char*           tiles = memory + warp * Tiles::warp_bytes;
-    const CtaWork            work  = work_of(plan.items, long_slots, int(blockIdx.x), n_slots);
+    const int                pair  = int(blockIdx.x) * decode_warps + warp; // OneWarp: an item and a group of heads
+    const CtaWork            work  = OneWarp ? CtaWork{min(pair / n_slots, plan.items.n - 1), pair % n_slots, n_slots}
+                                             : work_of(plan.items, long_slots, int(blockIdx.x), n_slots);
     const SplitKvItem        item  = plan.items.list[work.item]; // the plan was written before the previous kernel
-    if (item.row < 0) {
+    if (item.row < 0 || (OneWarp && pair >= plan.items.n * n_slots)) {
         wait_for_inputs();
         return;
     }
     const int group_size = a.n_heads / a.n_kv_heads, per_kv = (group_size + G - 1) / G;
     const int kv_head = work.slot / per_kv, head0 = kv_head * group_size + work.slot % per_kv * G;
     const int n_heads = min(G, kv_head * group_size + group_size - head0);
-    const int start = item.begin / 16 * 16 + warp * 16, n_tiles = max(0, item.end - start + step - 1) / step;
+    const int start   = item.begin / 16 * 16 + (OneWarp ? 0 : warp * 16);
+    const int n_tiles = max(0, item.end - start + step - 1) / step;
 
     // Half a warp holds the block ids of an even tile, the other half those of the odd tile after it.
     const auto block_of = [&](int t) {
@@ -314,8 +318,21 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
         load_tile(t + Tiles::stages);
     }
     heads.store(n_heads, row_maxes[warp], row_sums[warp], reinterpret_cast<float*>(tiles));
-    reduce_splits<D, G>(a, item, work, head0, n_heads, decode_warps, &row_maxes[0][0], &row_sums[0][0],
-                        reinterpret_cast<float*>(memory), Tiles::warp_bytes / 4, partial, arrivals);
+    if constexpr (OneWarp) {
+        __syncwarp();
+        for (int at = lane; at < n_heads * D; at += 32) {
+            const int   g    = at / D;
+            const float sink = sink_of(a, head0 + g), row_max = row_maxes[warp][g], new_max = fmaxf(row_max, sink);
+            const float rescale = rescale_of(row_max, new_max);
+            const float sum     = rescale * row_sums[warp][g] + (a.sinks ? rescale_of(sink, new_max) : 0);
+            const float value   = rescale * reinterpret_cast<const float*>(tiles)[at];
+            reinterpret_cast<__half*>(a.out)[(std::int64_t(item.row) * a.n_heads + head0) * D + at] =
+                __float2half(sum == 0 ? 0.0f : __fdividef(value, sum));
+        }
+    } else {
+        reduce_splits<D, G>(a, item, work, head0, n_heads, decode_warps, &row_maxes[0][0], &row_sums[0][0],
+                            reinterpret_cast<float*>(memory), Tiles::warp_bytes / 4, partial, arrivals);
+    }
 #endif
 }
 
@@ -333,14 +350,21 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
         const int slots = a.n_kv_heads * ((group + max_heads - 1) / max_heads);
         if (gpu.sm90) {
             constexpr int bytes = decode_warps * KvTiles<D>::warp_bytes;
-            prepare_kernel(gpu, decode_tma_kernel<D>, decode_warps * 32, bytes);
+            if (plan.items.one_warp) {
+                prepare_kernel(gpu, decode_tma_kernel<D, true>, decode_warps * 32, bytes);
+                return run_kernel(decode_tma_kernel<D, true>,
+                                  dim3(unsigned((n * slots + decode_warps - 1) / decode_warps)), decode_warps * 32,
+                                  bytes, gpu, a, plan, 0, slots, partial, arrivals);
+            }
+            prepare_kernel(gpu, decode_tma_kernel<D, false>, decode_warps * 32, bytes);
             // The last CTAs get shorter splits, so that all SMs finish together: about a third of a wave, and only where there
             // are more than two waves.
             const int ctas = gpu.n_sms * KvTiles<D>::ctas_per_sm;
             const int short_slots =
                 n_short == 0 || n * slots < 2 * ctas ? 0 : std::min(slots, (ctas * 3 / 10 + n / 2) / n);
-            return run_kernel(decode_tma_kernel<D>, dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)),
-                              decode_warps * 32, bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
+            return run_kernel(decode_tma_kernel<D, false>,
+                              dim3(unsigned(n * (slots - short_slots) + n_short * short_slots)), decode_warps * 32,
+                              bytes, gpu, a, plan, slots - short_slots, slots, partial, arrivals);
         }
         if (group > 1)
             return run_kernel(decode_mma_kernel<D>, dim3(unsigned(n), unsigned(slots)), decode_warps * 32, 0, gpu, a,
@@ -362,6 +386,19 @@ SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std:
         lengths.length *= 2;
     if (lengths.length > fixed_split_length) lengths.short_length = fixed_split_length;
     return lengths;
+}
+
+bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_heads, int n_sequences,
+                   std::int64_t positions, int longest) {
+    if (!gpu.sm90 || value_dim != head_dim || n_sequences == 0) return false;
+    const int ctas = head_dim == 64                       ? KvTiles<64>::ctas_per_sm
+                     : head_dim == 128                    ? KvTiles<128>::ctas_per_sm
+                     : head_dim == 192 || head_dim == 256 ? 1
+                                                          : 0;
+    // At least two waves of warps, and no sequence that the others would wait for.
+    const std::int64_t warps = std::int64_t(gpu.n_sms) * ctas * decode_warps, mean = positions / n_sequences;
+    return ctas > 0 && std::int64_t(n_sequences) * n_kv_heads >= 2 * warps && mean <= 256 &&
+           longest <= 4 * std::max<std::int64_t>(mean, 64);
 }
 
 void attention_decode(const Attention& a, const Plan& plan, float* partial, std::int32_t* arrivals, Context& gpu) {

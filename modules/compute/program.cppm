@@ -211,6 +211,12 @@ struct Program {
     const Value& operator[](ValueId id) const { return values[std::size_t(id)]; }
 };
 
+// What an operation reads and writes. An output that is an input, too, stands in both.
+struct ValueAccess {
+    std::vector<ValueId> reads, writes;
+};
+ValueAccess access_of(const Operation& operation);
+
 // "norm", "gemm" ...
 std::string_view kind_of(const Operation& operation);
 
@@ -225,6 +231,41 @@ std::string list(const Program& program, const std::function<std::string(std::si
 module :private;
 
 namespace quire {
+
+struct AccessOf {
+    ValueAccess operator()(const Embed& o) const { return {{}, {o.out}}; }
+    ValueAccess operator()(const Norm& o) const {
+        return o.residual == none ? ValueAccess{{o.x}, {o.out}} : ValueAccess{{o.x, o.residual}, {o.residual, o.out}};
+    }
+    ValueAccess operator()(const Gemm& o) const {
+        ValueAccess a{{o.x}, {}};
+        for (const Projection& p : o.projections) a.writes.push_back(p.out);
+        return a;
+    }
+    ValueAccess operator()(const GatedGemm& o) const { return {{o.x}, {o.gate.out}}; }
+    ValueAccess operator()(const Activate& o) const { return {{o.x}, {o.x}}; }
+    ValueAccess operator()(const HeadGemm& o) const { return {{o.x}, {o.out}}; }
+    ValueAccess operator()(const Route& o) const { return {{o.x}, {o.out}}; }
+    ValueAccess operator()(const ExpertGatedGemm& o) const { return {{o.x, o.routes}, {o.gate.out}}; }
+    ValueAccess operator()(const ExpertCombineGemm& o) const { return {{o.x, o.routes}, {o.down.out}}; }
+    ValueAccess operator()(const GateRows& o) const { return {{o.x, o.gate}, {o.x}}; }
+    ValueAccess operator()(const SoftCap& o) const { return {{o.x}, {o.x}}; }
+    ValueAccess operator()(const RopeAndStore& o) const { return {{o.q, o.k, o.v}, {o.q}}; }
+    ValueAccess operator()(const Attention& o) const { return {{o.q}, {o.out}}; }
+    ValueAccess operator()(const Add& o) const { return {{o.residual, o.x}, {o.residual}}; }
+    ValueAccess operator()(const SelectRows& o) const { return {{o.x}, {o.out}}; }
+    ValueAccess operator()(const Argmax& o) const { return {{o.logits}, {}}; }
+    ValueAccess operator()(const AllReduce& o) const {
+        ValueAccess a{{}, {o.out}};
+        for (ValueId id : o.parts)
+            if (id != none) a.reads.push_back(id);
+        return a;
+    }
+    ValueAccess operator()(const AllGather& o) const { return {{o.x}, {o.out}}; }
+    ValueAccess operator()(const TakeColumns& o) const { return {{o.x}, {o.out}}; }
+};
+
+ValueAccess access_of(const Operation& operation) { return std::visit(AccessOf{}, operation); }
 
 template <class... Cases>
 struct Match : Cases... {

@@ -455,7 +455,7 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
             auto *x = fp16(T * hidden), *out = fp16(T * hidden);
             auto *residual = floats(T * hidden), *weight = floats(hidden);
             line("norm", cat(T, " × ", hidden), double(T * hidden) * 12, [&] {
-                cuda::norm(x, false, cuda::NormKind::rms, weight, nullptr, 1e-5f, residual, out, n,
+                cuda::norm(x, false, {}, cuda::NormKind::rms, weight, nullptr, 1e-5f, residual, out, n,
                            std::int64_t(hidden), gpu.context());
             });
         }

@@ -20,8 +20,9 @@ struct AttentionShape {
 };
 
 struct AttentionWork {
-    int n_items = 0, n_short = 0; // SplitKvItems
-    int n_tiles = 0;              // PrefillTiles
+    int  n_items = 0, n_short = 0; // SplitKvItems
+    bool one_warp = false;
+    int  n_tiles  = 0; // PrefillTiles
 };
 
 // Items in a list, rounded up as AttentionShape::rounded does.
@@ -57,13 +58,14 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
         return plan.token_start[std::size_t(s) + 1] - plan.token_start[std::size_t(s)] == 1;
     };
     cuda::SplitLengths lengths;
+    std::int64_t       positions = 0; // of the sequences of one query
     if (!shape.deterministic) {
-        std::int64_t positions = 0;
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
                 positions += plan.positions[std::size_t(row)] + 1 - seen_from(row);
         lengths = cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads);
     }
+    int        longest = 0, most_splits = 1;
     const auto one_query = [&](int row, int s, int wanted) {
         const int  begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1;
         const int  n_cached = plan.positions[std::size_t(plan.token_start[std::size_t(s)])];
@@ -71,6 +73,8 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
         const int  from     = fixed ? begin / wanted * wanted : begin;
         const auto [n, length] =
             fixed ? cuda::Splits{(end - from + wanted - 1) / wanted, wanted} : cuda::splits_of(end - from, wanted);
+        longest     = std::max(longest, end - begin);
+        most_splits = std::max(most_splits, n);
         for (int i = 0; i < n; i++)
             item({row, plan.table_start[std::size_t(s)], std::max(begin, from + i * length),
                   std::min(end, from + (i + 1) * length), n, i, n_cached});
@@ -91,6 +95,9 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
         while (n_items - from < n) item({});
         return n;
     };
+    work.one_warp =
+        !shape.deterministic && most_splits == 1 &&
+        cuda::one_warp_each(gpu, shape.head_dim, shape.value_dim, shape.n_kv_heads, n_items, positions, longest);
     work.n_items = round_up(0);
     if (lengths.short_length > 0 && tile > 0) {
         for (int s = 0; s < plan.n_seqs(); s++)

@@ -156,9 +156,10 @@ private:
     std::array<AttentionWork, 2> work_;
     StepShape                    shape_;
     bool                         alone_ = false;              // on the device, in this step
-    using GraphKey                      = std::array<int, 6>; // rows, items and short items of each list, alone
+    using GraphKey                      = std::array<int, 8>; // rows, alone, and of each list its SplitKvItems
     GraphKey graph_key() const {
-        return {shape_.tokens, work_[0].n_items, work_[0].n_short, work_[1].n_items, work_[1].n_short, alone_};
+        const auto &a = work_[0], &b = work_[1];
+        return {shape_.tokens, alone_, a.n_items, a.n_short, a.one_warp, b.n_items, b.n_short, b.one_warp};
     }
     static void forget_graph(void*& graph) {
         if (graph != nullptr) cuda::destroy_graph(graph);
@@ -174,12 +175,13 @@ private:
     void*                         megakernel_ = nullptr; // one token; null: the GPU or the program has none
     cuda::SplitKvItems            items_of(std::size_t list) const {
         return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
-                           work_[list].n_items, work_[list].n_short};
+                           work_[list].n_items, work_[list].n_short, work_[list].one_warp};
     }
     void                            fuse_all_reduce(std::vector<FusionGroup>& groups) const;
     bool                            begin_step(const StepPlan& plan);
     void                            run_operations();
     void                            run_group(const FusionGroup& group);
+    void                            run_gemm_and_next(std::size_t first);
     StepKind                        kind_of_step() const;
     const std::vector<FusionGroup>& groups_of(StepKind kind) const;
     // An operation in its plain kernel.
@@ -490,11 +492,25 @@ void CudaBackend::run_group(const FusionGroup& group) {
                                   *rank_, *gpu_))
             return;
     }
+    if (group.kernel == FusedKernel::bias_in_next) return run_gemm_and_next(first);
     for (std::size_t i = first; i < first + n; i++) {
         LoweredOperation op = lowered_[i];
         op.device.rows      = operations_[i].rows;
         std::visit([&](const auto& what) { execute(what, op); }, program_->operations[i]);
     }
+}
+
+// A GEMM, and the operation that reads its results: that one adds the biases, where the GEMM's kernel has left them.
+void CudaBackend::run_gemm_and_next(std::size_t first) {
+    LoweredOperation gemm = lowered_[first], next = lowered_[first + 1];
+    gemm.device.rows = operations_[first].rows, next.device.rows = operations_[first + 1].rows;
+    if (gemm_.run_without_biases(gemm.device)) {
+        const cuda::Projection* p = gemm.device.projection;
+        next.x_bias               = {p[0].bias, p[0].scale};
+        cuda::RopeStore& store    = next.device.rope;
+        store.q_bias = p[0].bias, store.k_bias = p[1].bias, store.v_bias = p[2].bias;
+    }
+    std::visit([&](const auto& what) { execute(what, next); }, program_->operations[first + 1]);
 }
 
 constexpr bool fuses_all_reduce = false; // see fuse_all_reduce()
@@ -526,6 +542,8 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     many_rows_ = fuse(lowered_, FusedKernel::prefill_gemm, [&](std::span<const cuda::Operation> ops) {
         return cuda::match_prefill_gemm(ops.data(), int(std::min<std::size_t>(ops.size(), 2)), *gpu_);
     });
+    for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_})
+        pass_biases_on(*groups, program, lowered_);
     if (fuses_all_reduce)
         for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_}) fuse_all_reduce(*groups);
     // Argmax comes after the megakernel; what only plain kernels know it cannot run.
@@ -711,13 +729,15 @@ void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
 
 void CudaBackend::execute(const Norm& norm, const LoweredOperation& op) {
     const cuda::Operation& o = op.device;
-    cuda::norm(o.x, o.x_is_float, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual,
+    cuda::norm(o.x, o.x_is_float, op.x_bias, norm_kind(norm.kind), o.norm_weight, op.norm_bias, o.eps, o.residual,
                static_cast<Half*>(o.out), o.rows, o.cols, *gpu_);
 }
 
 void CudaBackend::execute(const Activate&, const LoweredOperation& op) {
-    cuda::activate(op.device.activation, static_cast<Half*>(const_cast<void*>(op.device.x)), nullptr,
-                   op.device.rows * op.device.cols, *gpu_);
+    const cuda::Operation& o = op.device;
+    auto* const            x = static_cast<Half*>(const_cast<void*>(o.x));
+    if (op.x_bias.values) cuda::activate_biased(o.activation, x, op.x_bias, o.rows, o.cols, *gpu_);
+    else cuda::activate(o.activation, x, nullptr, o.rows * o.cols, *gpu_);
 }
 
 void CudaBackend::execute(const SoftCap& cap, const LoweredOperation& op) {

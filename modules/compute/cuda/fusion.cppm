@@ -18,17 +18,18 @@ struct LoweredOperation {
     cuda::Operation     device;          // rows: of one row of the step
     bool                known   = true;  // `device` says all of it
     bool                fusible = false; // the layer kernel or the prefill GEMM may run it: whole rows, one per token
-    bool                logit_rows = false;     // its rows are logit rows
-    const float*        norm_bias  = nullptr;   // LayerNorm's
-    cuda::HeadGemm      heads;                  // HeadGemm
-    int                 items     = 0;          // of attention: the step's list of split-KV items for its window
-    const cuda::Weight* positions = nullptr;    // Embed's, learned
-    cuda::Route         route;                  // Route
-    cuda::ExpertGemm    experts;                // ExpertGatedGemm, ExpertCombineGemm
-    bool grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
-    cuda::Parts     parts;                      // AllReduce
-    cuda::AllReduce reduce;                     // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
-    bool            f32 = false;                // AllGather, TakeColumns: of float32, else of fp16
+    bool                logit_rows = false;            // its rows are logit rows
+    const float*        norm_bias  = nullptr;          // LayerNorm's
+    cuda::Bias          x_bias;                        // Norm, Activate: what the GEMM before has left to it
+    cuda::HeadGemm      heads;                         // HeadGemm
+    int                 items     = 0;                 // of attention: the step's list of split-KV items for its window
+    const cuda::Weight* positions = nullptr;           // Embed's, learned
+    cuda::Route         route;                         // Route
+    cuda::ExpertGemm    experts;                       // ExpertGatedGemm, ExpertCombineGemm
+    bool        grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
+    cuda::Parts parts;                                 // AllReduce
+    cuda::AllReduce reduce;      // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
+    bool            f32 = false; // AllGather, TakeColumns: of float32, else of fp16
 };
 
 // Steps whose operations run in different kernels.
@@ -45,6 +46,7 @@ enum class FusedKernel : std::uint8_t {
     prefill_gemm,      // a GEMM with SwiGLU, or with RoPE and KV store, as its epilogue
     decode_megakernel, // persistent: the whole program but Argmax
     all_reduce_norm,   // what the ranks add up, and the norm that follows
+    bias_in_next,      // a GEMM, and the operation that adds its biases where the library's kernel does not
 };
 
 // Operations [first, first + n) in one launch.
@@ -64,6 +66,11 @@ using KernelMatch = std::function<int(std::span<const cuda::Operation> operation
 std::vector<FusionGroup> fuse(std::span<const LoweredOperation> operations, FusedKernel kernel,
                               const KernelMatch& match);
 
+// Joins a GEMM with biases and the operation after it where that one is the only reader of the results and can add them, so that
+// no kernel has to read and write the results for the biases alone. Both have to be alone in their groups.
+void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
+                    std::span<const LoweredOperation> operations);
+
 // "layer kernel" ...
 std::string_view name_of(FusedKernel kernel);
 
@@ -74,8 +81,8 @@ module :private;
 namespace quire {
 
 std::string_view name_of(FusedKernel kernel) {
-    constexpr std::array<std::string_view, 5> names{"", "layer kernel", "prefill GEMM", "decode megakernel",
-                                                    "all-reduce and norm"};
+    constexpr std::array<std::string_view, 6> names{
+        "", "layer kernel", "prefill GEMM", "decode megakernel", "all-reduce and norm", "GEMM, bias in next"};
     return names[std::size_t(kernel)];
 }
 
@@ -104,6 +111,51 @@ std::vector<FusionGroup> fuse(std::span<const LoweredOperation> operations, Fuse
         begin = end + 1;
     }
     return groups;
+}
+
+// Whether no operation from `at` on reads what stands in `id` now.
+static bool is_read_no_more(const Program& program, std::size_t at, ValueId id) {
+    for (; at < program.operations.size(); at++) {
+        const ValueAccess access = access_of(program.operations[at]);
+        if (std::ranges::find(access.reads, id) != access.reads.end()) return false;
+        if (std::ranges::find(access.writes, id) != access.writes.end()) return true;
+    }
+    return true;
+}
+
+// Whether operation i + 1 can add the biases of the GEMM before it.
+static bool takes_biases(const Program& program, std::size_t i, const LoweredOperation& next_lowered) {
+    const auto* gemm = std::get_if<Gemm>(&program.operations[i]);
+    if (!gemm || !std::ranges::any_of(gemm->projections, [](const Projection& p) { return bool(p.bias); }))
+        return false;
+    const ValueId    out  = gemm->projections[0].out;
+    const Operation& next = program.operations[i + 1];
+    if (const auto* store = std::get_if<RopeAndStore>(&next))
+        return cuda::can_add_biases(next_lowered.device.rope) && gemm->projections.size() == 3 && gemm->scale == 1 &&
+               store->q == out && store->k == gemm->projections[1].out && store->v == gemm->projections[2].out &&
+               is_read_no_more(program, i + 2, store->k) && is_read_no_more(program, i + 2, store->v);
+    if (gemm->projections.size() != 1 || program[out].f32) return false;
+    if (const auto* activate = std::get_if<Activate>(&next)) return activate->x == out && program[out].cols % 8 == 0;
+    if (const auto* norm = std::get_if<Norm>(&next))
+        return norm->x == out && norm->residual != out && norm->group == program[out].cols &&
+               (norm->out == out || is_read_no_more(program, i + 2, out));
+    return false;
+}
+
+void pass_biases_on(std::vector<FusionGroup>& groups, const Program& program,
+                    std::span<const LoweredOperation> operations) {
+    const auto               alone = [](const FusionGroup& g) { return g.kernel == FusedKernel::none && g.n == 1; };
+    std::vector<FusionGroup> joined;
+    for (std::size_t g = 0; g < groups.size(); g++) {
+        joined.push_back(groups[g]);
+        const auto i = std::size_t(groups[g].first);
+        if (g + 1 == groups.size() || !alone(groups[g]) || !alone(groups[g + 1]) ||
+            !takes_biases(program, i, operations[i + 1]))
+            continue;
+        joined.back() = {FusedKernel::bias_in_next, int(i), 2};
+        g++;
+    }
+    groups = std::move(joined);
 }
 
 } // namespace quire

@@ -30,6 +30,8 @@ public:
 
     // op: a gemm or a gated_gemm.
     void run(const cuda::Operation& op);
+    // A gemm. Whether its results lack their biases: those of the library's kernels do.
+    bool run_without_biases(const cuda::Operation& op) { return gemm(op, false); }
     void run(const cuda::HeadGemm& op, std::int64_t n_tokens);
     // Operations that the prefill GEMM matches, their weights dequantised first. False: no room for these weights.
     bool run_prefill(std::span<const cuda::Operation> ops, const cuda::Plan& plan);
@@ -44,9 +46,9 @@ private:
     static bool is_fp16(const cuda::Weight& w) { return w.form == cuda::WeightForm::f16; }
     static bool is_quantised(const cuda::Weight& w) { return !is_fp16(w) && w.form != cuda::WeightForm::f32; }
     Limits      limits(std::span<const cuda::Projection> projections) const;
-    void        gemm(const cuda::Operation& op);
+    bool        gemm(const cuda::Operation& op, bool biases = true);
     void        gemv(const cuda::Operation& op, std::span<const cuda::Projection> projections, int max_m);
-    void        cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections);
+    bool        cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections, bool biases);
 
     cuda::Context&                   gpu_;
     bool                             deterministic_, has_cublaslt_;
@@ -176,18 +178,19 @@ std::string GemmDispatch::explain(const cuda::Operation& op, int least, int most
     return text;
 }
 
-void GemmDispatch::gemm(const cuda::Operation& op) {
+bool GemmDispatch::gemm(const cuda::Operation& op, bool biases) {
     const auto*                             x = static_cast<const Half*>(op.x);
     const std::span<const cuda::Projection> projections(op.projection, std::size_t(op.n_projections));
     if (!std::ranges::all_of(projections, [](const cuda::Projection& p) { return cuda::is_regular(p.weight); })) {
         cuda::gemm_plain(x, op.rows, op.cols, op.projection, op.n_projections, gpu_);
-        return;
+        return false;
     }
     const auto [gemv_rows, skinny_rows] = limits(projections);
     if (op.rows > gemv_rows && op.rows <= skinny_rows)
         cuda::skinny_gemm(x, int(op.rows), op.cols, op.projection, op.n_projections, gpu_);
     else if (op.rows <= gemv_rows || !has_cublaslt_) gemv(op, projections, gemv_rows);
-    else cublaslt(op, projections);
+    else return cublaslt(op, projections, biases);
+    return false;
 }
 
 // max_m rows at a time.
@@ -205,8 +208,10 @@ void GemmDispatch::gemv(const cuda::Operation& op, std::span<const cuda::Project
     }
 }
 
-void GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections) {
-    const auto* x = static_cast<const Half*>(op.x);
+// Returns whether the biases are left to the caller: not if `biases`, nor if another kernel had to run one of the GEMMs.
+bool GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Projection> projections, bool biases) {
+    const auto*                             x = static_cast<const Half*>(op.x);
+    std::array<bool, cuda::max_projections> lacks{}; // its bias
     for (std::size_t i = 0, count = 1; i < projections.size(); i += count) {
         const cuda::Projection& p = projections[i];
         // Neighbours of one shape, weights and results as far from one another, are one batched GEMM.
@@ -233,12 +238,16 @@ void GemmDispatch::cublaslt(const cuda::Operation& op, std::span<const cuda::Pro
                 {p.weight.rows, p.weight.cols, p.out_is_float, int(count), weight_stride, out_stride, p.scale}, p.out,
                 gpu_)) {
             gemv(op, some, cuda::max_gemv_rows);
+            biases = true;
             continue;
         }
-        for (const cuda::Projection& each : some)
-            if (each.bias)
-                cuda::add_bias(each.out, each.out_is_float, each.bias, each.scale, op.rows, each.weight.rows, gpu_);
+        std::fill_n(lacks.begin() + std::ptrdiff_t(i), count, true);
     }
+    if (!biases) return true;
+    for (std::size_t i = 0; i < projections.size(); i++)
+        if (const cuda::Projection& p = projections[i]; lacks[i] && p.bias)
+            cuda::add_bias(p.out, p.out_is_float, p.bias, p.scale, op.rows, p.weight.rows, gpu_);
+    return false;
 }
 
 } // namespace quire
