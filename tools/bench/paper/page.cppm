@@ -40,9 +40,16 @@ std::vector<std::string> introduction(const Sets& simulated, const Sets& measure
                           "slots (13B), 9,700 (66B) and 60,100 (175B)."));
     }
     if (!measured.empty()) {
-        const Points& any = measured.begin()->second;
+        const Points& any      = measured.begin()->second;
+        std::string   settings = any.settings;
+        if (std::ranges::any_of(measured, [&](const auto& m) { return m.second.settings != any.settings; })) {
+            settings.clear();
+            for (const auto& [set, points] : measured)
+                settings +=
+                    cat(settings.empty() ? "" : "; ", set == "beyond" ? "" : "Fig. ", set, ": ", points.settings);
+        }
         out.push_back(
-            cat("**Measured**: ", any.machine, " (`./bench paper --real`, ", any.settings,
+            cat("**Measured**: ", any.machine, " (`./bench paper --real`, ", settings,
                 "), random weights, a pool of 15,728 slots whatever the memory, rates around each system's "
                 "knee on that machine. In traces of seconds no backlog grows, so a rate is sustained there up to three "
                 "times the latency of a sequence alone."));

@@ -134,7 +134,7 @@ void add_latency_charts(Section& s, const Pair& sets, const std::string& name,
         if (p.kind == "latency" && p.value > 0) least = std::min(least, p.value);
     s.charts.push_back({name + "-measured",
                         latency_chart(*sets.measured, titles, x_label, std::min(y_most, 10 * least)),
-                        cat("Measured, ", sets.measured->machine)});
+                        cat("Measured, ", sets.measured->machine.substr(0, sets.measured->machine.find(',')))});
 }
 
 // Sustained rates and their ratios.
