@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -23,11 +24,21 @@ inline std::string slurp(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// A path for a temporary file; the caller removes it.
+// A path for a temporary file, which is removed when the process ends, if it is still there.
 inline std::string temporary() {
-    std::string name = "/tmp/quire-test-XXXXXX";
+    static struct Made {
+        pid_t                    process = getpid(); // not a child that was forked
+        std::vector<std::string> names;
+        ~Made() {
+            if (getpid() == process)
+                for (const std::string& name : names) unlink(name.c_str());
+        }
+    } made;
+    static std::mutex mutex;
+    std::string       name = "/tmp/quire-test-XXXXXX";
     close(mkstemp(name.data()));
-    return name;
+    std::scoped_lock lock(mutex);
+    return made.names.emplace_back(name);
 }
 
 inline Finished run_program(const std::string& name, std::vector<std::string> arguments, const std::string& input = "",

@@ -288,6 +288,24 @@ TEST_CASE("a stream of messages adds up to the whole message", "[dialects]") {
     CHECK(events_of(make()->ping())[0].data["type"] == "ping");
 }
 
+TEST_CASE("errors under /v1/messages have Anthropic's form, whoever finds them", "[server][dialects]") {
+    const Server& s     = dialect_server();
+    const auto    check = [](const Reply& r, int status, std::string_view type) {
+        INFO(r.body);
+        CHECK(r.status == status);
+        const Json error = Json::parse(r.body);
+        CHECK(error["type"] == "error");
+        CHECK(error["error"]["type"] == type);
+        CHECK(error["error"]["message"].is_string());
+    };
+    check(s.get("/v1/messages"), 405, "invalid_request_error");
+    check(s.get("/v1/messages/nothing"), 404, "not_found_error");
+    check(s.client().post("/v1/messages", "{"), 400, "invalid_request_error");
+    check(s.client().post("/v1/messages?beta=true", std::string(17 << 20, ' ')), 413, "request_too_large");
+    CHECK(Json::parse(s.get("/v1/nothing").body)["error"]["type"] == "not_found_error"); // OpenAI's elsewhere
+    CHECK(!Json::parse(s.get("/v1/nothing").body).contains("type"));
+}
+
 TEST_CASE("/v1/messages answers as the chat does", "[server][dialects]") {
     const Server& s = dialect_server();
     const Plain   chat =

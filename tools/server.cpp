@@ -304,8 +304,8 @@ int run(Arguments& a) {
     Service service(std::move(*engine), queueing);
     if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
 
-    a.http.refusal = [](int status, const std::string& message) {
-        return error_body(ApiError{status, message, "", ""});
+    a.http.refusal = [](std::string_view path, int status, const std::string& message) {
+        return error_body(ApiError{status, message, "", ""}, error_form(path));
     };
     if (!a.no_log)
         a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {

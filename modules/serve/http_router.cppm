@@ -30,10 +30,12 @@ export namespace quire {
 
 constexpr const char* no_memory_message = "there is no memory for this request now";
 
+// The body of a response that no handler made. `path`: as far as it is known.
+using RefusalBody = std::function<std::string(std::string_view path, int status, const std::string& message)>;
+
 class HttpRouter {
 public:
-    // `refusal`: the body of a response that no handler made.
-    HttpRouter(const HttpLimits& limits, std::function<std::string(int status, const std::string& message)> refusal);
+    HttpRouter(const HttpLimits& limits, RefusalBody refusal);
     ~HttpRouter();
 
     // A path stands for itself; HEAD goes where GET goes.
@@ -148,17 +150,15 @@ std::string regex_of(const std::string& path) {
 } // namespace
 
 struct HttpRouter::Impl {
-    HttpLimits                                                         limits;
-    std::function<std::string(int status, const std::string& message)> refusal;
-    Router                                                             router;
-    std::map<std::string, std::vector<std::string>>                    methods; // of each path
+    HttpLimits                                      limits;
+    RefusalBody                                     refusal;
+    Router                                          router;
+    std::map<std::string, std::vector<std::string>> methods; // of each path
 };
 
 HttpRouter::~HttpRouter() = default;
 
-HttpRouter::HttpRouter(const HttpLimits&                                                  limits,
-                       std::function<std::string(int status, const std::string& message)> refusal)
-    : impl_(std::make_unique<Impl>()) {
+HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(std::make_unique<Impl>()) {
     Impl& s   = *impl_;
     s.limits  = limits;
     s.refusal = std::move(refusal);
@@ -183,11 +183,12 @@ HttpRouter::HttpRouter(const HttpLimits&                                        
         }
         exchange.response.status = res.status;
         res.set_header("X-Request-Id", exchange.request.id);
-        res.set_content(s.refusal(res.status, res.status == 404 ? cat("there is no ", quote(exchange.request.path))
-                                              : res.status == 405
-                                                  ? cat(quote(exchange.request.method), " is not a method of this path")
-                                                  : std::string("the request could not be served")),
-                        "application/json");
+        res.set_content(
+            s.refusal(exchange.request.path, res.status,
+                      res.status == 404   ? cat("there is no ", quote(exchange.request.path))
+                      : res.status == 405 ? cat(quote(exchange.request.method), " is not a method of this path")
+                                          : std::string("the request could not be served")),
+            "application/json");
     });
 }
 
@@ -204,12 +205,12 @@ void HttpRouter::route(const std::string& method, const std::string& path, HttpH
             e.request.body    = {};
             e.response        = {};
             e.response.status = 503;
-            e.response.body   = s.refusal(503, no_memory_message);
+            e.response.body   = s.refusal(e.request.path, 503, no_memory_message);
             e.response.headers.emplace_back("Retry-After", "1");
         } catch (const std::exception& error) {
             e.response        = {};
             e.response.status = 500;
-            e.response.body   = s.refusal(500, "an internal error");
+            e.response.body   = s.refusal(e.request.path, 500, "an internal error");
             e.notes.emplace_back("exception", error.what());
         }
         e.held.reset();

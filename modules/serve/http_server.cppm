@@ -51,8 +51,7 @@ export namespace quire {
 struct HttpOptions {
     HttpLimits  limits;
     std::string tls_cert, tls_key; // PEM files; both or none
-    // The body of a refusal that no handler made.
-    std::function<std::string(int status, const std::string& message)> refusal;
+    RefusalBody refusal;
     // After each response: the exchange, the seconds it took, the bytes written.
     std::function<void(const HttpExchange&, double seconds, std::size_t bytes)> log;
 };
@@ -183,8 +182,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         const std::uint64_t one = 1;
         (void)!::write(wake, &one, sizeof one);
     }
-    std::string refusal(int status, const std::string& message) const {
-        return options.refusal ? options.refusal(status, message) : message + "\n";
+    std::string refusal(std::string_view path, int status, const std::string& message) const {
+        return options.refusal ? options.refusal(path, status, message) : message + "\n";
     }
 };
 
@@ -437,9 +436,19 @@ void HttpServer::Impl::out_of_memory(const ConnectionPtr& c) {
     drain(c);
 }
 
+// The path in "METHOD TARGET ...", which may be anything; "": there is none.
+static std::string_view path_of(std::string_view line) {
+    line                 = line.substr(0, line.find('\r'));
+    const std::size_t at = line.find(' ');
+    if (at == line.npos) return {};
+    line.remove_prefix(at + 1);
+    return line.substr(0, line.find_first_of(" ?"));
+}
+
 void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpError& why) {
     const std::string id   = random_id();
-    const std::string body = refusal(why.status, why.message);
+    const std::string line = c->phase == Phase::head ? c->in.substr(0, 1024) : " " + c->head.target;
+    const std::string body = refusal(path_of(line), why.status, why.message);
     const std::string text =
         cat("HTTP/1.1 ", why.status, ' ', reason_of(why.status),
             "\r\nContent-Type: application/json\r\nX-Request-Id: ", id, "\r\nContent-Length: ", body.size(),
@@ -600,12 +609,14 @@ bool HttpServer::Impl::respond(Connection& c, HttpExchange& exchange, std::size_
 
 Result<std::unique_ptr<HttpServer>> HttpServer::create(HttpOptions options) {
     std::unique_ptr<HttpServer> server(new HttpServer());
-    server->impl_ = std::make_shared<Impl>();
-    Impl& s       = *server->impl_;
-    s.options     = std::move(options);
-    s.router      = std::make_unique<HttpRouter>(
-        s.options.limits, [&s](int status, const std::string& message) { return s.refusal(status, message); });
-    const std::string sorry = s.refusal(503, no_memory_message);
+    server->impl_           = std::make_shared<Impl>();
+    Impl& s                 = *server->impl_;
+    s.options               = std::move(options);
+    s.router                = std::make_unique<HttpRouter>(s.options.limits,
+                                                           [&s](std::string_view path, int status, const std::string& message) {
+                                                return s.refusal(path, status, message);
+                                            });
+    const std::string sorry = s.refusal("", 503, no_memory_message);
     s.no_memory =
         cat("HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nContent-Length: ",
             sorry.size(), "\r\nConnection: close\r\n\r\n", sorry);

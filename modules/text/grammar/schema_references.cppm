@@ -23,6 +23,10 @@ public:
     Result<const Json*> target(const Json& schema) const;
     // For messages: "at #/properties/a: ".
     std::string place_of(const Json& schema) const;
+    // That a keyword of a schema is wrong, with the place.
+    std::unexpected<Error> wrong(const Json& schema, std::string_view keyword, std::string_view what) const {
+        return fail(place_of(schema), keyword, ": ", what);
+    }
 
     // The schema of an array's element, or null; and how many have one of their own.
     const Json* element(const Json& schema, std::uint32_t index) const;
