@@ -137,6 +137,10 @@ int run(int argc, char** argv) {
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");
     add_serve_flags(serve_command, serving);
+    ReplicasArguments replicas_arguments;
+    CLI::App*         replicas_command =
+        app.add_subcommand("replicas", "many servers behind a router, by policy, simulated or measured");
+    add_replicas_flags(replicas_command, replicas_arguments);
     PaperArguments paper_arguments;
     CLI::App*      paper_command =
         app.add_subcommand("paper", "the figures of the paper, in simulated time or on this machine's engine");
@@ -166,6 +170,7 @@ int run(int argc, char** argv) {
     if (throughput_command->parsed()) return throughput(a);
     if (kernel_command->parsed()) return kernels(a);
     if (serve_command->parsed()) return serve(std::move(serving));
+    if (replicas_command->parsed()) return replicas(replicas_arguments);
     if (paper_command->parsed()) return paper(std::move(paper_arguments));
     if (make_command->parsed()) return make_model(a);
     return blocks(repetitions, json);

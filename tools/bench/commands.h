@@ -17,11 +17,11 @@ struct Arguments {
     std::string model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa, system = "quire";
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
-        max_sequences       = 256;
-    int                 npp = 512, ntg = 128, tensor_parallel = 1;
-    double              bandwidth = 0, tflops = 0;
-    bool                json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false,
-        deterministic = false;
+        max_sequences = 256;
+    int    npp = 512, ntg = 128, tensor_parallel = 1;
+    double bandwidth = 0, tflops = 0;
+    bool   json = false, no_warmup = false, prompt_shared = false, explain = false, no_fusion = false,
+         deterministic = false;
     std::optional<bool> pipeline;
     bool                tune = true;
     // compare
@@ -38,6 +38,14 @@ struct ServeArguments {
     std::uint64_t seed       = 0;
     bool          ignore_eos = false, check = false, json = false;
     ReportOptions report;
+};
+
+struct ReplicasArguments {
+    std::vector<int>         replicas{8, 32, 128};
+    std::vector<std::string> policies{"random", "round-robin", "least-loaded", "kv-aware"};
+    int                      chats = 100, slots = 120'000, seed = 1, threads = 0;
+    double                   think = 10, seconds = 60, scale = 1;
+    std::string              costs, model, device            = "auto", json, svg;
 };
 
 struct PaperArguments {
@@ -59,6 +67,8 @@ int  kernels(const Arguments& a);
 int  make_model(const Arguments& a);
 int  serve(ServeArguments a);
 void add_serve_flags(CLI::App* c, ServeArguments& a);
+int  replicas(const ReplicasArguments& a);
+void add_replicas_flags(CLI::App* c, ReplicasArguments& a);
 int  paper(PaperArguments a);
 void add_paper_flags(CLI::App* c, PaperArguments& a);
 

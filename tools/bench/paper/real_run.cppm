@@ -38,10 +38,12 @@ public:
     // Seconds in which one block goes to the swap pool or back, and in which a prompt of n tokens is computed.
     double         seconds_per_block() const { return engine_.stats().costs.seconds_per_block; }
     Result<double> prompt_seconds(int n);
-    const Engine&  engine() const { return engine_; }
+    const Engine&  engine() const& { return engine_; }
+    Engine         engine() && { return std::move(engine_); }
+
+    explicit EngineRun(Engine engine) : engine_(std::move(engine)) {}
 
 private:
-    explicit EngineRun(Engine engine) : engine_(std::move(engine)) {}
     Result<double> decode_seconds(int n_sequences, int n_prompt);
     Result<void>   submit_random(int n_sequences, int n_prompt, int n_output);
 
@@ -214,16 +216,19 @@ Result<double> EngineRun::prompt_seconds(int n) {
 }
 
 Result<MeasuredCosts> EngineRun::measure() {
+    const int                 context = engine_.options().context;
     std::vector<MeasuredStep> steps;
     for (auto [n, prompt] :
          {std::pair(1, 64), std::pair(1, 1000), std::pair(8, 64), std::pair(8, 1000), std::pair(32, 64),
           std::pair(32, 400), std::pair(64, 64), std::pair(64, 200), std::pair(128, 32), std::pair(128, 100)}) {
-        if (n * (prompt + 32) > engine_.options().kv_blocks * engine_.options().block_size) continue;
+        if (n * (prompt + 32) > engine_.options().kv_blocks * engine_.options().block_size || prompt >= context / 2)
+            continue;
         const Result<double> seconds = decode_seconds(n, prompt);
         if (!seconds) return std::unexpected(seconds.error());
         steps.push_back({0, n, double(n) * (prompt + 10), *seconds});
     }
     for (int n : {200, 500, 1000, 2000}) {
+        if (n >= context) break;
         const Result<double> seconds = prompt_seconds(n);
         if (!seconds) return std::unexpected(seconds.error());
         steps.push_back({n, 1, 0, *seconds});
