@@ -163,7 +163,7 @@ TEST_CASE("biases go to the operation that alone reads a GEMM's results", "[prog
         return text;
     };
     // Its last GEMM's bias goes to the first norm of the next layer.
-    CHECK(groups_of("opt-F32.gguf") == "norm (gemm rope_and_store) attention (gemm norm) (gemm activate) (gemm norm)");
+    CHECK(groups_of("gpt2-F32.gguf") == "norm (gemm rope_and_store) attention (gemm norm) (gemm activate) (gemm norm)");
     // RoPE's kernel adds no biases, and the other GEMMs have none.
     CHECK(groups_of("qwen2-Q4_0.gguf") == "norm gemm rope_and_store attention gemm norm gated_gemm gemm");
 }
