@@ -9,6 +9,8 @@ import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.schedule.request;
+import quire.schedule.preemption;
+import quire.text.encode_inside;
 import quire.text.grammar.compile;
 import quire.text.tokenizer;
 
@@ -17,8 +19,7 @@ using namespace quire::testing;
 
 namespace {
 
-Engine load(bool pipeline, int blocks = 128) {
-    EngineOptions options;
+Engine load(bool pipeline, int blocks = 128, EngineOptions options = {}) {
     options.threads       = 1;
     options.device        = "cpu";
     options.block_size    = 4;
@@ -128,6 +129,68 @@ TEST_CASE("a constraint goes on as it was after a preemption", "[engine]") {
         n_preempted += got.at(id).n_preempted;
     }
     CHECK(n_preempted > 0);
+}
+
+TEST_CASE("what a constraint leaves no choice about is not sampled", "[engine]") {
+    const bool        pipeline = GENERATE(false, true);
+    Engine            fast = load(pipeline), plain = load(pipeline, 128, {.fast_forward = false});
+    const std::string text = "The answer to all of the questions is forty-two, and nothing else.";
+    ConstraintSpec    spec{.kind = ConstraintSpec::Kind::choice};
+    spec.choices          = {text};
+    const auto constraint = *compile_constraint(spec);
+    const auto n_steps    = [&](Engine& engine, std::vector<Token>& tokens) {
+        const auto before = engine.stats().steps;
+        for (const auto& [id, answer] : run(engine, {request(engine, constraint)})) {
+            CHECK(answer.finish == FinishReason::stop);
+            tokens = answer.tokens;
+        }
+        tokens.pop_back(); // the end
+        return int(engine.stats().steps - before);
+    };
+    std::vector<Token> forced, sampled;
+    CHECK(n_steps(fast, forced) <= 4); // the first token, what is forced, and the end
+    CHECK(n_steps(plain, sampled) == int(sampled.size()) + 1);
+    CHECK(fast.tokenizer().decode(forced) == text);
+    CHECK(plain.tokenizer().decode(sampled) == text);
+    const std::string begun = fast.tokenizer().decode(std::vector{forced[0]});
+    CHECK(std::vector(forced.begin() + 1, forced.end()) == encode_inside(fast.tokenizer(), text.substr(begun.size())));
+
+    Request r    = request(fast, constraint, 5); // no token more than asked for
+    auto    five = run(fast, {r});
+    CHECK(five.begin()->second.tokens.size() == 5);
+    CHECK(five.begin()->second.finish == FinishReason::length);
+    r                   = request(fast, constraint); // what was asked for about single tokens holds
+    r.sampling.logprobs = 0;
+    std::vector<Token> one_by_one = run(fast, {r}).begin()->second.tokens;
+    one_by_one.pop_back();
+    CHECK(one_by_one == sampled);
+}
+
+TEST_CASE("forced tokens are computed in whatever steps, with the same bits", "[engine]") {
+    const bool           pipeline   = GENERATE(false, true);
+    const auto           constraint = array_of_numbers();
+    Engine               roomy      = load(pipeline);
+    std::vector<Request> requests;
+    for (int i = 0; i < 6; i++) {
+        requests.push_back(request(roomy, constraint, 50));
+        requests.back().sampling.temperature = 1;
+        requests.back().sampling.seed        = std::uint64_t(i);
+        requests.back().prompt[0]            = Token(i);
+    }
+    const auto want = run(roomy, requests);
+    for (EngineOptions o :
+         {EngineOptions{.max_batch_tokens = 7}, EngineOptions{.preemption_mode = PreemptionMode::swap},
+          EngineOptions{.preemption_mode = PreemptionMode::recompute}}) {
+        Engine other = load(pipeline, o.max_batch_tokens > 0 ? 128 : 20, o);
+        for (Request& r : requests) r.constraint = ConstraintState(constraint, other.token_trie());
+        int n_preempted = 0;
+        for (const auto& [id, answer] : run(other, requests)) {
+            CHECK(want.at(id).tokens == answer.tokens);
+            check_text(other, constraint, answer);
+            n_preempted += answer.n_preempted;
+        }
+        CHECK((n_preempted > 0) == (o.max_batch_tokens == 0));
+    }
 }
 
 TEST_CASE("log-probabilities are those of the allowed tokens", "[engine]") {

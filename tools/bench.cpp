@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.output_file;
 import quire.core.std;
 import quire.tools.bench.random_model;
+import quire.tools.common.constraint_flags;
 import quire.tools.common.foreign_flags;
 
 #include "bench/commands.h"
@@ -77,6 +78,12 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     batched_command->add_flag("--pps", a.prompt_shared, "one prompt, shared by all sequences");
     batched_command->add_option("--npl", a.npl, "numbers of sequences")->delimiter(',')->check(CLI::Range(1, 4096));
+    add_constraint_flags(*batched_command, a.constraint);
+    batched_command->add_flag("--no-fast-forward", a.no_fast_forward,
+                              "sample also those tokens that the constraint leaves no choice about");
+    batched_command->add_option("--rounds", a.rounds, "under a constraint: of the two by turns; the middle one counts")
+        ->check(CLI::Range(1, 100))
+        ->capture_default_str();
     Arguments side; // of compare: sizes for three rounds in about two minutes
     side.repetitions = 1, side.npp = 8, side.ntg = 16, side.npl = {8, 32};
     CLI::App* compare_command =
@@ -133,6 +140,10 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     make_command->add_option("--layers", a.layers, "number of layers; default: the shape's")
         ->check(CLI::Range(1, 1000));
+    make_command
+        ->add_option("--vocabulary", a.vocabulary,
+                     "GGUF file whose tokenizer it gets; default: words without a meaning")
+        ->check(CLI::ExistingFile);
     make_command->add_option("-o,--out", a.out, "GGUF file")->required();
     ServeArguments serving;
     CLI::App*      serve_command = app.add_subcommand("serve", "a server under load, like `vllm bench serve`");

@@ -4,6 +4,7 @@ export module quire.decode.decoder;
 
 import quire.core.base;
 import quire.core.std;
+import quire.core.thread_pool;
 import quire.decode.beam_search;
 import quire.decode.pooling;
 import quire.decode.sampler;
@@ -12,13 +13,17 @@ import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
 import quire.text.grammar.constraint;
+import quire.text.grammar.forced_tokens;
+import quire.text.tokenizer;
 
 export namespace quire {
 
 class Decoder {
 public:
-    // `end_tokens`: generation ends with one of these.
-    Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler);
+    // `end_tokens`: generation ends with one of these. `forces`: where a constraint leaves one way to go on, its tokens, which this
+    // tokenizer makes, are appended without being sampled; null: they are sampled.
+    Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
+            const Tokenizer* forces = nullptr);
     Decoder(const Decoder&)            = delete;
     Decoder& operator=(const Decoder&) = delete;
 
@@ -38,7 +43,7 @@ private:
         Token            token   = 0; // -1: there is none
         double           logprob = 0; // where answers are ranked by it
         double           mu      = 0; // mirostat's state behind it
-        PositionLogprobs logprobs;    // where it was asked for
+        PositionLogprobs logprobs{};  // where it was asked for
     };
     NextToken next_token(SequenceGroup& group, const Scheduled& item, int stream, int draw);
     bool      add_prompt_logprobs(const Scheduled& item);
@@ -51,7 +56,10 @@ private:
     bool    add_drawing(const Scheduled& item, std::span<const Token> never, SamplingTask& task, SamplingPlan& plan);
     void    end_prompt(const Scheduled& item, std::vector<Output>& out);
     void    sample(std::span<const Scheduled> items, std::vector<Output>& out);
-    void    append(SequenceGroup& group, Sequence& sequence, NextToken next, std::vector<Output>& out);
+    void    append(SequenceGroup& group, Sequence& sequence, NextToken next, std::vector<Output>& out,
+                   bool forced = false);
+    void    fast_forward(SequenceGroup& group, Sequence& sequence, std::vector<Output>& out);
+    void    make_masks(std::span<const Scheduled> items, const SamplingLimits& limits, SamplingPlan& plan);
     void    output_embedding(SequenceGroup& group, std::vector<Output>& out);
     void    output_prompt(SequenceGroup& group, std::vector<Output>& out);
     void    output_best(SequenceGroup& group, std::vector<Output>& out);
@@ -59,18 +67,22 @@ private:
     Output  output_of(const SequenceGroup& group, int index);
     Output& partial_of(RequestId id);
 
-    Scheduler&                 scheduler_;
-    std::vector<Token>         end_tokens_;
-    Sampler                    sampler_;
-    BeamSearch                 beam_search_;
-    StepRows                   rows_;
-    Pooler                     pooler_;
-    std::vector<Output>        partial_; // what was asked for about a prompt that is not computed completely
-    std::vector<Sequence*>     answers_; // scratch
-    std::vector<NextToken>     next_;
-    std::vector<Token>         banned_;
-    std::vector<Ended>         failed_; // by this step
-    std::vector<std::uint64_t> mask_;   // [vocab] bits; scratch
+    Scheduler&                    scheduler_;
+    const Tokenizer*              forces_;
+    std::vector<Token>            end_tokens_;
+    Sampler                       sampler_;
+    BeamSearch                    beam_search_;
+    StepRows                      rows_;
+    Pooler                        pooler_;
+    std::vector<Output>           partial_; // what was asked for about a prompt that is not computed completely
+    std::vector<Sequence*>        answers_; // scratch
+    std::vector<NextToken>        next_;
+    std::vector<Token>            banned_;
+    std::vector<Ended>            failed_;      // by this step
+    std::vector<std::uint64_t>    mask_;        // [vocab] bits; scratch
+    std::vector<int>              mask_at_;     // of each item of the step: where its mask begins in the plan, or -1
+    std::vector<std::vector<int>> mask_parts_;  // items whose masks one thread makes
+    std::optional<ThreadPool>     mask_makers_; // from the first step on that has masks of several constraints
 };
 
 } // namespace quire
@@ -103,7 +115,6 @@ bool takes_best(const Request& r) {
     return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r) && !r.constraint;
 }
 
-// `bits` has a word for each 64 tokens of the model, which may have more or fewer than its tokenizer.
 // The token that has to come, unless the constraint forbids it (`bits` is its mask; empty: there is none).
 std::optional<Token> forced(const Sequence& s, std::span<const std::uint64_t> bits) {
     const std::optional<Token> token = s.reasoning ? s.reasoning.forced() : std::nullopt;
@@ -111,20 +122,28 @@ std::optional<Token> forced(const Sequence& s, std::span<const std::uint64_t> bi
     return std::nullopt;
 }
 
-Result<void> make_mask(ConstraintState& constraint, std::vector<std::uint64_t>& bits) {
-    const std::size_t words = bits.size();
-    bits.resize(std::max(words, constraint.words()));
+// `bits` has a word for each 64 tokens of the model, which may have more or fewer than its tokenizer.
+Result<void> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bits) {
     std::ranges::fill(bits, 0);
-    Result<void> made = constraint.mask(std::span(bits).first(constraint.words()));
-    bits.resize(words);
+    if (constraint.words() <= bits.size()) return constraint.mask(bits.first(constraint.words()));
+    std::vector<std::uint64_t> whole(constraint.words());
+    Result<void>               made = constraint.mask(whole);
+    std::copy_n(whole.begin(), bits.size(), bits.begin());
     return made;
 }
 
-Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler)
-    : scheduler_(scheduler), end_tokens_(std::move(end_tokens)), sampler_(vocab_size),
+Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
+                 const Tokenizer* forces)
+    : scheduler_(scheduler), forces_(forces), end_tokens_(std::move(end_tokens)), sampler_(vocab_size),
       beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
       mask_((std::size_t(vocab_size) + 63) / 64) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
+}
+
+// Whether the item's last row gives a token.
+bool is_sampled(const Scheduled& item) {
+    const Request& r = item.group->request;
+    return item.samples && r.generates() && (item.group->prompt_done || !r.return_logits);
 }
 
 void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan) {
@@ -138,9 +157,8 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         task.n_edits      = int(sampling.edits.size()) - task.first_edit;
         if (task.n_top > limits.top || n_results + task.n_results() > limits.results ||
             int(sampling.tasks.size()) == limits.tasks || int(sampling.edits.size()) > limits.edits ||
-            int(sampling.uniforms.size()) > limits.uniforms || int(sampling.masks.size()) > limits.mask_words) {
+            int(sampling.uniforms.size()) > limits.uniforms) {
             sampling.edits.resize(std::size_t(task.first_edit));
-            if (task.first_mask >= 0) sampling.masks.resize(std::size_t(task.first_mask));
             sampling.uniforms.resize(std::size_t(task.first_uniform));
             return;
         }
@@ -152,7 +170,9 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         return SamplingTask{
             .row = row, .first_edit = int(sampling.edits.size()), .first_uniform = int(sampling.uniforms.size())};
     };
-    for (const Scheduled& item : items) {
+    make_masks(items, limits, sampling);
+    for (std::size_t i = 0; i < items.size(); i++) {
+        const Scheduled&      item     = items[i];
         const SequenceGroup&  group    = *item.group;
         const Request&        r        = group.request;
         const SamplingParams& p        = r.sampling;
@@ -165,24 +185,51 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
                 task.logprobs     = true;
                 add(task);
             }
-        if (!item.samples || !r.generates() || (!group.prompt_done && r.return_logits)) continue;
+        if (!is_sampled(item)) continue;
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty() && !forced(sequence, {})) continue;
         SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
-        if (sequence.constraint) {
-            // deliver() makes it again where there is none, and says why.
-            if (!make_mask(item.sequence->constraint, mask_)) continue;
-            task.first_mask = int(sampling.masks.size());
-            sampling.masks.insert(sampling.masks.end(), mask_.begin(), mask_.end());
-        }
+        task.first_mask   = mask_at_[i];
+        if (sequence.constraint && task.first_mask < 0)
+            continue; // deliver() makes it again, and says why there is none
         task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
         task.logprobs = p.logprobs >= 0 || withheld(r);
-        if (r.beam_width == 0 && !add_drawing(item, never, task, sampling)) {
-            if (task.first_mask >= 0) sampling.masks.resize(std::size_t(task.first_mask));
-            continue;
-        }
+        if (r.beam_width == 0 && !add_drawing(item, never, task, sampling)) continue;
         add(task);
     }
+}
+
+// The masks of a step. Those of different constraints are made at the same time.
+void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits& limits, SamplingPlan& plan) {
+    const std::size_t words = mask_.size();
+    for (auto& part : mask_parts_) part.clear();
+    mask_at_.assign(items.size(), -1);
+    int n_parts = 0;
+    for (int i = 0; i < int(items.size()); i++) {
+        const Scheduled&       item = items[std::size_t(i)];
+        const ConstraintState& own  = item.sequence->constraint;
+        if (!own || !is_sampled(item) || int(plan.masks.size() + words) > limits.mask_words) continue;
+        mask_at_[std::size_t(i)] = int(plan.masks.size());
+        plan.masks.resize(plan.masks.size() + words);
+        const auto same = [&](const std::vector<int>& part) {
+            return part.empty() || own.shares_with(items[std::size_t(part[0])].sequence->constraint);
+        };
+        auto part = std::ranges::find_if(mask_parts_, same);
+        if (part == mask_parts_.end()) part = mask_parts_.insert(part, std::vector<int>());
+        n_parts += part->empty();
+        part->push_back(i);
+    }
+    const auto make = [&](int n, int) {
+        for (int i : mask_parts_[std::size_t(n)]) {
+            int& at = mask_at_[std::size_t(i)];
+            if (!make_mask(items[std::size_t(i)].sequence->constraint,
+                           std::span(plan.masks).subspan(std::size_t(at), words)))
+                at = -1;
+        }
+    };
+    if (n_parts > 1 && !mask_makers_) mask_makers_.emplace(std::min(physical_cores(), 8));
+    if (n_parts > 1) mask_makers_->run(n_parts, make);
+    else if (n_parts == 1) make(0, 0);
 }
 
 // What is drawn from the last row of an item: the task's parameters, its edits and random numbers. False: it has to be done on the host.
@@ -195,7 +242,9 @@ bool Decoder::add_drawing(const Scheduled& item, std::span<const Token> never, S
     const auto seed                = [&](int i) { return p.seed + std::uint64_t(first ? i : sequence.index); };
     const auto position            = std::uint64_t(group.length(sequence));
     for (int i = 0; i < task.n_uniforms; i++) plan.uniforms.push_back(random_at(seed(i), position));
-    if (const auto token = forced(sequence, task.first_mask >= 0 ? std::span(mask_) : std::span<std::uint64_t>())) {
+    const auto mask = std::span(plan.masks)
+                          .subspan(std::size_t(std::max(task.first_mask, 0)), task.first_mask < 0 ? 0 : mask_.size());
+    if (const auto token = forced(sequence, mask)) {
         task.only_edited = true;
         plan.edits.push_back({*token});
         return true;
@@ -378,7 +427,7 @@ void Decoder::attach_prompt(Output& output) {
 }
 
 // Appends a token to one answer, and outputs it unless the answers are withheld.
-void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vector<Output>& out) {
+void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vector<Output>& out, bool forced) {
     const Request& request = group.request;
     const bool     hold    = withheld(request);
     Output         output;
@@ -391,7 +440,7 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
     }
     if (request.sampling.logprobs >= 0) (hold ? s.logprobs : output.logprobs).push_back(std::move(next.logprobs));
     s.mu = next.mu;
-    scheduler_.append(s, next.token);
+    scheduler_.append(s, next.token, forced);
     output.finish = scheduler_.ending(group, s, is_end(next.token));
     if (output.finish != FinishReason::none) {
         scheduler_.free(group, s, output.finish);
@@ -399,6 +448,21 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
     }
     if (!hold) out.push_back(std::move(output));
     else if (group.sequences.empty()) output_best(group, out);
+}
+
+// The tokens behind the last one that the constraint leaves no choice about. Where the request says anything else about single
+// tokens, or wants their probabilities, they are sampled like all others.
+void Decoder::fast_forward(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
+    const Request&        r = group.request;
+    const SamplingParams& p = r.sampling;
+    if (!forces_ || !s.constraint || withheld(r) || p.logprobs >= 0 || !p.allowed_tokens.empty() ||
+        !p.bad_words.empty() || !p.logit_bias.empty())
+        return;
+    if (s.finish != FinishReason::none || !scheduler_.can_force(group, s) || forced(s, {})) return;
+    for (Token token : forced_tokens(s.constraint, *forces_)) {
+        append(group, s, {.token = token, .mu = s.mu}, out, true);
+        if (s.finish != FinishReason::none || !scheduler_.can_force(group, s) || forced(s, {})) return;
+    }
 }
 
 // Tokens that are forbidden now: those that end an answer which has fewer than min_tokens.
@@ -479,6 +543,7 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
         NextToken next = next_token(group, item, item.sequence->index, 0);
         if (next.token < 0) return fail_without_token(item);
         append(group, *item.sequence, std::move(next), out);
+        fast_forward(group, *item.sequence, out);
     }
 }
 

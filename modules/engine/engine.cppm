@@ -153,7 +153,8 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler)),
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler),
+                  options.fast_forward ? &tokenizer : nullptr),
           pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
@@ -400,9 +401,9 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
         const SequenceGroup& g = *item.group;
         if (!g.prompt_done && g.n_preempted == 0 && item.first == g.n_cached)
             stats.cached_tokens += std::uint64_t(g.n_cached);
-        if (g.prompt_done && item.n_tokens == 1) stats.decode_tokens++;
-        else stats.prefill_tokens += std::uint64_t(item.n_tokens);
-        if (item.n_tokens > 1) prefill += item.n_tokens;
+        const bool decodes = g.prompt_done && item.n_tokens <= item.sequence->n_new;
+        (decodes ? stats.decode_tokens : stats.prefill_tokens) += std::uint64_t(item.n_tokens);
+        if (!decodes && item.n_tokens > 1) prefill += item.n_tokens;
     }
     keep_pace(seconds);
     stats.steps++;

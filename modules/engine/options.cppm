@@ -11,20 +11,20 @@ export namespace quire {
 enum class KvType { f16, f32 };
 
 struct EngineOptions {
-    std::string    device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
-    double         gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
+    std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
+    double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
     // Bit-identical logits on any number of ranks, and on a GPU in any batch, which a CPU has anyway.
-    bool           deterministic          = false;
-    int            tensor_parallel        = 1;      // ranks: GPUs that share the model, or parts of the CPU's threads
-    double         rank_seconds           = 0;      // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
-    bool           fusion                 = true;   // false: on a GPU every operation runs alone
-    int            threads                = 0;      // 0: the physical cores
-    std::string    isa;                             // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
-    bool           tune            = true;          // on a CPU: measure at start how weights are best prefetched
-    int            block_size      = 16;            // tokens, 1..256
-    int            context         = 0;  // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int            kv_blocks       = 0;  // 0: a full context for each sequence, at most what the device can spare
-    int            swap_blocks     = -1; // of the swap pool; -1: as many as KV blocks
+    bool           deterministic   = false;
+    int            tensor_parallel = 1;    // ranks: GPUs that share the model, or parts of the CPU's threads
+    double         rank_seconds    = 0;    // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
+    bool           fusion          = true; // false: on a GPU every operation runs alone
+    int            threads         = 0;    // 0: the physical cores
+    std::string    isa{};                  // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    bool           tune            = true; // on a CPU: measure at start how weights are best prefetched
+    int            block_size      = 16;   // tokens, 1..256
+    int            context         = 0;    // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    int            kv_blocks       = 0;    // 0: a full context for each sequence, at most what the device can spare
+    int            swap_blocks     = -1;   // of the swap pool; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its blocks that nobody took meanwhile.
@@ -43,6 +43,8 @@ struct EngineOptions {
     // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
     // tokens either way. Nobody says: on a GPU.
     std::optional<bool> pipeline = {};
+    // Where a constraint leaves one way to go on, its tokens are not sampled.
+    bool fast_forward = true;
 };
 
 } // namespace quire

@@ -85,8 +85,10 @@ public:
 
     // Another sequence with the same tokens and blocks.
     Sequence& fork(SequenceGroup& group, const Sequence& parent);
-    void      append(Sequence& sequence, Token token) {
+    // `forced`: the token was not sampled; it runs in one step with the sampled one before it. Only where a group has one sequence.
+    void append(Sequence& sequence, Token token, bool forced = false) {
         sequence.tokens.push_back(token);
+        sequence.n_new = forced ? sequence.n_new + 1 : 1;
         if (sequence.constraint) (void)sequence.constraint.accept(token);
         if (sequence.reasoning) sequence.reasoning.accept(token);
     }
@@ -94,6 +96,10 @@ public:
     void free(SequenceGroup& group, Sequence& sequence, FinishReason reason);
     // Why a sequence ends with its last token, or `none`; `is_end`: the last token is an end token.
     FinishReason ending(const SequenceGroup& group, const Sequence& sequence, bool is_end) const;
+    // Whether a token can be appended that is not sampled: the group has one sequence, far from the end of the context.
+    bool can_force(const SequenceGroup& group, const Sequence& sequence) const {
+        return group.request.width() == 1 && int(sequence.tokens.size()) + 1 < options_.context;
+    }
     // Pins the prompt's blocks, of a request with `pin`, until remove().
     void pin(SequenceGroup& group);
 
@@ -285,6 +291,7 @@ Sequence& Scheduler::fork(SequenceGroup& group, const Sequence& parent) {
     Sequence& child  = *group.sequences.back();
     child.tokens     = parent.tokens;
     child.n_computed = parent.n_computed;
+    child.n_new      = parent.n_new;
     child.logprob    = parent.logprob;
     child.logprobs   = parent.logprobs;
     child.finish     = FinishReason::none;
@@ -444,6 +451,7 @@ bool Scheduler::admit(SequenceGroup& group, int keep_free) {
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
         s.table     = blocks_.open_table(group.space);
+        s.n_new     = 1;
         if (blocks_.allocate(s.table, s.tokens, keep_free, read_cache)) continue;
         for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
         return false;
@@ -498,7 +506,7 @@ bool Scheduler::allocate_slots(SequenceGroup& group) {
     writes_.clear();
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size());
-        if (!blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - 1, 1});
+        if (!blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - s->n_new, s->n_new});
     }
     return blocks_.allocate_slots(writes_);
 }
@@ -620,6 +628,7 @@ void Scheduler::commit() {
     for (const Scheduled& item : scheduled_) {
         Sequence& s  = *item.sequence;
         s.n_computed = item.first + item.n_tokens;
+        s.n_new      = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
         blocks_.publish(s.table, s.tokens, s.n_computed);
         // The next query stands at n_computed and sees window - 1 positions before it. A pinned prefix is kept whole.
         if (options_.window > 0 && !item.group->request.pin)

@@ -23,12 +23,13 @@ using QueueKey = std::pair<std::int64_t, std::uint64_t>;
 
 // One answer: the prompt and the tokens generated after it.
 struct Sequence {
-    int                           index = 0; // which answer of its request
-    std::vector<Token>            tokens;
-    int                           n_computed = 0;  // leading tokens whose KV is written
-    TableId                       table      = -1; // while it has blocks
-    double                        logprob    = 0;  // of what was generated, summed, where answers are ranked by it
-    std::vector<PositionLogprobs> logprobs;        // of each generated token, where the answer is given as a whole
+    int                index = 0; // which answer of its request
+    std::vector<Token> tokens;
+    int                n_computed = 0; // leading tokens whose KV is written
+    int                n_new = 1; // last tokens that may have no slots yet: the sampled one, and those forced behind it
+    TableId            table = -1;          // while it has blocks
+    double             logprob = 0;         // of what was generated, summed, where answers are ranked by it
+    std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
     ConstraintState               constraint; // after the tokens so far
     ReasoningBudget               reasoning;

@@ -4,7 +4,9 @@
 import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
+import quire.text.grammar.constraint;
 import quire.tools.bench.load_report;
+import quire.tools.common.constraint_flags;
 
 namespace CLI {
 class App;
@@ -14,7 +16,8 @@ namespace quire::bench {
 
 struct Arguments {
     double      gpu_memory_utilization = 0.92;
-    std::string model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa, system = "quire";
+    std::string model, device = "auto", shape = "llama-1b", type = "f16", out, lengths, only, isa, system = "quire",
+                       vocabulary;
     std::vector<int> pp{512}, tg{128}, npl{1, 8, 32};
     int repetitions = 5, threads = 0, depth = 0, kv_blocks = 0, batch_tokens = 0, layers = 0, n_requests = 1000,
         max_sequences = 256;
@@ -27,6 +30,9 @@ struct Arguments {
     // compare
     std::string llama_bench, llama_batched_bench;
     int         rounds = 3;
+    // batched
+    ConstraintFlags constraint;
+    bool            no_fast_forward = false;
 };
 
 struct ServeArguments {
@@ -108,8 +114,8 @@ struct Timed {
 
 int           head_start(int n_sequences, int n_prompt, int step_tokens);
 int           step_tokens(const Arguments& a);
-Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed,
-                        bool shared = false);
+Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared = false,
+                        const ConstraintState* sampled = nullptr);
 EngineOptions options_of(const Arguments& a, int n_sequences, int n_tokens);
 std::string   limit_of(const Arguments& a, double seconds, double bytes, double flop);
 

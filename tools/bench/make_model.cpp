@@ -20,12 +20,15 @@ int make_model(const Arguments& a) {
     ModelShape wanted = *shape;
     if (a.layers > 0) wanted.n_layers = a.layers;
     int  shown = -1;
-    auto ok    = write_random_model(a.out, wanted, type->type, [&](double fraction) {
-        if (const int percent = int(fraction * 100); percent / 10 != shown) {
-            shown = percent / 10;
-            std::fprintf(stderr, "\r%3d %%", percent);
-        }
-    });
+    auto ok    = write_random_model(
+        a.out, wanted, type->type,
+        [&](double fraction) {
+            if (const int percent = int(fraction * 100); percent / 10 != shown) {
+                shown = percent / 10;
+                std::fprintf(stderr, "\r%3d %%", percent);
+            }
+        },
+        a.vocabulary);
     std::fprintf(stderr, "\n");
     return ok ? 0 : complain(ok.error());
 }

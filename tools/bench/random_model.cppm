@@ -2,9 +2,10 @@
 export module quire.tools.bench.random_model;
 
 import quire.core.base;
-import quire.model_file.gguf_writer;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.gguf;
+import quire.model_file.gguf_writer;
 
 export namespace quire {
 
@@ -24,10 +25,10 @@ std::string                 shape_names(); // "tiny, llama-1b, ..."
 
 // A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: those of experts, the others
 // Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if those do not
-// either. Its vocabulary is made of byte tokens and words without a meaning. Error: a type that is not one of those, or a file that
-// cannot be written.
-Result<void> write_random_model(const std::string& path, const ModelShape& shape, DType type,
-                                const std::function<void(double)>& progress = {});
+// either. Its vocabulary is that of the GGUF file `vocabulary`, or byte tokens and words without a meaning. Error: a type that is not
+// one of those, a file without a vocabulary, or one that cannot be written.
+Result<void> write_random_model(const std::string& path, ModelShape shape, DType type,
+                                const std::function<void(double)>& progress = {}, const std::string& vocabulary = {});
 
 } // namespace quire
 
@@ -123,6 +124,19 @@ void add_vocabulary(GgufWriter& w, int n) {
     w.set("tokenizer.ggml.unknown_token_id", std::uint32_t(0));
 }
 
+// Everything that another file says about its tokenizer; returns the number of its tokens.
+Result<int> copy_vocabulary(GgufWriter& w, const std::string& path) {
+    Result<Gguf> file = Gguf::open(path);
+    if (!file) return std::unexpected(file.error());
+    const GgufValue* tokens = file->find("tokenizer.ggml.tokens");
+    const auto*      list   = tokens ? std::get_if<GgufArray>(tokens) : nullptr;
+    if (!list || list->strings.empty()) return fail(path, ": has no tokenizer.ggml.tokens");
+    for (const GgufPair& pair : file->pairs())
+        if (pair.key.starts_with("tokenizer."))
+            w.set_bytes(std::string(pair.key), pair.type, {pair.value.begin(), pair.value.end()});
+    return int(list->strings.size());
+}
+
 } // namespace
 
 std::span<const ModelShape> model_shapes() { return shapes; }
@@ -133,13 +147,20 @@ std::string shape_names() {
     return text;
 }
 
-Result<void> write_random_model(const std::string& path, const ModelShape& s, DType type,
-                                const std::function<void(double)>& progress) {
+Result<void> write_random_model(const std::string& path, ModelShape s, DType type,
+                                const std::function<void(double)>& progress, const std::string& vocabulary) {
     constexpr DType known[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q8_0,
                                DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::MXFP4};
     if (std::ranges::find(known, type) == std::end(known))
         return fail("a random model of type ", dtype_info(type).name, " cannot be made");
     GgufWriter w;
+    if (vocabulary.empty()) {
+        add_vocabulary(w, s.vocab_size);
+    } else {
+        const Result<int> n = copy_vocabulary(w, vocabulary);
+        if (!n) return std::unexpected(n.error());
+        s.vocab_size = *n;
+    }
     const int  head_dim = s.head_dim > 0 ? s.head_dim : s.hidden_size / s.n_heads;
     const auto key      = [&](const char* name) { return cat(s.family, ".", name); };
     const auto number   = [&](const char* name, int value) { w.set(key(name), std::uint32_t(value)); };
@@ -164,7 +185,6 @@ Result<void> write_random_model(const std::string& path, const ModelShape& s, DT
     const bool oss = s.family == "gpt-oss", opt = s.family == "opt", biased_all = oss || opt;
     w.set(key(opt ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), 1e-5f);
     w.set(key("rope.freq_base"), 10000.0f);
-    add_vocabulary(w, s.vocab_size);
 
     // A stretch of random blocks of each type that is used; tensors are cut out of its repetition.
     std::map<DType, std::vector<std::byte>> patterns;

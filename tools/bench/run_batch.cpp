@@ -60,8 +60,9 @@ int step_tokens(const Arguments& a) {
 }
 
 // Computes n_sequences prompts of n_prompt tokens at once (`shared`: the same prompt each time), then generates n_tokens from each.
-// Times the two parts separately.
-Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared) {
+// Times the two parts separately. `sampled`: greedy if null, else at temperature 1 under that constraint, if it is one.
+Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared,
+                        const ConstraintState* sampled) {
     std::vector<RequestId> ids;
     for (int i = 0; i < n_sequences; i++) {
         Request r;
@@ -69,8 +70,10 @@ Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tok
         r.max_tokens =
             n_tokens + 1 + (n_tokens > 0 ? head_start(n_sequences, n_prompt, engine.options().max_batch_tokens) : 0);
         r.ignore_end           = true;
-        r.sampling.temperature = 0;
-        Result<RequestId> id   = engine.submit(std::move(r));
+        r.sampling.temperature = sampled ? 1 : 0;
+        r.sampling.seed        = seed * 1000 + unsigned(i);
+        if (sampled) r.constraint = *sampled;
+        Result<RequestId> id = engine.submit(std::move(r));
         if (!id) return std::unexpected(id.error());
         ids.push_back(*id);
     }

@@ -32,7 +32,8 @@ struct AnswerRules {
 // What calls and reasoning are marked with.
 std::span<const std::string_view> answer_marks();
 // How a control token stands in a text: between bytes that are not in UTF-8.
-std::string control_bytes(std::string_view name);
+std::string    control_bytes(std::string_view name);
+constexpr char control_begins = '\xff', control_ends = '\xfe';
 
 // `text`: what the answer is where it is no call; none: any text. Error: a schema that is not supported, where the call is required or
 // the tool is `strict`; else arguments without a supported schema may be any object.
@@ -71,7 +72,7 @@ constexpr std::array<std::string_view, 24> all_marks{"<think>",
 
 std::span<const std::string_view> answer_marks() { return all_marks; }
 
-std::string control_bytes(std::string_view name) { return cat('\xff', name, '\xfe'); }
+std::string control_bytes(std::string_view name) { return cat(control_begins, name, control_ends); }
 
 class AnswerBuilder {
 public:

@@ -61,8 +61,11 @@ public:
 
     // One bit for each token of the vocabulary, in `words()` words: whether it may come next. The tokens that end the text are
     // among them where it may end. Error: no token may come, or a limit of work is exceeded; then all bits are 0.
-    Result<void> mask(std::span<std::uint64_t> bits);
-    std::size_t  words() const { return tokens_->words(); }
+    Result<void>     mask(std::span<std::uint64_t> bits);
+    std::size_t      words() const { return tokens_->words(); }
+    const TokenTrie& tokens() const { return *tokens_; }
+    // Both work in the same Constraint, so one waits for the other.
+    bool shares_with(const ConstraintState& other) const { return constraint_ == other.constraint_; }
     // Goes on by a token, or by bytes. False, and as it was: that is not allowed. An end token ends the text.
     bool accept(Token token);
     bool accept_bytes(std::string_view bytes);

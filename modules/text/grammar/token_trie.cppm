@@ -40,6 +40,9 @@ public:
     // The next token with the same bytes, or -1.
     inline Token next_same(Token t) const { return next_same_[std::size_t(t)]; }
 
+    // Whether some token begins with these bytes and goes on.
+    bool has_longer(std::string_view bytes) const;
+
     // Plain text is what can stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control
     // characters. The short tokens that are plain text of at most so many characters, as bits.
     std::span<const std::uint64_t> plain(std::uint32_t most_chars) const {
@@ -67,6 +70,20 @@ private:
 module :private;
 
 namespace quire {
+
+bool goes_on(const TokenTree& tree, std::string_view bytes) {
+    std::size_t n = 0, end = tree.nodes.size(), size = 2;
+    for (char c : bytes) {
+        while (n < end && tree.nodes[n].byte != static_cast<unsigned char>(c)) n += tree.nodes[n].size;
+        if (n >= end) return false;
+        size = tree.nodes[n].size;
+        end  = n + size;
+        n++;
+    }
+    return size > 1;
+}
+
+bool TokenTrie::has_longer(std::string_view bytes) const { return goes_on(short_, bytes) || goes_on(long_, bytes); }
 
 // Characters of a plain text, -1: it is none.
 int plain_characters(std::string_view text) {

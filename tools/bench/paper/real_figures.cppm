@@ -37,16 +37,16 @@ namespace quire::paper {
 
 namespace {
 
-// Seconds of a trace at scale 1, by what it is for. All sets together take 25 minutes on an H200: a request of ShareGPT runs for about
-// 4 s there, one of Alpaca for 1 s.
+// Seconds of a trace at scale 1, by what it is for. All sets together take less than 25 minutes on an H200: a run goes on for about 10 s
+// after its trace with ShareGPT's requests, for 3 s with Alpaca's.
 double seconds_of(std::string_view set, Workload workload) {
     const bool chats = workload == Workload::sharegpt || workload == Workload::chatbot;
-    if (set == "13") return chats ? 16 : 8;
-    if (set == "12" || set == "beyond") return chats ? 11 : 5.5;
-    if (set == "17") return 8;
-    if (set == "15") return chats ? 4 : 3;
-    if (set == "19") return 6;
-    return chats ? 5 : 4;
+    if (set == "beyond") return chats ? 11 : 5.5;
+    if (set == "13") return chats ? 10 : 6;
+    if (set == "12") return chats ? 8 : 4;
+    if (set == "17") return 6;
+    if (set == "15") return chats ? 3 : 2.5;
+    return chats ? 4 : 3;
 }
 
 class Session {

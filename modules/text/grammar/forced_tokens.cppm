@@ -1,0 +1,49 @@
+// quire.text.grammar.forced_tokens: the tokens that must come next in a text under a constraint. Owns nothing.
+export module quire.text.grammar.forced_tokens;
+
+import quire.core.base;
+import quire.core.std;
+import quire.text.encode_inside;
+import quire.text.grammar.answer;
+import quire.text.grammar.constraint;
+import quire.text.tokenizer;
+
+export namespace quire {
+
+// The bytes that leave no choice, as the tokenizer writes them. Without those at the end that a longer token could have in it, which
+// the model may prefer: "a": may go on as "a":[ .
+std::vector<Token> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+std::vector<Token> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer) {
+    const std::string forced = state.forced_bytes();
+    if (forced.empty()) return {};
+    const TokenTrie&   trie = state.tokens();
+    std::vector<Token> tokens;
+    const auto         append = [&](const std::vector<Token>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };
+    for (std::size_t at = 0; at < forced.size();) {
+        const std::size_t next = std::min(forced.find(control_begins, at), forced.size());
+        if (next > at) append(encode_inside(tokenizer, std::string_view(forced).substr(at, next - at)));
+        const std::size_t end = std::min(forced.find(control_ends, next), forced.size());
+        if (end > next)
+            append(tokenizer.encode(std::string_view(forced).substr(next + 1, end - next - 1),
+                                    {.add_special = false, .parse_special = true}));
+        at = end + 1;
+    }
+    std::string_view left = forced;
+    std::size_t      n    = 0;
+    for (; n < tokens.size() && !left.empty() && !trie.has_longer(left); n++) {
+        const std::string_view bytes = tokens[n] < trie.vocab_size() ? trie.bytes(tokens[n]) : "";
+        if (bytes.empty() || !left.starts_with(bytes)) break;
+        left.remove_prefix(bytes.size());
+    }
+    tokens.resize(n);
+    return tokens;
+}
+
+} // namespace quire
