@@ -133,7 +133,7 @@ TEST_CASE("a constraint goes on as it was after a preemption", "[engine]") {
 
 TEST_CASE("what a constraint leaves no choice about is not sampled", "[engine]") {
     const bool        pipeline = GENERATE(false, true);
-    Engine            fast = load(pipeline), plain = load(pipeline, 128, {.fast_forward = false});
+    Engine            fast = load(pipeline), plain = load(pipeline, 128, {.fast_forward = 0});
     const std::string text = "The answer to all of the questions is forty-two, and nothing else.";
     ConstraintSpec    spec{.kind = ConstraintSpec::Kind::choice};
     spec.choices          = {text};
@@ -159,8 +159,8 @@ TEST_CASE("what a constraint leaves no choice about is not sampled", "[engine]")
     auto    five = run(fast, {r});
     CHECK(five.begin()->second.tokens.size() == 5);
     CHECK(five.begin()->second.finish == FinishReason::length);
-    r                   = request(fast, constraint); // what was asked for about single tokens holds
-    r.sampling.logprobs = 0;
+    r                             = request(fast, constraint); // what was asked for about single tokens holds
+    r.sampling.logprobs           = 0;
     std::vector<Token> one_by_one = run(fast, {r}).begin()->second.tokens;
     one_by_one.pop_back();
     CHECK(one_by_one == sampled);

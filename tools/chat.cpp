@@ -16,6 +16,7 @@ import quire.tools.chat.terminal;
 import quire.tools.common.constraint_flags;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
+import quire.tools.common.processes;
 
 using namespace quire;
 
@@ -234,11 +235,13 @@ int run(ChatArguments& a) {
     if (interactive && !a.single_turn)
         if (const Result<Outlook> ahead = look_ahead(a.model, options))
             std::printf("%s\n", printable(describe(*ahead)).c_str());
+    if (auto ok = read_processes(options); !ok) return complain(ok.error(), 2);
     ProgressBar bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
     bar.show(0);
     Result<Engine> engine = Engine::load(a.model, options, [&](double fraction) { bar.show(fraction); });
     bar.clear();
     if (!engine) return complain(engine.error());
+    if (engine->follows()) return follow(*engine, "chat");
     if (const std::string warning = engine->warning(); !warning.empty())
         std::fprintf(stderr, "chat: %s\n", warning.c_str());
     if (chat_template->is_fallback())

@@ -29,6 +29,7 @@ import quire.text.jinja.jinja_template;
 import quire.text.tokenizer;
 import quire.tools.chat.terminal;
 import quire.tools.common.engine_flags;
+import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.foreign_flags;
 
@@ -271,6 +272,7 @@ int run(Arguments& a) {
     // Said once it is clear that there is room, and before the weights are read.
     std::string said;
     if (const Result<Outlook> ahead = look_ahead(a.model, a.engine)) said = describe(*ahead);
+    if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     ProgressBar    bar("loading", facts.err && !facts.dumb);
     Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) {
         for (const std::string& line : split(std::exchange(said, ""), '\n'))
@@ -279,6 +281,7 @@ int run(Arguments& a) {
     });
     bar.clear();
     if (!engine) return complain(engine.error());
+    if (engine->follows()) return follow(*engine, "server");
     if (const std::string warning = engine->warning(); !warning.empty())
         std::fprintf(stderr, "server: %s\n", warning.c_str());
     if (options.chat_template.is_fallback())

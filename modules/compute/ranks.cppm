@@ -1,5 +1,5 @@
-// quire.compute.ranks: ranks of one process that run a model together: where they meet, what they hand each other on a CPU, and how all
-// learn that one of them cannot go on. **Owns** the memory of what is handed in.
+// quire.compute.ranks: ranks that run a model together, in one process or in several: where they meet, what they hand each other on a
+// CPU, and how all learn that one of them cannot go on. **Owns** the memory of what is handed in.
 export module quire.compute.ranks;
 
 import quire.core.base;
@@ -7,12 +7,30 @@ import quire.core.std;
 
 export namespace quire {
 
+// How the ranks of this process reach those of others, which have as many each.
+class RankLink {
+public:
+    struct Failure {
+        int         process = 0;
+        std::string why;
+    };
+    virtual ~RankLink() = default;
+    // Sends `mine` to every other process, and receives what they send in their call: [process].
+    virtual std::optional<Failure> exchange(std::span<const std::byte>           mine,
+                                            std::vector<std::vector<std::byte>>& of_all) = 0;
+};
+
 class RankGroup {
 public:
-    // seconds: how long a rank waits for the others before it takes them for lost.
-    RankGroup(int n, double seconds) : seconds_(seconds), ranks_(std::size_t(n)) {}
+    // seconds: how long a rank waits for the others before it takes them for lost. With `link` ranks first .. first + n_local - 1 are
+    // of this process.
+    RankGroup(int n, double seconds) : RankGroup(n, seconds, 0, n, nullptr) {}
+    RankGroup(int n, double seconds, int first, int n_local, std::shared_ptr<RankLink> link)
+        : seconds_(seconds), first_(first), n_local_(n_local), link_(std::move(link)), ranks_(std::size_t(n)) {}
 
     int    n() const { return int(ranks_.size()); }
+    int    first() const { return first_; }
+    int    n_local() const { return n_local_; }
     double seconds() const { return seconds_; }
 
     // Rank `rank` cannot go on, and why: from now on meet() throws. The first one that says so counts.
@@ -40,11 +58,18 @@ private:
         std::array<std::size_t, 2>        size{};
         std::array<std::int64_t, 2>       first{};
     };
-    double             seconds_;
-    std::vector<Rank>  ranks_;
-    std::atomic<bool>  failed_{false};
-    mutable std::mutex mutex_;
-    std::string        why_;
+    void wait_for(int rank, std::uint64_t met);
+    void exchange(std::uint64_t met);
+
+    double                              seconds_;
+    int                                 first_ = 0, n_local_ = 0;
+    std::shared_ptr<RankLink>           link_;     // null: all ranks are of this process
+    std::vector<std::byte>              outgoing_; // the first rank's
+    std::vector<std::vector<std::byte>> incoming_;
+    std::vector<Rank>                   ranks_;
+    std::atomic<bool>                   failed_{false};
+    mutable std::mutex                  mutex_;
+    std::string                         why_;
 };
 
 } // namespace quire
@@ -66,25 +91,75 @@ std::optional<std::string> RankGroup::failure() const {
     return why_;
 }
 
-void RankGroup::meet(int rank) {
-    const std::uint64_t      mine = ranks_[std::size_t(rank)].met.fetch_add(1, std::memory_order_acq_rel) + 1;
+void RankGroup::wait_for(int rank, std::uint64_t met) {
     std::optional<Stopwatch> waited;
-    for (int r = 0; r < n(); r++)
-        for (int spin = 0; ranks_[std::size_t(r)].met.load(std::memory_order_acquire) < mine; spin++) {
-            if (failed()) throw std::runtime_error("another rank has failed");
-            if (spin < 2000) {
-                __builtin_ia32_pause();
-            } else if (spin < 4000) {
-                std::this_thread::yield();
-            } else { // its thread has no core, or has more to do
-                if (!waited) waited.emplace();
-                if (waited->seconds() > seconds_) {
-                    fail(r, cat("no answer within ", seconds_, " seconds"));
-                    continue;
-                }
-                std::this_thread::sleep_for(std::chrono::microseconds(50));
+    for (int spin = 0; ranks_[std::size_t(rank)].met.load(std::memory_order_acquire) < met; spin++) {
+        if (failed()) throw std::runtime_error("another rank has failed");
+        if (spin < 2000) {
+            __builtin_ia32_pause();
+        } else if (spin < 4000) {
+            std::this_thread::yield();
+        } else { // its thread has no core, or has more to do
+            if (!waited) waited.emplace();
+            if (waited->seconds() > seconds_) {
+                fail(rank, cat("no answer within ", seconds_, " seconds"));
+                continue;
             }
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
+    }
+}
+
+// What this process' ranks have handed in goes to the others, and theirs comes here.
+void RankGroup::exchange(std::uint64_t met) {
+    const auto turn = std::size_t((met - 1) % 2);
+    struct Head {
+        std::uint64_t n;
+        std::int64_t  first;
+    };
+    outgoing_.clear();
+    const auto put = [&](const void* data, std::size_t n) {
+        const auto* bytes = static_cast<const std::byte*>(data);
+        outgoing_.insert(outgoing_.end(), bytes, bytes + n);
+    };
+    for (int r = first_; r < first_ + n_local_; r++) {
+        const Rank& mine = ranks_[std::size_t(r)];
+        const Head  head{mine.size[turn], mine.first[turn]};
+        put(&head, sizeof head);
+        put(mine.memory[turn].data(), head.n * sizeof(float));
+    }
+    if (const auto failure = link_->exchange(outgoing_, incoming_)) {
+        fail(failure->process * n_local_, failure->why);
+        throw std::runtime_error("another rank has failed");
+    }
+    for (int r = 0; r < n(); r++) {
+        if (r >= first_ && r < first_ + n_local_) continue;
+        std::span<const std::byte> bytes = incoming_[std::size_t(r / n_local_)];
+        for (int i = 0; i <= r % n_local_; i++) { // one message has all ranks of a process
+            Head head{};
+            if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
+            if (bytes.size() < sizeof head || head.n > (bytes.size() - sizeof head) / sizeof(float)) {
+                fail(r, "what it sent is cut off");
+                throw std::runtime_error("another rank has failed");
+            }
+            bytes = bytes.subspan(sizeof head);
+            if (i == r % n_local_) {
+                std::memcpy(hand_in(r, std::size_t(head.n), head.first), bytes.data(), head.n * sizeof(float));
+                ranks_[std::size_t(r)].met.store(met, std::memory_order_release);
+            }
+            bytes = bytes.subspan(head.n * sizeof(float));
+        }
+    }
+}
+
+void RankGroup::meet(int rank) {
+    const std::uint64_t mine  = ranks_[std::size_t(rank)].met.fetch_add(1, std::memory_order_acq_rel) + 1;
+    const bool          leads = link_ && rank == first_;
+    if (leads) {
+        for (int r = first_; r < first_ + n_local_; r++) wait_for(r, mine);
+        exchange(mine);
+    }
+    for (int r = 0; r < n(); r++) wait_for(r, mine);
 }
 
 float* RankGroup::hand_in(int rank, std::size_t n, std::int64_t first) {

@@ -88,7 +88,7 @@ using std::from_chars, std::to_chars, std::errc, std::from_chars_result;
 using std::memcpy, std::memmove, std::memset, std::memcmp, std::strlen;
 using std::FILE, std::fopen, std::fclose, std::fread, std::fwrite, std::fputs, std::fputc, std::fgetc, std::fflush,
     std::fseek, std::ftell, std::ferror, std::perror, std::rename;
-using std::printf, std::fprintf, std::snprintf, std::puts;
+using std::printf, std::fprintf, std::snprintf, std::sscanf, std::puts;
 
 // values that may be absent, errors
 using std::optional, std::nullopt, std::make_optional, std::variant, std::monostate, std::visit, std::variant_size_v,

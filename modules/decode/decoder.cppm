@@ -21,9 +21,9 @@ export namespace quire {
 class Decoder {
 public:
     // `end_tokens`: generation ends with one of these. `forces`: where a constraint leaves one way to go on, its tokens, which this
-    // tokenizer makes, are appended without being sampled; null: they are sampled.
+    // tokenizer makes, are appended without being sampled while at most so many requests run; null: they are sampled.
     Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
-            const Tokenizer* forces = nullptr);
+            const Tokenizer* forces = nullptr, int force_up_to = 0);
     Decoder(const Decoder&)            = delete;
     Decoder& operator=(const Decoder&) = delete;
 
@@ -69,6 +69,7 @@ private:
 
     Scheduler&                    scheduler_;
     const Tokenizer*              forces_;
+    int                           force_up_to_;
     std::vector<Token>            end_tokens_;
     Sampler                       sampler_;
     BeamSearch                    beam_search_;
@@ -133,9 +134,9 @@ Result<void> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bit
 }
 
 Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
-                 const Tokenizer* forces)
-    : scheduler_(scheduler), forces_(forces), end_tokens_(std::move(end_tokens)), sampler_(vocab_size),
-      beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
+                 const Tokenizer* forces, int force_up_to)
+    : scheduler_(scheduler), forces_(forces), force_up_to_(force_up_to), end_tokens_(std::move(end_tokens)),
+      sampler_(vocab_size), beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
       mask_((std::size_t(vocab_size) + 63) / 64) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
 }
@@ -455,8 +456,8 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
 void Decoder::fast_forward(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
     const Request&        r = group.request;
     const SamplingParams& p = r.sampling;
-    if (!forces_ || !s.constraint || withheld(r) || p.logprobs >= 0 || !p.allowed_tokens.empty() ||
-        !p.bad_words.empty() || !p.logit_bias.empty())
+    if (!forces_ || !s.constraint || scheduler_.n_running() > force_up_to_ || withheld(r) || p.logprobs >= 0 ||
+        !p.allowed_tokens.empty() || !p.bad_words.empty() || !p.logit_bias.empty())
         return;
     if (s.finish != FinishReason::none || !scheduler_.can_force(group, s) || forced(s, {})) return;
     for (Token token : forced_tokens(s.constraint, *forces_)) {

@@ -9,6 +9,8 @@ import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.engine.executor;
 export import quire.engine.options;
+import quire.engine.process_executors;
+import quire.engine.process_group;
 import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.model_file.weights;
@@ -18,6 +20,7 @@ import quire.paging.block_manager;
 import quire.paging.snapshot;
 import quire.schedule.request;
 import quire.schedule.scheduler;
+import quire.schedule.step_message;
 import quire.schedule.step_plan;
 import quire.text.grammar.compile;
 import quire.text.tokenizer;
@@ -74,6 +77,11 @@ public:
     std::size_t block_bytes() const; // of one KV block
     EngineStats stats() const;
 
+    // Whether another process leads (options().processes): then only follow() can be called, once. It runs what rank 0 says until that
+    // ends. Error: rank 0 or another one is lost.
+    bool         follows() const;
+    Result<void> follow();
+
     // Any thread. Checks the request at once; returns its id, or why it can never run.
     Result<RequestId> submit(Request request);
     // Whether its allowed tokens, biases, bad words and min_tokens leave a token to draw; submit() refuses it else.
@@ -122,17 +130,18 @@ constexpr int least_step_tokens  = 8;  // fewer would read the weights too often
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
 struct Engine::Impl {
-    EngineOptions             options;
-    Gguf                      file;
-    ModelConfig               config;
-    Tokenizer                 tokenizer;
-    std::unique_ptr<Executor> executor;
-    Scheduler                 scheduler;
-    Decoder                   decoder;
-    Decoding                  decoding;        // the caller's, if any
-    std::optional<Decoding>   new_decoding;    // from the next step on
-    StepPlan                  plan, next_plan; // of the step at hand; prepared for the one after it
-    EngineStats               stats;
+    EngineOptions                 options;
+    Gguf                          file;
+    ModelConfig                   config;
+    Tokenizer                     tokenizer;
+    std::unique_ptr<Executor>     executor;
+    std::shared_ptr<ProcessGroup> leader; // null: this process leads, or is alone
+    Scheduler                     scheduler;
+    Decoder                       decoder;
+    Decoding                      decoding;        // the caller's, if any
+    std::optional<Decoding>       new_decoding;    // from the next step on
+    StepPlan                      plan, next_plan; // of the step at hand; prepared for the one after it
+    EngineStats                   stats;
     // The step that runs, none when empty, since when, and whether next_plan is to follow it.
     std::span<const Scheduled> running;
     Stopwatch                  since;
@@ -153,8 +162,8 @@ struct Engine::Impl {
          std::unique_ptr<Executor> executor_, const SchedulerOptions& scheduling, Pooler pooler)
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
-          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler),
-                  options.fast_forward ? &tokenizer : nullptr),
+          decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), &tokenizer,
+                  options.fast_forward),
           pipelined(options.pipeline.value_or(false)) {
         if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
@@ -174,7 +183,36 @@ struct Engine::Impl {
 };
 
 // A measured rate that follows slow changes and forgives a single slow step.
-void follow(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
+void track(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
+
+Result<void> check_processes(EngineOptions& o) {
+    const ProcessSpec& p = o.processes;
+    if (p.rank < 0 || p.rank >= p.n)
+        return fail("RANK ", p.rank, " is not in 0..", p.n - 1, " (WORLD_SIZE is ", p.n, ")");
+    if (o.tensor_parallel % p.n != 0)
+        return fail(o.tensor_parallel, " ranks (--tensor-parallel) cannot be divided among ", p.n,
+                    " processes (WORLD_SIZE)");
+    if (o.device == "cuda") return fail("GPUs of several processes cannot run one model yet; those of one can");
+    o.device = "cpu";
+    return {};
+}
+
+// What processes that run one model together must have alike.
+std::string agreement(const Gguf& file, const EngineOptions& o) {
+    std::uint64_t hash  = 14695981039346656037ull; // FNV-1a
+    const auto    bytes = [&](const void* data, std::size_t n) {
+        for (std::size_t i = 0; i < n; i++)
+            hash = (hash ^ std::uint64_t(static_cast<const unsigned char*>(data)[i])) * 1099511628211ull;
+    };
+    for (const GgufTensor& t : file.tensors()) {
+        bytes(t.name.data(), t.name.size());
+        bytes(t.view().data, std::min<std::size_t>(t.bytes, 64));
+    }
+    return cat("model of ", file.tensors().size(), " tensors, ", hash, "; ", o.tensor_parallel, " ranks; ",
+               o.kv_type == KvType::f16 ? "f16" : "f32", ", ", o.kv_blocks, ", ", o.swap_blocks, " blocks of ",
+               o.block_size, "; context ", o.context, "; steps of ", o.max_batch_tokens, " tokens, ", o.max_sequences,
+               " sequences", o.deterministic ? "; deterministic" : "");
+}
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) try {
     EngineOptions o = wanted;
@@ -206,9 +244,21 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         o.prefix_cache     = false;
         logit_rows         = std::max(logit_rows, o.max_batch_tokens);
     }
-    Result<std::unique_ptr<Executor>> executor = make_local_executor(path, o, *config, *tensors, logit_rows, progress);
+    std::shared_ptr<ProcessGroup> processes;
+    if (o.processes.n > 1) {
+        if (auto ok = check_processes(o); !ok) return std::unexpected(ok.error());
+        Result<std::shared_ptr<ProcessGroup>> group =
+            ProcessGroup::meet(o.processes, agreement(*file, o), 300, o.rank_seconds > 0 ? o.rank_seconds : 60);
+        if (!group) return std::unexpected(group.error());
+        processes = std::move(*group);
+    }
+    Result<std::unique_ptr<Executor>> executor =
+        make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
     if (!executor) return std::unexpected(executor.error());
+    if (processes && processes->rank() == 0) executor = lead(std::move(*executor), processes, o.block_size);
     if (!o.pipeline) o.pipeline = o.device == "cuda";
+    if (o.fast_forward < 0) // a deterministic request does not depend on how many others there are
+        o.fast_forward = o.device == "cpu" ? std::numeric_limits<int>::max() : o.deterministic ? 0 : 4;
 
     SchedulerOptions scheduling;
     scheduling.n_blocks         = o.kv_blocks;
@@ -231,7 +281,8 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     const ModelConfig pooled = *config;
     auto              impl   = std::make_unique<Impl>(o, std::move(*file), std::move(*config), std::move(*tokenizer),
                                                       std::move(*executor), scheduling, Pooler(pooled, *tensors));
-    impl->measure_moves();
+    if (processes && processes->rank() > 0) impl->leader = std::move(processes);
+    else impl->measure_moves();
     return Engine(std::move(impl));
 } catch (const std::bad_alloc&) {
     return fail_with(ErrorKind::system, path, ": there is not enough memory to load it");
@@ -263,6 +314,21 @@ void                     Engine::decode_with(Decoding decoding) { impl_->new_dec
 void                     Engine::log_events(bool on) { impl_->scheduler.log_events(on); }
 void                     Engine::log_cache(bool on) { impl_->scheduler.log_cache(on); }
 std::vector<CacheChange> Engine::take_cache_changes() { return impl_->scheduler.take_cache_changes(); }
+
+bool Engine::follows() const { return impl_->leader != nullptr; }
+
+Result<void> Engine::follow() {
+    check(follows(), "this process leads");
+    const EngineOptions& o = impl_->options;
+    return quire::follow(*impl_->executor, *impl_->leader,
+                         {.block_size    = o.block_size,
+                          .n_blocks      = o.kv_blocks,
+                          .n_swap        = o.swap_blocks,
+                          .context       = o.context,
+                          .max_tokens    = o.max_batch_tokens,
+                          .max_sequences = o.max_sequences,
+                          .vocab_size    = impl_->config.vocab_size});
+}
 
 Snapshot Engine::snapshot(bool with_text) {
     Snapshot snapshot;
@@ -412,7 +478,7 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
     stats.preemptions = stats.memory.preemptions;
     // A step that is mostly prefill tells what recomputing a token costs.
     if (prefill >= 16 && 4 * prefill >= 3 * plan.n_tokens()) {
-        follow(stats.costs.seconds_per_token, seconds / plan.n_tokens());
+        track(stats.costs.seconds_per_token, seconds / plan.n_tokens());
         scheduler.set_costs(stats.costs);
     }
 }
@@ -448,7 +514,7 @@ void Engine::Impl::move_blocks() {
     stats.swapped_in += plan.moves.swap_in.size();
     if (const std::size_t n = plan.moves.swap_out.size() + plan.moves.swap_in.size();
         n >= 4 && plan.moves.copies.empty())
-        follow(stats.costs.seconds_per_block, seconds / double(n));
+        track(stats.costs.seconds_per_block, seconds / double(n));
 }
 
 // Begins a step, if anything can run. What it is to sample is listed while the model runs already.

@@ -16,6 +16,7 @@ import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.engine.options;
+import quire.engine.process_group;
 import quire.engine.rank_threads;
 import quire.model_file.config;
 import quire.model_file.family;
@@ -56,11 +57,13 @@ public:
 
 // The device of this process, or its ranks: as many devices as options.tensor_parallel, each with its part of the model and of every
 // KV block. All of them run every plan as it is. Decides what `options` leaves open (device, context, blocks of both pools, tokens in
-// a step), loads the weights, allocates all memory. `path` names the model in errors. Error: no such device; or how much memory was
-// needed and how much there is, before anything is allocated. A step throws std::runtime_error when a rank is lost.
+// a step), loads the weights, allocates all memory. `path` names the model in errors; `processes`: others have the rest of the ranks;
+// or null. Error: no such device; or how much memory was needed and how much there is, before anything is allocated. A step throws
+// std::runtime_error when a rank is lost.
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& options,
                                                       const ModelConfig& config, const ModelTensors& tensors,
-                                                      int max_logit_rows, const std::function<void(double)>& progress);
+                                                      int max_logit_rows, const std::function<void(double)>& progress,
+                                                      const std::shared_ptr<ProcessGroup>& processes = {});
 
 } // namespace quire
 
@@ -157,12 +160,12 @@ StepResults LocalExecutor::results() {
 
 constexpr int most_positions = std::numeric_limits<std::int32_t>::max(); // of all blocks: a slot is an int
 
-// One for each rank.
+// One for each rank of this process.
 Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<RankGroup>& group) {
     if (o.device != "auto" && o.device != "cpu" && o.device != "cuda")
         return fail("device ", quote(o.device), " is not one of auto, cpu, cuda");
     if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
-    std::vector<Rank> ranks(std::size_t(o.tensor_parallel));
+    std::vector<Rank> ranks(std::size_t(group->n_local()));
     if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
         if (ranks.size() > 1) announce_cuda_ranks();
         for (std::size_t r = 0; r < ranks.size(); r++) {
@@ -182,9 +185,10 @@ Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<
     }
     o.device          = "cpu";
     const int threads = o.threads > 0 ? o.threads : physical_cores();
-    for (int r = 0; r < o.tensor_parallel; r++) {
-        Result<std::unique_ptr<Backend>> cpu = make_cpu_backend(std::max(1, threads / o.tensor_parallel), o.isa, o.tune && o.tensor_parallel == 1,
-                             o.tensor_parallel > 1 ? group : nullptr, r);
+    for (int r = 0; r < group->n_local(); r++) {
+        Result<std::unique_ptr<Backend>> cpu =
+            make_cpu_backend(std::max(1, threads / group->n_local()), o.isa, o.tune && o.tensor_parallel == 1,
+                             o.tensor_parallel > 1 ? group : nullptr, group->first() + r);
         if (!cpu) return std::unexpected(cpu.error());
         ranks[std::size_t(r)].backend = std::move(*cpu);
     }
@@ -228,7 +232,7 @@ Result<void> check_room(const Backend& backend, const EngineOptions& o, std::siz
                          most_positions, " tokens, the most there can be");
     const bool        on_host = o.device == "cpu";
     const std::size_t notes   = (kv_blocks + swap_blocks) * (512 + 8 * std::size_t(o.block_size));
-    const std::size_t ranks   = std::size_t(o.tensor_parallel);
+    const std::size_t ranks   = std::size_t(o.tensor_parallel / o.processes.n); // of this process
     const std::size_t pool = kv_blocks * block_bytes * (on_host ? ranks : 1), swap = swap_blocks * block_bytes * ranks;
     const std::size_t host   = (on_host ? pool : 0) + swap + notes;
     const auto        refuse = [&](std::size_t wanted, std::size_t left, std::string_view whose) {
@@ -249,19 +253,24 @@ Result<void> check_room(const Backend& backend, const EngineOptions& o, std::siz
 
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& o,
                                                       const ModelConfig& config, const ModelTensors& tensors,
-                                                      int max_logit_rows, const std::function<void(double)>& progress) {
+                                                      int max_logit_rows, const std::function<void(double)>& progress,
+                                                      const std::shared_ptr<ProcessGroup>& processes) {
     if (config.family->encoder && o.device == "cuda")
         return fail(path, ": the family ", config.family->name, " runs on the CPU only");
     if (config.family->encoder) o.device = "cpu";
     if (o.tensor_parallel < 1) return fail("a model runs on at least 1 rank, not on ", o.tensor_parallel);
     Result<std::vector<RankShape>> shapes = split_model(path, config, tensors, o.tensor_parallel, o.deterministic);
     if (!shapes) return std::unexpected(shapes.error());
-    const bool gpus = o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty());
-    auto group = std::make_shared<RankGroup>(o.tensor_parallel, o.rank_seconds > 0 ? o.rank_seconds : gpus ? 10 : 60);
-    Result<std::vector<Rank>> made = make_backends(o, group);
+    const bool gpus       = o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty());
+    const auto make_group = [&](double seconds) {
+        const int n_local = o.tensor_parallel / o.processes.n;
+        return std::make_shared<RankGroup>(o.tensor_parallel, seconds, o.processes.rank * n_local, n_local, processes);
+    };
+    auto                      group = make_group(o.rank_seconds > 0 ? o.rank_seconds : gpus ? 10 : 60);
+    Result<std::vector<Rank>> made  = make_backends(o, group);
     if (!made) return std::unexpected(made.error());
     std::vector<Rank>& ranks = *made;
-    if (o.device == "cpu" && gpus) group = std::make_shared<RankGroup>(o.tensor_parallel, 60);
+    if (o.device == "cpu" && gpus) group = make_group(60);
     if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
         o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
@@ -276,10 +285,13 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         !ok)
         return std::unexpected(ok.error());
 
+    const auto shape_of = [&](std::size_t local) -> const RankShape& {
+        return (*shapes)[std::size_t(group->first()) + local];
+    };
     const auto load = [&](std::size_t r) -> Result<void> {
         Rank&         rank = ranks[r];
         Result<Model> model =
-            Model::create(*rank.backend, (*shapes)[r], tensors, o.context > 0 ? o.context : config.context_length,
+            Model::create(*rank.backend, shape_of(r), tensors, o.context > 0 ? o.context : config.context_length,
                           o.max_batch_tokens, max_logit_rows, r == 0 ? progress : std::function<void(double)>());
         if (!model) return std::unexpected(model.error());
         rank.model        = std::move(*model);
@@ -292,6 +304,11 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     for (const Rank& rank : ranks) affordable = std::min(affordable, rank.backend->memory_for_cache() / block_bytes);
     if (o.device == "cpu") affordable /= ranks.size(); // they share it
     affordable = std::max(affordable, std::size_t(1));
+    if (processes) {
+        const Result<std::uint64_t> least = processes->least(affordable);
+        if (!least) return std::unexpected(least.error());
+        affordable = std::size_t(*least);
+    }
     if (o.context == 0) {
         const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
         o.context              = int(std::min(std::size_t(config.context_length), pool));
@@ -312,6 +329,11 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         const std::size_t most =
             o.device == "cuda" ? std::min(most_pinned, there / 2) : (there - std::min(there, pool)) / 2;
         o.swap_blocks = int(std::min(std::size_t(o.kv_blocks), most / all));
+        if (processes) {
+            const Result<std::uint64_t> least = processes->least(std::uint64_t(o.swap_blocks));
+            if (!least) return std::unexpected(least.error());
+            o.swap_blocks = int(*least);
+        }
     }
     // Once more, now that the weights are there.
     if (auto ok = check_room(*ranks[0].backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
@@ -320,7 +342,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     std::set<int> windows;
     for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
     const auto prepare = [&](std::size_t r) -> Result<void> {
-        const ModelConfig& mine = (*shapes)[r].config;
+        const ModelConfig& mine = shape_of(r).config;
         Result<KvCache>    cache =
             KvCache::create(*ranks[r].backend, mine, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
         if (!cache) return std::unexpected(cache.error());
@@ -342,7 +364,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         limits.experts_used            = mine.experts.used;
         limits.hidden_size             = mine.hidden_size;
         limits.n_ranks                 = o.tensor_parallel;
-        limits.rank_vocab              = int((*shapes)[r].n > 1 ? (*shapes)[r].vocab.n : mine.vocab_size);
+        limits.rank_vocab              = int(shape_of(r).n > 1 ? shape_of(r).vocab.n : mine.vocab_size);
         return ranks[r].backend->prepare_steps(limits);
     };
     if (auto ok = on_all(ranks, prepare); !ok) return std::unexpected(ok.error());

@@ -2,6 +2,7 @@
 export module quire.engine.options;
 
 import quire.core.std;
+export import quire.engine.process_group; // ProcessSpec
 import quire.paging.block;
 import quire.schedule.scheduler;
 import quire.schedule.step_plan;
@@ -16,9 +17,10 @@ struct EngineOptions {
     // Bit-identical logits on any number of ranks, and on a GPU in any batch, which a CPU has anyway.
     bool           deterministic   = false;
     int            tensor_parallel = 1;    // ranks: GPUs that share the model, or parts of the CPU's threads
-    double         rank_seconds    = 0;    // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
-    bool           fusion          = true; // false: on a GPU every operation runs alone
-    int            threads         = 0;    // 0: the physical cores
+    ProcessSpec    processes{};            // that have these ranks, as many each
+    double         rank_seconds = 0;       // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
+    bool           fusion       = true;    // false: on a GPU every operation runs alone
+    int            threads      = 0;       // 0: the physical cores
     std::string    isa{};                  // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
     bool           tune            = true; // on a CPU: measure at start how weights are best prefetched
     int            block_size      = 16;   // tokens, 1..256
@@ -43,8 +45,9 @@ struct EngineOptions {
     // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
     // tokens either way. Nobody says: on a GPU.
     std::optional<bool> pipeline = {};
-    // Where a constraint leaves one way to go on, its tokens are not sampled.
-    bool fast_forward = true;
+    // Where a constraint leaves one way to go on, its tokens are not sampled while at most so many requests run; 0: all are sampled.
+    // They make a step more than decode alone, which pays on a GPU for few. -1: 4 on a GPU, any number on a CPU.
+    int fast_forward = -1;
 };
 
 } // namespace quire

@@ -1,4 +1,4 @@
-// quire.engine.rank_threads: runs one function on every rank of a group at once. **Owns** a thread for each rank but the first, which
+// quire.engine.rank_threads: runs one function on every rank that a group has in this process, at once. **Owns** a thread for each rank but the first, which
 // is the caller's.
 export module quire.engine.rank_threads;
 
@@ -16,7 +16,7 @@ public:
     RankThreads& operator=(const RankThreads&) = delete;
     ~RankThreads(); // leaves a thread that hangs behind
 
-    // Calls body(rank) for every rank and returns when all are done. Throws std::runtime_error where one has thrown, or does not
+    // Calls body(i) for the i-th of these ranks, all of them, and returns when all are done. Throws std::runtime_error where one has thrown, or does not
     // return within the group's seconds after the first: with what it said; from then on no rank runs any more. The body is a lambda
     // that captures references: a rank that hangs keeps a copy.
     template <class Body>
@@ -61,7 +61,7 @@ module :private;
 namespace quire {
 
 RankThreads::RankThreads(std::shared_ptr<RankGroup> group, int spin) : shared_(std::make_shared<Shared>()) {
-    const int n    = group->n();
+    const int n    = group->n_local();
     shared_->group = std::move(group);
     shared_->spin  = spin;
     shared_->ranks = std::vector<Rank>(std::size_t(n));
@@ -85,11 +85,11 @@ void RankThreads::attempt(Shared& shared, int rank) {
     try {
         shared.call(shared.body.data(), rank);
     } catch (const std::bad_alloc&) {
-        shared.group->fail(rank, "there is not enough memory");
+        shared.group->fail(shared.group->first() + rank, "there is not enough memory");
     } catch (const std::exception& e) {
-        shared.group->fail(rank, e.what());
+        shared.group->fail(shared.group->first() + rank, e.what());
     } catch (...) {
-        shared.group->fail(rank, "it stopped");
+        shared.group->fail(shared.group->first() + rank, "it stopped");
     }
 }
 
@@ -129,7 +129,8 @@ void RankThreads::dispatch(Call call) {
             }
             if (!waited) waited.emplace();
             if (waited->seconds() > shared_->group->seconds() + 1) { // a second more for those that meet() tells
-                shared_->group->fail(int(r), cat("no answer within ", shared_->group->seconds(), " seconds"));
+                shared_->group->fail(shared_->group->first() + int(r),
+                                     cat("no answer within ", shared_->group->seconds(), " seconds"));
                 hangs_ = true;
                 break;
             }

@@ -1,9 +1,7 @@
-// quire.serve.http_listener: opens the sockets on which a server waits for clients, and makes its TLS context. Owns nothing.
+// quire.serve.http_listener: opens the Unix socket on which a server waits for clients, and makes its TLS context. Owns nothing.
 // (No `import quire.core.std` here: the system's headers include the standard library's.)
 module;
 
-#include <netdb.h>
-#include <netinet/in.h>
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -19,17 +17,11 @@ module;
 export module quire.serve.http_listener;
 
 import quire.core.base;
+export import quire.core.tcp; // Listener, listen_tcp
 
 export namespace quire {
 
-// The caller closes it.
-struct Listener {
-    int fd   = -1;
-    int port = 0; // the one that was found where 0 was asked for
-};
-
 // Error: the address, and why it cannot be had.
-Result<Listener> listen_tcp(const std::string& host, int port);
 Result<Listener> listen_unix(const std::string& path);
 
 // Of two PEM files. The caller frees it.
@@ -40,34 +32,6 @@ Result<SSL_CTX*> tls_context(const std::string& cert, const std::string& key);
 module :private;
 
 namespace quire {
-
-Result<Listener> listen_tcp(const std::string& host, int port) {
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags    = AI_PASSIVE;
-    if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
-        return fail_with(ErrorKind::system, "no address ", quote(host), ": ", gai_strerror(why));
-    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
-    std::string                                              last = "no such address";
-    for (const addrinfo* at = found; at; at = at->ai_next) {
-        const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
-        if (fd < 0) continue;
-        const int on = 1;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 4096) == 0) {
-            sockaddr_storage bound{};
-            socklen_t        size = sizeof bound;
-            getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
-            const int bound_port =
-                ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
-                                                  : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
-            return Listener{fd, bound_port};
-        }
-        last = std::strerror(errno);
-        close(fd);
-    }
-    return fail_with(ErrorKind::system, "cannot listen on ", quote(host), " port ", port, ": ", last);
-}
 
 Result<Listener> listen_unix(const std::string& path) {
     sockaddr_un address{};

@@ -5,6 +5,7 @@ import quire.core.std;
 import quire.engine.engine;
 import quire.text.grammar.compile;
 import quire.tools.common.constraint_flags;
+import quire.tools.common.processes;
 
 #include "commands.h"
 
@@ -57,9 +58,11 @@ int batched(const Arguments& a) {
     const int     most    = *std::max_element(a.npl.begin(), a.npl.end());
     EngineOptions options = options_of(a, most, a.npp + a.ntg + 8 + head_start(most, a.npp, step_tokens(a)));
     options.prefix_cache  = a.prompt_shared;
-    options.fast_forward  = !a.no_fast_forward;
+    if (a.no_fast_forward) options.fast_forward = 0;
+    if (auto ok = read_processes(options); !ok) return complain(ok.error());
     Result<Engine> engine = Engine::load(a.model, options);
     if (!engine) return complain(engine.error());
+    if (engine->follows()) return follow(*engine, "bench");
     std::fprintf(stderr, "%s\n", engine->describe().c_str());
     if (*spec) return batched_constrained(*engine, a, **spec);
     if (!a.json)

@@ -6,6 +6,7 @@ import quire.core.tensor;
 import quire.core.thread_pool;
 import quire.engine.engine;
 import quire.model_file.gguf;
+import quire.tools.common.processes;
 
 #include "commands.h"
 
@@ -52,9 +53,12 @@ int model(Arguments a) {
     const int longest =
         a.depth + std::max(*std::max_element(a.pp.begin(), a.pp.end()), *std::max_element(a.tg.begin(), a.tg.end())) +
         8;
-    Stopwatch      start;
-    Result<Engine> engine = Engine::load(a.model, options_of(a, 1, longest));
+    Stopwatch     start;
+    EngineOptions options = options_of(a, 1, longest);
+    if (auto ok = read_processes(options); !ok) return complain(ok.error());
+    Result<Engine> engine = Engine::load(a.model, options);
     if (!engine) return complain(engine.error());
+    if (engine->follows()) return follow(*engine, "bench");
     std::fprintf(stderr, "%s; loaded in %.2f s\n", engine->describe().c_str(), start.seconds());
     if (!engine->tuning().empty()) std::fprintf(stderr, "%s\n", engine->tuning().c_str());
     if (a.explain) {

@@ -68,10 +68,14 @@ public:
     bool shares_with(const ConstraintState& other) const { return constraint_ == other.constraint_; }
     // Goes on by a token, or by bytes. False, and as it was: that is not allowed. An end token ends the text.
     bool accept(Token token);
+    // The same for a token that mask() allowed, later: when the next mask is made, which is while a step runs.
+    void push(Token token) {
+        read_pushed();
+        pushed_ = token;
+    }
     bool accept_bytes(std::string_view bytes);
-    // Whether the text is complete as it is.
+    // Whether the text is complete as it is; whether an end token came. What was pushed since the last mask does not count.
     bool may_end() const { return may_end_; }
-    // An end token came.
     bool ended() const { return ended_; }
     // The bytes that must come next, as there is no choice; at most `most`.
     std::string forced_bytes(std::size_t most = 256);
@@ -81,11 +85,16 @@ public:
     std::size_t rows() const { return rows_.size(); }
 
 private:
+    void read_pushed() {
+        if (const Token token = std::exchange(pushed_, -1); token >= 0) (void)accept(token);
+    }
+
     std::shared_ptr<Constraint>      constraint_;
     std::shared_ptr<const TokenTrie> tokens_;
     Rows                             rows_;
     std::vector<Thread>              threads_;
     bool                             may_end_ = false, ended_ = false;
+    Token                            pushed_     = -1; // not read yet
     std::size_t                      refused_at_ = 0, compact_at_ = 4096;
 };
 
@@ -344,6 +353,7 @@ private:
 };
 
 Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
+    read_pushed();
     std::ranges::fill(bits, 0);
     const auto end = [&] {
         for (Token t : tokens_->ends()) bits[std::size_t(t) / 64] |= std::uint64_t(1) << (t % 64);
@@ -402,6 +412,7 @@ Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {
 }
 
 bool ConstraintState::accept(Token token) {
+    read_pushed();
     if (std::ranges::find(tokens_->ends(), token) != tokens_->ends().end()) {
         if (!may_end_) return false;
         ended_ = true;
@@ -413,6 +424,7 @@ bool ConstraintState::accept(Token token) {
 }
 
 bool ConstraintState::accept_bytes(std::string_view bytes) {
+    read_pushed();
     if (ended_) return bytes.empty();
     Machine&            m = constraint_->machine_;
     std::scoped_lock    lock(m.mutex());
@@ -442,6 +454,7 @@ bool ConstraintState::accept_bytes(std::string_view bytes) {
 
 std::string ConstraintState::forced_bytes(std::size_t most) {
     std::string forced;
+    read_pushed();
     if (ended_) return forced;
     Machine&            m = constraint_->machine_;
     std::scoped_lock    lock(m.mutex());

@@ -1,0 +1,179 @@
+// quire.core.tcp: TCP sockets: listening, calling, whole messages with a time limit. Owns nothing: the caller closes what it gets.
+// (No `import quire.core.std` here: the system's headers include the standard library's.)
+module;
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <expected>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+
+export module quire.core.tcp;
+
+import quire.core.base;
+
+export namespace quire {
+
+struct Listener {
+    int fd   = -1;
+    int port = 0; // the one that was found where 0 was asked for
+};
+
+// Error: the address, and why it cannot be had. The socket does not block.
+Result<Listener> listen_tcp(const std::string& host, int port);
+// The next caller, within `seconds`: a socket that send_all() and receive_all() take. Error: nobody came.
+Result<int> accept_tcp(const Listener& listener, double seconds);
+// Calls again and again until somebody listens there, for at most `seconds`.
+Result<int> connect_tcp(const std::string& host, int port, double seconds);
+
+// All of it within `seconds` (0: however long it takes). Error: what happened: the time is over, or the other end has gone.
+Result<void> send_all(int fd, std::span<const std::byte> bytes, double seconds);
+Result<void> receive_all(int fd, std::span<std::byte> bytes, double seconds);
+void         close_tcp(int fd); // -1: nothing happens
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+Result<Listener> listen_tcp(const std::string& host, int port) {
+    addrinfo hints{}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags    = AI_PASSIVE;
+    if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
+        return fail_with(ErrorKind::system, "no address ", quote(host), ": ", gai_strerror(why));
+    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
+    std::string                                              last = "no such address";
+    for (const addrinfo* at = found; at; at = at->ai_next) {
+        const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
+        if (fd < 0) continue;
+        const int on = 1;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 4096) == 0) {
+            sockaddr_storage bound{};
+            socklen_t        size = sizeof bound;
+            getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);
+            const int bound_port =
+                ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port
+                                                  : reinterpret_cast<sockaddr_in*>(&bound)->sin_port);
+            return Listener{fd, bound_port};
+        }
+        last = std::strerror(errno);
+        close(fd);
+    }
+    return fail_with(ErrorKind::system, "cannot listen on ", quote(host), " port ", port, ": ", last);
+}
+
+// Messages are small and waited for; a host that is gone without a word is noticed after half a minute.
+int prepared(int fd) {
+    const int on = 1, idle = 10, interval = 5, count = 4;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    return fd;
+}
+
+// Until the socket can be read or written; error: not within what is left of `seconds`.
+Result<void> wait_for(int fd, short what, Clock::time_point begin, double seconds) {
+    for (;;) {
+        const double left = seconds - since(begin);
+        if (seconds > 0 && left <= 0) return fail_with(ErrorKind::system, "no answer within ", seconds, " seconds");
+        pollfd    one{fd, what, 0};
+        const int n = poll(&one, 1, seconds > 0 ? int(left * 1000) + 1 : -1);
+        if (n > 0) return {};
+        if (n < 0 && errno != EINTR) return fail_with(ErrorKind::system, std::strerror(errno));
+    }
+}
+
+Result<int> accept_tcp(const Listener& listener, double seconds) {
+    const auto begin = Clock::now();
+    for (;;) {
+        if (auto ok = wait_for(listener.fd, POLLIN, begin, seconds); !ok) return std::unexpected(ok.error());
+        const int fd = accept4(listener.fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) return prepared(fd);
+        if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+            return fail_with(ErrorKind::system, std::strerror(errno));
+    }
+}
+
+Result<int> connect_tcp(const std::string& host, int port, double seconds) {
+    const auto  begin = Clock::now();
+    std::string last;
+    for (;;) {
+        addrinfo hints{}, *found = nullptr;
+        hints.ai_socktype = SOCK_STREAM;
+        if (const int why = getaddrinfo(host.c_str(), cat(port).c_str(), &hints, &found); why != 0)
+            last = gai_strerror(why);
+        const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> guard(found, freeaddrinfo);
+        for (const addrinfo* at = found; at; at = at->ai_next) {
+            const int fd = socket(at->ai_family, at->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, at->ai_protocol);
+            if (fd < 0) continue;
+            int       error = connect(fd, at->ai_addr, at->ai_addrlen) == 0 ? 0 : errno;
+            socklen_t size  = sizeof error;
+            if (error == EINPROGRESS && wait_for(fd, POLLOUT, begin, seconds))
+                getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+            if (error == 0) return prepared(fd);
+            last = std::strerror(error);
+            close(fd);
+        }
+        if (since(begin) > seconds)
+            return fail_with(ErrorKind::system, "nobody answers at ", quote(host), " port ", port, ": ", last);
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+}
+
+void close_tcp(int fd) {
+    if (fd >= 0) close(fd);
+}
+
+Result<void> send_all(int fd, std::span<const std::byte> bytes, double seconds) {
+    const auto begin = Clock::now();
+    while (!bytes.empty()) {
+        const ssize_t n = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+        if (n >= 0) {
+            bytes = bytes.subspan(std::size_t(n));
+        } else if (errno == EAGAIN) {
+            if (auto ok = wait_for(fd, POLLOUT, begin, seconds); !ok) return ok;
+        } else if (errno != EINTR) {
+            return fail_with(ErrorKind::system, "its process is gone (", std::strerror(errno), ")");
+        }
+    }
+    return {};
+}
+
+Result<void> receive_all(int fd, std::span<std::byte> bytes, double seconds) {
+    const auto begin = Clock::now();
+    while (!bytes.empty()) {
+        const ssize_t n = recv(fd, bytes.data(), bytes.size(), 0);
+        if (n > 0) {
+            bytes = bytes.subspan(std::size_t(n));
+        } else if (n == 0) {
+            return fail_with(ErrorKind::system, "its process is gone");
+        } else if (errno == EAGAIN) {
+            if (auto ok = wait_for(fd, POLLIN, begin, seconds); !ok) return ok;
+        } else if (errno != EINTR) {
+            return fail_with(ErrorKind::system, "its process is gone (", std::strerror(errno), ")");
+        }
+    }
+    return {};
+}
+
+} // namespace quire

@@ -1,0 +1,93 @@
+// quire.engine.process_executors: executors of several processes that run one model: the one that leads says what runs, the others
+// follow. Each **owns** the executor of its own ranks.
+export module quire.engine.process_executors;
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.executor;
+import quire.engine.process_group;
+import quire.paging.block;
+import quire.schedule.step_message;
+import quire.schedule.step_plan;
+
+export namespace quire {
+
+// Runs every plan here and, by a message of what is new in it, in all other processes. A step throws std::runtime_error when one of
+// them is lost. When it is destroyed they come to their end.
+std::unique_ptr<Executor> lead(std::unique_ptr<Executor> own, std::shared_ptr<ProcessGroup> processes, int block_size);
+
+// Runs what rank 0 says until it ends. Error: it is gone, or what it says cannot be.
+Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLimits& limits);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+class LeadingExecutor final : public Executor {
+public:
+    LeadingExecutor(std::unique_ptr<Executor> own, std::shared_ptr<ProcessGroup> processes, int block_size)
+        : own_(std::move(own)), processes_(std::move(processes)), sender_(block_size) {}
+    ~LeadingExecutor() override { (void)processes_->tell(ProcessGroup::Kind::end, {}); }
+
+    void move_blocks(const BlockMoves& moves) override {
+        message_.clear();
+        write_moves(moves, message_);
+        tell(ProcessGroup::Kind::moves);
+        own_->move_blocks(moves);
+    }
+    void launch(const StepPlan& plan) override {
+        message_.clear();
+        sender_.write(plan, message_);
+        tell(ProcessGroup::Kind::step);
+        own_->launch(plan);
+    }
+    SamplingLimits sampling_limits() const override { return own_->sampling_limits(); }
+    void           sample(const StepPlan& plan) override { own_->sample(plan); }
+    StepResults    results() override { return own_->results(); }
+    ExecutorMemory memory() const override { return own_->memory(); }
+    std::string    tuning() const override { return own_->tuning(); }
+    std::string    explain() const override { return own_->explain(); }
+    std::string    describe() const override { return cat(processes_->n(), " processes of ", own_->describe()); }
+
+private:
+    void tell(ProcessGroup::Kind kind) {
+        if (auto ok = processes_->tell(kind, message_); !ok) throw std::runtime_error(ok.error().message);
+    }
+
+    std::unique_ptr<Executor>     own_;
+    std::shared_ptr<ProcessGroup> processes_;
+    StepSender                    sender_;
+    std::vector<std::byte>        message_;
+};
+
+std::unique_ptr<Executor> lead(std::unique_ptr<Executor> own, std::shared_ptr<ProcessGroup> processes, int block_size) {
+    return std::make_unique<LeadingExecutor>(std::move(own), std::move(processes), block_size);
+}
+
+Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLimits& limits) try {
+    StepReceiver receiver(limits);
+    StepPlan     plan;
+    for (;;) {
+        const Result<ProcessGroup::Message> message = processes.listen();
+        if (!message) return std::unexpected(message.error());
+        switch (message->kind) {
+            case ProcessGroup::Kind::end: return {};
+            case ProcessGroup::Kind::moves:
+                if (auto ok = read_moves(message->content, limits, plan.moves); !ok) return ok;
+                own.move_blocks(plan.moves);
+                break;
+            case ProcessGroup::Kind::step:
+                if (auto ok = receiver.read(message->content, plan); !ok) return ok;
+                own.launch(plan);
+                (void)own.results();
+                break;
+            default: return fail_with(ErrorKind::system, "rank 0: it is out of step");
+        }
+    }
+} catch (const std::runtime_error& e) { // a rank is lost
+    return fail_with(ErrorKind::system, e.what());
+}
+
+} // namespace quire

@@ -1,0 +1,275 @@
+// quire.engine.process_group: the processes that run one model together, on one host or several: how they find each other and what
+// they say. Rank 0 leads; the others talk to it alone. **Owns** the connections.
+//
+// A message: length (4 bytes), kind (1 byte), content. Numbers are little-endian: all hosts are x86-64.
+export module quire.engine.process_group;
+
+import quire.compute.ranks;
+import quire.core.base;
+import quire.core.std;
+import quire.core.tcp;
+
+export namespace quire {
+
+// Who is this process, and where rank 0 listens: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT of torchrun and others.
+struct ProcessSpec {
+    int         rank = 0, n = 1;
+    std::string address = "127.0.0.1";
+    int         port    = 29500;
+};
+
+class ProcessGroup final : public RankLink {
+public:
+    // Rank 0 waits for all others, they look for it, for at most `patience` seconds. `model`: what all of them must say alike: the
+    // model and the options that matter. `seconds`: the longest wait for a message of a step. Error: who is missing, or has something
+    // else.
+    static Result<std::shared_ptr<ProcessGroup>> meet(const ProcessSpec& spec, const std::string& model,
+                                                      double patience, double seconds);
+    ~ProcessGroup() override;
+    ProcessGroup(const ProcessGroup&)            = delete;
+    ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+    int rank() const { return spec_.rank; }
+    int n() const { return spec_.n; }
+
+    enum class Kind : std::uint8_t {
+        hello   = 'H',
+        refusal = 'F',
+        least   = 'L',
+        part    = 'P',
+        step    = 'S',
+        moves   = 'M',
+        end     = 'E'
+    };
+    struct Message {
+        Kind                       kind = Kind::end;
+        std::span<const std::byte> content; // until the next call
+    };
+
+    // The least of what all processes say; while they load, so it may take long.
+    Result<std::uint64_t> least(std::uint64_t mine);
+    // Rank 0 to all others.
+    Result<void> tell(Kind kind, std::span<const std::byte> content);
+    // What rank 0 tells next, however long that takes.
+    Result<Message> listen();
+
+    std::optional<Failure> exchange(std::span<const std::byte>           mine,
+                                    std::vector<std::vector<std::byte>>& of_all) override;
+
+private:
+    ProcessGroup(ProcessSpec spec, double seconds)
+        : spec_(std::move(spec)), seconds_(seconds), sockets_(std::size_t(spec_.n), -1) {}
+
+    Result<void> wait_for_all(const std::string& model, double patience);
+    Result<bool> admit(int socket, const std::string& model);
+    Result<void> call(const std::string& model, double patience);
+    Result<void> send(int to, Kind kind, std::span<const std::byte> content);
+    Result<Kind> receive(int from, std::vector<std::byte>& content, double seconds);
+    Result<void> expect(int from, Kind kind, std::vector<std::byte>& content, double seconds);
+
+    ProcessSpec            spec_;
+    double                 seconds_;
+    std::vector<int>       sockets_; // to each process; -1: none
+    std::vector<std::byte> outgoing_, heard_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+constexpr std::size_t most_hello = 8192, most_message = std::size_t(1) << 30, head_bytes = 5;
+
+std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+Result<void> send_message(int socket, ProcessGroup::Kind kind, std::span<const std::byte> content, double seconds) {
+    std::array<std::byte, head_bytes> head{};
+    const auto                        size = std::uint32_t(content.size());
+    std::memcpy(head.data(), &size, sizeof size);
+    head[4] = std::byte(kind);
+    if (content.size() < 4096) { // in one packet
+        std::vector<std::byte> whole(head.begin(), head.end());
+        whole.insert(whole.end(), content.begin(), content.end());
+        return send_all(socket, whole, seconds);
+    }
+    if (auto ok = send_all(socket, head, seconds); !ok) return ok;
+    return send_all(socket, content, seconds);
+}
+
+Result<ProcessGroup::Kind> receive_message(int socket, std::vector<std::byte>& content, double seconds,
+                                           std::size_t most) {
+    std::array<std::byte, head_bytes> head{};
+    if (auto ok = receive_all(socket, head, seconds); !ok) return std::unexpected(ok.error());
+    std::uint32_t size = 0;
+    std::memcpy(&size, head.data(), sizeof size);
+    if (size > most) return fail("it does not speak as quire does");
+    content.resize(size);
+    // Whatever begins comes to its end.
+    if (auto ok = receive_all(socket, content, seconds > 0 ? seconds : 60); !ok) return std::unexpected(ok.error());
+    return ProcessGroup::Kind(head[4]);
+}
+
+Result<std::shared_ptr<ProcessGroup>> ProcessGroup::meet(const ProcessSpec& spec, const std::string& model,
+                                                         double patience, double seconds) {
+    std::shared_ptr<ProcessGroup> group(new ProcessGroup(spec, seconds));
+    const Result<void> ok = spec.rank == 0 ? group->wait_for_all(model, patience) : group->call(model, patience);
+    if (!ok) return std::unexpected(ok.error());
+    return group;
+}
+
+ProcessGroup::~ProcessGroup() {
+    for (int socket : sockets_) close_tcp(socket);
+}
+
+Result<void> ProcessGroup::wait_for_all(const std::string& model, double patience) {
+    Result<Listener> listener = listen_tcp(spec_.address, spec_.port);
+    if (!listener) return std::unexpected(listener.error());
+    Stopwatch    watch;
+    Result<void> result;
+    for (int here = 1; here < spec_.n && result;) {
+        const Result<int> socket = accept_tcp(*listener, std::max(patience - watch.seconds(), 0.01));
+        if (!socket) {
+            result = fail_with(ErrorKind::system, "of ", spec_.n, " processes (WORLD_SIZE) ", here, " came to ",
+                               spec_.address, " port ", listener->port, " within ", patience, " seconds");
+            break;
+        }
+        const Result<bool> admitted = admit(*socket, model);
+        if (admitted && *admitted) here++;
+        else close_tcp(*socket);
+        if (!admitted) result = std::unexpected(admitted.error());
+    }
+    close_tcp(listener->fd);
+    return result;
+}
+
+// False: somebody else calls here; let him. Error: one of us who cannot join.
+Result<bool> ProcessGroup::admit(int socket, const std::string& model) {
+    std::vector<std::byte> hello;
+    const Result<Kind>     kind = receive_message(socket, hello, 5, most_hello);
+    if (!kind || *kind != Kind::hello) return false;
+    const std::string text(reinterpret_cast<const char*>(hello.data()), hello.size());
+    const auto        line  = text.find('\n');
+    const std::string words = text.substr(0, line), theirs = line == text.npos ? "" : text.substr(line + 1);
+    int               rank = -1, n = 0;
+    if (std::sscanf(words.c_str(), "quire ranks 1: %d of %d", &rank, &n) != 2) return false;
+    std::string why;
+    if (n != spec_.n) why = cat("WORLD_SIZE is ", n, " for rank ", rank, ", and ", spec_.n, " for rank 0");
+    else if (rank < 1 || rank >= n) why = cat("RANK ", rank, " is not in 1..", n - 1);
+    else if (sockets_[std::size_t(rank)] >= 0) why = cat("two processes say that they are rank ", rank);
+    else if (theirs != model) why = cat("rank ", rank, " runs something else: ", theirs, "; rank 0: ", model);
+    const auto sent = send_message(socket, why.empty() ? Kind::hello : Kind::refusal, bytes_of(why), 5);
+    if (!why.empty()) return fail(why);
+    if (!sent) return false;
+    sockets_[std::size_t(rank)] = socket;
+    return true;
+}
+
+Result<void> ProcessGroup::call(const std::string& model, double patience) {
+    const Result<int> socket = connect_tcp(spec_.address, spec_.port, patience);
+    if (!socket) return fail_with(ErrorKind::system, "rank 0: ", socket.error().message);
+    sockets_[0] = *socket;
+    if (auto ok = send(0, Kind::hello, bytes_of(cat("quire ranks 1: ", spec_.rank, " of ", spec_.n, "\n", model))); !ok)
+        return ok;
+    const Result<Kind> kind = receive(0, heard_, 10);
+    if (!kind) return std::unexpected(kind.error());
+    if (*kind == Kind::refusal) return fail(std::string(reinterpret_cast<const char*>(heard_.data()), heard_.size()));
+    if (*kind != Kind::hello) return fail("rank 0: it does not speak as quire does");
+    return {};
+}
+
+Result<void> ProcessGroup::send(int to, Kind kind, std::span<const std::byte> content) {
+    if (auto ok = send_message(sockets_[std::size_t(to)], kind, content, seconds_); !ok)
+        return fail_with(ErrorKind::system, "rank ", to, ": ", ok.error().message);
+    return {};
+}
+
+Result<ProcessGroup::Kind> ProcessGroup::receive(int from, std::vector<std::byte>& content, double seconds) {
+    Result<Kind> kind = receive_message(sockets_[std::size_t(from)], content, seconds, most_message);
+    if (!kind) return fail_with(ErrorKind::system, "rank ", from, ": ", kind.error().message);
+    return kind;
+}
+
+Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& content, double seconds) {
+    const Result<Kind> got = receive(from, content, seconds);
+    if (!got) return std::unexpected(got.error());
+    if (*got != kind) return fail_with(ErrorKind::system, "rank ", from, ": it has stopped, or is out of step");
+    return {};
+}
+
+Result<std::uint64_t> ProcessGroup::least(std::uint64_t mine) {
+    const auto all  = std::as_bytes(std::span(&mine, 1));
+    const auto hear = [&](int from) -> Result<std::uint64_t> {
+        if (auto ok = expect(from, Kind::least, heard_, 0); !ok) return std::unexpected(ok.error());
+        std::uint64_t value = 0;
+        if (heard_.size() != sizeof value) return fail("rank ", from, ": it is out of step");
+        std::memcpy(&value, heard_.data(), sizeof value);
+        return value;
+    };
+    if (spec_.rank > 0) {
+        if (auto ok = send(0, Kind::least, all); !ok) return std::unexpected(ok.error());
+        return hear(0);
+    }
+    for (int p = 1; p < spec_.n; p++) {
+        const Result<std::uint64_t> theirs = hear(p);
+        if (!theirs) return theirs;
+        mine = std::min(mine, *theirs);
+    }
+    for (int p = 1; p < spec_.n; p++)
+        if (auto ok = send(p, Kind::least, all); !ok) return std::unexpected(ok.error());
+    return mine;
+}
+
+Result<void> ProcessGroup::tell(Kind kind, std::span<const std::byte> content) {
+    for (int p = 1; p < spec_.n; p++)
+        if (auto ok = send(p, kind, content); !ok) return ok;
+    return {};
+}
+
+Result<ProcessGroup::Message> ProcessGroup::listen() {
+    const Result<Kind> kind = receive(0, heard_, 0);
+    if (!kind) return std::unexpected(kind.error());
+    return Message{*kind, heard_};
+}
+
+// By way of rank 0: it hears all, then says to each what the others have said.
+std::optional<RankLink::Failure> ProcessGroup::exchange(std::span<const std::byte>           mine,
+                                                        std::vector<std::vector<std::byte>>& of_all) {
+    const auto failure = [](int p, const Error& error) {
+        const std::string prefix = cat("rank ", p, ": "); // the group says who it is
+        return Failure{p, error.message.starts_with(prefix) ? error.message.substr(prefix.size()) : error.message};
+    };
+    of_all.resize(std::size_t(spec_.n));
+    if (spec_.rank == 0) {
+        for (int p = 1; p < spec_.n; p++)
+            if (auto ok = expect(p, Kind::part, of_all[std::size_t(p)], seconds_); !ok) return failure(p, ok.error());
+        for (int p = 1; p < spec_.n; p++) {
+            outgoing_.clear();
+            for (int q = 0; q < spec_.n; q++) {
+                if (q == p) continue;
+                const auto part = q == 0 ? mine : std::span<const std::byte>(of_all[std::size_t(q)]);
+                const auto size = std::uint64_t(part.size());
+                const auto head = std::as_bytes(std::span(&size, 1));
+                outgoing_.insert(outgoing_.end(), head.begin(), head.end());
+                outgoing_.insert(outgoing_.end(), part.begin(), part.end());
+            }
+            if (auto ok = send(p, Kind::part, outgoing_); !ok) return failure(p, ok.error());
+        }
+        return {};
+    }
+    if (auto ok = send(0, Kind::part, mine); !ok) return failure(0, ok.error());
+    if (auto ok = expect(0, Kind::part, heard_, seconds_); !ok) return failure(0, ok.error());
+    std::span<const std::byte> left = heard_;
+    for (int q = 0; q < spec_.n; q++) {
+        if (q == spec_.rank) continue;
+        std::uint64_t size = 0;
+        if (left.size() >= sizeof size) std::memcpy(&size, left.data(), sizeof size);
+        if (left.size() < sizeof size || size > left.size() - sizeof size) return Failure{q, "what it sent is cut off"};
+        const auto part = left.subspan(sizeof size, size);
+        of_all[std::size_t(q)].assign(part.begin(), part.end());
+        left = left.subspan(sizeof size + size);
+    }
+    return {};
+}
+
+} // namespace quire

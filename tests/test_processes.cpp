@@ -1,0 +1,306 @@
+// A model in several processes: what they say to each other, that the answers stay what they are, and what happens when one is lost.
+#include <catch2/catch_test_macros.hpp>
+
+#include "process.h"
+#include "reference.h"
+#include "server_process.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.core.tcp;
+import quire.engine.engine;
+import quire.paging.block;
+import quire.schedule.request;
+import quire.schedule.step_message;
+import quire.schedule.step_plan;
+
+#include "engine_tools.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+constexpr StepMessageLimits limits{.block_size    = 4,
+                                   .n_blocks      = 500,
+                                   .n_swap        = 20,
+                                   .context       = 200,
+                                   .max_tokens    = 300,
+                                   .max_sequences = 70,
+                                   .vocab_size    = 200'000};
+
+struct Planned {
+    int                  context = 0, n_tokens = 1;
+    std::vector<BlockId> table;
+};
+
+StepPlan plan_of(const std::vector<Planned>& sequences, std::mt19937& random) {
+    StepPlan plan;
+    plan.token_start.push_back(0);
+    plan.table_start.push_back(0);
+    for (const Planned& s : sequences) {
+        for (int position = s.context - s.n_tokens; position < s.context; position++) {
+            plan.tokens.push_back(int(random() % 128'000));
+            plan.positions.push_back(position);
+            plan.slots.push_back(s.table[std::size_t(position / 4)] * 4 + position % 4);
+        }
+        plan.token_start.push_back(plan.n_tokens());
+        plan.context_lens.push_back(s.context);
+        plan.block_tables.insert(plan.block_tables.end(), s.table.begin(), s.table.end());
+        plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
+        plan.logit_rows.push_back(plan.n_tokens() - 1);
+    }
+    return plan;
+}
+
+int free_port() {
+    const Result<Listener> listener = listen_tcp("127.0.0.1", 0);
+    REQUIRE(listener);
+    close_tcp(listener->fd);
+    return listener->port;
+}
+
+EngineOptions process(int rank, int n, int port) {
+    EngineOptions o;
+    o.device           = "cpu";
+    o.threads          = 1;
+    o.tensor_parallel  = 2;
+    o.processes        = {rank, n, "127.0.0.1", port};
+    o.kv_blocks        = 30;
+    o.block_size       = 4;
+    o.context          = 96;
+    o.max_batch_tokens = 24;
+    o.max_sequences    = 4;
+    o.rank_seconds     = 20;
+    return o;
+}
+
+std::vector<Request> some_requests() {
+    std::mt19937         random(5);
+    std::vector<Request> requests;
+    for (int n : {7, 50, 20, 33, 12}) {
+        std::vector<Token> prompt;
+        for (int i = 0; i < n; i++) prompt.push_back(int(random() % 500));
+        requests.push_back(greedy(prompt, 20));
+    }
+    requests[1].n        = 3; // forks, copy-on-write
+    requests[2].priority = 2;
+    return requests;
+}
+
+// A program with these variables, as torchrun would start it.
+class Child {
+public:
+    Child(const std::string& program, std::vector<std::string> arguments, int rank, int port) : err_(temporary()) {
+        std::vector<std::string> all{"env", cat("RANK=", rank), "WORLD_SIZE=2", cat("MASTER_PORT=", port),
+                                     cat(QUIRE_BIN, "/", program)};
+        all.insert(all.end(), arguments.begin(), arguments.end());
+        std::vector<char*> argv;
+        for (std::string& a : all) argv.push_back(a.data());
+        argv.push_back(nullptr);
+        std::fflush(nullptr);
+        pid_ = fork();
+        if (pid_ == 0) {
+            if (std::freopen("/dev/null", "r", stdin) && std::freopen("/dev/null", "w", stdout) &&
+                std::freopen(err_.c_str(), "w", stderr))
+                execv("/usr/bin/env", argv.data());
+            _exit(127);
+        }
+    }
+    ~Child() {
+        if (pid_ > 0) kill(pid_, SIGKILL), wait();
+    }
+    Child(const Child&)            = delete;
+    Child& operator=(const Child&) = delete;
+
+    void stop(int signal) { kill(pid_, signal); }
+    int  wait() { // exit code, or 128 + the signal
+        int status = 0;
+        waitpid(std::exchange(pid_, -1), &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    std::string err() const { return slurp(err_); }
+
+private:
+    pid_t       pid_ = -1;
+    std::string err_;
+};
+
+} // namespace
+
+TEST_CASE("a step arrives in another process as it was sent", "[ranks]") {
+    std::mt19937           random(3);
+    StepSender             sender(4);
+    StepReceiver           receiver(limits);
+    std::vector<Planned>   sequences;
+    std::vector<std::byte> message;
+    StepPlan               got;
+    for (int step = 0; step < 300; step++) {
+        for (Planned& s : sequences) {
+            s.n_tokens = 1, s.context++;
+            while (int(s.table.size()) * 4 < s.context) s.table.push_back(int(random() % 500));
+            if (random() % 40 == 0) s.table.back() = int(random() % 500); // copied
+        }
+        if (random() % 3 == 0 && sequences.size() < 60) {
+            Planned s;
+            s.n_tokens = 1 + int(random() % 9);
+            s.context  = s.n_tokens + int(random() % 20);
+            if (!sequences.empty() && random() % 2 == 0)
+                s.table = sequences[random() % sequences.size()].table; // shared
+            s.table.resize(std::size_t(s.context + 3) / 4, int(random() % 500));
+            sequences.insert(sequences.begin() + std::ptrdiff_t(random() % (sequences.size() + 1)), s);
+        }
+        std::erase_if(sequences, [&](const Planned& s) { return s.context > 190 || random() % 60 == 0; });
+        const StepPlan plan = plan_of(sequences, random);
+        message.clear();
+        sender.write(plan, message);
+        const Result<void> ok = receiver.read(message, got);
+        INFO(step << ": " << (ok ? "" : ok.error().message));
+        REQUIRE(ok);
+        CHECK(got.tokens == plan.tokens);
+        CHECK(got.positions == plan.positions);
+        CHECK(got.slots == plan.slots);
+        CHECK(got.token_start == plan.token_start);
+        CHECK(got.context_lens == plan.context_lens);
+        CHECK(got.block_tables == plan.block_tables);
+        CHECK(got.table_start == plan.table_start);
+        CHECK(got.logit_rows == plan.logit_rows);
+    }
+}
+
+TEST_CASE("a step of 64 sequences that decode is a small message", "[ranks]") {
+    std::mt19937         random(4);
+    std::vector<Planned> sequences(64);
+    for (Planned& s : sequences) {
+        s.context = 180;
+        for (int i = 0; i < 45; i++) s.table.push_back(int(random() % 500));
+    }
+    StepSender             sender(4);
+    std::vector<std::byte> message;
+    sender.write(plan_of(sequences, random), message);
+    for (Planned& s : sequences) s.context++, s.table.push_back(int(random() % 500));
+    message.clear();
+    sender.write(plan_of(sequences, random), message);
+    CAPTURE(message.size());
+    CHECK(message.size() < 64 * 12);
+}
+
+TEST_CASE("a step message that cannot be is refused, whatever is wrong with it", "[ranks]") {
+    std::mt19937           random(6);
+    std::vector<Planned>   sequences(5);
+    std::vector<std::byte> message;
+    for (Planned& s : sequences) s.context = 9, s.n_tokens = 9, s.table = {int(random() % 500), 3, 4};
+    StepSender sender(4);
+    sender.write(plan_of(sequences, random), message);
+    BlockMoves moves;
+    moves.copies = {{1, 2}}, moves.swap_out = {{3, 4}};
+    std::vector<std::byte> moved;
+    write_moves(moves, moved);
+    REQUIRE(read_moves(moved, limits, moves));
+    CHECK((moves.copies.size() == 1 && moves.swap_out[0].to == 4 && moves.swap_in.empty()));
+    int refused = 0;
+    for (int i = 0; i < 20'000; i++) {
+        std::vector<std::byte> broken = i % 2 == 0 ? message : moved;
+        for (int n = 1 + int(random() % 3); n > 0; n--) broken[random() % broken.size()] = std::byte(random());
+        if (random() % 3 == 0) broken.resize(random() % broken.size());
+        StepPlan plan;
+        if (i % 2 == 0) {
+            const bool ok = StepReceiver(limits).read(broken, plan).has_value();
+            refused += !ok;
+            if (!ok) continue;
+            for (std::int32_t slot : plan.slots) REQUIRE((slot >= 0 && slot < 2000));
+            for (Token t : plan.tokens) REQUIRE((t >= 0 && t < limits.vocab_size));
+        } else if (auto ok = read_moves(broken, limits, moves); ok) {
+            for (auto [from, to] : moves.swap_in) REQUIRE((from >= 0 && from < 20 && to >= 0 && to < 500));
+        } else {
+            refused++;
+        }
+    }
+    CHECK(refused > 5000);
+}
+
+TEST_CASE("two processes give the bits that two ranks of one process give", "[ranks]") {
+    for (bool deterministic : {false, true}) {
+        const int         port = free_port();
+        const std::string path = reference("models/llama3-gqa-Q8_0.gguf");
+        EngineOptions     one = process(0, 1, port), zero = process(0, 2, port), other = process(1, 2, port);
+        one.deterministic = zero.deterministic = other.deterministic = deterministic;
+        std::string         followed                                 = "did not end";
+        std::thread         second([&] {
+            Result<Engine> engine = Engine::load(path, other);
+            if (!engine) return (void)(followed = engine.error().message);
+            const Result<void> ok = engine->follow();
+            followed              = ok ? "" : ok.error().message;
+        });
+        std::vector<Answer> got;
+        {
+            Engine leads = load(path, zero);
+            CHECK(leads.describe().starts_with("2 processes of "));
+            got = run(leads, some_requests());
+            CHECK(leads.stats().preemptions > 0); // blocks were swapped or computed again
+        }
+        second.join();
+        CHECK(followed == "");
+        Engine                    alone = load(path, one);
+        const std::vector<Answer> want  = run(alone, some_requests());
+        for (std::size_t i = 0; i < want.size(); i++) {
+            CAPTURE(i, deterministic);
+            CHECK(got[i].tokens == want[i].tokens);
+            CHECK(got[i].prompt_logits == want[i].prompt_logits);
+        }
+    }
+}
+
+TEST_CASE("processes that do not fit together say so", "[ranks]") {
+    const int         port  = free_port();
+    const std::string path  = reference("models/llama3-gqa-Q8_0.gguf");
+    EngineOptions     other = process(1, 2, port);
+    other.kv_blocks         = 41;
+    std::string          theirs;
+    std::thread          second([&] {
+        const Result<Engine> engine = Engine::load(path, other);
+        theirs                      = engine ? "loaded" : engine.error().message;
+    });
+    const Result<Engine> engine = Engine::load(path, process(0, 2, port));
+    second.join();
+    REQUIRE(!engine);
+    CHECK(engine.error().message.contains("rank 1 runs something else"));
+    CHECK(theirs == engine.error().message);
+
+    EngineOptions odd   = process(0, 2, port);
+    odd.tensor_parallel = 3;
+    CHECK(Engine::load(path, odd).error().message ==
+          "3 ranks (--tensor-parallel) cannot be divided among 2 processes (WORLD_SIZE)");
+    const Finished wrong =
+        run_program("env", {"WORLD_SIZE=2", "RANK=2", cat(QUIRE_BIN, "/server"), "-m", path, "--tensor-parallel", "2"},
+                    "", "/usr/bin");
+    CHECK(wrong.code == 2);
+    CHECK(wrong.err == "server: RANK is '2', not a number in 0..1\n");
+}
+
+TEST_CASE("a server in two processes answers; when one is killed, every request gets an error and it ends", "[ranks]") {
+    const int                      port = free_port();
+    const std::vector<std::string> flags{"--tensor-parallel", "2", "--deterministic", "--threads", "1",
+                                         "--rank-timeout",    "20"};
+    std::vector<std::string>       all{"-m", shipped, "--device", "cpu"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const nlohmann::json body{{"prompt", "Once upon"}, {"max_tokens", 12}, {"temperature", 0}};
+    const std::string    alone = Server({"--deterministic"}).ask("/v1/completions", body)["choices"][0]["text"];
+    for (bool killed : {false, true}) {
+        Child follower("server", all, 1, port);
+        setenv("RANK", "0", 1), setenv("WORLD_SIZE", "2", 1), setenv("MASTER_PORT", cat(port).c_str(), 1);
+        Server server(flags);
+        for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT"}) unsetenv(name);
+        CHECK(server.ask("/v1/completions", body)["choices"][0]["text"] == alone);
+        if (killed) {
+            follower.stop(SIGKILL);
+            CHECK(follower.wait() == 128 + SIGKILL);
+            CHECK(server.post("/v1/completions", body).status >= 500);
+            CHECK(server.wait() == 1);
+        } else {
+            server.signal(SIGTERM);
+            CHECK(server.wait() == 0);
+            CHECK(follower.wait() == 0);
+        }
+    }
+}

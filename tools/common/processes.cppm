@@ -1,0 +1,58 @@
+// quire.tools.common.processes: a model in several processes: who this one is, and what it does if another leads. Owns nothing.
+export module quire.tools.common.processes;
+
+import quire.core.base;
+import quire.core.std;
+import quire.engine.engine;
+
+export namespace quire {
+
+// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Only --tensor-parallel makes them count. Error: one of them
+// that cannot be.
+Result<void> read_processes(EngineOptions& options);
+
+// For an engine that follows(): says so on standard error, and runs what rank 0 says until that ends. Returns the exit code.
+int follow(Engine& engine, std::string_view program);
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+Result<int> number_of(const char* name, int otherwise, int least, int most) {
+    const char* const text = std::getenv(name);
+    if (!text || !*text) return otherwise;
+    const std::string_view all(text);
+    int                    value = 0;
+    const auto [end, fault]      = std::from_chars(all.data(), all.data() + all.size(), value);
+    if (fault != std::errc{} || end != all.data() + all.size() || value < least || value > most)
+        return fail(name, " is ", quote(all), ", not a number in ", least, "..", most);
+    return value;
+}
+
+Result<void> read_processes(EngineOptions& options) {
+    if (options.tensor_parallel < 2) return {};
+    ProcessSpec&      p = options.processes;
+    const Result<int> n = number_of("WORLD_SIZE", 1, 1, 64);
+    if (!n) return std::unexpected(n.error());
+    if (*n == 1) return {};
+    const Result<int> rank = number_of("RANK", 0, 0, *n - 1), port = number_of("MASTER_PORT", p.port, 1, 65535);
+    if (!rank || !port) return std::unexpected((rank ? port : rank).error());
+    p.n = *n, p.rank = *rank, p.port = *port;
+    if (const char* const address = std::getenv("MASTER_ADDR"); address && *address) p.address = address;
+    return {};
+}
+
+int follow(Engine& engine, std::string_view program) {
+    const std::string   name(program);
+    const EngineOptions o = engine.options();
+    std::fprintf(stderr, "%s: rank %d of %d follows %s port %d\n", name.c_str(), o.processes.rank, o.processes.n,
+                 o.processes.address.c_str(), o.processes.port);
+    const Result<void> ok = engine.follow();
+    if (ok) return 0;
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), ok.error().message.c_str());
+    return 1;
+}
+
+} // namespace quire
