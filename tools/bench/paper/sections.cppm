@@ -368,7 +368,9 @@ Section figure_18(const Pair& sets) {
         "Large blocks waste their ends: that follows from memory, and hurts Alpaca, whose sequences are shorter than "
         "the largest blocks. That small blocks are slow was "
         "a matter of the paper's kernel, which gave a block to a warp. The simulation's kernel costs the same for any "
-        "size, so its best block is the smallest.");
+        "size, so its best block is the smallest. quire's kernels read the ids of a block table together and several "
+        "blocks at once: on an H200 attention over blocks of 16 tokens and more takes 0 to 2 % longer than over "
+        "contiguous memory, of 4 up to 21 %, of 1 up to 50 %.");
     return s;
 }
 

@@ -70,8 +70,9 @@ std::string escape_xml(std::string_view text) {
 }
 
 std::string shown(double v) {
-    char text[32];
-    std::snprintf(text, sizeof text, std::fabs(v) >= 1000 ? "%.0f" : "%.4g", v + 0.0); // no -0
+    char         text[32];
+    const double size = std::fabs(v);
+    std::snprintf(text, sizeof text, size >= 1000 ? "%.0f" : size < 0.1 ? "%.2g" : "%.4g", v + 0.0); // no -0
     return text;
 }
 
