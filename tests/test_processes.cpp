@@ -219,32 +219,44 @@ TEST_CASE("a step message that cannot be is refused, whatever is wrong with it",
     CHECK(refused > 5000);
 }
 
-TEST_CASE("two processes give the bits that two ranks of one process give", "[ranks]") {
-    for (bool deterministic : {false, true}) {
-        const int         port = free_port();
-        const std::string path = reference("models/llama3-gqa-Q8_0.gguf");
-        EngineOptions     one = process(0, 1, port), zero = process(0, 2, port), other = process(1, 2, port);
-        one.deterministic = zero.deterministic = other.deterministic = deterministic;
-        std::string         followed                                 = "did not end";
-        std::thread         second([&] {
-            Result<Engine> engine = Engine::load(path, other);
-            if (!engine) return (void)(followed = engine.error().message);
-            const Result<void> ok = engine->follow();
-            followed              = ok ? "" : ok.error().message;
-        });
+TEST_CASE("several processes give the bits that as many ranks of one process give", "[ranks]") {
+    struct Case {
+        int  ranks, processes;
+        bool deterministic;
+    };
+    for (const Case c : {Case{2, 2, false}, Case{2, 2, true}, Case{4, 2, false}, Case{4, 4, true}}) {
+        CAPTURE(c.ranks, c.processes, c.deterministic);
+        const int         port    = free_port();
+        const std::string path    = reference("models/llama3-gqa-Q8_0.gguf");
+        const auto        options = [&](int rank, int n) {
+            EngineOptions o   = process(rank, n, port);
+            o.tensor_parallel = c.ranks;
+            o.deterministic   = c.deterministic;
+            return o;
+        };
+        std::vector<std::string> followed(std::size_t(c.processes), "did not end");
+        std::vector<std::thread> others;
+        for (int rank = 1; rank < c.processes; rank++)
+            others.emplace_back([&, rank] {
+                std::string&   said   = followed[std::size_t(rank)];
+                Result<Engine> engine = Engine::load(path, options(rank, c.processes));
+                if (!engine) return (void)(said = engine.error().message);
+                const Result<void> ok = engine->follow();
+                said                  = ok ? "" : ok.error().message;
+            });
         std::vector<Answer> got;
         {
-            Engine leads = load(path, zero);
-            CHECK(leads.describe().starts_with("2 processes of "));
+            Engine leads = load(path, options(0, c.processes));
+            CHECK(leads.describe().starts_with(cat(c.processes, " processes of ")));
             got = run(leads, some_requests());
             CHECK(leads.stats().preemptions > 0); // blocks were swapped or computed again
         }
-        second.join();
-        CHECK(followed == "");
-        Engine                    alone = load(path, one);
+        for (std::thread& t : others) t.join();
+        for (int rank = 1; rank < c.processes; rank++) CHECK(followed[std::size_t(rank)] == "");
+        Engine                    alone = load(path, options(0, 1));
         const std::vector<Answer> want  = run(alone, some_requests());
         for (std::size_t i = 0; i < want.size(); i++) {
-            CAPTURE(i, deterministic);
+            CAPTURE(i);
             CHECK(got[i].tokens == want[i].tokens);
             CHECK(got[i].prompt_logits == want[i].prompt_logits);
         }
