@@ -30,7 +30,13 @@ Json tools() {
             "additionalProperties": false, "$defs": {"deep": {"type": "array", "items": {"type": "integer", "maximum": 999, "minimum": -5},
             "maxItems": 2}}}}},
         {"type": "function", "function": {"name": "get.time-2", "parameters": {"type": "object", "properties": {
-            "zone": {"type": "string", "pattern": "^[A-Z]{3}$"}}, "required": ["zone"], "additionalProperties": false}}},
+            "zone": {"type": "string", "pattern": "^[A-Z]{3}$"},
+            "tone": {"type": "string", "anyOf": [{"enum": ["soft", "loud"]}, {"pattern": "^x[0-9]$"}], "not": {"const": "x7"}},
+            "size": {"oneOf": [{"type": "string", "maxLength": 3, "pattern": "^[a-z]*$"}, {"const": "ab"}, {"type": "integer",
+            "minimum": 0, "maximum": 9}]},
+            "mark": {"$ref": "#/$defs/mark", "maxLength": 2}}, "required": ["zone"], "additionalProperties": false,
+            "$defs": {"mark": {"type": ["string", "integer"], "if": {"type": "string"}, "then": {"pattern": "^[mn]+$"},
+            "else": {"minimum": 5, "maximum": 7}}}}}},
         {"type": "function", "function": {"name": "stop"}}])json");
 }
 
@@ -229,6 +235,23 @@ TEST_CASE("reasoning stands before what was asked for", "[tools]") {
     calls.answer->required = true;
     CHECK_FALSE(accepts(calls, "thinking"));
     CHECK_FALSE(accepts(calls, "thinking</think>no"));
+}
+
+TEST_CASE("a string that is written without quotes is of the set that its schema allows", "[tools]") {
+    ConstraintSpec spec = spec_of(ToolForm::qwen3_coder, true, false);
+    const auto     call = [&](const std::string& name, const std::string& value) {
+        return accepts(spec, cat("<tool_call>\n<function=get.time-2>\n<parameter=zone>\nUTC\n</parameter>\n<parameter=",
+                                     name, ">\n", value, "\n</parameter>\n</function>\n</tool_call>"));
+    };
+    CHECK(call("tone", "loud"));
+    CHECK(call("tone", "x3"));
+    for (const char* wrong : {"x7", "quiet", "\"loud\"", "x33"}) CHECK(!call("tone", wrong));
+    CHECK(call("size", "abc"));
+    CHECK(call("size", "7"));
+    for (const char* wrong : {"12", "ab", "abcd"}) CHECK(!call("size", wrong));
+    CHECK(call("mark", "mn"));
+    CHECK(call("mark", "6"));
+    for (const char* wrong : {"mnm", "a", "8", "\"m\""}) CHECK(!call("mark", wrong));
 }
 
 TEST_CASE("a schema that is not supported", "[tools]") {

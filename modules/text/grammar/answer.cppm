@@ -13,6 +13,7 @@ import quire.text.grammar.json_schema;
 import quire.text.grammar.json_text;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
+import quire.text.grammar.string_set;
 import quire.text.tool_form;
 import quire.text.tool_parameter;
 
@@ -222,31 +223,11 @@ private:
         if (v.spelling == Spelling::tagged) v.rules.back().push_back(symbol(v.close));
         return {};
     }
-    // A string as it stands, as its own schema has it.
+    // A string as it stands.
     Result<void> add_string(Values& v, const Json& schema) {
-        std::vector<RegexId> all{pool_.minus(any(), join({any(), v.close, any()}))};
-        if (schema.contains("minLength") || schema.contains("maxLength")) {
-            const auto bound = [&](const char* key, std::uint32_t otherwise) {
-                const auto at = schema.find(key);
-                return at != schema.end() && at->is_number_unsigned()
-                           ? std::uint32_t(std::min<std::uint64_t>(at->get<std::uint64_t>(), 100'000))
-                           : otherwise;
-            };
-            all.push_back(pool_.repeat(character(pool_, all_but({}), TextSpelling::utf8), bound("minLength", 0),
-                                       bound("maxLength", RegexPool::endless)));
-        }
-        if (const auto at = schema.find("pattern"); at != schema.end() && at->is_string()) {
-            const auto made = parse_regex(pool_, at->get_ref<const std::string&>(), TextSpelling::utf8, false);
-            if (!made) return std::unexpected(made.error());
-            all.push_back(*made);
-        }
-        if (const auto at = schema.find("format"); at != schema.end() && at->is_string()) {
-            const auto made = string_format(pool_, at->get_ref<const std::string&>());
-            if (!made) return std::unexpected(made.error());
-            // In JSON and here alike: without what JSON would write with a backslash.
-            if (*made) all.insert(all.end(), {**made, pool_.negate(join({any(), pool_.literal("\\"), any()}))});
-        }
-        add_lexeme(v, pool_.all_of(std::move(all)));
+        const Result<RegexId> allowed = strings_of(pool_, v.root, schema);
+        if (!allowed) return std::unexpected(allowed.error());
+        add_lexeme(v, pool_.all_of({pool_.minus(any(), join({any(), v.close, any()})), *allowed}));
         return {};
     }
     // Adds all values that the schema allows. Error: what is not supported.
@@ -263,11 +244,15 @@ private:
             if (const auto list = schema.find(key);
                 list != schema.end() && list->is_array() && !list->empty() && constraining == 1) {
                 if (key == std::string_view("allOf") && list->size() > 1) break;
+                if (key == std::string_view("oneOf") && v.spelling == Spelling::tagged)
+                    break; // what two allow is not allowed
                 for (const Json& one : *list)
                     if (auto ok = add_values(v, one, depth + 1); !ok) return ok;
                 return {};
             }
         const JsonKinds kinds = kinds_of(v.root, schema);
+        const bool      alone = constraining == (schema.contains("type") ? 2u : 1u);
+        if (v.spelling == Spelling::tagged && !alone) return add_json_like(v, schema);
         if (const auto list = schema.find("enum"); list != schema.end() && list->is_array()) {
             for (const Json& one : *list)
                 if (kinds.has(one)) add_value(v, one);
@@ -284,7 +269,6 @@ private:
         Json rest = Json::array();
         if (kinds.has(JsonKind::string)) {
             if (v.spelling == Spelling::python) rest.push_back("string");
-            else if (mixed) return fail("a string with alternatives is not supported in this form of calls");
             else if (auto ok = add_string(v, schema); !ok) return ok;
         }
         if (v.spelling == Spelling::python && !mixed) {
@@ -301,6 +285,7 @@ private:
         if (rest.empty()) return {};
         Json narrowed = schema;
         if (narrowed.contains("type") || !mixed) narrowed["type"] = std::move(rest);
+        else narrowed = Json{{"allOf", Json::array({schema, Json{{"type", std::move(rest)}}})}};
         return add_json(v, narrowed);
     }
     // A value of the parameter, and what closes it.
