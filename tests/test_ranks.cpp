@@ -199,7 +199,7 @@ TEST_CASE("swap, recomputation, copy on write, forks, beams and the prefix cache
         beams.beam_width = beams.n = 3;
         const auto first           = run(engine, requests);
         Request    again           = requests[2];
-        again.prompt_logprobs = -1; // what is found in the cache has none
+        again.prompt_logprobs      = -1; // what is found in the cache has none
         (void)run(engine, {again});
         const auto          then = run(engine, {again});
         std::vector<Answer> all  = first;

@@ -440,7 +440,8 @@ TEST_CASE("what is not known of a tokenizer is refused by name", "[tokenizer]") 
     GgufWriter w;
     w.set("tokenizer.ggml.tokens", Strings{"a"});
     w.set("tokenizer.ggml.model", "plamo2");
-    CHECK(made(w).error() == "tokenizer.ggml.model is 'plamo2', not one of llama, gpt2, whitespace, gemma4, bert, t5, rwkv");
+    CHECK(made(w).error() ==
+          "tokenizer.ggml.model is 'plamo2', not one of llama, gpt2, whitespace, gemma4, bert, t5, rwkv");
     w.set("tokenizer.ggml.model", "gpt2");
     CHECK(made(w).error() == "tokenizer.ggml.merges is missing, byte pair encoding needs it");
     w.set("tokenizer.ggml.pre", "lama-bpe");

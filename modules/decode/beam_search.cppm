@@ -81,7 +81,8 @@ void offer(std::vector<BeamCandidate>& best, int n_best, const BeamCandidate& c)
 void extend_beam(std::span<const float> logits, int beam, double so_far, int n_best, std::vector<BeamCandidate>& best) {
     const double log_total = log_sum_exp(logits);
     for (std::size_t i = 0; i < logits.size(); i++)
-        if (logits[i] > -std::numeric_limits<float>::infinity()) offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
+        if (logits[i] > -std::numeric_limits<float>::infinity())
+            offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
 }
 
 // Of all extensions of all beams by all tokens the best go on. Twice as many candidates are kept, for those that end; an end

@@ -228,9 +228,10 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
                 at = -1;
         }
     };
-    if (n_parts > 1 && !mask_makers_) mask_makers_.emplace(std::min(physical_cores(), 8));
-    if (n_parts > 1) mask_makers_->run(n_parts, make);
-    else if (n_parts == 1) make(0, 0);
+    if (n_parts == 1) return make(0, 0);
+    if (n_parts == 0) return;
+    if (!mask_makers_) mask_makers_.emplace(std::min(physical_cores(), 8));
+    mask_makers_->run(n_parts, make);
 }
 
 // What is drawn from the last row of an item: the task's parameters, its edits and random numbers. False: it has to be done on the host.

@@ -372,6 +372,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     const bool            gpu_ranks = o.device == "cuda" && ranks.size() > 1;
     const int             spin = o.device == "cuda" ? 1'000'000 : 2000; // a GPU must not wait for a thread that sleeps
     std::vector<Backend*> gpu_backends;
+    gpu_backends.reserve(ranks.size());
     for (const Rank& rank : ranks) gpu_backends.push_back(rank.backend.get());
     auto executor = std::make_unique<LocalExecutor>(std::move(ranks), group, spin);
     if (gpu_ranks)

@@ -29,7 +29,10 @@ class LeadingExecutor final : public Executor {
 public:
     LeadingExecutor(std::unique_ptr<Executor> own, std::shared_ptr<ProcessGroup> processes, int block_size)
         : own_(std::move(own)), processes_(std::move(processes)), sender_(block_size) {}
-    ~LeadingExecutor() override { (void)processes_->tell(ProcessGroup::Kind::end, {}); }
+    ~LeadingExecutor() override {
+        const Result<void> told = processes_->tell(ProcessGroup::Kind::end, {});
+        if (!told) return; // who is gone has ended
+    }
 
     void move_blocks(const BlockMoves& moves) override {
         message_.clear();

@@ -150,7 +150,7 @@ Result<bool> ProcessGroup::admit(int socket, const std::string& model) {
     if (!kind || *kind != Kind::hello) return false;
     const std::string text(reinterpret_cast<const char*>(hello.data()), hello.size());
     const auto        line  = text.find('\n');
-    const std::string words = text.substr(0, line), theirs = line == text.npos ? "" : text.substr(line + 1);
+    const std::string words = text.substr(0, line), theirs = line == std::string::npos ? "" : text.substr(line + 1);
     int               rank = -1, n = 0;
     if (std::sscanf(words.c_str(), "quire ranks 1: %d of %d", &rank, &n) != 2) return false;
     std::string why;

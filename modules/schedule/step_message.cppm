@@ -142,7 +142,7 @@ void StepSender::write(const StepPlan& plan, std::vector<std::byte>& out) {
         const SentSequences::One none, &base = old < 0 ? none : last_.all[std::size_t(old)];
         const int                same = common(base.table, table);
         expected                      = old + 1;
-        put(out, std::uint64_t(old + 1));
+        put(out, std::uint64_t(expected));
         put(out, std::uint64_t(n_tokens));
         put_signed(out, context - n_tokens - base.context);
         put(out, std::uint64_t(same));

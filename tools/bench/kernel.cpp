@@ -526,7 +526,8 @@ void memory_kernels(Gpu& gpu, const Arguments& a) {
         cuda::upload(numbers, draws.data(), rows * 8, gpu.context());
         auto* answers = static_cast<std::int32_t*>(gpu.zeros(rows * 16));
         line("sample", cat(rows, " × ", vocab, ", top_k 40"), double(rows * vocab) * 4, [&] {
-            cuda::sample(logits, std::int64_t(vocab), list, int(rows), nullptr, numbers, nullptr, answers, gpu.context());
+            cuda::sample(logits, std::int64_t(vocab), list, int(rows), nullptr, numbers, nullptr, answers,
+                         gpu.context());
         });
     }
 }

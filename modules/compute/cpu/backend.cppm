@@ -167,7 +167,7 @@ private:
     const CpuKernels&               kernels_;
     ThreadPool                      pool_;
     std::shared_ptr<RankGroup>      ranks_; // null: alone
-    int                             rank_  = 0;
+    int                             rank_ = 0;
     bool                            tune_ = false;
     std::vector<PrefetchChoice>     prefetch_; // of the types that are read from memory
     std::vector<TensorView>         weights_;  // that GEMMs read, for choose_prefetching()

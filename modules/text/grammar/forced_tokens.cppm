@@ -25,7 +25,7 @@ std::vector<Token> forced_tokens(ConstraintState& state, const Tokenizer& tokeni
     if (forced.empty()) return {};
     const TokenTrie&   trie = state.tokens();
     std::vector<Token> tokens;
-    const auto         append = [&](const std::vector<Token>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };
+    const auto append = [&](const std::vector<Token>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };
     for (std::size_t at = 0; at < forced.size();) {
         const std::size_t next = std::min(forced.find(control_begins, at), forced.size());
         if (next > at) append(encode_inside(tokenizer, std::string_view(forced).substr(at, next - at)));

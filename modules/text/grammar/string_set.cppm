@@ -75,7 +75,10 @@ private:
             const auto made = string_format(pool_, at->get_ref<const std::string&>());
             if (!made) return std::unexpected(made.error());
             // In JSON and here alike: without what JSON would write with a backslash.
-            if (*made) keep(**made), keep(pool_.negate(pool_.concat(all(), pool_.concat(pool_.literal("\\"), all()))));
+            if (const std::optional<RegexId>& set = *made; set) {
+                keep(*set);
+                keep(pool_.negate(pool_.concat(all(), pool_.concat(pool_.literal("\\"), all()))));
+            }
         }
         return {};
     }
