@@ -48,11 +48,13 @@ std::vector<std::string> introduction(const Sets& simulated, const Sets& measure
                 settings +=
                     cat(settings.empty() ? "" : "; ", set == "beyond" ? "" : "Fig. ", set, ": ", points.settings);
         }
-        out.push_back(
-            cat("**Measured**: ", any.machine, " (`./bench paper --real`, ", settings,
-                "), random weights, a pool of 15,728 slots whatever the memory, rates around each system's "
-                "knee on that machine. In traces of seconds no backlog grows, so a rate is sustained there up to three "
-                "times the latency of a sequence alone."));
+        double seconds = 0;
+        for (const auto& [set, points] : measured) seconds += points.seconds;
+        out.push_back(cat(
+            "**Measured**: ", any.machine, " (`./bench paper --real`, ", settings, "; ", number(seconds / 60, 0),
+            " minutes in all), random weights, a pool of 15,728 slots whatever the memory, rates around each system's "
+            "knee on that machine. In traces of seconds no backlog grows, so a rate is sustained there up to three "
+            "times the latency of a sequence alone."));
     } else out.push_back("**Measured**: not measured yet; `./bench paper --real` fills in the column.");
     out.push_back(
         "The data sets are synthetic: the paper's mean lengths, log-normal prompts and gamma outputs, ShareGPT's "

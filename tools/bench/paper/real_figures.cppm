@@ -60,7 +60,12 @@ private:
     Result<void> use(const RunOptions& options);
     Result<void> rates_near_knee(std::string panel, Workload workload, RunOptions options, std::vector<double> parts);
     Result<void> point(std::string panel, std::string series, std::string kind, double x, Workload workload,
-                       double rate, RunOptions options, bool drain = true);
+                       double rate, RunOptions options, bool drain = true) {
+        return point(std::move(panel), std::move(series), std::move(kind), x, workload, rate, std::move(options), drain,
+                     seconds(workload));
+    }
+    Result<void> point(std::string panel, std::string series, std::string kind, double x, Workload workload,
+                       double rate, RunOptions options, bool drain, double length);
     // Traces of seconds cannot have the backlog that half a second a token takes: here a rate is sustained up to three times the
     // latency of a sequence alone.
     double latency_limit() const { return 3 * (costs_.cost.step + costs_.cost.sequence + 500 * costs_.cost.kv); }
@@ -122,9 +127,8 @@ Result<void> Session::costs() {
 }
 
 Result<void> Session::point(std::string panel, std::string series, std::string kind, double x, Workload workload,
-                            double rate, RunOptions options, bool drain) {
+                            double rate, RunOptions options, bool drain, double length) {
     QUIRE_TRY(use(options));
-    const double length        = seconds(workload);
     options.warm_up            = length / 4;
     const Trace         trace  = make_trace(workload, rate, length, settings_.seed);
     Result<TraceResult> result = engine_->run(trace, options, drain);
@@ -295,7 +299,13 @@ Result<void> Session::beyond() {
                             Workload::alpaca, fixed ? rate : rate / 200 * *short_texts, o));
         }
     }
-    return {};
+    // The highest rate but one for a minute: long enough that a backlog would show.
+    const double minute = 60 * settings_.scale, chats = fixed ? 12 : 1.2 * *chat,
+                 texts = fixed ? 240 : 1.2 * *short_texts;
+    QUIRE_TRY(point("a minute, ShareGPT, 983 blocks", "quire", "latency", chats, Workload::sharegpt, chats,
+                    default_options(), true, minute));
+    return point("a minute, Alpaca, 983 blocks", "quire", "latency", texts, Workload::alpaca, texts, default_options(),
+                 true, minute);
 }
 
 Result<Points> Session::make(std::string_view set) {
