@@ -69,6 +69,13 @@ struct Contexts {
 
 } // namespace
 
+int n_devices() {
+    int n = 0;
+    if (cudaGetDeviceCount(&n) == cudaSuccess) return n;
+    cudaGetLastError();
+    return 0;
+}
+
 const char* open_device(int index, DeviceInfo& info) {
     int n = 0;
     if (const cudaError_t error = cudaGetDeviceCount(&n); error != cudaSuccess) {
@@ -193,6 +200,13 @@ void* allocate_host(std::size_t bytes) {
 void release_host(void* memory) { cudaFreeHost(memory); }
 
 void synchronize(Context& gpu) { gpu.note(cudaStreamSynchronize(gpu.stream)); }
+
+bool is_idle(Context& gpu) {
+    const cudaError_t status = cudaStreamQuery(gpu.stream);
+    if (status == cudaErrorNotReady) return false;
+    gpu.note(status);
+    return true;
+}
 
 void copy_to_device(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
     gpu.note(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, gpu.stream));

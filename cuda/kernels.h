@@ -21,6 +21,7 @@ struct DeviceInfo {
     std::size_t total = 0, free = 0;  // bytes
 };
 
+int n_devices(); // 0: also where there is no driver
 // Null, or why there is no device to use. It is the calling thread's from here on.
 const char* open_device(int index, DeviceInfo& info);
 
@@ -50,6 +51,7 @@ void* allocate_host(std::size_t bytes); // pinned
 void  release_host(void* memory);
 
 void synchronize(Context& gpu);
+bool is_idle(Context& gpu); // nothing runs, and nothing waits to
 void copy_to_device(void* to, const void* from_host, std::size_t bytes, Context& gpu);
 void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& gpu);
 // From pageable memory, such as a mapped file; large ones by several threads through pinned buffers. Returns when it is done;

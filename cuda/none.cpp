@@ -4,6 +4,7 @@
 
 namespace quire::cuda {
 
+int         n_devices() { return 0; }
 const char* open_device(int, DeviceInfo&) { return "this build has no CUDA (no nvcc was found when it was made)"; }
 Context*    create_context(int index, const char*& why) {
     DeviceInfo info;
@@ -28,6 +29,7 @@ void   release(void*) {}
 void*  allocate_host(std::size_t) { return nullptr; }
 void   release_host(void*) {}
 void   synchronize(Context&) {}
+bool   is_idle(Context&) { return true; }
 void   copy_to_device(void*, const void*, std::size_t, Context&) {}
 void   copy_to_host(void*, const void*, std::size_t, Context&) {}
 void   upload(void*, const void*, std::size_t, Context&) {}
@@ -84,7 +86,14 @@ void expert_combine(const ExpertGemm&, std::int64_t, int, const ExpertWorkspace&
 void gate_rows(Half*, std::int64_t, std::int64_t, const Half*, std::int64_t, const float*, Context&) {}
 
 void announce_ranks() {}
-bool connect_ranks(Context* const*, int, std::size_t, double, Rank**, const char*& why) {
+bool make_nccl_id(NcclId&) { return false; }
+bool connect_ranks_by_nccl(Context* const*, int, int, int, const NcclId&, double, Rank**, const char*& why) {
+    why = "this build has no CUDA";
+    return false;
+}
+const char* nccl_failure(const Rank&) { return nullptr; }
+void        leave_nccl(Rank&) {}
+bool        connect_ranks(Context* const*, int, std::size_t, double, Rank**, const char*& why) {
     why = "this build has no CUDA";
     return false;
 }
@@ -97,8 +106,7 @@ bool all_reduce_norm(const AllReduce&, NormKind, const float*, const float*, flo
                      std::int64_t, Rank&, Context&) {
     return false;
 }
-void all_gather(const void*, std::int64_t, const RankArrays&, std::int64_t, std::int64_t, std::int64_t, int, Rank&,
-                Context&) {}
+void all_gather(const void*, const RankColumns&, const RankArrays&, std::int64_t, std::int64_t, int, Rank&, Context&) {}
 void take_columns(const void*, std::int64_t, std::int64_t, void*, std::int64_t, std::int64_t, int, Context&) {}
 void sum_parts(const Parts&, void*, bool, std::int64_t, Context&) {}
 void embed_part(const Weight&, std::int32_t, const Weight*, float, int, const Plan&, float*, std::int64_t, Context&) {}

@@ -1,5 +1,6 @@
-// The interface to cuda/ranks/: several GPUs of this process that run a model together. Each writes to the memory of the others and
-// reads from it (peer access; no NVLink multicast). Plain types, as in kernels.h; cuda/none.cpp stands in where there is no CUDA.
+// The interface to cuda/ranks/: several GPUs that run a model together. Those of one process write to each other's memory and read
+// from it (peer access; no NVLink multicast); where several processes have them, all that they say goes by NCCL. Plain types, as in
+// kernels.h; cuda/none.cpp stands in where there is no CUDA.
 //
 // Every rank makes the same calls in the same order, from its own thread and in its own stream.
 #pragma once
@@ -21,6 +22,22 @@ struct Rank;
 // the others. False: `why` says what stands between the GPUs.
 bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double seconds, Rank** ranks, const char*& why);
 void destroy_rank(Rank* rank);
+
+// What the processes must know to meet by NCCL: one of them makes it, and tells the others. False: NCCL is not installed, or finds no
+// network.
+struct NcclId {
+    char bytes[128] = {};
+};
+bool make_nccl_id(NcclId& id);
+// Makes ranks[i], number first + i of n, that of gpus[i]; the others are of other processes, which do the same at the same time.
+// `seconds`: how long they wait for each other here. False: `why` says what failed.
+bool connect_ranks_by_nccl(Context* const* gpus, int n_local, int first, int n, const NcclId& id, double seconds,
+                           Rank** ranks, const char*& why);
+// What NCCL says of a message that has failed, or null. It does not notice every process that is gone.
+const char* nccl_failure(const Rank& rank);
+// Ends what NCCL still waits for; nothing is sent any more.
+void leave_nccl(Rank& rank);
+
 // Whether a kernel of this rank has waited for another in vain: what came since means nothing.
 bool lost_a_rank(const Rank& rank);
 // NCCL's version, or 0: there is none, or the ranks have no communicator yet.
@@ -34,9 +51,15 @@ struct RankArrays {
     void* of[max_ranks] = {};
 };
 
+// Where the columns of each rank stand in what they have together.
+struct RankColumns {
+    std::int64_t first[max_ranks] = {}, n[max_ranks] = {};
+};
+
 // out = Σ over the ranks of x, [rows × cols], by a tree in the order of the ranks: the first half, rounded up, plus the others; in
 // float32, rounded once. x and out may be the same if they have one type. The size decides how: in one shot (each rank sends all
-// and adds all up), in two (each adds up its part), or, unless `exact`, by NCCL, whose order is its own.
+// and adds all up), in two (each adds up its part), or, unless `exact`, by NCCL, whose order is its own. Between processes NCCL gathers
+// small messages, and each rank adds them up.
 struct AllReduce {
     RankArrays x, out;
     bool       x_is_float = false, out_is_float = false;
@@ -46,8 +69,8 @@ void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Ran
 // That, then norm(): residual += what `out` would have been; normed = norm of the residual. False: too large, or an odd shape.
 bool all_reduce_norm(const AllReduce& args, NormKind kind, const float* weight, const float* bias, float eps,
                      float* residual, Half* normed, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu);
-// x [rows × cols] of this rank into columns first .. of everybody's out [rows × out_cols]; elements of 2 or 4 bytes.
-void all_gather(const void* x, std::int64_t cols, const RankArrays& out, std::int64_t out_cols, std::int64_t first,
+// x [rows × its columns' number] of this rank into its columns of everybody's out [rows × out_cols]; elements of 2 or 4 bytes.
+void all_gather(const void* x, const RankColumns& columns, const RankArrays& out, std::int64_t out_cols,
                 std::int64_t rows, int element, Rank& rank, Context& gpu);
 
 // -- what only programs of ranks need, on one GPU

@@ -217,15 +217,17 @@ TEST_CASE("two GPUs: the sum with the norm that follows, and gathering", "[cuda]
         sums.push_back(std::make_unique<OnDevice<float>>(*two.gpus[r], residual));
         weights.push_back(std::make_unique<OnDevice<float>>(*two.gpus[r], weight));
     }
-    cuda::AllReduce  sum;
-    cuda::RankArrays gathered;
+    cuda::AllReduce   sum;
+    cuda::RankArrays  gathered;
+    cuda::RankColumns columns;
     for (int r = 0; r < 2; r++) {
+        columns.first[r] = r * cols, columns.n[r] = cols;
         sum.x.of[r] = sum.out.of[r] = parts[std::size_t(r)]->data;
         gathered.of[r]              = out[std::size_t(r)]->data;
     }
     two.run([&](int r) {
         const auto i = std::size_t(r);
-        cuda::all_gather(parts[i]->data, cols, gathered, 2 * cols, r * cols, rows, 2, *two.ranks[r], *two.gpus[r]);
+        cuda::all_gather(parts[i]->data, columns, gathered, 2 * cols, rows, 2, *two.ranks[r], *two.gpus[r]);
         CHECK(cuda::all_reduce_norm(sum, cuda::NormKind::rms, weights[i]->data, nullptr, 1e-5f, sums[i]->data,
                                     normed[i]->data, rows, cols, *two.ranks[r], *two.gpus[r]));
     });

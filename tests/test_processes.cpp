@@ -1,4 +1,5 @@
 // A model in several processes: what they say to each other, that the answers stay what they are, and what happens when one is lost.
+#include <dlfcn.h>
 #include <catch2/catch_test_macros.hpp>
 
 #include "process.h"
@@ -8,12 +9,14 @@
 import quire.core.base;
 import quire.core.std;
 import quire.core.tcp;
+import quire.core.tensor;
 import quire.engine.engine;
 import quire.paging.block;
 import quire.schedule.request;
 import quire.schedule.step_message;
 import quire.schedule.step_plan;
 
+#include "cuda_tools.h"
 #include "engine_tools.h"
 
 using namespace quire;
@@ -65,7 +68,7 @@ EngineOptions process(int rank, int n, int port) {
     o.device           = "cpu";
     o.threads          = 1;
     o.tensor_parallel  = 2;
-    o.processes        = {rank, n, "127.0.0.1", port};
+    o.processes        = {rank, n, rank, "127.0.0.1", port};
     o.kv_blocks        = 30;
     o.block_size       = 4;
     o.context          = 96;
@@ -288,6 +291,85 @@ TEST_CASE("processes that do not fit together say so", "[ranks]") {
                     "", "/usr/bin");
     CHECK(wrong.code == 2);
     CHECK(wrong.err == "server: RANK is '2', not a number in 0..1\n");
+}
+
+namespace {
+
+// Two processes that share the only GPU: NCCL must take them for processes of two hosts, and the loopback for what is between.
+struct Variables {
+    explicit Variables(std::vector<std::pair<std::string, std::string>> all) : all_(std::move(all)) {
+        for (const auto& [name, value] : all_) setenv(name.c_str(), value.c_str(), 1);
+    }
+    Variables(const Variables&)            = delete;
+    Variables& operator=(const Variables&) = delete;
+    ~Variables() {
+        for (const auto& [name, value] : all_) unsetenv(name.c_str());
+    }
+
+private:
+    std::vector<std::pair<std::string, std::string>> all_;
+};
+
+} // namespace
+
+TEST_CASE("GPUs of two processes give the bits of one; when one process is killed, every request gets an error",
+          "[cuda][cuda-processes]") {
+    if (no_gpu()) return;
+    void* const nccl = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (!nccl) {
+        WARN("not tested: there is no NCCL");
+        return;
+    }
+    const Variables      network({{"NCCL_SOCKET_IFNAME", "lo"}, {"NCCL_IB_DISABLE", "1"}});
+    const nlohmann::json body{{"prompt", {"Once upon a time", "The", "In the garden there was a"}},
+                              {"max_tokens", 24},
+                              {"temperature", 0},
+                              {"logprobs", 3}};
+    const auto           answer = [&](Server& server) { return server.ask("/v1/completions", body)["choices"]; };
+    for (const bool deterministic : {true, false}) {
+        CAPTURE(deterministic);
+        std::vector<std::string> flags{"--device", "cuda", "--kv-blocks", "64", "--batch-size", "64"};
+        if (deterministic) flags.emplace_back("--deterministic");
+        const nlohmann::json alone = [&] {
+            Server server(flags);
+            return answer(server);
+        }();
+        const int port = free_port();
+        flags.insert(flags.end(), {"--tensor-parallel", "2", "--rank-timeout", "10"});
+        std::vector<std::string> all{"-m", shipped};
+        all.insert(all.end(), flags.begin(), flags.end());
+        std::optional<Child> follower;
+        {
+            const Variables host({{"NCCL_HOSTID", "second"}, {"LOCAL_RANK", "1"}});
+            follower.emplace("server", all, 1, port);
+        }
+        const Variables host(
+            {{"NCCL_HOSTID", "first"}, {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", cat(port)}});
+        Server               server(flags);
+        const nlohmann::json together = answer(server);
+        for (std::size_t i = 0; i < 3; i++) {
+            CAPTURE(i, follower->err());
+            if (deterministic) CHECK(together[i] == alone[i]);
+            else CHECK(std::string(together[i]["text"]).substr(0, 20) == std::string(alone[i]["text"]).substr(0, 20));
+        }
+        if (deterministic) {
+            server.signal(SIGTERM);
+            CHECK(server.wait() == 0);
+            CHECK(follower->wait() == 0);
+        } else {
+            std::thread    killer([&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                follower->stop(SIGKILL);
+            });
+            nlohmann::json longer = body;
+            longer["max_tokens"] = 400, longer["ignore_eos"] = true, longer.erase("logprobs");
+            const auto begin = std::chrono::steady_clock::now();
+            CHECK(server.post("/v1/completions", longer).status >= 500);
+            killer.join();
+            CHECK(server.wait() == 1);
+            CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < 9);
+        }
+    }
 }
 
 TEST_CASE("a server in two processes answers; when one is killed, every request gets an error and it ends", "[ranks]") {

@@ -192,6 +192,31 @@ __global__ void __launch_bounds__(512)
     count_message(rank, two_shots);
 }
 
+// What NCCL has gathered: n values of each rank, one after the other → their sums, as one_shot_kernel makes them.
+template <bool Float, bool OutFloat, int N>
+__global__ void sum_gathered_kernel(const void* all, void* out, std::int64_t n) {
+    wait_for_inputs();
+    const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    float v[N];
+#pragma unroll
+    for (int p = 0; p < N; p++)
+        v[p] = Float ? static_cast<const float*>(all)[p * n + i]
+                     : finite_half(static_cast<const unsigned short*>(all)[p * n + i]);
+    const float sum = tree_sum<N>(v);
+    if (OutFloat) static_cast<float*>(out)[i] = sum;
+    else static_cast<__half*>(out)[i] = to_finite(sum);
+}
+
+// x [rows × cols] → columns first .. of out.
+template <class T>
+__global__ void put_kernel(const T* x, std::int64_t cols, T* out, std::int64_t out_cols, std::int64_t first,
+                           std::int64_t n) {
+    wait_for_inputs();
+    const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) out[i / cols * out_cols + first + i % cols] = x[i];
+}
+
 template <class T>
 __global__ void take_kernel(const T* x, std::int64_t x_cols, std::int64_t first, T* out, std::int64_t cols,
                             std::int64_t n) {
@@ -283,7 +308,53 @@ bool can_reduce(int n) {
     return with_ranks(n, [](auto) {});
 }
 
+namespace {
+
+void sum_over_processes(const AllReduce& args, std::int64_t n, Rank& rank, Context& gpu) {
+    if (!args.exact && nccl_all_reduce(args, n, rank, gpu)) return;
+    const int         me = rank.view.index, size = args.x_is_float ? 4 : 2, out_size = args.out_is_float ? 4 : 2;
+    const auto        most = std::int64_t(piece_bytes(rank)) / size;
+    const auto* const x    = static_cast<const char*>(args.x.of[me]);
+    auto* const       out  = static_cast<char*>(args.out.of[me]);
+    for (std::int64_t first = 0; first < n; first += most) {
+        const std::int64_t count = std::min(most, n - first);
+        const void* const  all   = gather_pieces(x + first * size, std::size_t(count * size), rank, gpu);
+        with_ranks(rank.view.n, [&](auto n_ranks) {
+            const auto kernel = args.x_is_float ? (args.out_is_float ? sum_gathered_kernel<true, true, n_ranks.value>
+                                                                     : sum_gathered_kernel<true, false, n_ranks.value>)
+                                : args.out_is_float ? sum_gathered_kernel<false, true, n_ranks.value>
+                                                    : sum_gathered_kernel<false, false, n_ranks.value>;
+            run_kernel(kernel, dim3(ctas_for(count, 256)), 256, 0, gpu, all, static_cast<void*>(out + first * out_size),
+                       count);
+        });
+    }
+}
+
+template <class T>
+void gather_over_processes(const void* x, const RankColumns& columns, T* out, std::int64_t out_cols, std::int64_t rows,
+                           Rank& rank, Context& gpu) {
+    const int          n = rank.view.n, me = rank.view.index;
+    const std::int64_t widest = *std::max_element(columns.n, columns.n + n);
+    const auto         most   = std::int64_t(piece_bytes(rank) / (std::size_t(widest) * sizeof(T))); // rows
+    if (most == 0) return gpu.note(cudaErrorInvalidValue);
+    for (std::int64_t first = 0; first < rows; first += most) {
+        const std::int64_t count = std::min(most, rows - first);
+        std::size_t        bytes[max_ranks];
+        for (int p = 0; p < n; p++) bytes[p] = std::size_t(count * columns.n[p]) * sizeof(T);
+        const auto* const all =
+            static_cast<const char*>(gather_pieces(static_cast<const T*>(x) + first * columns.n[me], bytes, rank, gpu));
+        for (int p = 0; p < n; p++)
+            if (columns.n[p] > 0)
+                run_kernel(put_kernel<T>, dim3(ctas_for(count * columns.n[p], 256)), 256, 0, gpu,
+                           reinterpret_cast<const T*>(all + std::size_t(p) * piece_bytes(rank)), columns.n[p],
+                           out + first * out_cols, out_cols, columns.first[p], count * columns.n[p]);
+    }
+}
+
+} // namespace
+
 void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu) {
+    if (piece_bytes(rank) > 0) return sum_over_processes(args, rows * cols, rank, gpu);
     if (one_shot<false>(args, {}, rows, cols, rank, gpu)) return;
     if (!args.exact && nccl_all_reduce(args, rows * cols, rank, gpu)) return;
     with_ranks(rank.view.n, [&](auto n) {
@@ -298,12 +369,21 @@ void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Ran
 
 bool all_reduce_norm(const AllReduce& args, NormKind kind, const float* weight, const float* bias, float eps,
                      float* residual, Half* normed, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu) {
+    if (piece_bytes(rank) > 0) return false;
     return one_shot<true>(args, {weight, bias, eps, residual, reinterpret_cast<__half*>(normed), kind}, rows, cols,
                           rank, gpu);
 }
 
-void all_gather(const void* x, std::int64_t cols, const RankArrays& out, std::int64_t out_cols, std::int64_t first,
+void all_gather(const void* x, const RankColumns& columns, const RankArrays& out, std::int64_t out_cols,
                 std::int64_t rows, int element, Rank& rank, Context& gpu) {
+    const int          me   = rank.view.index;
+    const std::int64_t cols = columns.n[me], first = columns.first[me];
+    if (piece_bytes(rank) > 0) {
+        if (element == 4)
+            gather_over_processes(x, columns, static_cast<std::uint32_t*>(out.of[me]), out_cols, rows, rank, gpu);
+        else gather_over_processes(x, columns, static_cast<std::uint16_t*>(out.of[me]), out_cols, rows, rank, gpu);
+        return;
+    }
     if (element == 4)
         run_kernel(gather_kernel<std::uint32_t>, dim3(two_shot_ctas), 512, 0, gpu, static_cast<const std::uint32_t*>(x),
                    cols, out, out_cols, first, rows, rank.view);

@@ -1,10 +1,15 @@
-// Makes GPUs of this process ranks: peer access, the memory through which they reach each other, NCCL.
+// Makes GPUs ranks: peer access, the memory through which those of one process reach each other, NCCL.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
 
 #include "../context.cuh"
 #include "nccl.cuh"
@@ -21,8 +26,14 @@ struct NcclLibrary {
     int (*GetUniqueId)(UniqueId*)                          = nullptr;
     int (*CommInitRank)(Communicator*, int, UniqueId, int) = nullptr;
     int (*CommAbort)(Communicator)                         = nullptr;
+    int (*CommGetAsyncError)(Communicator, int*)           = nullptr;
+    const char* (*GetErrorString)(int)                     = nullptr;
     int (*AllReduce)(const void*, void*, std::size_t, int, int, Communicator, cudaStream_t) = nullptr;
-    static constexpr int float16 = 6, float32 = 7, sum = 0;
+    int (*AllGather)(const void*, void*, std::size_t, int, Communicator, cudaStream_t)      = nullptr;
+    int (*Broadcast)(const void*, void*, std::size_t, int, int, Communicator, cudaStream_t) = nullptr;
+    int (*GroupStart)()                                                                     = nullptr;
+    int (*GroupEnd)()                                                                       = nullptr;
+    static constexpr int int8 = 0, float16 = 6, float32 = 7, sum = 0, success = 0, in_progress = 7;
 
     // Null: it is not installed.
     static const NcclLibrary* get() {
@@ -37,7 +48,11 @@ struct NcclLibrary {
             };
             const bool found = find(all->GetVersion, "ncclGetVersion") && find(all->GetUniqueId, "ncclGetUniqueId") &&
                                find(all->CommInitRank, "ncclCommInitRank") && find(all->CommAbort, "ncclCommAbort") &&
-                               find(all->AllReduce, "ncclAllReduce");
+                               find(all->CommGetAsyncError, "ncclCommGetAsyncError") &&
+                               find(all->GetErrorString, "ncclGetErrorString") &&
+                               find(all->AllReduce, "ncclAllReduce") && find(all->AllGather, "ncclAllGather") &&
+                               find(all->Broadcast, "ncclBroadcast") && find(all->GroupStart, "ncclGroupStart") &&
+                               find(all->GroupEnd, "ncclGroupEnd");
             return found ? std::move(all) : std::unique_ptr<NcclLibrary>();
         }();
         return one.get();
@@ -53,8 +68,9 @@ struct Meeting {
 struct Nccl {
     std::shared_ptr<Meeting>  meeting;
     NcclLibrary::Communicator communicator = nullptr;
-    std::int64_t              from         = 0; // this rank's copy; 0: NCCL is not used
+    std::int64_t              from         = 0; // bytes of the smallest message that NCCL sums; 0: none
     int                       version      = 0;
+    std::size_t               piece        = 0; // bytes; 0: all ranks are of this process
 };
 
 namespace {
@@ -90,6 +106,16 @@ bool enable_peers(Context* const* gpus, int n, const char*& why) {
 
 void announce_ranks() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
+static_assert(sizeof(NcclId) == sizeof(NcclLibrary::UniqueId));
+
+bool make_nccl_id(NcclId& id) {
+    const NcclLibrary* const nccl = NcclLibrary::get();
+    NcclLibrary::UniqueId    made;
+    if (nccl == nullptr || nccl->GetUniqueId(&made) != NcclLibrary::success) return false;
+    std::memcpy(&id, &made, sizeof id);
+    return true;
+}
+
 bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double seconds, Rank** ranks, const char*& why) {
     if (!can_reduce(n)) {
         why = "there are no kernels for this number of them";
@@ -116,7 +142,7 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
             return false;
         }
         *rank.lost         = 0;
-        rank.nccl          = new Nccl{meeting, nullptr, 0, 0};
+        rank.nccl          = new Nccl{meeting, nullptr, 0, 0, 0};
         rank.view.index    = i;
         rank.view.n        = n;
         rank.view.room     = room;
@@ -131,6 +157,134 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
                 reinterpret_cast<unsigned*>(static_cast<char*>(ranks[j]->memory) + inbox_bytes);
         }
     return true;
+}
+
+namespace {
+
+// From this size on NCCL's own sum moves less than gathering does: each rank sends 2 (n - 1) / n of the message instead of n - 1.
+std::int64_t sums_from(int n) { return std::max((std::int64_t(16) << 20) / (std::int64_t(n) * n), std::int64_t(1)); }
+
+constexpr std::size_t most_piece = std::size_t(4) << 20;
+
+// Of the threads in which ranks join; they may outlive whoever waits for them.
+struct Joining {
+    std::mutex              mutex;
+    std::condition_variable changed;
+    int                     n_left = 0, error = NcclLibrary::success;
+};
+
+// Joins, and sends one message of each kind: the first ones make the connections.
+int join_and_try(Rank& rank, Context& gpu, const NcclLibrary& nccl, const NcclLibrary::UniqueId& id) {
+    Nccl& mine = *rank.nccl;
+    use(gpu);
+    int error = nccl.CommInitRank(&mine.communicator, rank.view.n, id, rank.view.index);
+    if (error != NcclLibrary::success) return error;
+    char* const memory = static_cast<char*>(rank.memory);
+    for (const std::size_t bytes : {std::size_t(1) << 10, mine.piece}) {
+        error = nccl.AllGather(memory + std::size_t(rank.view.index) * bytes, memory, bytes, NcclLibrary::int8,
+                               mine.communicator, gpu.stream);
+        if (error != NcclLibrary::success) return error;
+        nccl.GroupStart();
+        for (int p = 0; p < rank.view.n; p++)
+            nccl.Broadcast(memory, memory + std::size_t(p) * mine.piece, bytes, NcclLibrary::int8, p, mine.communicator,
+                           gpu.stream);
+        error = nccl.GroupEnd();
+        if (error != NcclLibrary::success) return error;
+        for (const int type : {NcclLibrary::float16, NcclLibrary::float32}) {
+            error = nccl.AllReduce(memory, memory, bytes / 4, type, NcclLibrary::sum, mine.communicator, gpu.stream);
+            if (error != NcclLibrary::success) return error;
+        }
+    }
+    synchronize(gpu);
+    return NcclLibrary::success;
+}
+
+} // namespace
+
+bool connect_ranks_by_nccl(Context* const* gpus, int n_local, int first, int n, const NcclId& id, double seconds,
+                           Rank** ranks, const char*& why) {
+    const NcclLibrary* const nccl = NcclLibrary::get();
+    if (nccl == nullptr || !can_reduce(n)) {
+        why = nccl == nullptr ? "NCCL (libnccl.so.2) is not installed" : "there are no kernels for this number of them";
+        return false;
+    }
+    setenv("NCCL_NVLS_ENABLE", "0", 0); // NVLink multicast stays off
+    NcclLibrary::UniqueId their_id;
+    std::memcpy(&their_id, &id, sizeof their_id);
+    const auto joining = std::make_shared<Joining>();
+    joining->n_left    = n_local;
+    for (int i = 0; i < n_local; i++) {
+        auto& rank = *(ranks[i] = new Rank);
+        use(*gpus[i]);
+        gpus[i]->is_rank = true;
+        rank.memory      = gpus[i]->take(std::size_t(n) * most_piece);
+        if (cudaHostAlloc(reinterpret_cast<void**>(&rank.lost), sizeof(int), cudaHostAllocPortable) != cudaSuccess)
+            rank.lost = nullptr;
+        if (rank.memory == nullptr || rank.lost == nullptr) {
+            why = "there is no memory left for what they send each other";
+            for (int j = 0; j <= i; j++) destroy_rank(ranks[j]);
+            return false;
+        }
+        *rank.lost      = 0;
+        rank.nccl       = new Nccl{nullptr, nullptr, sums_from(n), 0, most_piece};
+        rank.view.index = first + i;
+        rank.view.n     = n;
+        nccl->GetVersion(&rank.nccl->version);
+    }
+    for (int i = 0; i < n_local; i++)
+        std::thread([joining, nccl, their_id, rank = ranks[i], gpu = gpus[i]] {
+            const int        error = join_and_try(*rank, *gpu, *nccl, their_id);
+            std::scoped_lock lock(joining->mutex);
+            if (error != NcclLibrary::success && joining->error == NcclLibrary::success) joining->error = error;
+            joining->n_left--;
+            joining->changed.notify_all();
+        }).detach();
+    std::unique_lock lock(joining->mutex);
+    const bool       all =
+        joining->changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return joining->n_left == 0; });
+    if (!all) { // what a thread of NCCL's uses stays
+        why = "the other processes do not come to NCCL's rendezvous";
+        return false;
+    }
+    if (joining->error == NcclLibrary::success) return true;
+    why = nccl->GetErrorString(joining->error);
+    for (int i = 0; i < n_local; i++) destroy_rank(ranks[i]);
+    return false;
+}
+
+const char* nccl_failure(const Rank& rank) {
+    if (rank.nccl->communicator == nullptr) return "it was left";
+    int       error  = NcclLibrary::success;
+    const int called = NcclLibrary::get()->CommGetAsyncError(rank.nccl->communicator, &error);
+    if (called != NcclLibrary::success) error = called;
+    return error == NcclLibrary::success || error == NcclLibrary::in_progress
+               ? nullptr
+               : NcclLibrary::get()->GetErrorString(error);
+}
+
+std::size_t piece_bytes(const Rank& rank) { return rank.nccl->piece; }
+
+const void* gather_pieces(const void* mine, std::size_t bytes, Rank& rank, Context& gpu) {
+    const Nccl& nccl = *rank.nccl;
+    if (nccl.communicator == nullptr ||
+        NcclLibrary::get()->AllGather(mine, rank.memory, bytes, NcclLibrary::int8, nccl.communicator, gpu.stream) != 0)
+        gpu.note(cudaErrorUnknown);
+    return rank.memory;
+}
+
+const void* gather_pieces(const void* mine, const std::size_t* bytes_of, Rank& rank, Context& gpu) {
+    const Nccl&              nccl    = *rank.nccl;
+    const NcclLibrary* const library = NcclLibrary::get();
+    if (nccl.communicator == nullptr) {
+        gpu.note(cudaErrorUnknown);
+        return rank.memory;
+    }
+    library->GroupStart();
+    for (int p = 0; p < rank.view.n; p++)
+        library->Broadcast(mine, static_cast<char*>(rank.memory) + std::size_t(p) * nccl.piece, bytes_of[p],
+                           NcclLibrary::int8, p, nccl.communicator, gpu.stream);
+    if (library->GroupEnd() != NcclLibrary::success) gpu.note(cudaErrorUnknown);
+    return rank.memory;
 }
 
 void destroy_rank(Rank* rank) {

@@ -1,4 +1,5 @@
-// NCCL, loaded where it is installed: what sums large messages if it is faster than two_shot_kernel.
+// NCCL, loaded where it is installed: what sums large messages if it is faster than two_shot_kernel, and what brings every message to
+// ranks of other processes.
 #pragma once
 
 #include "rank.cuh"
@@ -7,7 +8,15 @@ namespace quire::cuda {
 
 // False: there is no communicator, or the message is better sent otherwise.
 bool nccl_all_reduce(const AllReduce& args, std::int64_t n, Rank& rank, Context& gpu);
-void leave_nccl(Rank& rank);
+
+// -- ranks of several processes
+
+// Bytes of the largest piece that a rank can hand in below; 0: all ranks are of this process.
+std::size_t piece_bytes(const Rank& rank);
+// Every rank hands in `bytes`: rank p's at p × bytes of what is returned, until the next call.
+const void* gather_pieces(const void* mine, std::size_t bytes, Rank& rank, Context& gpu);
+// Rank p hands in bytes_of[p]: at p × piece_bytes(rank) of what is returned.
+const void* gather_pieces(const void* mine, const std::size_t* bytes_of, Rank& rank, Context& gpu);
 
 // Whether there are kernels for n ranks.
 bool can_reduce(int n);

@@ -18,6 +18,8 @@ public:
     // Sends `mine` to every other process, and receives what they send in their call: [process].
     virtual std::optional<Failure> exchange(std::span<const std::byte>           mine,
                                             std::vector<std::vector<std::byte>>& of_all) = 0;
+    // Another process that is gone, if one is; does not wait.
+    virtual std::optional<Failure> gone() = 0;
 };
 
 class RankGroup {
@@ -42,6 +44,12 @@ public:
     // in time.
     void meet(int rank);
 
+    // Hands `mine` to the other processes, and returns what each of them has handed in: [process]; while no rank is in meet(). Throws
+    // as meet() does.
+    std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine);
+    // Whether a process is gone: then its first rank has failed.
+    bool has_lost_a_process();
+
     // Memory for n numbers that the others see after the next meet(), with the column where they belong.
     float* hand_in(int rank, std::size_t n, std::int64_t first);
     struct HandedIn {
@@ -59,7 +67,8 @@ private:
         std::array<std::int64_t, 2>       first{};
     };
     void wait_for(int rank, std::uint64_t met);
-    void exchange(std::uint64_t met);
+    void exchange_parts(std::uint64_t met);
+    void lose(const RankLink::Failure& failure) { fail(failure.process * n_local_, failure.why); }
 
     double                              seconds_;
     int                                 first_ = 0, n_local_ = 0;
@@ -111,7 +120,7 @@ void RankGroup::wait_for(int rank, std::uint64_t met) {
 }
 
 // What this process' ranks have handed in goes to the others, and theirs comes here.
-void RankGroup::exchange(std::uint64_t met) {
+void RankGroup::exchange_parts(std::uint64_t met) {
     const auto turn = std::size_t((met - 1) % 2);
     struct Head {
         std::uint64_t n;
@@ -129,7 +138,7 @@ void RankGroup::exchange(std::uint64_t met) {
         put(mine.memory[turn].data(), head.n * sizeof(float));
     }
     if (const auto failure = link_->exchange(outgoing_, incoming_)) {
-        fail(failure->process * n_local_, failure->why);
+        lose(*failure);
         throw std::runtime_error("another rank has failed");
     }
     for (int r = 0; r < n(); r++) {
@@ -157,9 +166,23 @@ void RankGroup::meet(int rank) {
     const bool          leads = link_ && rank == first_;
     if (leads) {
         for (int r = first_; r < first_ + n_local_; r++) wait_for(r, mine);
-        exchange(mine);
+        exchange_parts(mine);
     }
     for (int r = 0; r < n(); r++) wait_for(r, mine);
+}
+
+std::vector<std::vector<std::byte>> RankGroup::exchange(std::span<const std::byte> mine) {
+    std::vector<std::vector<std::byte>> of_all;
+    if (const auto failure = link_->exchange(mine, of_all)) {
+        lose(*failure);
+        throw std::runtime_error(*this->failure());
+    }
+    return of_all;
+}
+
+bool RankGroup::has_lost_a_process() {
+    if (const auto failure = link_->gone()) lose(*failure);
+    return failed();
 }
 
 float* RankGroup::hand_in(int rank, std::size_t n, std::int64_t first) {

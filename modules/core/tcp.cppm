@@ -41,6 +41,8 @@ Result<int> connect_tcp(const std::string& host, int port, double seconds);
 Result<void> send_all(int fd, std::span<const std::byte> bytes, double seconds);
 Result<void> receive_all(int fd, std::span<std::byte> bytes, double seconds);
 void         close_tcp(int fd); // -1: nothing happens
+// The other side has closed the connection, or is gone; what it sent before may still be there.
+bool has_hung_up(int fd);
 
 } // namespace quire
 
@@ -101,6 +103,11 @@ Result<void> wait_for(int fd, short what, Clock::time_point begin, double second
         if (n > 0) return {};
         if (n < 0 && errno != EINTR) return fail_with(ErrorKind::system, std::strerror(errno));
     }
+}
+
+bool has_hung_up(int fd) {
+    pollfd one{fd, POLLRDHUP, 0};
+    return poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
 Result<int> accept_tcp(const Listener& listener, double seconds) {

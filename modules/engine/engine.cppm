@@ -185,15 +185,13 @@ struct Engine::Impl {
 // A measured rate that follows slow changes and forgives a single slow step.
 void track(double& average, double sample) { average = average > 0 ? 0.9 * average + 0.1 * sample : sample; }
 
-Result<void> check_processes(EngineOptions& o) {
+Result<void> check_processes(const EngineOptions& o) {
     const ProcessSpec& p = o.processes;
     if (p.rank < 0 || p.rank >= p.n)
         return fail("RANK ", p.rank, " is not in 0..", p.n - 1, " (WORLD_SIZE is ", p.n, ")");
     if (o.tensor_parallel % p.n != 0)
         return fail(o.tensor_parallel, " ranks (--tensor-parallel) cannot be divided among ", p.n,
                     " processes (WORLD_SIZE)");
-    if (o.device == "cuda") return fail("GPUs of several processes cannot run one model yet; those of one can");
-    o.device = "cpu";
     return {};
 }
 

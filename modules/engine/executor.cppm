@@ -167,10 +167,13 @@ Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<
     if (o.device == "cuda" && o.kv_type == KvType::f32) return fail("on a GPU the KV cache is F16; F32 needs the CPU");
     std::vector<Rank> ranks(std::size_t(group->n_local()));
     if (o.device == "cuda" || (o.device == "auto" && o.kv_type == KvType::f16 && o.isa.empty())) {
-        if (ranks.size() > 1) announce_cuda_ranks();
+        if (o.tensor_parallel > 1) announce_cuda_ranks();
+        // Processes of one host take them in turn; where each sees its own alone, they are numbered alike.
+        const int n_gpus = std::max(n_cuda_devices(), 1), before = o.processes.local * int(ranks.size());
         for (std::size_t r = 0; r < ranks.size(); r++) {
+            const int                        index = o.processes.n > 1 ? (before + int(r)) % n_gpus : int(r);
             Result<std::unique_ptr<Backend>> gpu =
-                make_cuda_backend({int(r), o.gpu_memory_utilization, o.deterministic, o.fusion});
+                make_cuda_backend({index, o.gpu_memory_utilization, o.deterministic, o.fusion});
             if (gpu) {
                 ranks[r].backend = std::move(*gpu);
                 continue;
@@ -266,11 +269,18 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         const int n_local = o.tensor_parallel / o.processes.n;
         return std::make_shared<RankGroup>(o.tensor_parallel, seconds, o.processes.rank * n_local, n_local, processes);
     };
-    auto                      group = make_group(o.rank_seconds > 0 ? o.rank_seconds : gpus ? 10 : 60);
+    auto                      group = make_group(o.rank_seconds > 0 ? o.rank_seconds : gpus ? processes ? 20 : 10 : 60);
     Result<std::vector<Rank>> made  = make_backends(o, group);
     if (!made) return std::unexpected(made.error());
     std::vector<Rank>& ranks = *made;
     if (o.device == "cpu" && gpus) group = make_group(60);
+    if (processes) {
+        const std::uint64_t         on_gpus = o.device == "cuda" ? 1 : 0;
+        const Result<std::uint64_t> least = processes->least(on_gpus), most = processes->least(1 - on_gpus);
+        if (!least || !most) return std::unexpected((least ? most : least).error());
+        if (*least != on_gpus || *most != 1 - on_gpus)
+            return fail("some processes have a GPU, others have none: start all of them with --device cpu");
+    }
     if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
         o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
@@ -369,14 +379,17 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     };
     if (auto ok = on_all(ranks, prepare); !ok) return std::unexpected(ok.error());
 
-    const bool            gpu_ranks = o.device == "cuda" && ranks.size() > 1;
+    const bool            gpu_ranks = o.device == "cuda" && o.tensor_parallel > 1;
     const int             spin = o.device == "cuda" ? 1'000'000 : 2000; // a GPU must not wait for a thread that sleeps
     std::vector<Backend*> gpu_backends;
     gpu_backends.reserve(ranks.size());
     for (const Rank& rank : ranks) gpu_backends.push_back(rank.backend.get());
     auto executor = std::make_unique<LocalExecutor>(std::move(ranks), group, spin);
     if (gpu_ranks)
-        if (auto ok = connect_cuda_ranks(gpu_backends, group->seconds()); !ok) return std::unexpected(ok.error());
+        if (auto ok = processes ? connect_cuda_processes(gpu_backends, group)
+                                : connect_cuda_ranks(gpu_backends, group->seconds());
+            !ok)
+            return std::unexpected(ok.error());
     return executor;
 }
 

@@ -29,10 +29,7 @@ class LeadingExecutor final : public Executor {
 public:
     LeadingExecutor(std::unique_ptr<Executor> own, std::shared_ptr<ProcessGroup> processes, int block_size)
         : own_(std::move(own)), processes_(std::move(processes)), sender_(block_size) {}
-    ~LeadingExecutor() override {
-        const Result<void> told = processes_->tell(ProcessGroup::Kind::end, {});
-        if (!told) return; // who is gone has ended
-    }
+    ~LeadingExecutor() override { processes_->end(); }
 
     void move_blocks(const BlockMoves& moves) override {
         message_.clear();
@@ -76,7 +73,7 @@ Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLim
         const Result<ProcessGroup::Message> message = processes.listen();
         if (!message) return std::unexpected(message.error());
         switch (message->kind) {
-            case ProcessGroup::Kind::end: return {};
+            case ProcessGroup::Kind::end: processes.end(); return {};
             case ProcessGroup::Kind::moves:
                 if (auto ok = read_moves(message->content, limits, plan.moves); !ok) return ok;
                 own.move_blocks(plan.moves);

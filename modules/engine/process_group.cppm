@@ -11,9 +11,11 @@ import quire.core.tcp;
 
 export namespace quire {
 
-// Who is this process, and where rank 0 listens: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT of torchrun and others.
+// Who is this process, which of its host's (it takes the GPUs after theirs), and where rank 0 listens: RANK, WORLD_SIZE, LOCAL_RANK,
+// MASTER_ADDR, MASTER_PORT of torchrun and others.
 struct ProcessSpec {
     int         rank = 0, n = 1;
+    int         local   = 0;
     std::string address = "127.0.0.1";
     int         port    = 29500;
 };
@@ -53,8 +55,12 @@ public:
     // What rank 0 tells next, however long that takes.
     Result<Message> listen();
 
+    // Rank 0: tells the others to end, and waits a little until they have run all that came before. The others: say that they have.
+    void end();
+
     std::optional<Failure> exchange(std::span<const std::byte>           mine,
                                     std::vector<std::vector<std::byte>>& of_all) override;
+    std::optional<Failure> gone() override;
 
 private:
     ProcessGroup(ProcessSpec spec, double seconds)
@@ -223,6 +229,26 @@ Result<std::uint64_t> ProcessGroup::least(std::uint64_t mine) {
 Result<void> ProcessGroup::tell(Kind kind, std::span<const std::byte> content) {
     for (int p = 1; p < spec_.n; p++)
         if (auto ok = send(p, kind, content); !ok) return ok;
+    return {};
+}
+
+void ProcessGroup::end() {
+    constexpr double patience = 2;
+    std::vector<int> told;
+    for (int p = 0; p < spec_.n; p++) // who is gone has ended
+        if (p != spec_.rank && sockets_[std::size_t(p)] >= 0 && send(p, Kind::end, {})) told.push_back(p);
+    if (spec_.rank > 0) return;
+    const Stopwatch watch;
+    for (int p : told) {
+        const Result<Kind> done = receive(p, heard_, std::max(patience - watch.seconds(), 0.01));
+        if (!done) continue;
+    }
+}
+
+std::optional<RankLink::Failure> ProcessGroup::gone() {
+    for (int p = 0; p < spec_.n; p++)
+        if (sockets_[std::size_t(p)] >= 0 && has_hung_up(sockets_[std::size_t(p)]))
+            return Failure{p, "the connection was closed"};
     return {};
 }
 

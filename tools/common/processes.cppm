@@ -7,7 +7,7 @@ import quire.engine.engine;
 
 export namespace quire {
 
-// RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Only --tensor-parallel makes them count. Error: one of them
+// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Only --tensor-parallel makes them count. Error: one of them
 // that cannot be.
 Result<void> read_processes(EngineOptions& options);
 
@@ -38,8 +38,10 @@ Result<void> read_processes(EngineOptions& options) {
     if (!n) return std::unexpected(n.error());
     if (*n == 1) return {};
     const Result<int> rank = number_of("RANK", 0, 0, *n - 1), port = number_of("MASTER_PORT", p.port, 1, 65535);
-    if (!rank || !port) return std::unexpected((rank ? port : rank).error());
-    p.n = *n, p.rank = *rank, p.port = *port;
+    const Result<int> local = number_of("LOCAL_RANK", 0, 0, *n - 1);
+    for (const Result<int>* number : {&rank, &port, &local})
+        if (!*number) return std::unexpected(number->error());
+    p.n = *n, p.rank = *rank, p.port = *port, p.local = *local;
     if (const char* const address = std::getenv("MASTER_ADDR"); address && *address) p.address = address;
     return {};
 }

@@ -17,6 +17,7 @@ import quire.compute.cuda.lowering;
 import quire.compute.cuda.weights;
 import quire.compute.memory;
 import quire.compute.program;
+import quire.compute.ranks;
 import quire.core.base;
 import quire.core.recent;
 import quire.core.std;
@@ -44,6 +45,10 @@ void announce_cuda_ranks();
 // Makes these backends, on different GPUs, ranks that run a model together: after compile(), before the first step. `seconds`: how
 // long a rank waits for the others. Error: the GPUs cannot reach each other's memory.
 Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
+// The same for the GPUs of one of several processes, the local ranks of `group`: all that they say goes by NCCL. Error: it is not
+// installed, or the processes do not find each other.
+Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group);
+int          n_cuda_devices();
 
 } // namespace quire
 
@@ -125,6 +130,9 @@ private:
         if (rank_ && cuda::lost_a_rank(*rank_)) throw std::runtime_error("another rank does not answer");
     }
     friend Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
+    friend Result<void> connect_cuda_processes(std::span<Backend* const>         backends,
+                                               const std::shared_ptr<RankGroup>& group);
+    void                wait_for_device();
 
     CudaOptions      options_;
     cuda::DeviceInfo info_;
@@ -135,7 +143,8 @@ private:
     struct DestroyRank {
         void operator()(cuda::Rank* rank) const { cuda::destroy_rank(rank); }
     };
-    std::unique_ptr<cuda::Rank, DestroyRank> rank_; // null: it runs alone
+    std::unique_ptr<cuda::Rank, DestroyRank> rank_;  // null: it runs alone
+    std::shared_ptr<RankGroup>               group_; // null: all ranks are of this process
     DeviceMemory                             memory_;
     DeviceWeights                            weights_;
     GemmDispatch                             gemm_;
@@ -382,7 +391,7 @@ std::span<const float> CudaBackend::to_host(const Tensor& t) {
     const auto n = std::size_t(t.rows * t.cols);
     check(t.type == DType::F32 && n <= logits_size_, "to_host: not the logits");
     cuda::copy_to_host(logits_, t.data, n * 4, *gpu_);
-    cuda::synchronize(*gpu_);
+    wait_for_device();
     check_device("a step");
     return {logits_, n};
 }
@@ -432,7 +441,7 @@ constexpr int max_megakernel_items = 512;
 
 void CudaBackend::run(const StepPlan& plan) {
     cuda::use(*gpu_);
-    const bool decoding = begin_step(plan);
+    const bool decoding = begin_step(plan) && !group_; // NCCL across processes is not captured
     if (!decoding) {
         run_operations();
     } else if (shape_.tokens == 1 && megakernel_ != nullptr &&
@@ -613,9 +622,107 @@ Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double secon
                       "ranks that run different programs");
                 op.reduce.x.of[r]   = its.parts.n > 1 ? other.sum_of_parts_ : const_cast<void*>(its.parts.of[0]);
                 op.reduce.out.of[r] = its.device.out;
+                op.columns.n[r]     = its.device.cols;
+                if (const auto* gather = std::get_if<AllGather>(&other.program_->operations[i]))
+                    op.columns.first[r] = gather->first;
             }
         }
     return {};
+}
+
+int n_cuda_devices() { return cuda::n_devices(); }
+
+// What the processes tell each other before they meet: NCCL's id, of which rank 0's counts, then what each rank's operations are, and
+// which columns it has in those that gather.
+struct OperationOfRank {
+    std::int64_t kind = 0, first = 0, cols = 0;
+};
+
+Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group) try {
+    const auto                  n_local = backends.size(), n = std::size_t(group->n());
+    std::vector<CudaBackend*>   ranks;
+    std::vector<cuda::Context*> gpus;
+    for (Backend* backend : backends) {
+        ranks.push_back(static_cast<CudaBackend*>(backend));
+        gpus.push_back(ranks.back()->gpu_.get());
+    }
+    if (n > cuda::max_ranks) return fail("a model runs on up to ", cuda::max_ranks, " GPUs, not on ", n);
+    cuda::NcclId id;
+    if (group->first() == 0 && !cuda::make_nccl_id(id))
+        return fail_with(
+            ErrorKind::system,
+            "GPUs of several processes need NCCL (libnccl.so.2): it is not installed, or finds no network");
+    const std::size_t            n_operations = ranks[0]->lowered_.size();
+    std::vector<OperationOfRank> mine;
+    for (const CudaBackend* rank : ranks)
+        for (std::size_t i = 0; i < n_operations; i++) {
+            const Operation& o      = rank->program_->operations[i];
+            const auto*      gather = std::get_if<AllGather>(&o);
+            mine.push_back({std::int64_t(o.index()), gather ? gather->first : 0, rank->lowered_[i].device.cols});
+        }
+    std::vector<std::byte> message(sizeof id + mine.size() * sizeof mine[0]);
+    std::memcpy(message.data(), &id, sizeof id);
+    std::memcpy(message.data() + sizeof id, mine.data(), message.size() - sizeof id);
+    std::vector<std::vector<std::byte>> said    = group->exchange(message);
+    said[std::size_t(group->first()) / n_local] = message;
+    for (const std::vector<std::byte>& theirs : said)
+        if (theirs.size() != message.size()) return fail("ranks that run different programs");
+    std::memcpy(&id, said[0].data(), sizeof id);
+
+    std::array<cuda::Rank*, cuda::max_ranks> made{};
+    const char*                              why = nullptr;
+    if (!cuda::connect_ranks_by_nccl(gpus.data(), int(n_local), group->first(), int(n), id, 60, made.data(), why))
+        return fail_with(ErrorKind::system, "the GPUs of ", n / n_local, " processes cannot work together: ", why);
+    for (std::size_t r = 0; r < n_local; r++) {
+        CudaBackend& rank = *ranks[r];
+        rank.rank_.reset(made[r]);
+        rank.group_  = group;
+        const int me = group->first() + int(r);
+        for (std::size_t i = 0; i < n_operations; i++) {
+            LoweredOperation& op = rank.lowered_[i];
+            op.reduce.exact      = rank.options_.deterministic;
+            if (op.parts.n > 1) op.reduce.x_is_float = true;
+            op.reduce.x.of[me]   = op.parts.n > 1 ? rank.sum_of_parts_ : const_cast<void*>(op.parts.of[0]);
+            op.reduce.out.of[me] = op.device.out;
+            for (std::size_t p = 0; p < n; p++) {
+                OperationOfRank its;
+                std::memcpy(&its,
+                            said[p / n_local].data() + sizeof id + ((p % n_local) * n_operations + i) * sizeof its,
+                            sizeof its);
+                if (its.kind != std::int64_t(rank.program_->operations[i].index()))
+                    return fail("ranks that run different programs");
+                op.columns.first[p] = its.first, op.columns.n[p] = its.cols;
+            }
+        }
+    }
+    return {};
+} catch (const std::runtime_error& e) { // a process is gone
+    return fail_with(ErrorKind::system, e.what());
+}
+
+// Waits until all that was launched has run. A kernel of NCCL waits for ever for a process that is gone: then it is ended.
+void CudaBackend::wait_for_device() {
+    if (!group_) return cuda::synchronize(*gpu_);
+    constexpr double soon = 1e-3, look = 5e-3,
+                     grace     = 1; // seconds; a process that has ended may have sent all that it had to
+    double                next = look;
+    std::optional<double> lost;
+    for (const Stopwatch watch; !cuda::is_idle(*gpu_);) {
+        const double seconds = watch.seconds();
+        if (seconds > soon) std::this_thread::sleep_for(std::chrono::microseconds(20));
+        if (seconds < next) continue;
+        next              = seconds + look;
+        const char* error = cuda::nccl_failure(*rank_);
+        if (!lost && (error != nullptr || group_->has_lost_a_process())) lost = seconds;
+        if (seconds > group_->seconds())
+            group_->fail(group_->first(),
+                         cat("no answer of the other processes within ", group_->seconds(), " seconds"));
+        else if (!lost || seconds < *lost + grace) continue;
+        if (!group_->has_lost_a_process()) group_->fail(group_->first(), cat("NCCL: ", error ? error : "no answer"));
+        cuda::leave_nccl(*rank_);
+        cuda::synchronize(*gpu_);
+        throw std::runtime_error(*group_->failure());
+    }
 }
 
 std::string CudaBackend::explain() const {
@@ -710,7 +817,7 @@ void CudaBackend::sample(const StepPlan& plan) {
 StepResults CudaBackend::results() {
     const auto n = std::size_t(shape_.logit_rows);
     if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), *gpu_);
-    cuda::synchronize(*gpu_);
+    wait_for_device();
     check_device("a step");
     return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}, {}, {}};
 }
@@ -788,8 +895,8 @@ void CudaBackend::execute(const AllReduce& op, const LoweredOperation& lowered) 
 
 void CudaBackend::execute(const AllGather& gather, const LoweredOperation& op) {
     check(rank_ != nullptr, "all_gather: one rank");
-    cuda::all_gather(op.device.x, op.device.cols, op.reduce.out, (*program_)[gather.out].cols, gather.first,
-                     op.device.rows, op.f32 ? 4 : 2, *rank_, *gpu_);
+    cuda::all_gather(op.device.x, op.columns, op.reduce.out, (*program_)[gather.out].cols, op.device.rows,
+                     op.f32 ? 4 : 2, *rank_, *gpu_);
 }
 
 void CudaBackend::execute(const TakeColumns& take, const LoweredOperation& op) {

@@ -28,8 +28,9 @@ struct LoweredOperation {
     cuda::ExpertGemm    experts;                       // ExpertGatedGemm, ExpertCombineGemm
     bool        grouped = false, fp16_experts = false; // these three: the weights can be multiplied in tiles; are fp16
     cuda::Parts parts;                                 // AllReduce
-    cuda::AllReduce reduce;      // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
-    bool            f32 = false; // AllGather, TakeColumns: of float32, else of fp16
+    cuda::AllReduce   reduce;      // AllReduce; AllGather: `out`. Arrays of the other ranks are filled in later
+    cuda::RankColumns columns;     // AllGather; filled in later
+    bool              f32 = false; // AllGather, TakeColumns: of float32, else of fp16
 };
 
 // Steps whose operations run in different kernels.
