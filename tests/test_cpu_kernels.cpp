@@ -1,8 +1,11 @@
 // Every kernel of every instruction set that this machine has, against plain sums in double precision.
+#include <stdlib.h>
+#include <unistd.h>
 #include <catch2/catch_test_macros.hpp>
 
 import quire.core.base;
 import quire.compute.cpu.kernels;
+import quire.compute.cpu.tuning;
 import quire.model_file.quants;
 import quire.core.std;
 import quire.core.tensor;
@@ -18,7 +21,7 @@ namespace {
 
 std::vector<const CpuKernels*> all_kernels() {
     std::vector<const CpuKernels*> found;
-    for (const char* name : {"plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512pairs"})
+    for (const char* name : {"plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512gfni", "avx512pairs"})
         if (const CpuKernels* k = cpu_kernels(name)) found.push_back(k);
     return found;
 }
@@ -149,6 +152,28 @@ TEST_CASE("a row of a GEMM has the same bits whatever is computed beside it") {
                 CAPTURE(k->name, dtype_info(type).name, n);
                 CHECK(together == alone);
             }
+}
+
+// Not "plain", which rounds a product and a sum twice.
+TEST_CASE("one token has the same bits with every instruction set") {
+    std::mt19937 random(23);
+    for (const DTypeInfo& info : dtype_table) {
+        if (!uses_integer_gemm(info.type)) continue;
+        for (int cols : {256, 512, 1280}) {
+            const std::vector<std::byte> blocks = random_rows(info.type, 37, cols, random);
+            const auto                   x      = noise(std::size_t(cols), 24);
+            std::vector<float>           want(37);
+            const CpuKernels*            first = nullptr;
+            for (const CpuKernels* k : all_kernels()) {
+                if (k == cpu_kernels("plain")) continue;
+                std::vector<float> out(37);
+                gemm(k, {info.type, 37, cols, blocks.data()}, nullptr, x.data(), out.data(), 1);
+                if (!first) first = k, want = out;
+                CAPTURE(first->name, k->name, info.name, cols);
+                CHECK(out == want);
+            }
+        }
+    }
 }
 
 TEST_CASE("the largest integer sums fit 32 bits") {
@@ -297,4 +322,41 @@ TEST_CASE("every fp16 number converts as the format says") {
         const float next = f16_to_f32(std::uint16_t(h + 1));
         if ((h & 0x7fff) < 0x7bff) REQUIRE(f32_to_f16((f + next) / 2) == h + (h & 1));
     }
+}
+
+TEST_CASE("a choice of prefetching is remembered, whatever the cache file held before") {
+    const auto        folder = std::filesystem::temp_directory_path() / cat("quire-prefetch-", getpid());
+    const char*       before = std::getenv("XDG_CACHE_HOME");
+    const std::string restore(before ? before : "");
+    setenv("XDG_CACHE_HOME", folder.c_str(), 1);
+    std::filesystem::create_directories(folder / "quire");
+    const CpuKernels& k    = *cpu_kernels("plain");
+    const auto        into = [&](int threads, DType type) {
+        const auto choice = remembered_prefetch(k, threads, type);
+        return choice ? choice->into == Prefetch::l1 ? 1 : 2 : 0;
+    };
+    for (const std::string& text : {std::string(), std::string("\0\xff; l1 no end", 13), std::string(1 << 20, 'x'),
+                                    std::string("AMD; l3\n; l1\n\n")}) {
+        CAPTURE(text.substr(0, 20));
+        std::ofstream(folder / "quire" / "prefetch", std::ios::binary) << text;
+        CHECK(into(2, DType::Q8_0) == 0);
+        remember_prefetch(k, 2, {.type = DType::Q8_0, .into = Prefetch::l1});
+        remember_prefetch(k, 1, {.type = DType::Q8_0, .into = Prefetch::l2});
+        remember_prefetch(k, 2, {.type = DType::Q4_0, .into = Prefetch::l2});
+        CHECK(into(2, DType::Q8_0) == 1);
+        CHECK(into(1, DType::Q8_0) == 2);
+        CHECK(into(2, DType::Q4_0) == 2);
+        CHECK(into(1, DType::Q4_0) == 0);
+        remember_prefetch(k, 2, {.type = DType::Q8_0, .into = Prefetch::l2});
+        CHECK(into(2, DType::Q8_0) == 2);
+    }
+    for (int threads = 1; threads < 1000; threads++) remember_prefetch(k, threads, {.type = DType::F16});
+    CHECK(into(999, DType::F16) == 2); // of any number of lines those are read that were written last
+    std::filesystem::remove_all(folder);
+    std::ofstream(folder) << "not a folder";
+    remember_prefetch(k, 2, {.type = DType::Q8_0, .into = Prefetch::l1});
+    CHECK(into(2, DType::Q8_0) == 0);
+    std::filesystem::remove(folder);
+    if (before) setenv("XDG_CACHE_HOME", restore.c_str(), 1);
+    else unsetenv("XDG_CACHE_HOME");
 }

@@ -9,7 +9,7 @@ export namespace quire {
 // Model name, family and model number, as Linux tells them ("AMD EPYC 9654, family 25, model 17"); "an unknown processor" elsewhere.
 std::string processor_name();
 
-// The instruction sets of these that it has, as Linux names them: avx2 fma f16c avx_vnni avx512f ...
+// The instruction sets of these that it has, as Linux names them: avx2 fma f16c gfni avx_vnni avx512f ...
 std::vector<std::string> vector_extensions();
 
 } // namespace quire
@@ -41,7 +41,7 @@ std::vector<std::string> vector_extensions() {
     for (std::size_t at = 0, end = 0; at < flags.size(); at = end + 1) {
         end                    = std::min(flags.find(' ', at), flags.size());
         const std::string flag = flags.substr(at, end - at);
-        if (flag == "fma" || flag == "f16c" || flag.starts_with("avx") || flag.starts_with("amx"))
+        if (flag == "fma" || flag == "f16c" || flag == "gfni" || flag.starts_with("avx") || flag.starts_with("amx"))
             found.push_back(flag);
     }
     return found;

@@ -56,21 +56,28 @@ Result<Ran> run_program(std::vector<std::string> words) {
 
 // -- what the peer was compiled for. Its programs do not say it, so their instructions are looked at.
 
-// Whether `code` has at least eight instructions of opcode map 0F38, prefix 66, W0 with this opcode and vector length (`bits` of the
-// fourth byte: 0x20 is 256 bits, 0x40 is 512), by their EVEX prefix (Intel SDM, volume 2, 2.7). By chance that fits once in 64 MB.
-bool has_evex(std::string_view code, unsigned char opcode, unsigned char bits) {
-    int found = 0;
-    for (std::size_t at = code.find('\x62'); at != std::string_view::npos && at + 4 < code.size();
-         at             = code.find('\x62', at + 1)) {
+// Whether `code` has at least eight instructions of opcode map 0F38, prefix 66, W0 with this opcode: with registers of 256 bits by
+// their VEX prefix of three bytes, or of `bits` (of the fourth byte: 0x20 is 256, 0x40 is 512) by their EVEX prefix (Intel SDM, volume 2,
+// 2.3 and 2.7). By chance bytes look like that once in 32 MB.
+bool has_instruction(std::string_view code, bool evex, unsigned char opcode, unsigned char bits = 0) {
+    const char prefix = evex ? '\x62' : '\xc4';
+    int        found  = 0;
+    for (std::size_t at = code.find(prefix); at != std::string_view::npos && at + 4 < code.size();
+         at             = code.find(prefix, at + 1)) {
         const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(code[at + i]); };
-        found += (byte(1) & 0x0f) == 0x02 && (byte(2) & 0x87) == 0x05 && (byte(3) & 0x60) == bits && byte(4) == opcode;
+        if (evex)
+            found +=
+                (byte(1) & 0x0f) == 0x02 && (byte(2) & 0x87) == 0x05 && (byte(3) & 0x60) == bits && byte(4) == opcode;
+        else found += (byte(1) & 0x1f) == 0x02 && (byte(2) & 0x87) == 0x05 && byte(3) == opcode;
     }
     return found >= 8;
 }
 
-// The instruction sets of these two that llama.cpp's program, or its CPU libraries beside it, was compiled for.
+constexpr unsigned char fmadd231ps = 0xb8, dpbusd = 0x50;
+
+// The instruction sets that llama.cpp's program, or its CPU libraries beside it, was compiled for. known: its CPU code was found.
 struct PeerBuild {
-    bool avx512 = false, avx512_vnni = false;
+    bool known = false, avx2 = false, avx_vnni = false, avx512 = false, avx512_vnni = false;
 };
 PeerBuild build_of(const std::filesystem::path& program) {
     std::vector<std::filesystem::path> files{program};
@@ -83,8 +90,16 @@ PeerBuild build_of(const std::filesystem::path& program) {
     for (const auto& file : files) {
         std::ifstream     in(file, std::ios::binary);
         const std::string code(std::istreambuf_iterator<char>(in), {});
-        build.avx512      = build.avx512 || has_evex(code, 0xb8, 0x40); // vfmadd231ps zmm
-        build.avx512_vnni = build.avx512_vnni || has_evex(code, 0x50, 0x20) || has_evex(code, 0x50, 0x40); // vpdpbusd
+        if (!code.starts_with("\x7f"
+                              "ELF") ||
+            !code.contains("ggml-cpu.c"))
+            continue; // its messages name this file
+        build.known    = true;
+        build.avx512   = build.avx512 || has_instruction(code, true, fmadd231ps, 0x40);
+        build.avx2     = build.avx2 || build.avx512 || has_instruction(code, false, fmadd231ps);
+        build.avx_vnni = build.avx_vnni || has_instruction(code, false, dpbusd);
+        build.avx512_vnni =
+            build.avx512_vnni || has_instruction(code, true, dpbusd, 0x20) || has_instruction(code, true, dpbusd, 0x40);
     }
     return build;
 }
@@ -97,11 +112,23 @@ void print_builds(const std::string& isa, const std::string& llama_bench) {
     const CpuKernels* const ours = cpu_kernels(isa);
     if (ours == nullptr) return; // said by the first run
     const std::string_view name = ours->name;
-    const bool             zmm = name.starts_with("avx512"), vnni = zmm && name.contains("vnni");
-    const PeerBuild        theirs = build_of(llama_bench);
-    std::printf("quire: kernels for %s; llama.cpp: compiled %s AVX-512, %s AVX-512 VNNI\n\n", ours->name,
-                theirs.avx512 ? "with" : "without", theirs.avx512_vnni ? "with" : "without");
-    if ((zmm && !theirs.avx512) || (vnni && !theirs.avx512_vnni))
+    const bool zmm = name.starts_with("avx512"), ymm = zmm || name.starts_with("avx2"), vnni = name.contains("vnni");
+    const PeerBuild theirs = build_of(llama_bench);
+    if (!theirs.known) {
+        std::printf("quire: kernels for %s; llama.cpp: its code for the CPU was not found\n\n", ours->name);
+        std::fprintf(stderr,
+                     "bench: %s, and the folders . and ../lib beside it, hold no CPU code of llama.cpp: what it was "
+                     "compiled for is not known\n",
+                     llama_bench.c_str());
+        return;
+    }
+    std::string with, without;
+    for (const auto& [has, set] : {std::pair(theirs.avx2, "AVX2 with FMA"), std::pair(theirs.avx_vnni, "AVX-VNNI"),
+                                   std::pair(theirs.avx512, "AVX-512"), std::pair(theirs.avx512_vnni, "AVX-512 VNNI")})
+        (has ? with : without) += cat((has ? with : without).empty() ? "" : ", ", set);
+    std::printf("quire: kernels for %s; llama.cpp: compiled with %s%s%s\n\n", ours->name,
+                with.empty() ? "none of these" : with.c_str(), without.empty() ? "" : ", without ", without.c_str());
+    if ((ymm && !theirs.avx2) || (zmm && !theirs.avx512) || (vnni && !theirs.avx512_vnni && (zmm || !theirs.avx_vnni)))
         std::fprintf(stderr,
                      "bench: llama.cpp was compiled without instructions that quire uses here (GGML_NATIVE=ON on "
                      "this machine has them): the ratios say nothing about its kernels\n");

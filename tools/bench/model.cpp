@@ -2,51 +2,15 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.core.tensor;
-import quire.core.thread_pool;
 import quire.engine.engine;
-import quire.model_file.gguf;
 import quire.tools.common.processes;
 
 #include "commands.h"
 
 namespace quire::bench {
 
-namespace {
-
-// Memory bandwidth in GB/s: `threads` cores read the mapped file, the best of six passes. The upper limit of decoding.
-double read_bandwidth(const std::string& path, int threads) {
-    Result<Gguf> file = Gguf::open(path);
-    if (!file || file->tensors().empty()) return 0;
-    std::span<const std::byte> bytes;
-    for (const GgufTensor& t : file->tensors()) // the largest tensor
-        if (t.bytes > bytes.size()) bytes = {static_cast<const std::byte*>(t.view().data), t.bytes};
-    if (bytes.size() < (std::size_t(32) << 20)) return 0; // fits into a cache
-    double            best = 0;
-    std::atomic<long> sink = 0; // the sums are used, or the compiler removes the reads
-    for (int pass = 0; pass < 6; pass++) {
-        Stopwatch                watch;
-        std::vector<std::thread> workers;
-        const std::size_t        part = bytes.size() / std::size_t(threads) / 64 * 64;
-        for (int i = 0; i < threads; i++)
-            workers.emplace_back([&, i] {
-                const std::byte* at      = bytes.data() + std::size_t(i) * part;
-                long             sum[32] = {}, words[32];
-                for (std::size_t k = 0; k + sizeof words <= part; k += sizeof words) {
-                    std::memcpy(words, at + k, sizeof words);
-                    for (int j = 0; j < 32; j++) sum[j] ^= words[j];
-                }
-                for (long v : sum) sink += v;
-            });
-        for (std::thread& w : workers) w.join();
-        best = std::max(best, double(part) * threads / watch.seconds() / 1e9);
-    }
-    return best;
-}
-
-} // namespace
-
 // llama-bench's columns and the fraction of the limit: the bytes of weights and KV over --bandwidth, or the operations over --tflops.
+// On a CPU --bandwidth is measured: what the same threads reach in a plain sum over the weights.
 int model(Arguments a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());
@@ -65,9 +29,10 @@ int model(Arguments a) {
         std::printf("%s", engine->explain().c_str());
         return 0;
     }
-    if (a.bandwidth <= 0 && !a.json && engine->describe().starts_with("cpu")) {
-        a.bandwidth = read_bandwidth(a.model, a.threads > 0 ? a.threads : physical_cores());
-        if (a.bandwidth > 0) std::fprintf(stderr, "reads %.1f GB/s\n", a.bandwidth);
+    if (a.bandwidth <= 0 && !a.json) {
+        a.bandwidth = engine->weight_bandwidth() / 1e9;
+        if (a.bandwidth > 0)
+            std::fprintf(stderr, "the same threads sum the weights at %.1f GB/s: the limit below\n", a.bandwidth);
     }
     Json out = Json::array();
     if (!a.json)

@@ -72,6 +72,7 @@ public:
     }
     std::size_t  memory_taken() const override { return taken_; }
     double       read_bandwidth() override;
+    double       weight_bandwidth() override;
     DType        activation_type() const override { return DType::F32; }
     Result<void> prepare_steps(const StepLimits&) override {
         copies_.settle();
@@ -104,6 +105,11 @@ private:
     };
     static constexpr int group_size = 16; // tiles whose sums stay in the caches
 
+    // Where GEMMs read a weight.
+    const void* copy_of(const TensorView& weight) const {
+        const auto copy = repacked_.find(weight.data);
+        return copy != repacked_.end() ? copy->second : weight.data;
+    }
     void choose_prefetching();
     void begin_step(const StepPlan& plan);
     void group_tiles();
@@ -170,7 +176,7 @@ private:
     int                             rank_ = 0;
     bool                            tune_ = false;
     std::vector<PrefetchChoice>     prefetch_; // of the types that are read from memory
-    std::vector<TensorView>         weights_;  // that GEMMs read, for choose_prefetching()
+    std::vector<TensorView>         weights_;  // that GEMMs read, as they were in the file
     std::size_t                     taken_ = 0;
     std::vector<std::vector<float>> scratch_;   // per thread; grows to its largest use in the first steps
     std::vector<float>              quantised_; // the activations of the current GEMMs: int16-quantised
@@ -238,6 +244,12 @@ double CpuBackend::read_bandwidth() {
         if (round > 0) seconds = round == 1 ? took : std::min(seconds, took);
     }
     return sums[0] > 0 ? double(n) * sizeof(float) / seconds : 0;
+}
+
+double CpuBackend::weight_bandwidth() {
+    std::vector<TensorView> weights = weights_;
+    for (TensorView& w : weights) w.data = copy_of(w);
+    return sum_rate(pool_, weights);
 }
 
 // At least n floats, on a line of 64 bytes.
@@ -452,16 +464,12 @@ Result<TensorView> CpuBackend::prepare(const TensorView& weight) {
 // Chosen anew for each type, unless it was on this machine before.
 void CpuBackend::choose_prefetching() {
     prefetch_.clear();
-    std::vector<TensorView> weights; // of one type
-    while (!weights_.empty()) {
-        const DType type = weights_.front().type;
-        weights.clear();
-        std::erase_if(weights_, [&](const TensorView& w) {
-            if (w.type == type) weights.push_back(w);
-            return w.type == type;
-        });
-        for (TensorView& w : weights)
-            if (const auto copy = repacked_.find(w.data); copy != repacked_.end()) w.data = copy->second;
+    std::map<DType, std::vector<TensorView>> by_type;
+    for (TensorView w : weights_) {
+        w.data = copy_of(w);
+        by_type[w.type].push_back(w);
+    }
+    for (const auto& [type, weights] : by_type) {
         std::optional<PrefetchChoice> choice = remembered_prefetch(kernels_, pool_.n_threads(), type);
         if (!choice) {
             choice = choose_prefetch(kernels_, pool_, weights);
@@ -472,10 +480,12 @@ void CpuBackend::choose_prefetching() {
 }
 
 std::string CpuBackend::tuning() const {
+    if (!tune_) return "prefetch: into the L2 (not measured)";
     std::string text;
     for (const PrefetchChoice& c : prefetch_) {
         char rates[64] = " (remembered)";
-        if (c.l1 > 0) std::snprintf(rates, sizeof rates, " (%.1f GB/s; into the L1 %.1f)", c.l2 / 1e9, c.l1 / 1e9);
+        if (c.l1 > 0)
+            std::snprintf(rates, sizeof rates, " (measured: L1 %.1f GB/s, L2 %.1f GB/s)", c.l1 / 1e9, c.l2 / 1e9);
         text += cat(text.empty() ? "prefetch: " : ", ", dtype_info(c.type).name, " into the ",
                     c.into == Prefetch::l1 ? "L1" : "L2", rates);
     }

@@ -3,6 +3,7 @@
 //   BYTE_DOT(sum, u, s) the same with four bytes per lane: u unsigned, s signed
 //   LOOK_UP(out, table, v)  the entries of a table of 16 signed bytes at the 64 indices in v
 //   ANY_NEGATIVE(v)     whether any lane of int32 is negative
+//   TWO_BITS(v, at)     bits at, at + 1 of 64 bytes, of the last 32 bits at + 2, at + 3, as bits 4 and 5 (vectors.h)
 //   SPLIT_BYTES         whether BYTE_DOT is one instruction: then bytes of weights × the low and high bytes of int16 activations
 //                       are faster than int16 × int16
 //   DOT_TOKENS          tokens in the integer register tile; more than one where the 16 vectors of weights do not fit the registers

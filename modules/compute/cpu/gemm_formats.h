@@ -28,13 +28,18 @@ INLINE void nibbles_at(const i32x16* q, int shift, Tile w) {
     }
 }
 
-// The fifth bits of Q5_0 and Q5_1: bit k of h belongs to column k
+// The fifth bits of Q5_0 and Q5_1: bit k of h belongs to column k. First bits k and k + 2, which share 32 bits of the tile, are put 16
+// bits apart, so that one shift brings both to their places.
 INLINE void fifth_bits(const i32x16& h, Tile w) {
-    for (int j = 0; j < 8; j++) {
-        const auto t = (u32x16)h >> (4 * j);
-        w[2 * j] |= (i16x32)((t << 4 & 0x10) | (t << 18 & 0x100000));
-        w[2 * j + 1] |= (i16x32)((t << 3 & 0x10) | (t << 17 & 0x100000));
-    }
+    const auto   all     = (u32x16)h;
+    const u16x32 half[2] = {(u16x32)((all & 0xffff) | (all << 14 & 0xffff0000)),
+                            (u16x32)(all >> 16 | (all >> 2 & 0xffff0000))};
+    for (int j = 0; j < 8; j++)
+        for (int i = 0; i < 2; i++) {
+            const int    at = j % 4 * 4 + i; // of the column in its half
+            const u16x32 v  = at < 4 ? half[j / 4] << (4 - at) : half[j / 4] >> (at - 4);
+            w[2 * j + i] |= (i16x32)(v & 0x10);
+        }
 }
 
 // Software prefetching of the cache lines from p on, 8 KB ahead of their use: with the processor's own prefetching alone only half
@@ -52,8 +57,9 @@ INLINE void            prefetch_lines(const std::byte* p, std::int64_t bytes, Pr
 // which is multiplied into w; the sum over a half fits 32 bits, that over both nearly always does (add_halves).
 //
 // Formats that the GEMV reads in the file's order also have, for 16 tiles of one row at p: row_sums(), the dot products of the
-// tiles (of their halves with two_scales) with x in the order of split_activations(); row_values(), these as floats, and their
-// scales. Weights may be unsigned there (w + 128, w + 32); zeros() makes tiles of zeros, whose row_sums() are subtracted again.
+// tiles (of their halves with two_scales) with x in the order of split_activations(); row_values(), these as floats; and
+// row_scales(), the scales of the tiles, unless all tiles of a block have the same (two_scales). Weights may be unsigned there
+// (w + 128, w + 32); zeros() makes tiles of zeros, whose row_sums() are subtracted again.
 
 // n vectors of 4 bytes of each row, from byte `offset` of the block.
 INLINE void load(const std::byte* p, int offset, int n, i32x16* q) {
@@ -174,7 +180,10 @@ struct FormatQ8_0 {
             __builtin_shufflevector(sum[0], sum[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
 #endif
     }
-    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
+    INLINE void row_values(const std::byte*, const i32x16* dot, f32x16& value) {
+        value = __builtin_convertvector(*dot, f32x16);
+    }
+    INLINE void row_scales(const std::byte* p, f32x16& scale) {
         u16x16 h;
         if constexpr (sizeof(Lanes) == sizeof(f32x16)) {
             u16x32 v[8];
@@ -188,7 +197,6 @@ struct FormatQ8_0 {
             gather_fp16(p, bytes, h);
         }
         FROM_FP16(scale, h);
-        value = __builtin_convertvector(*dot, f32x16);
     }
     // 16 tiles whose weights are zero
     INLINE void zeros(std::byte* p) { std::memset(p, 0, 16 * bytes); }
@@ -353,7 +361,7 @@ struct FormatQ5_K {
 
 // For each 16 columns a scale of one byte, times that of the block. w · byte fits 14 bits.
 struct FormatQ6_K {
-    static constexpr int    items = 256, bytes = 210;
+    static constexpr int    items = 256, bytes = 210, scale_at = 208;
     static constexpr bool   has_min = false, two_scales = true;
     static constexpr Pieces pieces{0, 13, {{{208, 2}}}};
     f32x16                  d;
@@ -379,54 +387,60 @@ struct FormatQ6_K {
         to.scale = d;
     }
 
-    static constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                                                2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
-    // Of two blocks, each four times 64 columns: the h-th 16 of the i-th 64 columns in lane 4h + i. The second 32 columns have their
-    // high bits two bits further up.
+    // Of two blocks: lane 4k + i holds the sum over 16 columns, those of scale k + {0, 8, 4, 12}[i]. Bytes are brought together before
+    // they are unpacked, as that takes fewer shuffles: `part` 0 and 1 hold the first and the last 8 of all 16 columns
+    // (split_activations), whose sums so share their lanes. In the second half of the lanes the high bits are two bits further up.
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
-        for (int block = 0; block < 2; block++, p += bytes, dot++) {
-            i32x16 v[4];
-            for (int i = 0; i < 4; i++, x += 128) {
-                u8x64 q, h, first, second; // of x: low and high bytes, or even and odd columns
-                LOAD16(q, p + i / 2 * 64);
-                load_two(p + 128 + i / 2 * 32, p + 128 + i / 2 * 32, h);
-                LOAD16(first, x);
-                LOAD16(second, x + 64);
-                const u16x32 bits = i % 2 ? (u16x32)h >> second_half_by_2 : (u16x32)h << (4 - second_half_by_2);
-                const u8x64  w    = (i % 2 ? (u8x64)((u16x32)q >> 4) & 15 : q & 15) | ((u8x64)bits & 0x30);
-                i32x16       sum{};
-                if constexpr (SPLIT_BYTES) {
-                    BYTE_DOT(sum, w, second);
-                    sum <<= 8;
-                    BYTE_DOT(sum, first, w); // zeros() is subtracted, so w may stay 32 too large
-                } else {
-                    DOT(sum, (i16x32)((u16x32)w & 255), (i16x32)first);
-                    DOT(sum, (i16x32)((u16x32)w >> 8), (i16x32)second);
-                }
-                v[i] = sum;
+        for (int block = 0; block < 2; block++, p += bytes, x += 512, dot++) {
+            u64x8 q[2], h;
+            u8x64 w[2][2]; // [scales 0-3 and 8-11, or 4-7 and 12-15][part]
+            LOAD16(q, p);
+            LOAD16(h, p + 128);
+            const u64x8 low[2]  = {__builtin_shufflevector(q[0], q[1], 0, 8, 2, 10, 4, 12, 6, 14),
+                                   __builtin_shufflevector(q[0], q[1], 1, 9, 3, 11, 5, 13, 7, 15)},
+                        high[2] = {__builtin_shufflevector(h, h, 0, 4, 2, 6, 0, 4, 2, 6),
+                                   __builtin_shufflevector(h, h, 1, 5, 3, 7, 1, 5, 3, 7)};
+            for (int part = 0; part < 2; part++) {
+                w[0][part] = ((u8x64)low[part] & 15) | (u8x64)TWO_BITS(high[part], 0);
+                w[1][part] = ((u8x64)((u16x32)low[part] >> 4) & 15) | (u8x64)TWO_BITS(high[part], 4);
             }
-            sums_of_fours(v, *dot);
+            i32x16 sum[2] = {};
+            for (int i = 0; i < 2; i++) {
+                u8x64 first[2], second[2]; // of x: low and high bytes, or even and odd columns
+                for (int part = 0; part < 2; part++) {
+                    LOAD16(first[part], x + 256 * i + 128 * part);
+                    LOAD16(second[part], x + 256 * i + 128 * part + 64);
+                }
+                if constexpr (SPLIT_BYTES) {
+                    for (int part = 0; part < 2; part++) BYTE_DOT(sum[i], w[i][part], second[part]);
+                    sum[i] <<= 8;
+                    // zeros() is subtracted, so w may stay 32 too large
+                    for (int part = 0; part < 2; part++) BYTE_DOT(sum[i], first[part], w[i][part]);
+                } else {
+                    for (int part = 0; part < 2; part++) {
+                        DOT(sum[i], (i16x32)((u16x32)w[i][part] & 255), (i16x32)first[part]);
+                        DOT(sum[i], (i16x32)((u16x32)w[i][part] >> 8), (i16x32)second[part]);
+                    }
+                }
+            }
+            *dot = __builtin_shufflevector(sum[0], sum[1], 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
+                   __builtin_shufflevector(sum[0], sum[1], 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
         }
     }
-    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value, f32x16& scale) {
+    INLINE void row_values(const std::byte* p, const i32x16* dot, f32x16& value) {
         i32x16 v[2];
-        u16x16 h[2];
         for (int block = 0; block < 2; block++, p += bytes) {
-            i8x16         s;
-            std::uint16_t d;
+            i8x16 s;
             LOAD16(s, p + 192);
-            LOAD16(d, p + 208);
-            s        = __builtin_shufflevector(s, s, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            s        = __builtin_shufflevector(s, s, 0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15);
             v[block] = dot[block] * __builtin_convertvector(s, i32x16);
-            h[block] = u16x16{} + d;
         }
-        FROM_FP16(scale, __builtin_shufflevector(h[0], h[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23));
         const i32x16 half[2] = {
             __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
             __builtin_shufflevector(v[0], v[1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31)};
-        f32x16 tiles; // 0, 2, 4, 6, 1, 3, 5, 7 of each block
+        f32x16 tiles; // 0, 4, 2, 6, 1, 5, 3, 7 of each block
         add_halves(half, tiles);
-        value = __builtin_shufflevector(tiles, tiles, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+        value = __builtin_shufflevector(tiles, tiles, 0, 4, 2, 6, 1, 5, 3, 7, 8, 12, 10, 14, 9, 13, 11, 15);
     }
     INLINE void zeros(std::byte* p) {
         for (int block = 0; block < 2; block++, p += bytes) {

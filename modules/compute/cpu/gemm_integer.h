@@ -263,12 +263,25 @@ INLINE void integer_epilogue(const GemmTask& task, std::int64_t row, std::int64_
 
 // x in pairs of tiles of 32 columns: with SPLIT_BYTES as 64 low bytes (unsigned) and 64 high bytes (signed), else as int16: in column
 // order for weights of one byte, for other weights the even columns of both tiles first. Zeros up to a multiple of 16 tiles.
+// With two_scales the columns of a block of 256 are in the order of FormatQ6_K::row_sums(): pair 2i + `part` has 8 columns, the first
+// or the last, of each 16 of tiles 2i and 2i + 4 alternately, then of tiles 2i + 1 and 2i + 5.
 template <class Format>
 INLINE void split_activations(const QuantisedRows& x, std::int64_t groups, std::byte* out) {
     for (std::int64_t k = 0; k < groups * 512; k += 64, out += 128) {
         i16x32 v[2] = {};
         for (int t = 0; t < 2; t++)
-            if (k + 32 * t < x.k) LOAD16(v[t], x.integers + k + 32 * t);
+            if constexpr (Format::two_scales) {
+                const std::int64_t first   = k / 256 * 256 + k % 256 / 128 * 64 + 32 * t;
+                i32x16             from[2] = {};
+                for (int i = 0; i < 2; i++)
+                    if (first + 128 * i < x.k) LOAD16(from[i], x.integers + first + 128 * i);
+#define EIGHTS(at) at, at + 1, at + 2, at + 3, at + 16, at + 17, at + 18, at + 19
+                v[t] = (i16x32)(k % 128 == 0 ? __builtin_shufflevector(from[0], from[1], EIGHTS(0), EIGHTS(8))
+                                             : __builtin_shufflevector(from[0], from[1], EIGHTS(4), EIGHTS(12)));
+#undef EIGHTS
+            } else if (k + 32 * t < x.k) {
+                LOAD16(v[t], x.integers + k + 32 * t);
+            }
         if constexpr (!SPLIT_BYTES && Format::two_scales) {
 #define PAIRS(x, from)                                                                                                 \
     __builtin_shufflevector(x[0], x[1], from, from + 2, from + 4, from + 6, from + 8, from + 10, from + 12, from + 14, \
@@ -298,12 +311,12 @@ INLINE void split_activations(const QuantisedRows& x, std::int64_t groups, std::
 }
 
 // Floats of scratch memory: x; for each 16 tiles the sums of zero weights (two vectors); for each of 16 rows the values and scales
-// of its tiles.
+// of its tiles, or the scale of each of its blocks, as it is in the file.
 INLINE std::size_t gemv_scratch(std::int64_t cols) {
     return std::size_t((cols + 511) / 512) * (256 + 2 * 16 + 2 * 16 * 16 + 16);
 }
 
-template <class Format>
+template <class Format, Prefetch Into>
 [[gnu::noinline]] void gemv_rows(const GemmTask& task) {
     constexpr std::int64_t bytes  = 512 / Format::items * Format::bytes;
     constexpr int          sums   = Format::two_scales ? 2 : 1;
@@ -323,21 +336,28 @@ template <class Format>
         format.row_sums(zeros, split + g * 1024, over + sums * g);
     }
     std::memcpy(x_scale, x.scales, std::size_t(tiles) * sizeof(float));
+    auto* block_scale = reinterpret_cast<std::uint16_t*>(scale); // [block][16 rows]
 
     const auto row_group = [&](const std::byte* p, std::int64_t g, std::int64_t r) __attribute__((always_inline)) {
         i32x16 dot[2];
         format.row_sums(p, split + g * 1024, dot);
         for (int i = 0; i < sums; i++) dot[i] -= over[sums * g + i];
         f32x16 values, scales;
-        format.row_values(p, dot, values, scales);
+        format.row_values(p, dot, values);
         value[r * groups + g] = values;
-        scale[r * groups + g] = scales * x_scale[g];
+        if constexpr (Format::two_scales) {
+            for (int i = 0; i < 2; i++)
+                __builtin_memcpy(block_scale + (2 * g + i) * 16 + r, p + i * Format::bytes + Format::scale_at, 2);
+        } else {
+            format.row_scales(p, scales);
+            scale[r * groups + g] = scales * x_scale[g];
+        }
     };
     const std::byte* p = static_cast<const std::byte*>(w.data) + std::size_t(task.first) * stride;
     for (std::int64_t row = task.first; row < task.last; row += 16) {
         for (std::int64_t r = 0; r < std::min<std::int64_t>(16, task.last - row); r++, p += stride) {
             for (std::int64_t g = 0; g < whole; g++) {
-                prefetch_lines(p + g * bytes + prefetch_ahead, bytes, task.prefetch);
+                prefetch_lines(p + g * bytes + prefetch_ahead, bytes, Into);
                 row_group(p + g * bytes, g, r);
             }
             if (whole < groups) {
@@ -351,7 +371,15 @@ template <class Format>
             const std::size_t at = std::size_t(t) * sizeof(float), apart = std::size_t(groups) * sizeof(f32x16);
             i32x16            v[4], s[4];
             transpose(reinterpret_cast<const std::byte*>(value) + at, apart, v);
-            transpose(reinterpret_cast<const std::byte*>(scale) + at, apart, s);
+            if constexpr (Format::two_scales) {
+                u16x16 h;
+                f32x16 d;
+                LOAD16(h, block_scale + t / 8 * 16);
+                FROM_FP16(d, h);
+                for (std::int64_t i = 0; i < 4; i++) s[i] = (i32x16)(d * x.scales[t + i]);
+            } else {
+                transpose(reinterpret_cast<const std::byte*>(scale) + at, apart, s);
+            }
             for (std::int64_t i = 0; i < here; i++) total = FMA((f32x16)v[i], (f32x16)s[i], total);
         };
         for (std::int64_t t = 0; t < tiles / 4 * 4; t += 4) add_four(t, 4); // a constant
@@ -379,8 +407,10 @@ void integer_gemm(const GemmTask& task) {
     const QuantisedRows& x      = *task.quantised;
     const std::size_t    stride = row_bytes(w.type, w.cols);
     if (x.m == 1 && !repacked_at_load(w.type) && gemv_scratch(x.k) <= gemm_scratch) {
-        if (w.type == DType::Q8_0) return gemv_rows<FormatQ8_0>(task);
-        return gemv_rows<FormatQ6_K>(task);
+        const bool l1 = task.prefetch == Prefetch::l1;
+        if (w.type == DType::Q8_0)
+            return l1 ? gemv_rows<FormatQ8_0, Prefetch::l1>(task) : gemv_rows<FormatQ8_0, Prefetch::l2>(task);
+        return l1 ? gemv_rows<FormatQ6_K, Prefetch::l1>(task) : gemv_rows<FormatQ6_K, Prefetch::l2>(task);
     }
     // With fewer tokens Winograd loses: unpacking, otherwise hidden behind products, now uses the same units.
     const std::int64_t winograd_from = w.type == DType::Q6_K ? 64 : 24;

@@ -13,6 +13,7 @@ export module quire.compute.cpu.kernels;
 export import quire.compute.cpu.kernel_table;
 import quire.compute.cpu.isa.avx2;
 import quire.compute.cpu.isa.avx512;
+import quire.compute.cpu.isa.avx512gfni;
 import quire.compute.cpu.isa.avx512vnni;
 import quire.compute.cpu.isa.avxvnni;
 import quire.compute.cpu.isa.plain;
@@ -20,8 +21,8 @@ import quire.core.std;
 
 export namespace quire {
 
-// By name ("plain", "avx2", "avxvnni", "avx512"), or the widest that processor and operating system grant for "".
-// Null: no such name, or not granted here.
+// By name ("plain", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512gfni"), or for "" the widest that processor and
+// operating system grant. Null: no such name, or not granted here.
 const CpuKernels* cpu_kernels(std::string_view name = "");
 
 } // namespace quire
@@ -32,8 +33,9 @@ namespace quire {
 
 struct Tables {
     CpuKernels plain = plain_kernels(), avx2 = avx2_kernels(), avxvnni = avxvnni_kernels(avx2),
-               avx512 = avx512_kernels(), avx512vnni = avx512vnni_kernels(avx512, false),
-               pairs = avx512vnni_kernels(avx512, true);
+               avx512 = avx512_kernels(), vnni = avx512vnni_kernels(avx512, false),
+               vnni_pairs = avx512vnni_kernels(avx512, true), gfni = avx512gfni_kernels(avx512, false),
+               gfni_pairs = avx512gfni_kernels(avx512, true);
 };
 
 const CpuKernels* cpu_kernels(std::string_view name) {
@@ -43,10 +45,12 @@ const CpuKernels* cpu_kernels(std::string_view name) {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool avxvnni = avx2 && __builtin_cpu_supports("avxvnni");
-    const bool vnni    = avx512 && __builtin_cpu_supports("avx512vnni");
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni"), gfni = vnni && __builtin_cpu_supports("gfni");
     // AMD's add in four units and multiply in two of them; Intel's do both in the same two.
-    if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd")))) return &tables.pairs;
-    if (vnni && (name.empty() || name == "avx512vnni")) return &tables.avx512vnni;
+    if (vnni && (name == "avx512pairs" || (name.empty() && __builtin_cpu_is("amd"))))
+        return gfni ? &tables.gfni_pairs : &tables.vnni_pairs;
+    if (gfni && (name.empty() || name == "avx512gfni")) return &tables.gfni;
+    if (vnni && (name.empty() || name == "avx512vnni")) return &tables.vnni;
     if (avx512 && (name.empty() || name == "avx512")) return &tables.avx512;
     if (avxvnni && (name.empty() || name == "avxvnni")) return &tables.avxvnni;
     if (avx2 && (name.empty() || name == "avx2")) return &tables.avx2;

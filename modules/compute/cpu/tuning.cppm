@@ -1,4 +1,5 @@
-// quire.compute.cpu.tuning: chooses how the CPU kernels prefetch weights, by measuring it. Owns nothing.
+// quire.compute.cpu.tuning: chooses how the CPU kernels prefetch weights, by measuring it; measures what a plain sum would reach. Owns
+// nothing.
 //
 // Which cache weights should be prefetched into depends on the processor: on Zen 4, one token with Q8_0 takes twice as long if they
 // go to the L1. Results are the same bits either way, so that a choice by the clock is harmless.
@@ -6,6 +7,7 @@ export module quire.compute.cpu.tuning;
 
 import quire.compute.cpu.kernel_table;
 import quire.core.base;
+import quire.core.output_file;
 import quire.core.processor;
 import quire.core.std;
 import quire.core.tensor;
@@ -32,20 +34,23 @@ std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadP
 std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int n_threads, DType type);
 void                          remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice);
 
+// Bytes a second at which the threads sum the weights (at most 2 GB of them), the best of four passes. 0: they may fit into a cache.
+double sum_rate(ThreadPool& pool, std::span<const TensorView> weights);
+
 } // namespace quire
 
 module :private;
 
 namespace quire {
 
-constexpr std::size_t region_bytes = std::size_t(24) << 20; // four of them are larger than caches
+constexpr std::size_t measured_bytes = std::size_t(96) << 20; // larger than caches
 
 struct Piece {
     TensorView   weight;
     std::int64_t first, last; // rows
 };
 
-// Weights with as many columns as the first, divided into regions of pieces that threads take one by one.
+// Weights with as many columns as the first: n regions of pieces that threads take one by one. Fewer if there are not enough.
 static std::vector<std::vector<Piece>> regions_of(std::span<const TensorView> weights, std::size_t n) {
     std::vector<std::vector<Piece>> regions(1);
     std::size_t                     bytes = 0;
@@ -54,7 +59,7 @@ static std::vector<std::vector<Piece>> regions_of(std::span<const TensorView> we
         const std::size_t  stride = row_bytes(w.type, w.cols);
         const std::int64_t rows = std::max<std::int64_t>(16, std::int64_t((std::size_t(256) << 10) / stride) / 16 * 16);
         for (std::int64_t row = 0; row < w.rows; row += rows) {
-            if (bytes >= region_bytes) {
+            if (bytes >= measured_bytes / n) {
                 if (regions.size() == n) return regions;
                 regions.emplace_back();
                 bytes = 0;
@@ -70,8 +75,10 @@ static std::vector<std::vector<Piece>> regions_of(std::span<const TensorView> we
 std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadPool& pool,
                                               std::span<const TensorView> weights) {
     if (weights.empty()) return {};
-    const std::vector<std::vector<Piece>> regions = regions_of(weights, 4);
-    if (regions.size() < 4) return {};
+    // Where another program takes a core for some milliseconds, only some of many short runs are disturbed, and the best one counts.
+    const std::size_t                     n       = pool.n_threads() > 8 ? 4 : 12;
+    const std::vector<std::vector<Piece>> regions = regions_of(weights, n);
+    if (regions.size() < n) return {};
     const auto                cols = std::size_t(weights[0].cols);
     std::vector<float>        x(cols), scales(cols / 32), sums(cols / 32);
     std::vector<std::int16_t> integers(cols);
@@ -126,7 +133,7 @@ std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadP
         best         = std::max(best, rate);
     };
     for (std::size_t round = 0; round < 2; round++) // each way over each region, never twice over the same one
-        for (std::size_t i = 0; i < 4; i++) run(regions[i], (i + round) % 2 == 0 ? Prefetch::l1 : Prefetch::l2);
+        for (std::size_t i = 0; i < n; i++) run(regions[i], (i + round) % 2 == 0 ? Prefetch::l1 : Prefetch::l2);
     choice.into = choice.l1 > choice.l2 ? Prefetch::l1 : Prefetch::l2;
     return choice;
 }
@@ -139,33 +146,80 @@ static std::filesystem::path cache_file() {
     return {};
 }
 
-static std::string line_of(const CpuKernels& kernels, int n_threads, DType type) {
+// A line of the file without its last word, the choice.
+static std::string key_of(const CpuKernels& kernels, int n_threads, DType type) {
     return cat(processor_name(), "; ", kernels.name, "; ", n_threads, "; ", dtype_info(type).name, "; ");
 }
 
+// The file's lines that can be ours; of a large file the beginning.
+static std::vector<std::string> remembered_lines() {
+    std::ifstream in(cache_file(), std::ios::binary);
+    std::string   text(std::size_t(1) << 16, 0);
+    in.read(text.data(), std::ptrdiff_t(text.size()));
+    text.resize(std::size_t(in.gcount()));
+    std::vector<std::string> lines;
+    for (std::size_t end; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1))
+        if (const std::string line = text.substr(0, end); line.ends_with("; l1") || line.ends_with("; l2"))
+            lines.push_back(line);
+    return lines;
+}
+
 std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int n_threads, DType type) {
-    const std::filesystem::path file = cache_file();
-    if (file.empty()) return {};
-    const std::string begin = line_of(kernels, n_threads, type);
-    std::ifstream     in(file);
-    int               n = 0;
-    for (std::string line; std::getline(in, line) && n++ < 10'000;) {
-        if (line == begin + "l1") return PrefetchChoice{.type = type, .into = Prefetch::l1};
-        if (line == begin + "l2") return PrefetchChoice{.type = type, .into = Prefetch::l2};
+    const std::string key = key_of(kernels, n_threads, type);
+    for (const std::string& line : remembered_lines()) {
+        if (line == key + "l1") return PrefetchChoice{.type = type, .into = Prefetch::l1};
+        if (line == key + "l2") return PrefetchChoice{.type = type, .into = Prefetch::l2};
     }
     return {};
 }
 
+// Replaces the whole file, so that what is broken in it goes. Of two processes at once one may lose its line, which costs another
+// measurement.
 void remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice) {
     const std::filesystem::path file = cache_file();
     if (file.empty()) return;
+    const std::string        key   = key_of(kernels, n_threads, choice.type);
+    std::vector<std::string> lines = remembered_lines();
+    std::erase_if(lines, [&](const std::string& line) { return line.starts_with(key); });
+    if (lines.size() >= 300) lines.clear(); // so that what is written is read again
+    lines.push_back(key + (choice.into == Prefetch::l1 ? "l1" : "l2"));
     std::error_code error;
     std::filesystem::create_directories(file.parent_path(), error);
-    std::FILE* out = std::fopen(file.c_str(), "ab");
-    if (!out) return;
-    std::fputs((line_of(kernels, n_threads, choice.type) + (choice.into == Prefetch::l1 ? "l1\n" : "l2\n")).c_str(),
-               out);
-    std::fclose(out);
+    std::string text;
+    for (const std::string& line : lines) text += line + '\n';
+    (void)write_file(file.string(), text); // a cache that cannot be written only costs the next start's measurement
+}
+
+// In parts that the threads take one by one, as they take the rows of a GEMM.
+double sum_rate(ThreadPool& pool, std::span<const TensorView> weights) {
+    constexpr std::size_t                   part_bytes = std::size_t(1) << 20, most = std::size_t(2) << 30;
+    std::vector<std::span<const std::byte>> parts;
+    std::size_t                             bytes = 0;
+    for (const TensorView& w : weights) {
+        const std::span all(static_cast<const std::byte*>(w.data), std::size_t(w.rows) * row_bytes(w.type, w.cols));
+        for (std::size_t at = 0; at < all.size() && bytes < most; at += part_bytes) {
+            parts.push_back(all.subspan(at, std::min(part_bytes, all.size() - at)));
+            bytes += parts.back().size();
+        }
+    }
+    if (bytes < measured_bytes) return 0;
+    std::atomic<std::uint64_t> total = 0; // used, or the compiler removes the reads
+    double                     best  = 0;
+    for (int pass = 0; pass < 4; pass++) {
+        const auto start = std::chrono::steady_clock::now();
+        pool.run(int(parts.size()), [&](int item, int) {
+            const std::span<const std::byte> part = parts[std::size_t(item)];
+            std::array<std::uint64_t, 16>    sum{}, words;
+            for (std::size_t at = 0; at + sizeof words <= part.size(); at += sizeof words) {
+                std::memcpy(words.data(), part.data() + at, sizeof words);
+                for (std::size_t i = 0; i < words.size(); i++) sum[i] += words[i];
+            }
+            for (const std::uint64_t s : sum) total += s;
+        });
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        best                 = std::max(best, double(bytes) / seconds);
+    }
+    return best;
 }
 
 } // namespace quire

@@ -12,6 +12,7 @@ typedef std::int16_t  i16x16 __attribute__((vector_size(32)));
 typedef std::int16_t  i16x32 __attribute__((vector_size(64)));
 typedef std::uint16_t u16x8 __attribute__((vector_size(16)));
 typedef std::uint16_t u16x16 __attribute__((vector_size(32)));
+typedef std::uint64_t u64x8 __attribute__((vector_size(64)));
 typedef std::int8_t   i8x16 __attribute__((vector_size(16)));
 typedef std::uint8_t  u8x16 __attribute__((vector_size(16)));
 typedef std::int8_t   i8x64 __attribute__((vector_size(64)));
@@ -91,3 +92,8 @@ constexpr auto sign_masks = [] {
         DOT(sum, (i16x32)((u16x32)(u) & 255), (i16x32)(s) << 8 >> 8); /* even bytes */ \
         DOT(sum, (i16x32)((u16x32)(u) >> 8), (i16x32)(s) >> 8);                        \
     } while (0)
+// Bits at, at + 1 (0 or 4) of each of 64 bytes, of the last 32 bytes bits at + 2, at + 3, as their bits 4 and 5.
+constexpr u16x32 second_half_by_2 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                     2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2};
+#define PLAIN_TWO_BITS(v, at) \
+    (((at) == 0 ? (u16x32)(v) << (4 - second_half_by_2) : (u16x32)(v) >> second_half_by_2) & 0x3030)

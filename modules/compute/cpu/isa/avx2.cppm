@@ -51,6 +51,7 @@ INLINE bool any_negative(const i32x16& v) {
     return __builtin_ia32_movmskps256((f32x8)((i32x8)half[0] | (i32x8)half[1])) != 0;
 }
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
+#define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 0
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))

@@ -31,6 +31,7 @@ namespace quire::avx512 {
 #define DOT(sum, w, x) sum += (i32x16)__builtin_ia32_pmaddwd512(w, x)
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
 #define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
+#define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 0
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))

@@ -34,6 +34,7 @@ namespace quire::avx512vnni {
 #define DOT(sum, w, x) sum = (i32x16)__builtin_ia32_vpdpwssd512(sum, (i32x16)(w), (i32x16)(x))
 #define BYTE_DOT(sum, u, s) sum = (i32x16)__builtin_ia32_vpdpbusd512(sum, (i32x16)(u), (i32x16)(s))
 #define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
+#define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 1
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))

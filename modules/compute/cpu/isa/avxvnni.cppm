@@ -62,6 +62,7 @@ TWO_REGISTERS(byte_dot_vnni, __builtin_ia32_vpdpbusd256)
         const u8x64 u_ = (u8x64)(u), s_ = (u8x64)(s); \
         byte_dot_vnni(sum, &u_, &s_);                 \
     } while (0)
+#define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 1
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
 #define FROM_FP16(out, h) ((out) = __builtin_convertvector((f16x16)(h), f32x16))

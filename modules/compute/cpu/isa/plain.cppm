@@ -41,6 +41,7 @@ namespace quire::plain {
     } while (0)
 #define BYTE_DOT(sum, u, s) PLAIN_BYTE_DOT(sum, u, s)
 #define ANY_NEGATIVE(v) (__builtin_reduce_or(v) < 0)
+#define TWO_BITS(v, at) PLAIN_TWO_BITS(v, at)
 #define SPLIT_BYTES 0
 #define FMA(a, b, c) PLAIN_FMA(a, b, c)
 #define FUSED false
