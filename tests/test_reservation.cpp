@@ -200,6 +200,114 @@ TEST_CASE("orca-oracle: chunks are rounded up, and nobody overtakes") {
     CHECK(s.n_waiting() == 1);
 }
 
+TEST_CASE("orca-pow2: the output is rounded up, then the whole chunk") {
+    Scheduler s(options_of(System::orca_pow2, 24)); // 16 + 8 blocks
+    StepPlan  plan;
+    s.add(1, request(5, 9));  // 5 + 16 slots: 6 blocks, a chunk of 8
+    s.add(2, request(4, 16)); // 4 + 16 slots: 5 blocks, half of the sixteen
+    s.add(3, request(5, 17)); // 5 + 32 slots: 10 blocks, a chunk of 16
+    step(s, plan);
+    REQUIRE(plan.n_seqs() == 2);
+    CHECK(table_of(plan, 0) == std::vector<BlockId>{16, 17});
+    CHECK(table_of(plan, 1) == std::vector<BlockId>{0});
+    CHECK(s.n_waiting() == 1);
+    const MemoryUse use = s.memory_use(); // known: 6 and 5 tokens; at last 14 and 20; asked for 21 and 20; 96 slots
+    CHECK(use.tokens == 11);
+    CHECK(use.reservation == 23);
+    CHECK(use.internal == 7);
+    CHECK(use.other == 55);
+    for (int i = 0; i < 7; i++) CHECK(step(s, plan).empty());
+    CHECK(step(s, plan) == std::vector<RequestId>{1}); // 16 blocks are free, but not in one piece
+    for (int i = 0; i < 6; i++) CHECK(step(s, plan).empty());
+    CHECK(s.n_waiting() == 1);
+    CHECK(step(s, plan) == std::vector<RequestId>{2});
+    step(s, plan);
+    CHECK(table_of(plan, 0) == std::vector<BlockId>{0, 1});
+    CHECK(s.n_waiting() == 0);
+}
+
+TEST_CASE("orca: every sample and every beam of a request has a chunk of its own") {
+    for (const bool beams : {false, true}) {
+        CAPTURE(beams);
+        Scheduler s(options_of(System::orca_oracle, 16));
+        StepPlan  plan;
+        Request   r                  = request(7, 5); // 12 slots: 3 blocks, a chunk of 4
+        (beams ? r.beam_width : r.n) = 3;
+        s.add(1, r);
+        s.add(2, request(7, 9)); // 4 blocks, the last chunk
+        s.add(3, request(1, 1));
+        const auto items = s.schedule(plan);
+        REQUIRE(plan.n_seqs() == 2); // three chunks before there are three sequences
+        CHECK(table_of(plan, 1) == std::vector<BlockId>{12, 13});
+        CHECK(s.n_waiting() == 1);
+        MemoryUse use = s.memory_use(); // known: 7 and 7 tokens; at last 3 * 12 and 16; 64 slots
+        CHECK(use.tokens == 14);
+        CHECK(use.reservation == 38);
+        CHECK(use.internal == 0);
+        CHECK(use.other == 12);
+        s.commit();
+        SequenceGroup& group = *items[0].group;
+        group.prompt_done = items[1].group->prompt_done = true;
+        Sequence& first                                 = *group.sequences[0];
+        for (Sequence* sequence : {&first, &s.fork(group, first), &s.fork(group, first)}) s.append(*sequence, 7);
+        s.append(*items[1].sequence, 7);
+        s.schedule(plan);
+        REQUIRE(plan.n_seqs() == 4);
+        CHECK(table_of(plan, 0) == std::vector<BlockId>{0, 1});
+        CHECK(table_of(plan, 1) == std::vector<BlockId>{4, 5});
+        CHECK(table_of(plan, 2) == std::vector<BlockId>{8, 9});
+        CHECK(plan.moves.copies.size() == 4); // two blocks for two forks: nothing is shared
+        use = s.memory_use();                 // 3 * 8 and 8
+        CHECK(use.tokens == 32);
+        CHECK(use.reservation == 20);
+        CHECK(use.other == 12);
+        s.commit();
+        s.remove(1);
+        s.remove(2);
+        s.check_invariants();
+    }
+}
+
+TEST_CASE("quire: what is not a token is in the last block of a sequence or free; what is shared counts once") {
+    SchedulerOptions o = options_of(System::quire, 16); // 64 slots
+    Scheduler        s(o);
+    StepPlan         plan;
+    Request          r = request(6, 5);
+    r.n                = 3;
+    s.add(1, r);
+    const auto items = s.schedule(plan);
+    CHECK(s.memory_use().tokens == 6);
+    CHECK(s.memory_use().other == 58);
+    s.commit();
+    SequenceGroup& group = *items[0].group;
+    group.prompt_done    = true;
+    Sequence& first      = *group.sequences[0];
+    for (Sequence* sequence : {&first, &s.fork(group, first), &s.fork(group, first)}) s.append(*sequence, 7);
+    CHECK(s.memory_use().tokens == 7); // two blocks, which all three share
+    s.schedule(plan);
+    CHECK(plan.moves.copies.size() == 2);
+    CHECK(s.memory_use().tokens == 4 + 3 * 3); // one full block, three with three tokens
+    CHECK(s.memory_use().reservation == 0);
+    CHECK(s.memory_use().internal == 0);
+    CHECK(s.memory_use().other == 51);
+    s.commit();
+    s.remove(1);
+    CHECK(s.memory_use().tokens == 0);
+    // A pinned prefix of 6 tokens, and a request that begins with it.
+    Request pin = request(6, 1);
+    pin.pin     = true;
+    s.add(2, pin);
+    const auto pinned = s.schedule(plan);
+    s.commit();
+    s.pin(*pinned[0].group);
+    CHECK(s.memory_use().tokens == 6);
+    s.add(3, request(7, 5));
+    s.schedule(plan);
+    CHECK(s.memory_use().tokens == 6 + 3); // the full block is shared, the other one copied
+    s.commit();
+    s.check_invariants();
+}
+
 TEST_CASE("faster-transformer: nobody joins a batch") {
     Scheduler s(options_of(System::faster_transformer, 48)); // three chunks
     StepPlan  plan;

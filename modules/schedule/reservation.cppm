@@ -32,7 +32,7 @@ int slots_wanted(System system, int n_prompt, int n_output, int context);
 
 // What the slots of the pool are used for, as Fig. 2 has it; together all of them.
 struct MemoryUse {
-    std::int64_t tokens      = 0; // known tokens of running sequences
+    std::int64_t tokens      = 0; // known tokens of running sequences; shared ones count once
     std::int64_t reservation = 0; // their sequence will fill these
     std::int64_t internal    = 0; // asked for and never filled
     std::int64_t other       = 0; // rounding, pieces too small for anybody, free blocks
@@ -67,8 +67,10 @@ private:
     int            n_blocks_, block_size_, context_;
 };
 
-// The same with blocks on demand: what is not a token is `other`.
-MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running, int n_blocks, int block_size);
+// The same with blocks on demand: what is not a token is `other`. A block that several sequences share counts once, and so does
+// one of a pinned prefix.
+MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running,
+                     std::span<const std::unique_ptr<SequenceGroup>> pinned, const BlockManager& blocks);
 
 } // namespace quire
 
@@ -168,11 +170,27 @@ MemoryUse Reservations::memory_use(std::span<const std::unique_ptr<SequenceGroup
     return use;
 }
 
-MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running, int n_blocks, int block_size) {
+MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running,
+                     std::span<const std::unique_ptr<SequenceGroup>> pinned, const BlockManager& blocks) {
+    // Blocks fill from left to right: only the last one of a table has free slots.
+    std::int64_t                         free_slots = 0;
+    std::vector<std::pair<BlockId, int>> shared; // last blocks of several tables, and their free slots
+    for (const auto groups : {running, pinned})
+        for (const auto& group : groups)
+            for (const auto& s : group->sequences) {
+                if (s->table < 0 || blocks.blocks(s->table).empty()) continue;
+                const std::span<const BlockId> table = blocks.blocks(s->table);
+                const int n = std::max(int(table.size()) * blocks.block_size() - int(s->tokens.size()), 0);
+                if (n == 0 || table.back() == released_block) continue;
+                if (blocks.ref_count(table.back()) > 1) shared.emplace_back(table.back(), n);
+                else free_slots += n;
+            }
+    std::ranges::sort(shared); // of each block the least: what one of the sharers has filled is not free
+    for (std::size_t i = 0; i < shared.size(); i++)
+        if (i == 0 || shared[i - 1].first != shared[i].first) free_slots += shared[i].second;
     MemoryUse use;
-    for (const auto& group : running)
-        for (const auto& s : group->sequences) use.tokens += std::int64_t(s->tokens.size());
-    use.other = std::int64_t(n_blocks) * block_size - use.tokens;
+    use.tokens = std::int64_t(blocks.n_used()) * blocks.block_size() - free_slots;
+    use.other  = std::int64_t(blocks.n_blocks()) * blocks.block_size() - use.tokens;
     return use;
 }
 

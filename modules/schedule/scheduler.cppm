@@ -653,8 +653,7 @@ void Scheduler::measure_sharing(SequenceGroup& group) {
 }
 
 MemoryUse Scheduler::memory_use() const {
-    return reservations_ ? reservations_->memory_use(running_)
-                         : quire::memory_use(running_, blocks_.n_blocks(), blocks_.block_size());
+    return reservations_ ? reservations_->memory_use(running_) : quire::memory_use(running_, pinned_, blocks_);
 }
 
 // -- for display

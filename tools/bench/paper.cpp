@@ -164,6 +164,8 @@ int measure_all(PaperArguments a, std::span<const std::string_view> sets) {
 } // namespace
 
 int paper(PaperArguments a) {
+    if (!a.page.empty() && std::filesystem::path(a.page).extension() != ".md")
+        return complain({ErrorKind::input, cat("--page ", a.page, ": the page is a file that ends in .md")});
     const std::vector<std::string_view> sets = sets_of(a.figures);
     std::error_code                     failed;
     std::filesystem::create_directories(a.out, failed);

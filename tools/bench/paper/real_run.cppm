@@ -30,9 +30,10 @@ public:
     // An engine for runs with these options (system, pool, block size, cache, preemption).
     static Result<EngineRun> load(const std::string& model, const std::string& device, const RunOptions& options);
 
-    // Requests arrive by the clock. Runs until each has its output or, if `drain` is false, until the last has arrived; what is
-    // left is cancelled then, and only averages over time are of use.
-    Result<TraceResult> run(const Trace& trace, const RunOptions& options, bool drain = true);
+    // Requests arrive by the clock; a chat whose rounds are kept hears what it was answered. Runs until each has its output or,
+    // if `drain` is false, until the last has arrived; what is left is cancelled then, and only averages over time are of use:
+    // between warm_up and the end, of `saved`, too.
+    Result<TraceResult> run(const Trace& trace, RunOptions options, bool drain = true);
     // A few seconds of decoding and of prompts.
     Result<MeasuredCosts> measure();
     // Seconds in which one block goes to the swap pool or back, and in which a prompt of n tokens is computed.
@@ -50,7 +51,8 @@ private:
     Engine                 engine_;
     std::vector<Output>    events_;
     std::vector<RequestId> submitted_;
-    unsigned               seed_ = 0;
+    unsigned               seed_   = 0;
+    std::uint32_t          n_runs_ = 0;
 };
 
 } // namespace quire::paper
@@ -99,7 +101,8 @@ Result<EngineRun> EngineRun::load(const std::string& model, const std::string& d
     return EngineRun(std::move(*engine));
 }
 
-Result<TraceResult> EngineRun::run(const Trace& trace, const RunOptions& options, bool drain) {
+Result<TraceResult> EngineRun::run(const Trace& trace, RunOptions options, bool drain) {
+    options.texts                                         = ++n_runs_; // the cache still has those of the last one
     const int                                  vocabulary = engine_.config().vocab_size;
     std::unordered_map<RequestId, std::size_t> index;
     if (trace.prefix > 0 && options.prefix_cache) {
@@ -112,16 +115,26 @@ Result<TraceResult> EngineRun::run(const Trace& trace, const RunOptions& options
         while (engine_.step(events_)) {}
         events_.clear();
     }
-    const EngineStats        before = engine_.stats();
-    TraceMeter               meter(trace, options);
-    std::size_t              n_arrived = 0;
-    std::vector<std::size_t> over; // whose answers are not returned yet
-    double                   cached = 0, now = 0;
-    Stopwatch                clock;
+    const EngineStats                    before  = engine_.stats();
+    SharingStats                         sharing = before.memory.sharing; // until the averages begin
+    std::map<std::pair<int, int>, Token> answered;                        // in each conversation, by position
+    std::unordered_map<RequestId, int>   ends; // of a chat's request: the position of its next token
+    TraceMeter                           meter(trace, options);
+    std::size_t                          n_arrived = 0;
+    std::vector<std::size_t>             over; // whose answers are not returned yet
+    double                               cached = 0, now = 0;
+    Stopwatch                            clock;
     while (meter.n_ended() < int(trace.requests.size())) {
         for (; n_arrived < trace.requests.size() && trace.requests[n_arrived].at <= now; n_arrived++) {
-            Result<RequestId> id =
-                engine_.submit(request_of(trace.requests[n_arrived], n_arrived, trace, options, vocabulary));
+            const Arrival& a       = trace.requests[n_arrived];
+            Request        request = request_of(a, n_arrived, trace, options, vocabulary);
+            if (options.keep_rounds) {
+                int position = prompt_begin(a, options);
+                for (Token& token : request.prompt)
+                    if (const auto said = answered.find({a.lengths.conversation, position++}); said != answered.end())
+                        token = said->second;
+            }
+            Result<RequestId> id = engine_.submit(std::move(request));
             if (!id) return std::unexpected(id.error());
             index.emplace(*id, n_arrived);
         }
@@ -129,8 +142,15 @@ Result<TraceResult> EngineRun::run(const Trace& trace, const RunOptions& options
         const bool   busy  = engine_.step(events_);
         const double after = clock.seconds();
         meter.step(now, after - now, engine_.stats().running, engine_.slot_use());
+        if (!drain && now < options.warm_up) sharing = engine_.stats().memory.sharing;
         now = after;
-        for (const Output& o : events_)
+        for (const Output& o : events_) {
+            if (options.keep_rounds) {
+                const Arrival& a = trace.requests[index.at(o.id)];
+                int&           position =
+                    ends.try_emplace(o.id, prompt_begin(a, options) + prompt_length(a, options)).first->second;
+                for (Token token : o.tokens) answered[{a.lengths.conversation, position++}] = token;
+            }
             if (o.done) {
                 if (o.finish == FinishReason::failed || o.finish == FinishReason::refused)
                     return fail_with(ErrorKind::system, o.message);
@@ -138,6 +158,7 @@ Result<TraceResult> EngineRun::run(const Trace& trace, const RunOptions& options
                 over.push_back(index.at(o.id));
                 index.erase(o.id);
             }
+        }
         events_.clear();
         if (options.system != System::faster_transformer || engine_.stats().running == 0) {
             for (std::size_t i : over) meter.ended(i, now);
@@ -161,8 +182,8 @@ Result<TraceResult> EngineRun::run(const Trace& trace, const RunOptions& options
     r.recomputed      = double(after.memory.recomputed_tokens - before.memory.recomputed_tokens) / n;
     r.cached          = cached / n;
     SharingStats mine = after.memory.sharing;
-    mine.without -= before.memory.sharing.without;
-    mine.with -= before.memory.sharing.with;
+    mine.without -= sharing.without;
+    mine.with -= sharing.with;
     r.saved = mine.saved();
     return r;
 }

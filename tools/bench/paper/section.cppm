@@ -84,6 +84,12 @@ std::string verdict_of(double ratio, double claimed) {
     return "does not follow from memory alone";
 }
 
+// The verdict of each mode that there is.
+std::string verdicts(const Pair& sets, const std::function<std::string(bool real)>& of) {
+    if (sets.simulated && sets.measured) return cat("Simulated: ", of(false), ". Measured: ", of(true));
+    return of(!sets.simulated);
+}
+
 std::vector<std::string> panels_of(const Points& set, std::string_view kind) {
     std::vector<std::string> panels;
     for (const Point& p : set.points)
@@ -110,25 +116,40 @@ std::vector<Line> lines_of(const Points& set, std::string_view panel, std::strin
     return lines;
 }
 
-// A panel for each title that has points of that kind.
+// A panel for each title that has points of that kind. A series has one colour in all of them, and none that another one has.
 std::string latency_chart(const Points& set, const std::vector<std::pair<std::string, std::string>>& titles,
                           std::string x_label, double y_most) {
-    std::vector<LinePanel> panels;
+    std::vector<LinePanel>   panels;
+    std::vector<std::string> others; // series that are no system
     for (const auto& [panel, title] : titles) {
         LinePanel p{title,  x_label, "s/token", lines_of(set, panel, "latency"),
                     y_most, false,   false,     !panel.contains(',') && panel != "chatbot" && panel != "priorities"};
+        for (Line& line : p.lines) {
+            if (std::ranges::any_of(order, [&](auto system) { return shown_name(system) == line.name; })) continue;
+            const auto found = std::ranges::find(others, line.name);
+            line.colour      = int(found - others.begin() + 1) % 10; // 0 is quire's
+            if (found == others.end()) others.push_back(line.name);
+        }
         if (!p.lines.empty()) panels.push_back(std::move(p));
     }
     return line_chart(panels, 3);
 }
 
+// Whether there is a curve to draw: a series with two rates.
+bool has_curve(const Points& set, const std::vector<std::pair<std::string, std::string>>& titles) {
+    return std::ranges::any_of(titles, [&](const auto& t) {
+        return std::ranges::any_of(lines_of(set, t.first, "latency"),
+                                   [](const Line& line) { return line.points.size() > 1; });
+    });
+}
+
 void add_latency_charts(Section& s, const Pair& sets, const std::string& name,
                         const std::vector<std::pair<std::string, std::string>>& titles, const std::string& x_label,
                         double y_most = 1) {
-    if (sets.simulated)
+    if (sets.simulated && has_curve(*sets.simulated, titles))
         s.charts.push_back({name, latency_chart(*sets.simulated, titles, x_label, y_most),
                             cat("Simulated, ", sets.simulated->machine)});
-    if (!sets.measured) return;
+    if (!sets.measured || !has_curve(*sets.measured, titles)) return;
     double least = y_most; // a faster machine has its knee at a lower latency
     for (const Point& p : sets.measured->points)
         if (p.kind == "latency" && p.value > 0) least = std::min(least, p.value);

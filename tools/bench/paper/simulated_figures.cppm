@@ -35,6 +35,9 @@ Result<double> sustained_rate(Workload workload, double seconds, RunOptions opti
 RunOptions run_options(System system, const PaperModel& model = opt_13b);
 // What quire does when nothing else is said: prompts in chunks, what was preempted is found again.
 RunOptions default_options();
+// The paper's rules of admission and recovery, those that differ from them in one thing, and quire's defaults.
+std::vector<std::pair<const char*, RunOptions>> admission_variants();
+inline constexpr int                            n_open_chats = 24; // conversations that go on at a time
 
 } // namespace quire::paper
 
@@ -56,6 +59,22 @@ RunOptions default_options() {
     o.prefix_cache   = true;
     o.watermark      = 0.04;
     return o;
+}
+
+std::vector<std::pair<const char*, RunOptions>> admission_variants() {
+    std::vector<std::pair<const char*, RunOptions>> variants{{"the paper's", run_options(System::quire)}};
+    const auto                                      with = [&](const char* name, auto change) {
+        variants.emplace_back(name, run_options(System::quire));
+        change(variants.back().second);
+    };
+    with("no watermark", [](RunOptions& o) { o.watermark = 0; });
+    with("watermark 4 %", [](RunOptions& o) { o.watermark = 0.04; });
+    with("watermark 10 %", [](RunOptions& o) { o.watermark = 0.1; });
+    with("keeps what was preempted", [](RunOptions& o) { o.keep_preempted = true; });
+    with("swap", [](RunOptions& o) { o.preemption = PreemptionMode::swap; });
+    with("prompts in chunks of 512", [](RunOptions& o) { o.step_tokens = 512; });
+    variants.emplace_back("quire's defaults", default_options());
+    return variants;
 }
 
 CostModel cost_of(const SimulationSettings& s, const PaperModel& model, System system) {
@@ -171,7 +190,7 @@ private:
                 if (rates.empty()) o.give_up = 4; // far above the plot
                 Result<Point> p = run(panel, series, "latency", rate, workload, rate, seconds, o, cost, seed);
                 if (!p) return std::unexpected(p.error());
-                if (!p->result.gave_up) points.push_back(std::move(*p));
+                points.push_back(std::move(*p)); // infinite if it was given up
             }
             return points;
         });
@@ -310,30 +329,14 @@ private:
 
 // What came after the paper, and what each rule of admission contributes.
 void Plan::beyond() {
-    const auto quire_costs = cost_of(settings_, opt_13b, System::quire);
-    struct Variant {
-        const char* name;
-        RunOptions  options;
-    };
-    const RunOptions     paper = run_options(System::quire);
-    std::vector<Variant> variants{{"the paper's", paper}};
-    const auto           with = [&](const char* name, auto change) {
-        variants.push_back({name, paper});
-        change(variants.back().options);
-    };
-    with("no watermark", [](RunOptions& o) { o.watermark = 0; });
-    with("watermark 4 %", [](RunOptions& o) { o.watermark = 0.04; });
-    with("watermark 10 %", [](RunOptions& o) { o.watermark = 0.1; });
-    with("keeps what was preempted", [](RunOptions& o) { o.keep_preempted = true; });
-    with("swap", [](RunOptions& o) { o.preemption = PreemptionMode::swap; });
-    with("prompts in chunks of 512", [](RunOptions& o) { o.step_tokens = 512; });
-    variants.push_back({"quire's defaults", default_options()});
-    for (const Variant& v : variants)
+    const auto       quire_costs = cost_of(settings_, opt_13b, System::quire);
+    const RunOptions paper       = run_options(System::quire);
+    for (const auto& [name, options] : admission_variants())
         for (auto [workload, rates] : {std::pair(Workload::sharegpt, std::array{1.7, 1.9, 2.0, 2.1, 2.2}),
                                        std::pair(Workload::alpaca, std::array{24.0, 28.0, 30.0, 31.0, 32.0})})
             for (double on_a100 : rates) {
                 const double at = rate(workload, on_a100);
-                add(cat("admission, ", name_of(workload)), v.name, "latency", at, workload, at, hour() / 3, v.options,
+                add(cat("admission, ", name_of(workload)), name, "latency", at, workload, at, hour() / 3, options,
                     quire_costs);
             }
     // Chats whose rounds come in order: with and without the cache, cut to the last 1024 tokens, or at multiples of 512.
@@ -348,7 +351,7 @@ void Plan::beyond() {
                                   seed = settings_.seed]() -> Result<std::vector<Point>> {
                     RunOptions mine    = o;
                     mine.warm_up       = seconds / 12;
-                    const Trace trace  = make_chat_trace(rate, seconds, seed, 24);
+                    const Trace trace  = make_chat_trace(rate, seconds, seed, n_open_chats);
                     const auto  result = simulate(trace, mine, quire_costs);
                     if (!result) return std::unexpected(result.error());
                     return std::vector{Point{"chatbot", name, "latency", rate, result->mean_latency, *result}};

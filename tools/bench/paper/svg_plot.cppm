@@ -8,7 +8,7 @@ export namespace quire::paper {
 
 struct Line {
     std::string                            name;
-    std::vector<std::pair<double, double>> points; // by x
+    std::vector<std::pair<double, double>> points; // by x; an infinite y: above the chart
     int  colour = 0;                               // which of the chart's colours; the same for a system in every chart
     bool dashed = false;
 };
@@ -36,6 +36,8 @@ std::string bar_chart(std::span<const BarPanel> panels, int columns);
 
 // A few round numbers that cover [low, high].
 std::vector<double> round_ticks(double low, double high, int about);
+// Those of a logarithmic axis: powers of two, or 1, 2, 5, 10, … and, of many decades, powers of ten; low > 0.
+std::vector<double> log_ticks(double low, double high, bool of_two);
 std::string         escape_xml(std::string_view text);
 
 } // namespace quire::paper
@@ -44,7 +46,7 @@ module :private;
 
 namespace quire::paper {
 
-constexpr double width = 320, height = 230, left = 52, right = 10, top = 26, bottom = 40;
+constexpr double width = 320, height = 230, left = 52, right = 16, top = 26, bottom = 40;
 
 // One colour each for light and dark pages (after P. Tol's and Okabe and Ito's palettes).
 constexpr std::array<std::pair<const char*, const char*>, 10> colours{{{"#0068b5", "#5ab4ff"},
@@ -96,6 +98,20 @@ std::vector<double> round_ticks(double low, double high, int about) {
     return ticks;
 }
 
+std::vector<double> log_ticks(double low, double high, bool of_two) {
+    std::vector<double> ticks;
+    const auto          add = [&](double v) {
+        if (v >= low * 0.9999 && v <= high * 1.0001) ticks.push_back(v);
+    };
+    const bool wide = high / low > 500;
+    for (int power = -40; power <= 40; power++)
+        if (of_two) add(std::ldexp(1, power));
+        else
+            for (double factor : {1.0, 2.0, 5.0})
+                if (factor == 1 || !wide) add(factor * std::pow(10, power));
+    return ticks;
+}
+
 std::string style() {
     std::string light, dark;
     for (std::size_t i = 0; i < colours.size(); i++) {
@@ -124,21 +140,12 @@ struct Frame {
     std::string draw(const std::string& title, const std::string& x_label, const std::string& y_label) const {
         std::string out =
             cat("<text class=\"t\" x=\"", at(x + left), "\" y=\"", at(y + 15), "\">", escape_xml(title), "</text>");
-        const auto ticks = [](double low, double high, bool log, int about) {
-            if (!log) return round_ticks(low, high, about);
-            std::vector<double> powers;
-            const double        base = high / low > 500 ? 10 : 2;
-            for (double v = std::pow(base, std::ceil(std::log(low) / std::log(base) - 1e-9)); v <= high * 1.0001;
-                 v *= base)
-                powers.push_back(v);
-            return powers;
-        };
-        for (double v : ticks(y_low, y_high, log_y, 5))
+        for (double v : log_y ? log_ticks(y_low, y_high, false) : round_ticks(y_low, y_high, 5))
             out += cat("<path class=\"g\" d=\"M", at(x + left), " ", at(up(v)), "H", at(x + width - right),
                        "\"/><text x=\"", at(x + left - 5), "\" y=\"", at(up(v) + 4), "\" text-anchor=\"end\">",
                        shown(v), "</text>");
         if (!x_label.empty())
-            for (double v : ticks(x_low, x_high, log_x, 6))
+            for (double v : log_x ? log_ticks(x_low, x_high, true) : round_ticks(x_low, x_high, 6))
                 out += cat("<path class=\"a\" d=\"M", at(across(v)), " ", at(y + height - bottom), "v4\"/><text x=\"",
                            at(across(v)), "\" y=\"", at(y + height - bottom + 16), "\" text-anchor=\"middle\">",
                            shown(v), "</text>");
@@ -190,18 +197,22 @@ std::string line_chart(std::span<const LinePanel> panels, int columns) {
         if (f.x_high <= 0) continue;
         if (!p.log_x && p.from_zero) f.x_low = 0, f.x_high *= 1.05;
         if (!p.log_y) f.y_low = 0, f.y_high *= 1.05;
-        if (p.y_most > 0) f.y_high = p.y_most;
+        if (p.y_most > 0) f.y_high = std::min(p.y_most, f.y_high);
         if (f.y_high <= f.y_low) f.y_high = f.y_low + 1;
         if (f.x_high <= f.x_low) f.x_high = f.x_low + 1;
         body += f.draw(p.title, p.x_label, p.y_label);
-        body += cat("<clipPath id=\"c", i, "\"><rect x=\"", at(f.x + left), "\" y=\"", at(f.y + top), "\" width=\"",
+        // In a page that holds several charts an id means the same rectangle in each.
+        const std::string id = cat("c", int(f.x), "-", int(f.y));
+        body += cat("<clipPath id=\"", id, "\"><rect x=\"", at(f.x + left), "\" y=\"", at(f.y + top), "\" width=\"",
                     at(width - left - right), "\" height=\"", at(height - top - bottom),
-                    "\"/></clipPath><g clip-path=\"url(#c", i, ")\">");
+                    "\"/></clipPath><g clip-path=\"url(#", id, ")\">");
         for (const Line& line : p.lines) {
             std::string path;
-            for (auto [x, y] : line.points)
-                if (std::isfinite(y))
-                    path += cat(path.empty() ? "M" : "L", at(f.across(x)), " ", at(std::max(f.up(y), -9999.0)));
+            for (auto [x, y] : line.points) {
+                const double shown = std::isinf(y) ? 10 * f.y_high : y;
+                if (!std::isnan(y))
+                    path += cat(path.empty() ? "M" : "L", at(f.across(x)), " ", at(std::max(f.up(shown), -9999.0)));
+            }
             body += cat("<path class=\"l s", line.colour, line.dashed ? " d" : "", "\" d=\"", path, "\"><title>",
                         escape_xml(line.name), "</title></path>");
             if (std::ranges::find(legend, std::pair(line.name, line.colour)) == legend.end())
@@ -245,8 +256,15 @@ std::string bar_chart(std::span<const BarPanel> panels, int columns) {
                 if (std::ranges::find(legend, std::pair(p.parts[part], colour)) == legend.end())
                     legend.emplace_back(p.parts[part], colour);
             }
-            body += cat("<text x=\"", at(f.across(double(g)) + slot / 2), "\" y=\"", at(f.y + height - bottom + 16),
-                        "\" text-anchor=\"middle\">", escape_xml(p.groups[g]), "</text>");
+            // "Orca (Max)" on two lines: side by side such names would overlap.
+            const std::size_t cut    = std::min(p.groups[g].find(" ("), p.groups[g].size());
+            const auto        middle = [&](std::string_view text, double below) {
+                return cat("<text x=\"", at(f.across(double(g)) + slot / 2), "\" y=\"",
+                                  at(f.y + height - bottom + below), "\" text-anchor=\"middle\">", escape_xml(text),
+                                  "</text>");
+            };
+            body += middle(std::string_view(p.groups[g]).substr(0, cut), 16);
+            if (cut < p.groups[g].size()) body += middle(std::string_view(p.groups[g]).substr(cut + 1), 29);
         }
     }
     return document(panels.size(), columns, body, legend);

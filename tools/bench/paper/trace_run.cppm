@@ -27,6 +27,7 @@ struct RunOptions {
     bool           keep_rounds    = false; // chats: prompts begin at multiples of 512 tokens of the conversation
     double         urgent         = 0;     // this part of the requests has a better priority
     double         warm_up        = 0;     // seconds that the averages leave out
+    std::uint32_t  texts          = 0;     // runs with another number have other texts: they find nothing in the cache
     // Ends the run as soon as the mean normalized latency is certain to be more; seconds a token.
     double give_up = std::numeric_limits<double>::infinity();
 
@@ -57,6 +58,10 @@ Request request_of(const Arrival& arrival, std::size_t index, const Trace& trace
 // The token that stands at a position of that request's text, of chats also in the answer.
 Token token_at(const Arrival& arrival, std::size_t index, const Trace& trace, const RunOptions& options, int position,
                int vocabulary);
+
+// Of a chat: where its prompt begins in the conversation, and how long it is (of any request, without the shared prefix).
+int prompt_begin(const Arrival& arrival, const RunOptions& options);
+int prompt_length(const Arrival& arrival, const RunOptions& options);
 
 class TraceMeter {
 public:
@@ -119,18 +124,18 @@ TraceResult result_from_json(const Json& json) {
     return result;
 }
 
-// Where the text of a chat's prompt begins in its conversation.
-int begin_of(const Lengths& l, const RunOptions& options) {
-    const int begin = std::max(l.history - 1024, 0); // of what was said before; the row's prompt is cut already
+int prompt_begin(const Arrival& a, const RunOptions& options) {
+    const Lengths& l     = a.lengths;
+    const int      begin = std::max(l.history - 1024, 0); // of what was said before; the row's prompt is cut already
     return options.keep_rounds ? (begin + 511) / 512 * 512 : begin;
 }
 
-int n_prompt(const Arrival& a, const RunOptions& options) {
+int prompt_length(const Arrival& a, const RunOptions& options) {
     const Lengths& l = a.lengths;
     if (l.conversation < 0 || !options.keep_rounds) return l.prompt;
     // The query is what the prompt has beyond the history; of a cut prompt a part is history.
     const int query = std::max(l.prompt - std::min(l.history, 1024), 16);
-    return std::max(l.history + query - begin_of(l, options), 1);
+    return std::max(l.history + query - prompt_begin(a, options), 1);
 }
 
 Token token_at(const Arrival& a, std::size_t index, const Trace& trace, const RunOptions& options, int position,
@@ -138,16 +143,17 @@ Token token_at(const Arrival& a, std::size_t index, const Trace& trace, const Ru
     if (position < trace.prefix) return 300 + position % std::max(1, vocabulary - 300);
     std::uint64_t x = index;
     if (a.lengths.conversation >= 0) {
-        x        = std::uint64_t(a.lengths.conversation) + (std::uint64_t(1) << 40);
-        position = position + begin_of(a.lengths, options);
+        x        = std::uint64_t(a.lengths.conversation) + (std::uint64_t(1) << 31);
+        position = position + prompt_begin(a, options);
     }
+    x += std::uint64_t(options.texts) << 32;
     x = (x * 0x9e3779b97f4a7c15u + std::uint64_t(position)) * 0xd6e8feb86659fd93u;
     return 300 + Token((x >> 32) % std::uint64_t(std::max(1, vocabulary - 300)));
 }
 
 Request request_of(const Arrival& a, std::size_t index, const Trace& trace, const RunOptions& options, int vocabulary) {
     Request   r;
-    const int n = trace.prefix + n_prompt(a, options);
+    const int n = trace.prefix + prompt_length(a, options);
     r.prompt.resize(std::size_t(n));
     for (int i = 0; i < n; i++) r.prompt[std::size_t(i)] = token_at(a, index, trace, options, i, vocabulary);
     r.max_tokens           = a.lengths.output;
