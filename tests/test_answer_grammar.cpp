@@ -8,6 +8,7 @@
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.text.call_marks;
 import quire.text.call_readers;
 import quire.text.grammar.compile;
 import quire.text.tool_calls;
@@ -17,9 +18,53 @@ using namespace quire;
 
 namespace {
 
-const std::vector<ToolForm> forms{ToolForm::hermes,  ToolForm::llama3,   ToolForm::mistral,     ToolForm::qwen3_coder,
-                                  ToolForm::glm,     ToolForm::deepseek, ToolForm::functionary, ToolForm::pythonic,
-                                  ToolForm::harmony, ToolForm::json};
+// Between marks of a template's own.
+CallForm marked(CallMarks marks) {
+    marks.trigger = trigger_of(marks, "");
+    return CallForm(std::move(marks));
+}
+
+const std::vector<CallForm> forms{
+    ToolForm::hermes,
+    ToolForm::llama3,
+    ToolForm::mistral,
+    ToolForm::qwen3_coder,
+    ToolForm::glm,
+    ToolForm::deepseek,
+    ToolForm::functionary,
+    ToolForm::pythonic,
+    ToolForm::harmony,
+    ToolForm::json,
+    marked({.section_open  = "<CALLS>[",
+            .call_open     = "{\"tool\": \"",
+            .name_close    = "\", \"input\": ",
+            .call_close    = "}",
+            .separator     = ", ",
+            .section_close = "]</CALLS>",
+            .several       = true}),
+    marked({.call_open = "<|call|>f.", .name_close = ":\x02<|with|>", .call_close = "<|called|>"}),
+    marked({.name_close = "\n"}),
+    marked({.arguments      = CallMarks::Arguments::tagged,
+            .call_open      = "<do name=\"",
+            .name_close     = "\">\n",
+            .call_close     = "\n</do>",
+            .parameter_open = "<p name=\"",
+            .text           = {"\" string=\"true\">", "</p>"},
+            .other          = {"\" string=\"false\">", "</p>"}}),
+    marked({.arguments           = CallMarks::Arguments::tagged,
+            .call_open           = "<|tc>do:",
+            .name_close          = "{",
+            .call_close          = "}<tc|>",
+            .parameter_separator = ",",
+            .text                = {":<|q|>", "<|q|>"},
+            .other               = {":", ""}}),
+    marked({.arguments     = CallMarks::Arguments::python,
+            .section_open  = "<py>[",
+            .name_close    = "(",
+            .call_close    = ")",
+            .separator     = ", ",
+            .section_close = "]</py>",
+            .several       = true})};
 
 Json tools() {
     return Json::parse(R"json([
@@ -65,7 +110,7 @@ const Vocabulary& vocabulary(bool with_controls) {
     return with_controls ? controls : plain;
 }
 
-ConstraintSpec spec_of(ToolForm form, bool required, bool controls) {
+ConstraintSpec spec_of(const CallForm& form, bool required, bool controls) {
     ConstraintSpec spec;
     AnswerRules&   rules = spec.answer.emplace();
     rules.form           = form;
@@ -116,7 +161,7 @@ std::optional<std::string> walk(const std::shared_ptr<Constraint>& c, const Voca
     return std::nullopt;
 }
 
-AnswerParts read(ToolForm form, std::string_view text) {
+AnswerParts read(const CallForm& form, std::string_view text) {
     AnswerParser parser({.form = form, .tools = tools()});
     AnswerParts  all;
     for (AnswerParts part : {parser.push(text), parser.finish()}) {
@@ -148,7 +193,7 @@ bool accepts(const ConstraintSpec& spec, std::string_view text, bool controls = 
 } // namespace
 
 TEST_CASE("a required call is one that the reader finds and the schema accepts", "[tools]") {
-    const ToolForm   form     = GENERATE(from_range(forms));
+    const CallForm   form     = GENERATE(from_range(forms));
     const bool       controls = GENERATE(false, true);
     const Vocabulary v        = vocabulary(controls);
     const auto       c        = compiled(spec_of(form, true, controls));
@@ -159,7 +204,7 @@ TEST_CASE("a required call is one that the reader finds and the schema accepts",
         if (!text) continue;
         ended++;
         const AnswerParts parts = read(form, shown(*text));
-        INFO(name_of(form) << ": " << shown(*text));
+        INFO(name_of(form.kind) << ": " << shown(*text));
         CHECK(parts.content.find_first_not_of(" \t\r\n") == std::string::npos);
         REQUIRE(!parts.calls.empty());
         // The same in pieces, as they come.

@@ -114,9 +114,10 @@ TEST_CASE("named templates: default, tool_use for tools, others by request or fl
 TEST_CASE("the form of tool calls is what the template writes", "[template]") {
     const auto form = [](const std::string& call) {
         const std::string source =
-            "{% for m in messages %}[{{ m.content }}]{% for c in m.tool_calls or [] %}{% set f = c.function %}" + call +
-            "{% endfor %}{% endfor %}";
-        return std::string(name_of(tool_form(ChatTemplate::parse(source, "of a test").value())));
+            "{% for m in messages %}({{ m.role }}) {{ m.content }}{% for c in m.tool_calls or [] %}{% set f = "
+            "c.function %}" +
+            call + "{% endfor %}{% endfor %}";
+        return std::string(name_of(call_form(ChatTemplate::parse(source, "of a test").value()).kind));
     };
     CHECK(form("<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}\n</tool_call>") ==
           "hermes");
@@ -127,13 +128,17 @@ TEST_CASE("the form of tool calls is what the template writes", "[template]") {
     CHECK(form("<function={{ f.name }}>{{ f.arguments | tojson }}</function>") == "functionary");
     CHECK(form("<function={{ f.name }}>{% for k, v in f.arguments | items %}<parameter={{ k }}>\n{{ v "
                "}}\n</parameter>{% endfor %}") == "qwen3-coder");
-    CHECK(form("{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}=\"{{ v }}\"{% endfor %})") == "pythonic");
+    CHECK(form("[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}=\"{{ v }}\"{% endfor %})]") == "pythonic");
     CHECK(form("<|channel|>commentary to=functions.{{ f.name }}<|message|>{{ f.arguments | tojson }}") == "harmony");
-    CHECK(form("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}{{ f.arguments | tojson }}") == "deepseek");
-    CHECK(form("<tool_call>{{ f.name }}<arg_key>k</arg_key>{{ f.arguments }}") == "glm");
+    CHECK(form("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ f.name }}{{ f.arguments | tojson "
+               "}}") == "deepseek");
+    CHECK(
+        form("<tool_call>{{ f.name }}{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v "
+             "}}</arg_value>{% endfor %}</tool_call>") == "glm");
     CHECK(form("{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}") == "json");
-    CHECK(form("call {{ f.name }} {{ f.arguments }}") == "other");
+    CHECK(form("call {{ f.name }} {{ f.arguments }}") == "marked");
+    CHECK(form("call {{ f.name }} '{{ f.arguments | tojson | tojson }}'") == "other");
     CHECK(form("{{ f.name }}") == "none"); // without arguments it is no call
     CHECK(form("{{ raise_exception('no tools') }}") == "none");
-    CHECK(tool_form(ChatTemplate()) == ToolForm::none);
+    CHECK(call_form(ChatTemplate()) == ToolForm::none);
 }

@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.text.grammar.compile;
+import quire.text.grammar.grammar;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
 
@@ -215,6 +216,45 @@ TEST_CASE("keywords of JSON Schema", "[grammar]") {
     }
 }
 
+TEST_CASE("formats of JSON Schema at their edges", "[grammar]") {
+    const auto holds = [](const char* format, std::string_view text) {
+        return accepts(schema(cat(R"({"type":"string","format":")", format, "\"}").c_str()), text);
+    };
+    CHECK(holds("time", "\"23:59:60Z\""));
+    CHECK(holds("time", "\"01:29:60.5+01:30\"")); // leap seconds, where it is another time
+    CHECK(holds("time", "\"15:59:60-08:00\""));
+    CHECK(holds("time", "\"07:59:60+08:00\""));
+    CHECK_FALSE(holds("time", "\"23:59:60+01:00\""));
+    CHECK_FALSE(holds("time", "\"23:59:60-01:00\""));
+    CHECK_FALSE(holds("time", "\"01:29:60+01:29\""));
+    CHECK(holds("date-time", "\"1998-12-31T15:59:60.123-08:00\""));
+    CHECK_FALSE(holds("date-time", "\"1998-12-31T15:58:60-08:00\""));
+    CHECK(holds("email", R"("\"joe bloggs\"@example.com")"));
+    CHECK(holds("email", R"("joe@[127.0.0.1]")"));
+    CHECK(holds("email", R"("joe@[IPv6:::1]")"));
+    CHECK_FALSE(holds("email", R"("joe bloggs@example.com")"));
+    CHECK_FALSE(holds("email", R"("joe@[127.0.0.300]")"));
+    CHECK(holds("hostname", R"("xn--4gbwdl.xn--wgbh1c")"));
+    CHECK_FALSE(holds("hostname", R"("ab--cd.org")"));
+    CHECK(holds("iri-reference", "\"\u00e2\u03c0\u03c0\""));
+    CHECK_FALSE(holds("uri-reference", "\"\u00e2\u03c0\u03c0\""));
+    const char* base64 = R"({"$schema":"http://json-schema.org/draft-07/schema#","contentEncoding":"base64"})";
+    CHECK(accepts(schema(base64), R"("eyJmb28iOiAiYmFyIn0=")"));
+    CHECK_FALSE(accepts(schema(base64), R"("eyJmb28iOi%iYmFyIn0K")"));
+    CHECK(accepts(schema(R"({"contentEncoding":"base64"})"), R"("%")")); // an annotation since draft 2019-09
+}
+
+TEST_CASE("what stands in an unknown keyword has no identifier", "[grammar]") {
+    const ConstraintSpec spec = schema(R"({"$defs":{"a":{"any":[{"$id":"https://h/x","type":"null"}]},
+        "b":{"$id":"https://h/x","type":"string"}},"$ref":"https://h/x"})");
+    CHECK(accepts(spec, "\"s\""));
+    CHECK_FALSE(accepts(spec, "null"));
+    // Unless nothing else has it, as where schemas are kept in a member of one's own.
+    CHECK(accepts(schema(R"({"components":{"a":{"$anchor":"a","type":"null"}},"$ref":"#a"})"), "null"));
+    CHECK(says(error_of(schema(R"({"$schema":"https://example.com/dialect"})")),
+               "$schema: 'https://example.com/dialect'"));
+}
+
 TEST_CASE("integers are generated as such, and checked by their value", "[grammar]") {
     ConstraintSpec spec = schema(R"({"items":{"anyOf":[{"type":"integer","minimum":5},{"enum":[2,-1.50]}]}})");
     CHECK(accepts(spec, "[12,2,-1.5]"));
@@ -224,6 +264,15 @@ TEST_CASE("integers are generated as such, and checked by their value", "[gramma
     spec.plain_numbers = false;
     CHECK(accepts(spec, "[12.0,2.00,-1.50]"));
     CHECK_FALSE(accepts(spec, "[12.5]"));
+    CHECK_FALSE(accepts(spec, "[2.01]"));
+    ConstraintSpec numbers =
+        schema(R"({"items":[{"type":"integer","multipleOf":0.5},{"type":"number"},{"enum":[0,7.5]}]})");
+    CHECK_FALSE(accepts(numbers, "[1e+308]"));
+    numbers.plain_numbers = false;
+    CHECK(accepts(numbers, "[1e+308,1.5e-300,-0.00]"));
+    CHECK(accepts(numbers, "[12345678910111213141516171819202122232425262728293031,0,7.500]"));
+    CHECK_FALSE(accepts(numbers, "[1e-3]"));
+    CHECK_FALSE(accepts(numbers, "[1,1,-7.5]"));
     // What is no integer is not written as one in another way.
     const ConstraintSpec without = schema(R"({"type":"number","not":{"anyOf":[{"type":"integer"},{"const":2.5}]}})");
     CHECK(accepts(without, "12.5"));
@@ -261,6 +310,10 @@ TEST_CASE("a schema that cannot be met or is not supported is refused by name", 
     CHECK(says(error_of(schema(R"({"type":"text"})")), "is not a type"));
     CHECK(says(error_of(schema(R"({"pattern":"("})")), "pattern"));
     CHECK(says(error_of(text_spec(Kind::regex, std::string(300'000, 'a'))), "bytes"));
+    CHECK(says(error_of(schema(R"({"multipleOf":99991})")), "multipleOf 99991 has too many digits"));
+    CHECK(says(error_of(schema(
+                   R"({"$schema":"http://json-schema.org/draft-07/schema#","contentMediaType":"application/json"})")),
+               "contentMediaType: is not supported in draft 7"));
 }
 
 TEST_CASE("grammars of llama.cpp", "[grammar]") {
@@ -283,10 +336,47 @@ ws ::= | " " | "\n" [ \t]{0,20}
     CHECK_FALSE(accepts(left, "1+(2+3"));
     CHECK(accepts(text_spec(Kind::grammar, "root ::= \"a\" root \"b\" | \"\""), "aaabbb"));
     CHECK_FALSE(accepts(text_spec(Kind::grammar, "root ::= \"a\" root \"b\" | \"\""), "aabbb"));
-    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= x")), "'x' is not defined"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= x")), "the rule 'x' is not defined"));
     CHECK(says(error_of(text_spec(Kind::grammar, "a ::= \"b\"")), "no rule named root"));
     CHECK(says(error_of(text_spec(Kind::grammar, "root ::= \"a")), "line 1"));
     CHECK(says(error_of(text_spec(Kind::grammar, "root ::= root \"a\"")), "cannot be met"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= a\na ::= b")), "line 2: the rule 'b' is not defined"));
+    CHECK(says(error_of(text_spec(Kind::grammar, "root ::= \"\\uD800\"")), "no character"));
+}
+
+TEST_CASE("rules that come back to themselves without a byte, or end very deep, need no stack", "[grammar]") {
+    const auto cycle = compiled(text_spec(Kind::grammar, "root ::= s\ns ::= s s | \"a\" | \"\""));
+    CHECK(accepts(cycle, ""));
+    CHECK(accepts(cycle, "aaaaaaaa"));
+    CHECK_FALSE(accepts(cycle, "aab"));
+    const auto right = compiled(text_spec(Kind::grammar, "root ::= \"a\" root \"b\" | \"a\" root | \"c\""));
+    CHECK(accepts(right, std::string(20'000, 'a') + "c"));
+    CHECK_FALSE(accepts(right, "aacbbb"));
+}
+
+TEST_CASE("a grammar whose names end anywhere takes bounded work for a mask", "[grammar]") {
+    std::vector<std::string> words;
+    for (int i = 0; i < 20'000; i++) {
+        std::string word;
+        for (int n = i + 26; n > 0; n /= 26) word += char('a' + n % 26);
+        words.push_back(word + word);
+    }
+    words.emplace_back(); // the end
+    const auto      trie = std::make_shared<const TokenTrie>(words, std::vector<Token>{Token(words.size() - 1)});
+    const auto      c    = compiled(text_spec(Kind::grammar, R"gbnf(root ::= expression
+expression ::= term ws (("+"|"-") ws term)*
+term ::= factor ws (("*"|"/") ws factor)*
+factor ::= number | variable | "(" expression ")" | function-call
+number ::= [0-9]+
+variable ::= [a-zA-Z_][a-zA-Z0-9_]*
+function-call ::= variable ws "(" (expression ("," ws expression)*)? ")"
+ws ::= [ \t\n\r]?)gbnf"));
+    ConstraintState state(c, trie);
+    std::vector<std::uint64_t> bits(state.words());
+    for (const char* part : {"f(g(x),h", "(y", ",z", "))+foo"}) {
+        REQUIRE(state.accept_bytes(part));
+        CHECK(state.mask(bits));
+    }
 }
 
 TEST_CASE("tags in free text follow their schemas", "[grammar]") {
@@ -310,7 +400,9 @@ void check_masks(const std::shared_ptr<const TokenTrie>& trie, const ConstraintS
         ConstraintState            state(c, trie);
         std::vector<std::uint64_t> bits(state.words());
         for (int step = 0; step < n_steps && !state.ended(); step++) {
-            REQUIRE(state.mask(bits));
+            const Result<void> made = state.mask(bits);
+            INFO(spec.schema.dump() << "  " << text << "  " << (made ? "" : made.error().message));
+            REQUIRE(made);
             std::vector<Token> allowed;
             for (Token t = 0; t < trie->vocab_size(); t++) {
                 const bool      bit  = (bits[std::size_t(t) / 64] >> (t % 64) & 1) != 0;
@@ -334,6 +426,7 @@ TEST_CASE("a mask has exactly the tokens whose bytes are accepted", "[grammar]")
         schema(R"({"enum":["true","abc",true,12,123]})"),
         text_spec(Kind::regex, "(ab|abc)* a{2,4}"),
         text_spec(Kind::grammar, "root ::= \"ab\" root | [0-9]+ | root \"abc\""),
+        text_spec(Kind::grammar, "root ::= e\ne ::= t (\"ab\" t)*\nt ::= [a-c]+ | [a-c]+ \"12\" e | \"{\" e \"}\""),
     };
     for (const ConstraintSpec& spec : specs) check_masks(bytes_and_words(), spec, 20, 40);
 }
@@ -347,8 +440,13 @@ TEST_CASE("masks of names and of counted text are exact too", "[grammar]") {
         schema(R"({"anyOf":[{"type":"string","maxLength":34},{"type":"string","minLength":3,"pattern":"^[a-f]*$"}]})"),
         schema(R"({"type":"string","not":{"enum":["abc","abcd"]}})"),
         text_spec(Kind::regex, "[^x]*k"),
+        // Counts that a token cannot exhaust, and such as it can.
+        schema(R"({"type":"string","maxLength":70,"pattern":"^([a-c]+ ){0,40}[a-c]+$"})"),
+        schema(R"({"type":"string","minLength":4,"maxLength":500,"pattern":"^([a-c]+ ){0,3}[a-c]+$"})"),
+        schema(R"({"type":"string","maxLength":60,"pattern":"^[a-l]+(ab){3}$"})"),
+        schema(R"({"type":"object","patternProperties":{"[a-d]{6}":{"type":"null"}}})"),
     };
-    for (const ConstraintSpec& spec : specs) check_masks(letters(), spec, 6, 12);
+    for (const ConstraintSpec& spec : specs) check_masks(letters(), spec, 6, 24);
 }
 
 TEST_CASE("a copy of a state goes its own way", "[grammar]") {
@@ -364,6 +462,27 @@ TEST_CASE("a copy of a state goes its own way", "[grammar]") {
     CHECK(one.accept_bytes("d"));
     CHECK(one.may_end());
     CHECK(two.forced_bytes() == "d");
+}
+
+TEST_CASE("states that are made for a mask count as work", "[grammar]") {
+    const auto mask_with = [](std::size_t work) { // the tree of letters() itself has some 1,500 nodes
+        Grammar              g;
+        std::vector<RegexId> all;
+        for (char c = 'a'; c < 'i'; c++) {
+            const Result<RegexId> part = parse_regex(g.pool, cat(c, ".*", char(c + 3)), TextSpelling::utf8, false);
+            REQUIRE(part);
+            all.push_back(*part);
+        }
+        g.start = g.add_rules({{GrammarSymbol::lexeme(g.pool.all_of(all))}});
+        REQUIRE(g.finish());
+        ConstraintState state(std::make_shared<Constraint>(std::move(g), GrammarLimits{.work = work}), letters());
+        std::vector<std::uint64_t> bits(state.words());
+        return state.mask(bits);
+    };
+    CHECK(mask_with(2'000'000));
+    const Result<void> refused = mask_with(10'000);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().message.find("more work for one token than is allowed") != std::string::npos);
 }
 
 TEST_CASE("long texts keep few rows", "[grammar]") {

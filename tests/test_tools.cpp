@@ -151,3 +151,24 @@ TEST_CASE("without parallel calls the first one is the last", "[tools]") {
     add(out, parser.finish());
     CHECK(out == Whole{"", "", "add{};"});
 }
+
+TEST_CASE("a constrained answer that ends within a call says so, and shows none of its mark", "[tools]") {
+    for (const auto& [text, calls, cut] : std::vector<std::tuple<std::string, std::string, bool>>{
+             {"<tool_call>", "", true},
+             {"<tool_call>\n{\"name\": \"fi", "", true},
+             {"<tool_call>\n{\"name\": \"find\", \"arguments\": {\"what\": \"a", "find{\"what\":\"a;", true},
+             {"<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_", "add{};", false}}) {
+        INFO(text);
+        AnswerParser          parser({.form = ToolForm::hermes, .tools = tools(), .in_pieces = true});
+        AnswerParts           all = parser.push("Well. " + text);
+        AnswerParts           end = parser.finish();
+        std::vector<ToolCall> read;
+        append(read, std::move(all.calls));
+        append(read, std::move(end.calls));
+        std::string said;
+        for (const ToolCall& call : read) said += cat(call.name, call.arguments, ';');
+        CHECK(all.content + end.content == "Well. ");
+        CHECK(said == calls);
+        CHECK(parser.cut() == cut);
+    }
+}

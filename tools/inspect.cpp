@@ -156,21 +156,24 @@ int show(const Arguments& a) {
         if (!ahead) return complain(ahead.error());
         Json types = Json::object();
         for (const auto& [type, bytes] : ahead->types) types[dtype_info(type).name] = bytes;
-        out["outlook"] = Json{{"family", ahead->family},
-                              {"active_parameters", ahead->active_parameters},
-                              {"types", std::move(types)},
-                              {"weight_bytes", ahead->weight_bytes},
-                              {"active_bytes", ahead->active_bytes},
-                              {"device", ahead->device},
-                              {"memory", ahead->memory},
-                              {"fits", ahead->fits},
-                              {"context", ahead->context},
-                              {"bandwidth", ahead->bandwidth},
-                              {"tokens_per_second", ahead->tokens_per_second},
-                              {"chat_template", ahead->chat_template},
-                              {"tool_form", std::string(name_of(ahead->tools))},
-                              {"unknown_keys", ahead->unknown},
-                              {"text", describe(*ahead)}};
+        out["outlook"] =
+            Json{{"family", ahead->family},
+                 {"active_parameters", ahead->active_parameters},
+                 {"types", std::move(types)},
+                 {"weight_bytes", ahead->weight_bytes},
+                 {"active_bytes", ahead->active_bytes},
+                 {"device", ahead->device},
+                 {"memory", ahead->memory},
+                 {"fits", ahead->fits},
+                 {"context", ahead->context},
+                 {"bandwidth", ahead->bandwidth},
+                 {"tokens_per_second", ahead->tokens_per_second},
+                 {"chat_template", ahead->chat_template},
+                 {"tool_form", std::string(name_of(ahead->tools.kind))},
+                 {"tool_call", example_of(ahead->tools)},
+                 {"reasoning", ahead->reasoning ? Json::array({ahead->reasoning.begin, ahead->reasoning.end}) : Json()},
+                 {"unknown_keys", ahead->unknown},
+                 {"text", describe(*ahead)}};
     }
     std::int64_t parameters = 0;
     Json         tensors    = Json::array();

@@ -69,6 +69,15 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
     if (const auto p = at->find("parameters"); p != at->end() && !p->is_null() && !p->is_object())
         return wrong(".function.parameters",
                      cat(param, ".function.parameters is ", type_name(*p), "; it has to be an object"));
+    // Arguments are an object, whatever else the schema would allow.
+    if (const auto p = at->find("parameters"); p != at->end() && p->is_object())
+        if (const auto type = p->find("type");
+            type != p->end() && *type != "object" &&
+            !(type->is_array() && std::ranges::find(*type, Json("object")) != type->end()))
+            return wrong(
+                ".function.parameters",
+                cat("Invalid schema for function '", text_of(*at, "name"),
+                    "': schema must be a JSON Schema of 'type: \"object\"', got 'type: ", json_dump(*type), "'."));
     if (const auto s = at->find("strict"); s != at->end() && !s->is_null() && !s->is_boolean())
         return wrong(".function.strict", cat(param, ".function.strict has to be true or false"));
     return true;
@@ -123,6 +132,24 @@ void name_tool(JsonFields& f, const Json& choice, const Json& tools, Json& named
     f.fail("tool_choice", cat("tool_choice names the tool ", quote(name), ", which is not among the tools"));
 }
 
+// {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}: those of the tools. Returns the mode.
+std::string allow_tools(JsonFields& f, const Json& choice, const Json& tools, Json& allowed) {
+    const auto list = choice.find("allowed_tools");
+    if (list == choice.end() || !list->is_object() || !list->contains("tools") || !(*list)["tools"].is_array())
+        return f.fail("tool_choice", "tool_choice.allowed_tools has to have a mode and a list of tools"), "";
+    const std::string mode = text_of(*list, "mode");
+    if (mode != "auto" && mode != "required")
+        return f.fail("tool_choice", "tool_choice.allowed_tools.mode has to be auto or required"), "";
+    for (const Json& one : (*list)["tools"]) {
+        const std::size_t before = allowed.size();
+        if (one.is_object()) name_tool(f, one, tools, allowed);
+        if (allowed.size() == before)
+            return f.fail("tool_choice", "tool_choice.allowed_tools.tools has to name some of the tools"), "";
+    }
+    if (allowed.empty()) f.fail("tool_choice", "tool_choice allows none of the tools");
+    return mode;
+}
+
 } // namespace
 
 ToolUse parse_tool_use(JsonFields& f) {
@@ -143,6 +170,10 @@ ToolUse parse_tool_use(JsonFields& f) {
             return f.fail("tool_choice", "tool_choice has to be none, auto, required or an object that names a tool"),
                    out;
         if (!given) return f.fail("tool_choice", "'tool_choice' is only allowed when 'tools' are specified."), out;
+        if (named && text_of(*choice, "type") == "allowed_tools") {
+            out.required = allow_tools(f, *choice, *tools, out.tools) == "required";
+            return out;
+        }
         out.required = named || *choice == "required";
         if (named) {
             out.parallel = false;

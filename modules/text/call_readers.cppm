@@ -5,6 +5,7 @@ export module quire.text.call_readers;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.text.call_marks;
 import quire.text.python_call;
 import quire.text.tool_form;
 import quire.text.tool_parameter;
@@ -19,10 +20,10 @@ struct ToolCall {
 
 // Where a call may begin.
 struct Marks {
-    std::vector<std::string_view> anywhere; // no later than at one of these
-    std::string_view              first;    // at one of these characters, if only white space stands before it
+    std::vector<std::string> anywhere; // no later than at one of these
+    std::string              first;    // at one of these characters, if only white space stands before it
 };
-Marks marks_of(ToolForm form);
+Marks marks_of(const CallForm& form, const Json& tools);
 
 // What the following text is, in the harmony form.
 enum class Channel : std::uint8_t { content, reasoning };
@@ -37,14 +38,14 @@ struct CallsRead {
 
 // `text` begins at a mark. `tools`: the request's; a call of another is wrong. `end`: no more text will come, so that the mark behind
 // a call may be missing.
-CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end);
+CallsRead read_calls(const CallForm& form, const Json& tools, std::string_view text, bool end);
 
 // The first call at a mark, as soon as its arguments begin: where they are JSON as it stands in the text.
 struct CallHead {
     std::string name;
     std::size_t arguments = 0; // where they begin in the text
 };
-std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_view text);
+std::optional<CallHead> read_head(const CallForm& form, const Json& tools, std::string_view text);
 
 } // namespace quire
 
@@ -154,14 +155,59 @@ public:
         return std::string(*name);
     }
 
+    // The name of a tool, as long as it can be.
+    std::optional<std::string> name() {
+        const std::size_t at = std::min(text_.find_first_not_of(name_characters, at_), text_.size());
+        if (at == text_.size()) return more(), std::nullopt;
+        const std::string_view found = text_.substr(at_, at - at_);
+        at_                          = at;
+        return std::string(found);
+    }
+    // Text around calls, as CallMarks has it: white space and what JSON does not mind may differ. Nothing: it stands there so far, and
+    // the text ends.
+    std::optional<bool> try_match(std::string_view pattern) {
+        std::size_t at = at_;
+        for (std::size_t i = 0; i < pattern.size(); i++) {
+            const char c = pattern[i];
+            if (white.contains(c) || loose_before(pattern, i))
+                at = std::min(text_.find_first_not_of(white, at), text_.size());
+            if (white.contains(c)) continue;
+            if (at == text_.size()) return std::nullopt;
+            if (c == id_mark || c == index_mark) {
+                const auto        part = c == id_mark ? id_characters : std::string_view("0123456789");
+                const std::size_t to   = std::min(text_.find_first_not_of(part, at), text_.size());
+                if (to == at) return false;
+                at = to;
+            } else if (text_[at++] != c) return false;
+        }
+        at_ = at;
+        return true;
+    }
+    bool match(std::string_view pattern) {
+        const std::optional<bool> there = try_match(pattern);
+        return !there ? more() : *there || wrong();
+    }
+
     CallsRead read;
 
 private:
+    static constexpr std::string_view name_characters =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+    static constexpr std::string_view id_characters = name_characters;
+
     std::string_view text_;
     std::size_t      at_ = 0;
     bool             end_;
     const Json&      tools_;
 };
+
+// Where a JSON string ends that the text begins with.
+std::size_t end_of_string(std::string_view text) {
+    for (std::size_t i = 1; i < text.size(); i++)
+        if (text[i] == '\\') i++;
+        else if (text[i] == '"') return i + 1;
+    return std::string_view::npos;
+}
 
 // A mark that ends a call; at the end of the text it may be missing.
 bool close(Reader& r, std::string_view mark) {
@@ -349,10 +395,139 @@ bool read_harmony(Reader& r) {
     return r.whole();
 }
 
+// The text of a mark for the parameter of that name.
+std::string for_key(std::string_view mark, std::string_view key) {
+    std::string out;
+    for (const char c : mark) out += c == key_mark ? std::string(key) : std::string(1, c);
+    return out;
+}
+
+// KEY, how it is closed, and the value; the arguments get it.
+bool read_parameter(Reader& r, const CallMarks& m, const Json* tool, Json& arguments) {
+    // Whichever stands first behind the key; of two there, the longer one.
+    const CallMarks::Value* kind = nullptr;
+    std::size_t             at   = std::string_view::npos;
+    for (const CallMarks::Value* one : {&m.text, &m.other}) {
+        const std::size_t found = r.rest().find(one->open);
+        if (found == std::string_view::npos) continue;
+        if (!kind || found < at || (found == at && one->open.size() > kind->open.size())) kind = one, at = found;
+    }
+    if (!kind) return r.rest().size() > 4096 ? r.wrong() : r.more();
+    const std::string key(r.rest().substr(0, at));
+    // The longer one may still come.
+    if (m.text.open != kind->open && m.text.open.starts_with(kind->open)) {
+        Reader longer = r;
+        longer.advance(at);
+        if (longer.may_become(m.text.open)) return r.more();
+    }
+    r.advance(at + kind->open.size());
+    const std::string close = for_key(kind->close, key);
+    if (close.empty()) { // JSON says itself where it ends
+        r.skip_white();
+        if (r.at_end()) return r.more();
+        if (r.next_is("{") || r.next_is("[")) {
+            std::optional<Json> value = r.json(r.rest()[0]);
+            if (!value) return false;
+            arguments[key] = std::move(*value);
+            return true;
+        }
+        const bool        quoted = r.next_is("\"");
+        const std::size_t end    = quoted ? end_of_string(r.rest()) : r.rest().find_first_of(",}])> \t\r\n<");
+        if (end == std::string_view::npos) return r.more();
+        Result<Json> value = json_parse(r.rest().substr(0, end), call_limits);
+        if (!value) return r.wrong();
+        arguments[key] = std::move(*value);
+        r.advance(end);
+        return true;
+    }
+    const auto value = r.until(close);
+    if (!value) return false;
+    if (kind == &m.text && m.text.open != m.other.open) arguments[key] = std::string(*value);
+    else arguments[key] = typed(tool, key, *value);
+    return true;
+}
+
+// Behind a name, up to the end of the arguments.
+bool read_marked_arguments(Reader& r, const CallMarks& m, const std::string& name) {
+    if (m.arguments == CallMarks::Arguments::json) {
+        r.skip_white();
+        const std::optional<Json> arguments = r.json('{');
+        return arguments && r.add(name, *arguments);
+    }
+    const Json* tool = r.tool(name);
+    if (!tool) return r.wrong();
+    Json arguments = Json::object();
+    for (bool first = true;; first = false) {
+        Reader     ahead  = r;
+        const auto closed = ahead.try_match(m.call_close);
+        if (closed == true) break; // read by who called
+        r.skip_white();
+        if (!first && !m.parameter_separator.empty()) {
+            const auto there = r.try_match(m.parameter_separator);
+            if (there != true) return !there || !closed ? r.more() : r.wrong();
+            r.skip_white();
+        }
+        const auto opened =
+            m.parameter_open.empty() ? std::optional<bool>(closed.has_value()) : r.try_match(m.parameter_open);
+        if (opened != true) return !opened || !closed ? r.more() : r.wrong();
+        if (!read_parameter(r, m, tool, arguments)) return false;
+    }
+    return r.add(name, arguments);
+}
+
+// A list of calls, or one, behind the mark that begins it.
+bool read_marked_python(Reader& r, const CallMarks& m) {
+    const std::string tail = cat(m.call_close, m.section_close).substr(1); // behind the last call's parenthesis
+    PythonCalls       read;
+    if (tail.starts_with(']')) read = read_python_calls(cat('[', r.rest()));
+    else {
+        read.unfinished = true;
+        int tried       = 0;
+        for (std::size_t at = 0; (at = r.rest().find(')', at)) != std::string_view::npos && tried < 64; at++, tried++)
+            if (read = read_python_calls(cat('[', r.rest().substr(0, at + 1), ']')); read.size > 0) break;
+        if (tried == 64) return r.wrong();
+        if (read.size == 0) return r.more();
+    }
+    if (read.size == 0) return read.unfinished ? r.more() : r.wrong();
+    for (const auto& [name, arguments] : read.calls)
+        if (!r.add(name, arguments)) return false;
+    r.advance(read.size - 2); // without the brackets
+    const auto closed = r.try_match(tail);
+    if (!closed && r.end()) r.advance(r.rest().size());
+    return closed == true || (!closed && r.end()) ? r.whole() : closed ? r.wrong() : r.more();
+}
+
+bool read_marked(Reader& r, const CallMarks& m) {
+    if (!r.match(cat(m.section_open, m.call_open))) return false;
+    const std::string next     = cat(m.separator, m.call_open);
+    const bool        sections = !m.section_open.empty() || !m.section_close.empty() ||
+                          m.separator.find_first_not_of(white) != std::string::npos;
+    if (m.arguments == CallMarks::Arguments::python) return read_marked_python(r, m);
+    while (true) {
+        const std::optional<std::string> name = r.name();
+        if (!name) return false;
+        if (!r.tool(*name)) return r.wrong();
+        if (!r.match(m.name_close) || !read_marked_arguments(r, m, *name)) return false;
+        if (const auto closed = r.try_match(m.call_close); closed != true) {
+            r.skip_white();
+            if (!closed && r.end()) return r.advance(r.rest().size()), r.whole(); // the mark behind it may be missing
+            return closed ? r.wrong() : r.more();
+        }
+        if (!sections) return r.whole();
+        const auto more = r.try_match(next);
+        if (more == true) continue;
+        if (!more && !r.end()) return r.more();
+        const auto section = r.try_match(m.section_close);
+        if (section == true) return r.whole();
+        if (r.end() && (!section || !more)) return r.advance(r.rest().size()), r.whole();
+        return section && more ? r.wrong() : r.more();
+    }
+}
+
 } // namespace
 
-Marks marks_of(ToolForm form) {
-    switch (form) {
+Marks marks_of(const CallForm& form, const Json& tools) {
+    switch (form.kind) {
         case ToolForm::hermes:
         case ToolForm::glm: return {{"<tool_call>"}, ""};
         case ToolForm::llama3:
@@ -363,27 +538,37 @@ Marks marks_of(ToolForm form) {
         case ToolForm::functionary: return {{"<function="}, ""};
         case ToolForm::pythonic: return {{}, "["};
         case ToolForm::harmony: return {{"<|channel|>", "<|start|>", "<|end|>", "<|return|>", "<|call|>"}, ""};
+        case ToolForm::marked: {
+            if (!form.marks->trigger.empty()) return {{form.marks->trigger}, ""};
+            Marks             out;
+            const std::string begin = cat(form.marks->section_open, form.marks->call_open);
+            if (const std::size_t at = begin.find_first_not_of(white); at != std::string::npos) out.first = begin[at];
+            else
+                for (const Json& t : tools)
+                    out.first += t["function"]["name"].get_ref<const std::string&>().substr(0, 1);
+            return out;
+        }
         case ToolForm::none:
         case ToolForm::other: return {};
     }
     return {};
 }
 
-std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_view text) {
+std::optional<CallHead> read_head(const CallForm& form, const Json& tools, std::string_view text) {
     Reader                     r(text, false, tools);
     std::optional<std::string> name;
     const auto                 up_to = [&](std::string_view mark) {
         const auto part = r.until(mark);
         if (part) name = std::string(part->substr(0, part->find_last_not_of(white) + 1));
     };
-    switch (form) {
+    switch (form.kind) {
         case ToolForm::hermes:
             if (r.skip("<tool_call>")) name = r.object_head("arguments");
             break;
         case ToolForm::llama3:
         case ToolForm::json:
             r.skip("<|python_tag|>");
-            name = r.object_head(form == ToolForm::llama3 ? "parameters" : "arguments");
+            name = r.object_head(form.kind == ToolForm::llama3 ? "parameters" : "arguments");
             break;
         case ToolForm::mistral:
             if (!r.skip("[TOOL_CALLS]")) break;
@@ -411,15 +596,22 @@ std::optional<CallHead> read_head(ToolForm form, const Json& tools, std::string_
                 name                        = std::string(from.substr(0, from.find_first_of(" <\n")));
             }
             break;
+        case ToolForm::marked:
+            if (form.marks->arguments == CallMarks::Arguments::json &&
+                r.match(cat(form.marks->section_open, form.marks->call_open)))
+                name = r.name();
+            if (name && !r.match(form.marks->name_close)) name.reset();
+            if (name) r.skip_white();
+            break;
         default: break;
     }
     if (!name || !r.next_is("{") || !r.tool(*name)) return std::nullopt;
     return CallHead{std::move(*name), r.at()};
 }
 
-CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bool end) {
+CallsRead read_calls(const CallForm& form, const Json& tools, std::string_view text, bool end) {
     Reader r(text, end, tools);
-    switch (form) {
+    switch (form.kind) {
         case ToolForm::hermes: read_hermes(r); break;
         case ToolForm::llama3:
         case ToolForm::json: read_objects(r); break;
@@ -430,6 +622,7 @@ CallsRead read_calls(ToolForm form, const Json& tools, std::string_view text, bo
         case ToolForm::functionary: read_functionary(r); break;
         case ToolForm::pythonic: read_pythonic(r); break;
         case ToolForm::harmony: read_harmony(r); break;
+        case ToolForm::marked: read_marked(r, *form.marks); break;
         case ToolForm::none:
         case ToolForm::other: break;
     }

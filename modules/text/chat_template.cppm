@@ -62,6 +62,8 @@ private:
         JinjaTemplate jinja;
         bool          takes_parts     = true;  // content may be a list of parts
         bool          takes_null      = true;  // content may be null, in an answer that only calls tools
+        bool          wants_null      = false; // it has to be: with an empty one the calls are left out
+        bool          wants_text      = false; // the arguments of calls have to be the text of their object
         bool          knows_developer = false; // OpenAI's newer name for the role system
     };
     static Form form(JinjaTemplate jinja, std::string_view source, std::string name);
@@ -155,18 +157,29 @@ ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string_view sour
     out.takes_parts =
         text && text->bytes.contains("a9z") && !text->bytes.contains("'type'") && !text->bytes.contains("\"type\"");
     // Likewise: one that joins the content of every message to other text needs a text.
-    const auto calls = [&](Json content) {
+    const auto calls = [&](Json content, Json arguments = Json{{"q9z", "v9z"}}) -> std::optional<std::string> {
         Json with        = variables;
         with["messages"] = Json::array(
             {Json{{"role", "user"}, {"content", "a"}},
              Json{{"role", "assistant"},
                   {"content", std::move(content)},
-                  {"tool_calls", Json::array({Json{{"id", "call00000"},
-                                                   {"type", "function"},
-                                                   {"function", {{"name", "a"}, {"arguments", Json::object()}}}}})}}});
-        return out.jinja.render(with, {}).has_value();
+                  {"tool_calls",
+                   Json::array({Json{{"id", "call00000"},
+                                     {"type", "function"},
+                                     {"function", {{"name", "a"}, {"arguments", std::move(arguments)}}}}})}}});
+        Result<MarkedText> text = out.jinja.render(with, {});
+        if (!text) return std::nullopt;
+        return std::move(text->bytes);
     };
-    out.takes_null = calls(nullptr) || !calls("");
+    const std::string                argument = R"({"q9z": "v9z"})";
+    const std::optional<std::string> empty = calls(""), null = calls(nullptr), as_text = calls("", argument),
+                                     null_as_text = calls(nullptr, argument);
+    const auto shows = [](const std::optional<std::string>& s) { return s && s->contains("v9z"); };
+    out.takes_null   = null || null_as_text || (!empty && !as_text);
+    out.wants_null   = !shows(empty) && !shows(as_text) && (shows(null) || shows(null_as_text));
+    // An object that a template joins to text fails, or is written as Python does.
+    const auto& object = out.wants_null ? null : empty;
+    out.wants_text     = (!object || object->contains("'q9z'")) && shows(out.wants_null ? null_as_text : as_text);
     return out;
 }
 
@@ -280,6 +293,14 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
                 if (part.is_object() && part.contains("text") && part["text"].is_string())
                     text += part["text"].get_ref<const std::string&>();
             m["content"] = std::move(text);
+        }
+        if (const auto calls = m.find("tool_calls"); calls != m.end() && calls->is_array() && !calls->empty()) {
+            if (chosen->wants_null && m.contains("content") && m["content"] == "") m["content"] = nullptr;
+            if (chosen->wants_text)
+                for (Json& call : *calls)
+                    if (call.is_object() && call.contains("function") && call["function"].is_object() &&
+                        call["function"].contains("arguments") && call["function"]["arguments"].is_object())
+                        call["function"]["arguments"] = json_dump(call["function"]["arguments"]);
         }
         if (!chosen->takes_null && (!m.contains("content") || m["content"].is_null())) m["content"] = "";
         messages.push_back(std::move(m));

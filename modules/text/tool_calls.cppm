@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.text.call_readers;
+import quire.text.reasoning_form;
 import quire.text.tool_form;
 
 export namespace quire {
@@ -30,11 +31,12 @@ struct AnswerParts {
 };
 
 struct AnswerFormat {
-    ToolForm form = ToolForm::none; // none: no calls are looked for
-    Json     tools;                 // of the request, as in OpenAI's field: a call of any other is content
-    bool     one_call     = false;  // text and calls after the first call are dropped
-    bool     reasoning    = false;  // text between <think> and </think> at the beginning is reasoning
-    bool     in_reasoning = false;  // the prompt ends with <think>
+    CallForm      form;                 // none: no calls are looked for
+    Json          tools;                // of the request, as in OpenAI's field: a call of any other is content
+    bool          one_call     = false; // text and calls after the first call are dropped
+    bool          reasoning    = false; // text between the marks of reasoning, at the beginning, is reasoning
+    bool          in_reasoning = false; // the prompt ends with the first mark
+    ReasoningForm marks{std::string(think_begin), std::string(think_end)};
     // The text follows the grammar of answers (quire.text.grammar.answer), so that what begins as a call is one: its arguments come
     // in pieces, without white space, where they are JSON in the text.
     bool in_pieces = false;
@@ -50,6 +52,8 @@ public:
     AnswerParts finish();
 
     bool called() const { return n_calls_ > 0; }
+    // Whether the answer ended within a call.
+    bool cut() const { return cut_; }
     // Whether text that came now would be reasoning.
     bool in_reasoning() const { return state_ == State::reasoning || (state_ == State::text && to_reason_); }
 
@@ -66,9 +70,11 @@ private:
 
     AnswerFormat format_;
     Marks        marks_;
-    std::string  text_; // not handed out yet
+    std::string  ends_ = "})]>"; // what calls can end with
+    std::string  text_;          // not handed out yet
     State        state_;
-    bool         blank_     = true;  // only white space so far, or since the last call
+    bool         blank_     = true; // only white space so far, or since the last call
+    bool         cut_       = false;
     bool         waiting_   = false; // for the rest of a call
     bool         to_reason_ = false; // harmony: in a message of the analysis channel
     int          n_calls_   = 0;
@@ -87,7 +93,7 @@ namespace quire {
 
 namespace {
 
-constexpr std::string_view think = "<think>", think_end = "</think>", white = " \t\r\n";
+constexpr std::string_view white        = " \t\r\n";
 constexpr std::size_t      longest_call = std::size_t(1) << 20; // bytes; a longer one is content
 
 // Bytes at the end of `text` with which `mark` begins.
@@ -120,16 +126,20 @@ void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more) {
 }
 
 AnswerParser::AnswerParser(AnswerFormat format)
-    : format_(std::move(format)), marks_(marks_of(format_.form)), state_(format_.in_reasoning ? State::reasoning
-                                                                         : format_.reasoning  ? State::begin
-                                                                                              : State::text) {}
+    : format_(std::move(format)), marks_(marks_of(format_.form, format_.tools)),
+      state_(format_.in_reasoning ? State::reasoning
+             : format_.reasoning  ? State::begin
+                                  : State::text) {
+    if (const auto& marks = format_.form.marks)
+        for (const std::string* close : {&marks->call_close, &marks->section_close})
+            if (!close->empty()) ends_ += close->back();
+}
 
 AnswerParts AnswerParser::push(std::string_view text) {
     AnswerParts out;
     text_ += text;
     // Every call ends with one of these: before, reading it again finds nothing new.
-    if (waiting_ && text_.size() <= longest_call && !text.contains('}') && !text.contains(')') && !text.contains(']') &&
-        !text.contains('>')) {
+    if (waiting_ && text_.size() <= longest_call && text.find_first_of(ends_) == std::string_view::npos) {
         if (format_.in_pieces) run_arguments(out);
         return out;
     }
@@ -146,8 +156,9 @@ AnswerParts AnswerParser::finish() {
 void AnswerParser::run(AnswerParts& out, bool end) {
     while (!text_.empty()) {
         if (state_ == State::begin) {
-            const std::size_t at   = std::min(text_.find_first_not_of(white), text_.size());
-            const auto        rest = std::string_view(text_).substr(at);
+            const std::size_t  at    = std::min(text_.find_first_not_of(white), text_.size());
+            const auto         rest  = std::string_view(text_).substr(at);
+            const std::string& think = format_.marks.begin;
             if (!end && rest.size() < think.size() && think.starts_with(rest)) return;
             state_ = rest.starts_with(think) ? State::reasoning : State::text;
             if (state_ == State::reasoning) text_.erase(0, at + think.size());
@@ -157,9 +168,10 @@ void AnswerParser::run(AnswerParts& out, bool end) {
 
 // White space around the reasoning is no part of it.
 bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
+    const std::string& close = format_.marks.end;
     if (blank_) text_.erase(0, text_.find_first_not_of(white));
-    const std::size_t at   = text_.find(think_end);
-    std::size_t       n    = at != std::string::npos ? at : text_.size() - (end ? 0 : overlap(text_, think_end));
+    const std::size_t at   = text_.find(close);
+    std::size_t       n    = at != std::string::npos ? at : text_.size() - (end ? 0 : overlap(text_, close));
     const std::size_t last = std::string_view(text_).substr(0, n).find_last_not_of(white);
     const std::size_t kept = last == std::string::npos ? 0 : last + 1;
     out.reasoning += text_.substr(0, kept);
@@ -169,7 +181,7 @@ bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
         text_.erase(0, kept);
         return false;
     }
-    text_.erase(0, at == std::string::npos ? text_.size() : at + think_end.size());
+    text_.erase(0, at == std::string::npos ? text_.size() : at + close.size());
     state_ = State::text;
     blank_ = true;
     // White space that follows is dropped with it, once it is known what comes next.
@@ -193,7 +205,7 @@ void AnswerParser::emit(AnswerParts& out, std::size_t n) {
 // Where the next mark begins, or what may become one when more text comes.
 std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     std::size_t at = std::string::npos;
-    for (std::string_view mark : marks_.anywhere) at = std::min(at, text_.find(mark));
+    for (const std::string& mark : marks_.anywhere) at = std::min(at, text_.find(mark));
     if (blank_ && !marks_.first.empty()) {
         const std::size_t begin = text_.find_first_not_of(white);
         if (begin != std::string::npos && marks_.first.contains(text_[begin])) at = std::min(at, begin);
@@ -201,7 +213,7 @@ std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     found = at != std::string::npos;
     if (found) return at;
     std::size_t held = 0;
-    for (std::string_view mark : marks_.anywhere) held = std::max(held, overlap(text_, mark));
+    for (const std::string& mark : marks_.anywhere) held = std::max(held, overlap(text_, mark));
     return text_.size() - (end ? 0 : held);
 }
 
@@ -263,6 +275,14 @@ bool AnswerParser::run_text(AnswerParts& out, bool end) {
     const bool begun = std::exchange(begun_, false);
     if (begun && read.state != CallsRead::State::whole) { // cut off
         text_.erase(0, end ? text_.size() : at_);
+        cut_ = end && depth_ != -1; // else only the mark behind it is missing
+        return true;
+    }
+    // Under the grammar a mark begins a call: this one was cut off before its arguments.
+    if (end && format_.in_pieces && read.state == CallsRead::State::more &&
+        std::ranges::any_of(marks_.anywhere, [&](const std::string& mark) { return text_.starts_with(mark); })) {
+        text_.clear();
+        cut_ = true;
         return true;
     }
     if (read.state != CallsRead::State::whole) {

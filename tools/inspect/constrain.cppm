@@ -1,4 +1,8 @@
 // quire.tools.inspect.constrain: texts under a constraint, without a model's weights: is a text accepted, and what do its masks cost.
+module;
+
+#include <time.h>
+
 export module quire.tools.inspect.constrain;
 
 import quire.core.base;
@@ -13,7 +17,7 @@ export namespace quire {
 std::shared_ptr<const TokenTrie> token_trie_of(const Tokenizer& tokenizer);
 
 // {"accepted", "refused_at", "tokens", "first_mask_us", "mask_us_mean", "mask_us_max"}: `text` goes through the constraint token by token,
-// with a mask before each. Error: the constraint cannot be compiled.
+// with a mask before each; times are the thread's processor time, so that other programs do not count. Error: the constraint cannot be compiled.
 Result<Json> constrain(const Tokenizer& tokenizer, const ConstraintSpec& spec, std::string_view text);
 
 struct ConstrainTests {
@@ -40,6 +44,21 @@ namespace quire {
 std::shared_ptr<const TokenTrie> token_trie_of(const Tokenizer& tokenizer) {
     return make_token_trie(tokenizer, tokenizer.vocab_size());
 }
+
+// Processor time of this thread: masks are made on one, and other programs must not count.
+class ProcessorWatch {
+public:
+    ProcessorWatch() : start_(now()) {}
+    double microseconds() const { return now() - start_; }
+
+private:
+    static double now() {
+        timespec t{};
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return double(t.tv_sec) * 1e6 + double(t.tv_nsec) / 1e3;
+    }
+    double start_;
+};
 
 // What one text makes of a constraint.
 struct Walk {
@@ -71,7 +90,7 @@ std::string hexadecimal_mask(std::span<const std::uint64_t> bits, int n_tokens) 
 }
 
 Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& constraint,
-               const std::shared_ptr<const TokenTrie>& trie, std::string_view text, Stopwatch first,
+               const std::shared_ptr<const TokenTrie>& trie, std::string_view text, ProcessorWatch first,
                bool show_masks = false) {
     Walk                       walk;
     ConstraintState            state(constraint, trie);
@@ -83,9 +102,9 @@ Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& co
     const bool exact = spelled == text;
     walk.n_tokens    = tokens.size();
     const auto mask  = [&] {
-        Stopwatch watch;
-        auto      ok = state.mask(bits);
-        walk.mask_us.push_back((walk.mask_us.empty() ? first : watch).seconds() * 1e6);
+        ProcessorWatch watch;
+        auto           ok = state.mask(bits);
+        walk.mask_us.push_back((walk.mask_us.empty() ? first : watch).microseconds());
         if (!ok && !state.may_end() && !(ok.error().kind == ErrorKind::input)) walk.error = ok.error().message;
         if (show_masks) walk.masks.push_back(hexadecimal_mask(bits, trie->vocab_size()));
     };
@@ -107,6 +126,90 @@ Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& co
     walk.accepted   = state.may_end();
     walk.refused_at = at;
     return walk;
+}
+
+// A JSON text that was parsed before, cut down to what constraints are given: no white space, strings in their shortest spelling,
+// numbers as they stand, however long. `skim`: from `at` over one value; `each` is called for the elements or members on its top level.
+class JsonText {
+public:
+    JsonText(std::string_view text, std::size_t at = 0) : text_(text), at_(at) {}
+
+    // Name (of a member) and place of each value.
+    void each(const std::function<void(const std::string&, std::size_t)>& with) {
+        space();
+        const char  open   = text_[at_++];
+        const bool  object = open == '{';
+        std::string name, unused;
+        for (space(); text_[at_] != '}' && text_[at_] != ']'; space()) {
+            if (object) {
+                name = json_parse(token()).value_or(Json("")).get<std::string>();
+                space();
+                at_++; // :
+                space();
+            }
+            with(name, at_);
+            unused.clear();
+            value(unused);
+            space();
+            if (text_[at_] == ',') at_++;
+        }
+    }
+    std::string compact() {
+        std::string out;
+        value(out);
+        return out;
+    }
+
+private:
+    void space() {
+        while (at_ < text_.size() && std::string_view(" \t\r\n").find(text_[at_]) != std::string_view::npos) at_++;
+    }
+    // A string, a number or a word.
+    std::string_view token() {
+        const std::size_t first = at_;
+        if (text_[at_] == '"') {
+            for (at_++; text_[at_] != '"'; at_++) at_ += text_[at_] == '\\';
+            at_++;
+        } else {
+            while (at_ < text_.size() && std::string_view(" \t\r\n,:]}").find(text_[at_]) == std::string_view::npos)
+                at_++;
+        }
+        return text_.substr(first, at_ - first);
+    }
+    void value(std::string& out) {
+        int depth = 0;
+        do {
+            space();
+            if (const char c = text_[at_]; std::string_view("{}[],:").find(c) != std::string_view::npos) {
+                depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+                out += c;
+                at_++;
+            } else {
+                const std::string_view all = token();
+                if (all[0] != '"') out += all;
+                else if (Result<Json> string = json_parse(all)) out += json_dump(*string);
+            }
+        } while (depth > 0);
+    }
+
+    std::string_view text_;
+    std::size_t      at_;
+};
+
+// The data of each test of a line, as texts.
+std::vector<std::string> test_data(std::string_view line) {
+    std::vector<std::string> all;
+    JsonText(line).each([&](const std::string& key, std::size_t tests) {
+        if (key != "tests") return;
+        all.clear();
+        JsonText(line, tests).each([&](const std::string&, std::size_t test) {
+            all.emplace_back();
+            JsonText(line, test).each([&](const std::string& member, std::size_t data) {
+                if (member == "data") all.back() = JsonText(line, data).compact();
+            });
+        });
+    });
+    return all;
 }
 
 // A random text under the masks: half of its tokens are such as bring JSON to an end. Nothing: none within 200 tokens.
@@ -144,7 +247,7 @@ void add_times(Json& out, const std::vector<double>& first, const std::vector<do
 
 Result<Json> constrain(const Tokenizer& tokenizer, const ConstraintSpec& spec, std::string_view text) {
     const auto                          trie = token_trie_of(tokenizer);
-    Stopwatch                           watch;
+    ProcessorWatch                      watch;
     Result<std::shared_ptr<Constraint>> made = compile_constraint(spec);
     if (!made) return std::unexpected(made.error());
     const Walk walk = walk_text(tokenizer, *made, trie, text, watch);
@@ -176,7 +279,7 @@ Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, co
         if (!json->is_object() || schema == json->end() || tests == json->end() || !tests->is_array())
             return fail("line ", n, R"( is not {"id", "schema", "tests": [...]})");
         Json                                out{{"id", json->value("id", Json())}};
-        Stopwatch                           watch;
+        ProcessorWatch                      watch;
         Result<std::shared_ptr<Constraint>> made = compile_schema(*schema, options.schema);
         out["compiled"]                          = made.has_value();
         out["error"]                             = made ? Json() : Json(made.error().message);
@@ -184,9 +287,10 @@ Result<void> constrain_tests(const Tokenizer& tokenizer, std::istream& lines, co
         Json                tokens = Json::array(), masks = Json::array(), walks = Json::array();
         std::vector<double> first, rest;
         if (made) {
-            for (const Json& test : *tests) {
+            for (const Json& test : *tests)
                 if (!test.is_object() || !test.contains("data")) return fail("line ", n, ": a test has no \"data\"");
-                const Walk walk = walk_text(tokenizer, *made, trie, json_dump(test["data"]), watch, options.masks);
+            for (const std::string& data : test_data(line)) {
+                const Walk walk = walk_text(tokenizer, *made, trie, data, watch, options.masks);
                 accepted.push_back(walk.accepted);
                 if (!walk.error.empty() && out["error"].is_null()) out["error"] = walk.error;
                 if (first.empty()) first.push_back(walk.mask_us[0]);

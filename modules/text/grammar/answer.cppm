@@ -8,25 +8,28 @@ export module quire.text.grammar.answer;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.text.call_marks;
 import quire.text.grammar.grammar;
 import quire.text.grammar.json_schema;
 import quire.text.grammar.json_text;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
 import quire.text.grammar.string_set;
+import quire.text.reasoning_form;
 import quire.text.tool_form;
 import quire.text.tool_parameter;
 
 export namespace quire {
 
 struct AnswerRules {
-    ToolForm form         = ToolForm::none;
-    Json     tools        = Json::array(); // as OpenAI's field has them; none: the answer calls none
-    bool     required     = false;         // the answer is a call
-    bool     parallel     = true;          // more than one call
-    bool     may_reason   = false;         // it may begin with <think>
-    bool     in_reasoning = false;         // the prompt ends with <think>
-    // Those of answer_marks() that are control tokens of the vocabulary, and those that end an answer.
+    CallForm      form;
+    Json          tools        = Json::array(); // as OpenAI's field has them; none: the answer calls none
+    bool          required     = false;         // the answer is a call
+    bool          parallel     = true;          // more than one call
+    bool          may_reason   = false;         // it may begin with the first mark of reasoning
+    bool          in_reasoning = false;         // the prompt ends with that
+    ReasoningForm reasoning{std::string(think_begin), std::string(think_end)};
+    // Those of answer_marks() and of the marks of calls and reasoning that are control tokens of the vocabulary, and those that end an answer.
     std::vector<std::string> controls, ends;
 };
 
@@ -174,8 +177,8 @@ private:
         const auto at = tool.function->find("parameters");
         if (at == tool.function->end() || at->is_null()) // as OpenAI says: a function without parameters
             return Json{{"type", "object"}, {"properties", Json::object()}, {"additionalProperties", false}};
-        Json schema = *at;
-        if (!schema.contains("type")) schema["type"] = "object";
+        Json schema    = *at;
+        schema["type"] = "object";
         return schema;
     }
     Result<GrammarSymbol> json_arguments(const Tool& tool) {
@@ -193,25 +196,34 @@ private:
         tagged, // strings as they stand, all else as JSON, and then a mark
         python, // True, False and None, all else as JSON
     };
+    // What stands before and behind a tagged value.
+    struct Surroundings {
+        struct Pair {
+            RegexId open = RegexPool::blank, close = RegexPool::blank;
+        };
+        Pair text, other; // strings, all else
+    };
     struct Values {
-        const Tool& tool;
-        const Json  root;
-        Spelling    spelling;
-        RegexId     close; // behind a tagged value
-        Rules       rules{};
+        const Tool&  tool;
+        const Json   root;
+        Spelling     spelling;
+        Surroundings around;
+        Rules        rules{};
     };
 
-    void add_lexeme(Values& v, RegexId value) {
-        v.rules.push_back({symbol(v.spelling == Spelling::tagged ? pool_.concat(value, v.close) : value)});
+    void add_lexeme(Values& v, RegexId value, bool is_text) {
+        const Surroundings::Pair& around = is_text ? v.around.text : v.around.other;
+        v.rules.push_back({symbol(v.spelling == Spelling::tagged ? join({around.open, value, around.close}) : value)});
     }
-    void add_any_text(Values& v) { add_lexeme(v, pool_.minus(any(), join({any(), v.close, any()}))); }
-    void add_value(Values& v, const Json& value) {
+    RegexId without_close(const Values& v) { return pool_.minus(any(), join({any(), v.around.text.close, any()})); }
+    void    add_any_text(Values& v) { add_lexeme(v, without_close(v), true); }
+    void    add_value(Values& v, const Json& value) {
         if (v.spelling == Spelling::tagged && value.is_string())
-            add_lexeme(v, pool_.literal(value.get_ref<const std::string&>()));
+            add_lexeme(v, pool_.literal(value.get_ref<const std::string&>()), true);
         else if (v.spelling == Spelling::python && value.is_boolean())
-            add_lexeme(v, pool_.literal(value.get<bool>() ? "True" : "False"));
-        else if (v.spelling == Spelling::python && value.is_null()) add_lexeme(v, pool_.literal("None"));
-        else add_lexeme(v, pool_.literal(json_dump(value)));
+            add_lexeme(v, pool_.literal(value.get<bool>() ? "True" : "False"), false);
+        else if (v.spelling == Spelling::python && value.is_null()) add_lexeme(v, pool_.literal("None"), false);
+        else add_lexeme(v, pool_.literal(json_dump(value)), false);
     }
     Result<void> add_json(Values& v, const Json& schema) {
         Json whole = schema;
@@ -219,15 +231,15 @@ private:
             if (v.root.contains(defs) && !whole.contains(defs)) whole[defs] = v.root[defs];
         const Result<GrammarSymbol> made = add_json_schema(g_, whole);
         if (!made) return std::unexpected(made.error());
-        v.rules.push_back({*made});
-        if (v.spelling == Spelling::tagged) v.rules.back().push_back(symbol(v.close));
+        if (v.spelling != Spelling::tagged) v.rules.push_back({*made});
+        else v.rules.push_back({symbol(v.around.other.open), *made, symbol(v.around.other.close)});
         return {};
     }
     // A string as it stands.
     Result<void> add_string(Values& v, const Json& schema) {
         const Result<RegexId> allowed = strings_of(pool_, v.root, schema);
         if (!allowed) return std::unexpected(allowed.error());
-        add_lexeme(v, pool_.all_of({pool_.minus(any(), join({any(), v.close, any()})), *allowed}));
+        add_lexeme(v, pool_.all_of({without_close(v), *allowed}), true);
         return {};
     }
     // Adds all values that the schema allows. Error: what is not supported.
@@ -290,8 +302,8 @@ private:
     }
     // A value of the parameter, and what closes it.
     Result<GrammarSymbol> value(const Tool& tool, const Json& root, const Json& schema, Spelling spelling,
-                                RegexId close) {
-        Values       v{tool, root, spelling, close};
+                                const Surroundings& around) {
+        Values       v{tool, root, spelling, around};
         Result<void> made = add_values(v, schema, 0);
         if (!made && tool.exact) return std::unexpected(in_tool(tool, made.error()));
         if (!made) {
@@ -323,21 +335,42 @@ private:
         return out;
     }
 
-    // Parameters one behind another: `open` KEY `middle` VALUE `close`.
-    Result<GrammarSymbol> tagged_parameters(const Tool& tool, std::string_view open, std::string_view middle,
-                                            std::string_view close) {
+    // Parameters one behind another, as `m` says: what opens each, strings, and other values.
+    Result<GrammarSymbol> tagged_parameters(const Tool& tool, const CallMarks& m) {
         const Json                           root = parameters_of(tool);
         const Result<std::vector<Parameter>> list = parameters(tool, root);
         if (!list) return std::unexpected(list.error());
-        Rule all;
-        for (const Parameter& p : *list) {
-            const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::tagged, literal(close));
+        const RegexId between = join({white(), loose(m.parameter_separator), white()});
+        // What may follow from parameter i on, as the first or behind another.
+        GrammarSymbol first = g_.add_rules({{}}), behind = first;
+        for (const Parameter& p : std::views::reverse(*list)) {
+            const auto spelled_for = [&](const std::string& mark) {
+                std::string out;
+                for (const char c : mark) out += c == key_mark ? p.name : std::string(1, c);
+                return literal(out);
+            };
+            const Surroundings          around{{spelled_for(m.text.open), spelled_for(m.text.close)},
+                                               {spelled_for(m.other.open), spelled_for(m.other.close)}};
+            const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::tagged, around);
             if (!v) return v;
-            const Rule one{symbol(join({white(), literal(open), pool_.literal(p.name), literal(middle)})), *v};
-            if (p.required) all.insert(all.end(), one.begin(), one.end());
-            else all.push_back(g_.add_rules({{}, one}));
+            const auto with_this = [&](RegexId before) {
+                return Rule{symbol(join({before, literal(m.parameter_open), pool_.literal(p.name)})), *v, behind};
+            };
+            Rules as_first{with_this(white())}, as_later{with_this(between)};
+            if (!p.required) as_first.push_back({first}), as_later.push_back({behind});
+            const GrammarSymbol next_first = g_.add_rules(std::move(as_first));
+            behind                         = g_.add_rules(std::move(as_later));
+            first                          = next_first;
         }
-        return g_.add_rules({std::move(all)});
+        return first;
+    }
+    // The same where all values stand alike: `open` KEY `middle` VALUE `close`.
+    Result<GrammarSymbol> tagged_parameters(const Tool& tool, std::string_view open, std::string_view middle,
+                                            std::string_view close) {
+        CallMarks m;
+        m.parameter_open = open;
+        m.text = m.other = {std::string(middle), std::string(close)};
+        return tagged_parameters(tool, m);
     }
 
     // KEY=VALUE with commas between.
@@ -348,7 +381,7 @@ private:
         // What may follow from parameter i on, as the first or behind another.
         GrammarSymbol first = g_.add_rules({{}}), behind = first;
         for (const Parameter& p : std::views::reverse(*list)) {
-            const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::python, RegexPool::blank);
+            const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::python, Surroundings());
             if (!v) return v;
             const RegexId key       = pool_.literal(cat(p.name, '='));
             const auto    with_this = [&](RegexId before) { return Rule{symbol(join({before, key})), *v, behind}; };
@@ -381,8 +414,61 @@ private:
         return list;
     }
 
+    // A text of CallMarks, with the freedom that its reader allows.
+    RegexId loose(std::string_view mark, std::string_view key = {}) {
+        RegexId     all = RegexPool::blank;
+        std::string fixed;
+        const auto  add = [&](RegexId more) {
+            if (!fixed.empty()) all = pool_.concat(all, literal(std::exchange(fixed, "")));
+            all = pool_.concat(all, more);
+        };
+        for (std::size_t i = 0; i < mark.size(); i++) {
+            const char c        = mark[i];
+            const bool is_white = std::string_view(" \t\r\n").contains(c);
+            if (is_white && i > 0 && std::string_view(" \t\r\n").contains(mark[i - 1])) continue;
+            if (is_white || (loose_before(mark, i) && !std::string_view(" \t\r\n").contains(mark[i - 1])))
+                add(pattern("[ \\t\\r\\n]{0,16}"));
+            if (is_white) continue;
+            if (c == id_mark) add(pattern("[a-zA-Z0-9_.-]{1,64}"));
+            else if (c == index_mark) add(pattern("[0-9]{1,4}"));
+            else if (c == key_mark) fixed += key;
+            else fixed += c;
+        }
+        add(RegexPool::blank);
+        return all;
+    }
+    // Calls as CallMarks says.
+    Result<void> marked_calls() {
+        const CallMarks&  m     = *rules_.form.marks;
+        const std::string begin = cat(m.section_open, m.call_open), mark = m.trigger;
+        const std::size_t at = begin.find_first_not_of(" \t\r\n");
+        const std::string rest =
+            at == std::string::npos ? std::string() : begin.substr(at + mark.size()); // behind the mark
+        Rules each;
+        for (const Tool& t : tools_) {
+            GrammarSymbol arguments = t.arguments;
+            if (m.arguments != CallMarks::Arguments::json) {
+                const Result<GrammarSymbol> list =
+                    m.arguments == CallMarks::Arguments::python ? python_parameters(t) : tagged_parameters(t, m);
+                if (!list) return std::unexpected(list.error());
+                arguments = *list;
+            }
+            each.push_back(
+                {symbol(join({pool_.literal(t.name), loose(m.name_close)})), arguments, symbol(loose(m.call_close))});
+            if (mark.empty()) heads_.push_back(join({loose(rest), pool_.literal(t.name), loose(m.name_close)}));
+        }
+        const GrammarSymbol call    = g_.add_rules(std::move(each));
+        const bool          section = mark.empty() || !m.section_open.empty() || !m.section_close.empty() ||
+                             m.separator.find_first_not_of(" \t\r\n") != std::string::npos;
+        const GrammarSymbol list  = section && m.several ? list_of(call, loose(cat(m.separator, m.call_open))) : call;
+        const GrammarSymbol whole = g_.add_rules({{symbol(loose(rest)), list, symbol(loose(m.section_close))}});
+        if (mark.empty()) first_ = whole;
+        else openings_.push_back({mark, whole});
+        return {};
+    }
+
     Result<void> calls() {
-        switch (rules_.form) {
+        switch (rules_.form.kind) {
             case ToolForm::hermes:
             case ToolForm::llama3:
             case ToolForm::json:
@@ -390,6 +476,8 @@ private:
             case ToolForm::deepseek:
             case ToolForm::functionary:
             case ToolForm::harmony:
+            case ToolForm::marked:
+                if (rules_.form.marks && rules_.form.marks->arguments != CallMarks::Arguments::json) break;
                 for (Tool& tool : tools_) {
                     const Result<GrammarSymbol> made = json_arguments(tool);
                     if (!made) return std::unexpected(made.error());
@@ -404,7 +492,7 @@ private:
             return g_.add_rules(std::move(all));
         };
         const auto lit = [&](std::string_view text) { return symbol(literal(text)); };
-        switch (rules_.form) {
+        switch (rules_.form.kind) {
             case ToolForm::hermes:
                 openings_.push_back({"<tool_call>", each([&](const Tool& t) {
                                          return Rule{symbol(white()), call_object(t, "arguments"),
@@ -413,7 +501,7 @@ private:
                 return {};
             case ToolForm::llama3:
             case ToolForm::json: {
-                const std::string_view key = rules_.form == ToolForm::llama3 ? "parameters" : "arguments";
+                const std::string_view key = rules_.form.kind == ToolForm::llama3 ? "parameters" : "arguments";
                 first_ = list_of(each([&](const Tool& t) { return Rule{call_object(t, key)}; }), pattern("; ?"));
                 for (const Tool& t : tools_) heads_.push_back(object_head(t, "[ \\t\\r\\n]*"));
                 tag_ = "<|python_tag|>";
@@ -507,6 +595,7 @@ private:
                 openings_.push_back({"<|start|>assistant to=functions.", rest(join({channel, format}))});
                 return {};
             }
+            case ToolForm::marked: return marked_calls();
             case ToolForm::none:
             case ToolForm::other: break;
         }
@@ -580,9 +669,9 @@ private:
             return g_.add_rules({{before, body}});
         }
         if (!rules_.may_reason && !rules_.in_reasoning) return body;
-        const RegexId begin = rules_.in_reasoning ? RegexPool::blank : join({white(), literal("<think>")});
-        Rules         rules{{symbol(join({begin, up_to("</think>"), white()})), body}};
-        if (open) rules.push_back({symbol(join({begin, without({literal("</think>")})}))});
+        const RegexId begin = rules_.in_reasoning ? RegexPool::blank : join({white(), literal(rules_.reasoning.begin)});
+        Rules         rules{{symbol(join({begin, up_to(rules_.reasoning.end), white()})), body}};
+        if (open) rules.push_back({symbol(join({begin, without({literal(rules_.reasoning.end)})}))});
         if (!rules_.in_reasoning) rules.push_back({body});
         return g_.add_rules(std::move(rules));
     }

@@ -4,6 +4,7 @@ export module quire.text.grammar.compile;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
+import quire.text.call_marks;
 export import quire.text.grammar.answer;
 export import quire.text.grammar.constraint;
 import quire.text.grammar.gbnf;
@@ -40,7 +41,8 @@ Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const Sch
 
 // The token trie of a vocabulary's first `vocab_size` tokens. Control tokens stand in it as control_bytes().
 std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int vocab_size);
-// Which of answer_marks() are control tokens of the vocabulary, and which end an answer.
+// Which control tokens of the vocabulary stand in answer_marks() or in the marks of the rules' own form, and which of them end an
+// answer. Looks at the whole vocabulary.
 void find_controls(const Tokenizer& tokenizer, AnswerRules& rules);
 
 } // namespace quire
@@ -79,7 +81,7 @@ Result<std::shared_ptr<Constraint>> finished(Grammar g, const Result<GrammarSymb
     g.start = start->is_lexeme() ? g.add_rules({{*start}}) : *start;
     if (g.pool.too_deep()) return fail_with(ErrorKind::limit, "the constraint's expressions are nested too deep");
     if (auto ok = g.finish(); !ok) return fail("the constraint cannot be met: ", ok.error().message);
-    g.pool.set_plain(TokenTrie::plain_character(g.pool));
+    (void)TokenTrie::plain_character(g.pool); // its classes of bytes are needed before the lexer starts
     return std::make_shared<Constraint>(std::move(g));
 }
 
@@ -121,10 +123,17 @@ std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int
 }
 
 void find_controls(const Tokenizer& tokenizer, AnswerRules& rules) {
-    for (const std::string_view mark : answer_marks()) {
-        const Token t = tokenizer.find(mark);
-        if (t < 0 || tokenizer.type(t) != TokenType::control) continue;
-        (tokenizer.is_end(t) ? rules.ends : rules.controls).emplace_back(mark);
+    std::vector<std::string_view> texts(answer_marks().begin(), answer_marks().end());
+    texts.insert(texts.end(), {rules.reasoning.begin, rules.reasoning.end});
+    if (const CallMarks* m = rules.form.marks.get())
+        texts.insert(texts.end(), {m->section_open, m->call_open, m->name_close, m->call_close, m->separator,
+                                   m->section_close, m->parameter_open, m->parameter_separator, m->text.open,
+                                   m->text.close, m->other.open, m->other.close});
+    for (Token t = 0; t < tokenizer.vocab_size(); t++) {
+        if (tokenizer.type(t) != TokenType::control || tokenizer.piece(t).empty()) continue;
+        const std::string_view piece = tokenizer.piece(t);
+        if (std::ranges::any_of(texts, [&](std::string_view text) { return text.contains(piece); }))
+            (tokenizer.is_end(t) ? rules.ends : rules.controls).emplace_back(piece);
     }
 }
 

@@ -8,6 +8,7 @@ import quire.text.grammar.grammar;
 import quire.text.grammar.lexer;
 import quire.text.grammar.recogniser;
 import quire.text.grammar.regex;
+import quire.text.grammar.short_texts;
 export import quire.text.grammar.token_trie;
 
 export namespace quire {
@@ -38,17 +39,18 @@ private:
     void walk_all(const TokenTrie& trie, const TokenTree& tree, LexerState start, LexemeMask& mask, std::size_t& work);
     void walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask, std::size_t& work);
     LexerState usual_next(const TokenTrie& trie, LexerState start);
+    LexerState near_state(const TokenTrie& trie, LexerState start);
     // Whole masks that took much work, as those of free text do, where a lexeme may end anywhere.
-    struct KeyHash {
-        std::size_t operator()(const StateKey& key) const { return std::size_t(key.a); }
-    };
     static constexpr std::size_t much_work = 4096, most_whole_bytes = std::size_t(8) << 20;
+    // Steps that a new state of the lexer counts as: its derivatives take as long as going to some hundred known ones.
+    static constexpr std::size_t work_of_state = 200;
 
     Machine                                       machine_;
+    ShortTexts                                    short_texts_;
     std::unordered_map<std::uint64_t, SharedMask> masks_;
     std::size_t                                   mask_bytes_ = 0;
     std::uint64_t                                 masks_of_   = 0; // the trie's address: they are of one
-    std::unordered_map<StateKey, std::vector<std::uint64_t>, KeyHash> whole_;
+    std::unordered_map<StateKey, std::vector<std::uint64_t>, StateKeyHash> whole_;
 };
 
 // One text under a constraint. Depends on the tokens alone that were accepted.
@@ -104,7 +106,9 @@ module :private;
 
 namespace quire {
 
-Constraint::Constraint(Grammar grammar, const GrammarLimits& limits) : machine_(std::move(grammar), limits) {}
+Constraint::Constraint(Grammar grammar, const GrammarLimits& limits)
+    : machine_(std::move(grammar), limits), short_texts_(machine_.pool(), TokenTrie::plain_character(machine_.pool())) {
+}
 
 // All tokens with these bytes.
 void allow(const TokenTrie& trie, Token token, std::span<std::uint64_t> bits) {
@@ -126,8 +130,7 @@ Constraint::SharedMask Constraint::mask_of(const TokenTrie& trie, RegexId left, 
         mask_bytes_ = 0;
         masks_of_   = std::bit_cast<std::uint64_t>(&trie);
     }
-    RegexPool& pool         = machine_.pool();
-    left                    = pool.relaxed(left, long_ones ? TokenTrie::long_bytes : TokenTrie::short_bytes);
+    left                    = short_texts_.relaxed(left, long_ones ? trie.longest() : TokenTrie::short_bytes);
     const std::uint64_t key = std::uint64_t(left) << 1 | std::uint64_t(long_ones);
     if (auto known = masks_.find(key); known != masks_.end()) return known->second;
 
@@ -137,14 +140,14 @@ Constraint::SharedMask Constraint::mask_of(const TokenTrie& trie, RegexId left, 
     if (long_ones) {
         walk_all(trie, trie.long_ones(), start, *mask, work);
     } else {
-        const RegexPool::PlainRun run = pool.plain_run(left);
+        const ShortTexts::PlainRun run = short_texts_.plain_run(left);
         const bool exact = std::min(run.least, TokenTrie::short_bytes) == std::min(run.most, TokenTrie::short_bytes);
         if (exact && run.least > 0) mask->bits.assign(trie.plain(run.least).begin(), trie.plain(run.least).end());
-        const LexerState near = exact ? GrammarLexer::dead : usual_next(trie, start);
+        const LexerState near = exact ? GrammarLexer::dead : near_state(trie, start);
         if (near != GrammarLexer::dead) walk_difference(trie, start, near, *mask, work);
         else walk_all(trie, exact ? trie.not_plain() : trie.short_ones(), start, *mask, work);
     }
-    if (machine_.lexer().full()) return mask;
+    if (machine_.lexer().full() || work > machine_.limits().work) return mask; // not all of it
     const std::size_t bytes =
         mask->bits.size() * 8 + mask->tokens.size() * sizeof(Token) + mask->exits.size() * sizeof(LexemeMask::Exit);
     if (mask_bytes_ + bytes > most_mask_bytes) {
@@ -160,12 +163,13 @@ void Constraint::walk_all(const TokenTrie& trie, const TokenTree& tree, LexerSta
                           std::size_t& work) {
     GrammarLexer&               lexer = machine_.lexer();
     std::array<LexerState, 257> way{};
-    way[0]            = start;
-    const auto& nodes = tree.nodes;
-    for (std::size_t n = 0; n < nodes.size();) {
+    way[0]             = start;
+    const auto& nodes  = tree.nodes;
+    std::size_t states = lexer.size();
+    for (std::size_t n = 0; n < nodes.size() && work <= machine_.limits().work;) {
         const TokenTree::Node& node = nodes[n];
-        work++;
-        const LexerState next = lexer.step(way[node.depth - 1u], node.byte);
+        const LexerState       next = lexer.step(way[node.depth - 1u], node.byte);
+        work += 1 + work_of_state * (lexer.size() - std::exchange(states, lexer.size()));
         if (next == GrammarLexer::dead) {
             n += node.size;
         } else if (lexer.has_ends(next)) {
@@ -183,24 +187,37 @@ void Constraint::walk_all(const TokenTrie& trie, const TokenTree& tree, LexerSta
     mask.tokens.clear();
 }
 
-// The state in which more than half of all tokens' first bytes end, if any plain text may follow there.
+// The state in which more than half of all tokens' first bytes end, if any.
 LexerState Constraint::usual_next(const TokenTrie& trie, LexerState start) {
     GrammarLexer&                                     lexer = machine_.lexer();
     const auto&                                       nodes = trie.short_ones().nodes;
     std::vector<std::pair<LexerState, std::uint32_t>> found;
     for (std::uint32_t n = 0; n < nodes.size(); n += nodes[n].size) {
         const LexerState next = lexer.step(start, nodes[n].byte);
-        if (next == GrammarLexer::dead) continue;
+        if (next == GrammarLexer::dead || lexer.has_ends(next)) continue;
         auto at = std::ranges::find(found, next, &std::pair<LexerState, std::uint32_t>::first);
         if (at == found.end()) at = found.insert(at, {next, 0});
         at->second += nodes[n].size;
     }
-    for (const auto& [state, n] : found) {
-        if (n <= nodes.size() / 2) continue;
-        const auto run = machine_.pool().plain_run(lexer.pairs(state)[0].left);
-        return run.least >= TokenTrie::short_bytes ? state : GrammarLexer::dead;
-    }
+    for (const auto& [state, n] : found)
+        if (n > nodes.size() / 2) return state;
     return GrammarLexer::dead;
+}
+
+// The same, if its own mask is there, or is made without another's: plain text may follow, or most tokens lead back to it.
+LexerState Constraint::near_state(const TokenTrie& trie, LexerState start) {
+    const auto left_of = [&](LexerState state) {
+        return short_texts_.relaxed(machine_.lexer().pairs(state)[0].left, TokenTrie::short_bytes);
+    };
+    const LexerState near = usual_next(trie, start);
+    if (near == GrammarLexer::dead) return near;
+    const RegexId left = left_of(near);
+    if (left == left_of(start)) return GrammarLexer::dead;
+    const LexerState same = machine_.lexer().only({any_lexeme, left});
+    if (same == GrammarLexer::dead || masks_.contains(std::uint64_t(left) << 1)) return same;
+    if (short_texts_.plain_run(left).least >= TokenTrie::short_bytes) return same;
+    const LexerState next = usual_next(trie, same);
+    return next != GrammarLexer::dead && left_of(next) == left ? same : GrammarLexer::dead;
 }
 
 // The mask of `start` from that of `near`, by a walk where the two differ: below a node at which both come to the same state, the
@@ -216,14 +233,17 @@ void Constraint::walk_difference(const TokenTrie& trie, LexerState start, LexerS
         std::uint32_t first, last;
     };
     std::vector<Range> changed; // where the exits of near do not hold
-    mask.bits   = known->bits;
-    way[0]      = start;
-    near_way[0] = near;
-    for (std::uint32_t n = 0; n < tree.nodes.size();) {
+    mask.bits = known->bits;
+    mask.bits.resize(trie.words());
+    for (Token t : known->tokens) allow(trie, t, mask.bits);
+    way[0]             = start;
+    near_way[0]        = near;
+    std::size_t states = lexer.size();
+    for (std::uint32_t n = 0; n < tree.nodes.size() && work <= machine_.limits().work;) {
         const TokenTree::Node& node = tree.nodes[n];
         const LexerState       s = way[node.depth - 1u], f = near_way[node.depth - 1u];
         const LexerState       to = lexer.step(s, node.byte), near_to = f == none ? none : lexer.step(f, node.byte);
-        work++;
+        work += 1 + work_of_state * (lexer.size() - std::exchange(states, lexer.size()));
         if (f != none && to == near_to) {
             n += node.size;
             continue;
@@ -288,9 +308,22 @@ public:
                     alive = end_lexemes({t.row, s});
                 }
             } else {
+                next_.clear();
+                all_ended_.clear();
+                for (const Thread& t : std::span(stack_).subspan(up, end - up)) {
+                    const LexerState s = machine_.lexer().step(t.state, node.byte);
+                    if (s == GrammarLexer::dead) continue;
+                    if (machine_.lexer().goes_on(s)) next_.push_back({t.row, s});
+                    if (machine_.lexer().has_ends(s)) all_ended_.push_back({t.row, s});
+                }
                 bool ends = false;
-                rows_.step(machine_, std::span(stack_).subspan(up, end - up), node.byte, next_, ends);
-                work += rows_.take_work();
+                if (!all_ended_.empty()) {
+                    const std::int32_t row   = row_behind(all_ended_);
+                    const Thread       begun = rows_.start_of(row);
+                    ends                     = rows_.ends(row);
+                    if (begun.state != GrammarLexer::dead && std::ranges::find(next_, begun) == next_.end())
+                        next_.push_back(begun);
+                }
                 stack_.insert(stack_.end(), next_.begin(), next_.end());
                 alive = ends || !next_.empty();
             }
@@ -326,30 +359,36 @@ public:
 private:
     // Pushes what goes on; the row behind the lexemes is made once. False: nothing follows, and the text cannot end.
     bool end_lexemes(Thread ended) {
-        const std::uint64_t key   = std::uint64_t(std::uint32_t(ended.row)) << 32 | std::uint32_t(ended.state);
-        auto                known = behind_.find(key);
-        if (known == behind_.end()) {
-            known = behind_.emplace(key, rows_.row_after(machine_, {&ended, 1})).first;
-            work += rows_.take_work();
-        }
-        const Thread begun   = rows_.start_of(known->second);
-        const bool   goes_on = machine_.lexer().goes_on(ended.state);
+        const std::int32_t row     = row_behind({&ended, 1});
+        const Thread       begun   = rows_.start_of(row);
+        const bool         goes_on = machine_.lexer().goes_on(ended.state);
         if (goes_on) stack_.push_back(ended);
         if (begun.state != GrammarLexer::dead) stack_.push_back(begun);
-        return goes_on || begun.state != GrammarLexer::dead || rows_.ends(known->second);
+        return goes_on || begun.state != GrammarLexer::dead || rows_.ends(row);
+    }
+    // The row behind lexemes that end together, made once: texts of very many tokens come to the same few.
+    std::int32_t row_behind(std::span<const Thread> ended) {
+        StateKey key;
+        for (const Thread& t : ended) key.add(std::uint64_t(std::uint32_t(t.row)) << 32 | std::uint32_t(t.state));
+        const auto [known, added] = behind_.try_emplace(key, 0);
+        if (added) {
+            known->second = rows_.row_after(machine_, ended);
+            work += rows_.take_work();
+        }
+        return known->second;
     }
 
-    Machine&                                        machine_;
-    Rows&                                           rows_;
-    const TokenTrie&                                trie_;
-    std::span<std::uint64_t>                        bits_;
-    std::size_t                                     most_work_;
-    std::vector<Thread>                             stack_, next_, behind_threads_;
-    std::int32_t                                    row_ = -1; // of the last exit
-    GrammarLexer::Pair                              ended_{};
-    bool                                            follows_ = false;
-    std::array<std::uint32_t, 257>                  from_, to_; // of the stack, for each depth
-    std::unordered_map<std::uint64_t, std::int32_t> behind_;
+    Machine&                                                 machine_;
+    Rows&                                                    rows_;
+    const TokenTrie&                                         trie_;
+    std::span<std::uint64_t>                                 bits_;
+    std::size_t                                              most_work_;
+    std::vector<Thread>                                      stack_, next_, all_ended_, behind_threads_;
+    std::int32_t                                             row_ = -1; // of the last exit
+    GrammarLexer::Pair                                       ended_{};
+    bool                                                     follows_ = false;
+    std::array<std::uint32_t, 257>                           from_, to_; // of the stack, for each depth
+    std::unordered_map<StateKey, std::int32_t, StateKeyHash> behind_;
 };
 
 Result<void> ConstraintState::mask(std::span<std::uint64_t> bits) {

@@ -66,7 +66,10 @@ public:
         }
         if (!rules.contains("root")) return fail("the grammar has no rule named root");
         for (std::size_t r = 0; r < bodies.size(); r++)
-            if (bodies[r] < 0) return fail("the grammar's rule ", quote(names[r]), " is not defined");
+            if (bodies[r] < 0)
+                return fail("the grammar's line ",
+                            std::count(text_.begin(), text_.begin() + std::ptrdiff_t(named_at_[r]), '\n') + 1,
+                            ": the rule ", quote(names[r]), " is not defined");
         return {};
     }
 
@@ -109,6 +112,7 @@ private:
         if (added) {
             names.push_back(name);
             bodies.push_back(-1);
+            named_at_.push_back(at_);
         }
         return at->second;
     }
@@ -249,8 +253,9 @@ private:
             unsigned value = 0;
             if (at_ + n > text_.size()) return wrong("an escape without its digits");
             const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + at_ + n, value, 16);
-            if (error != std::errc{} || end != text_.data() + at_ + n || value > 0x10ffff)
-                return wrong("an escape without its digits");
+            if (error != std::errc{} || end != text_.data() + at_ + n || value > 0x10ffff ||
+                (value >= 0xd800 && value < 0xe000))
+                return wrong("an escape that is no character");
             at_ += n;
             return char32_t(value);
         };
@@ -273,9 +278,10 @@ private:
         }
     }
 
-    std::string_view     text_;
-    std::size_t          at_ = 0;
-    const GrammarLimits& limits_;
+    std::string_view         text_;
+    std::size_t              at_ = 0;
+    const GrammarLimits&     limits_;
+    std::vector<std::size_t> named_at_; // byte behind each rule's first use
 };
 
 class GbnfBuilder {

@@ -50,6 +50,7 @@ public:
 
     Result<GrammarSymbol> compile() {
         sets_.references().read();
+        if (auto ok = sets_.references().check_dialect(); !ok) return std::unexpected(ok.error());
         g_.use_json();
         const Result<GrammarSymbol> start = symbol_of({{root_, false}});
         if (!start) return start;

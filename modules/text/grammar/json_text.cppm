@@ -29,6 +29,8 @@ struct NumberRange {
 struct JsonShapes {
     RegexId magnitude;    // 12, 0.5
     RegexId plain_number; // without an exponent
+    RegexId exponent;     // of a number
+    RegexId growth;       // of a number, not below 0; `nothing` where numbers are written plainly
     RegexId number;
     RegexId integer;        // "-?12", and with `point_zero` 12.0 also
     RegexId plain_integer;  // without it, and without -0
@@ -36,10 +38,13 @@ struct JsonShapes {
     RegexId any_character;  // with every escape that JSON has
     RegexId text, any_text; // any number of these
 
-    static JsonShapes make(RegexPool& pool, bool point_zero);
+    // plain_numbers: integers have no exponents.
+    static JsonShapes make(RegexPool& pool, bool point_zero, bool plain_numbers);
 };
 
 RegexId number_in(RegexPool& pool, const JsonShapes& shapes, const NumberRange& range);
+// All spellings of one number without an exponent.
+RegexId number_text(RegexPool& pool, const Decimal& number);
 // Error: a divisor that is not above 0, or with too many digits.
 Result<RegexId> number_multiple(RegexPool& pool, const JsonShapes& shapes, const Json& divisor);
 
@@ -86,18 +91,24 @@ std::string Decimal::text() const {
                magnitude.fraction);
 }
 
+// Of multipleOf, in units of its last digit: each rest is a state of the lexer.
+constexpr std::uint64_t most_divisor = 20'000;
+
 RegexId fixed(RegexPool& pool, std::string_view pattern) {
     const Result<RegexId> made = parse_regex(pool, pattern, TextSpelling::utf8, true);
     check(made.has_value(), "a pattern of quire's own");
     return *made;
 }
 
-JsonShapes JsonShapes::make(RegexPool& pool, bool point_zero) {
+JsonShapes JsonShapes::make(RegexPool& pool, bool point_zero, bool plain_numbers) {
     JsonShapes s{};
-    s.magnitude     = fixed(pool, "(0|[1-9][0-9]*)(\\.[0-9]+)?");
-    s.plain_number  = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
-    s.number        = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?");
-    s.integer       = fixed(pool, point_zero ? "-?(0|[1-9][0-9]*)(\\.0+)?" : "-?(0|[1-9][0-9]*)");
+    s.magnitude    = fixed(pool, "(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    s.plain_number = fixed(pool, "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
+    s.exponent     = fixed(pool, plain_numbers ? "[eE][+-]?[0-9]{1,2}" : "[eE][+-]?[0-9]{1,3}");
+    s.growth       = plain_numbers ? RegexPool::nothing : fixed(pool, "[eE][+]?[0-9]{1,3}");
+    s.number       = pool.concat(s.plain_number, pool.repeat(s.exponent, 0, 1));
+    s.integer      = fixed(pool, point_zero ? "-?(0|[1-9][0-9]*)(\\.0+)?" : "-?(0|[1-9][0-9]*)");
+    if (point_zero) s.integer = pool.concat(s.integer, pool.repeat(s.growth, 0, 1));
     s.plain_integer = fixed(pool, "0|-?[1-9][0-9]*");
     s.character     = quire::character(pool, all_but({}), TextSpelling::json);
     s.any_character =
@@ -126,11 +137,20 @@ RegexId number_in(RegexPool& pool, const JsonShapes& shapes, const NumberRange& 
     const RegexId        minus = pool.literal("-");
     std::vector<RegexId> all{pool.all_of(positive), pool.concat(minus, pool.all_of(negative))};
     // With an exponent only where the sign alone decides.
-    const RegexId exponent = fixed(pool, "[eE][+-]?[0-9]{1,2}");
+    const RegexId exponent = shapes.exponent;
     const RegexId some     = pool.all_of({shapes.magnitude, pool.at_least(zero.magnitude, false)});
     if (!high && !above(low)) all.push_back(pool.concat(some, exponent));
     if (!low && !below(high)) all.push_back(pool.concat(minus, pool.concat(some, exponent)));
     return pool.any_of(std::move(all));
+}
+
+RegexId number_text(RegexPool& pool, const Decimal& number) {
+    const RegexId zero = pool.literal("0"), zeros = pool.repeat(zero, 0, RegexPool::endless);
+    const RegexId more = number.magnitude.fraction.empty()
+                             ? pool.repeat(pool.concat(pool.literal("."), pool.concat(zero, zeros)), 0, 1)
+                             : zeros;
+    const RegexId text = pool.concat(pool.literal(number.text()), more);
+    return number.is_zero() ? pool.any_of({text, pool.concat(pool.literal("-"), text)}) : text;
 }
 
 Result<RegexId> number_multiple(RegexPool& pool, const JsonShapes& shapes, const Json& divisor) {
@@ -139,10 +159,10 @@ Result<RegexId> number_multiple(RegexPool& pool, const JsonShapes& shapes, const
     std::uint64_t     value  = 0;
     if (d.negative || d.is_zero()) return fail("multipleOf ", json_dump(divisor), " is not above 0");
     (void)std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    if (digits.size() > 18 || value > 100'000 || d.magnitude.fraction.size() > 9)
+    if (digits.size() > 18 || value > most_divisor || d.magnitude.fraction.size() > 9)
         return fail("multipleOf ", json_dump(divisor), " has too many digits");
-    return pool.concat(pool.repeat(pool.literal("-"), 0, 1),
-                       pool.all_of({shapes.magnitude, pool.multiple_of(value, int(d.magnitude.fraction.size()))}));
+    const RegexId multiple = pool.all_of({shapes.magnitude, pool.multiple_of(value, int(d.magnitude.fraction.size()))});
+    return pool.concat(pool.repeat(pool.literal("-"), 0, 1), pool.concat(multiple, pool.repeat(shapes.growth, 0, 1)));
 }
 
 // RFC 3339, 5321, 1123, 2673, 4291, 4122, 3986, 6901, and ISO 8601 as RFC 3339 quotes it.
@@ -151,8 +171,29 @@ constexpr std::string_view format_date =
     "2[0-8]))|"
     "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)";
 constexpr std::string_view format_time =
-    "(([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])|23:59:60(\\.[0-9]+)?"
-    "[Zz])";
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]+)?([Zz]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
+// A leap second is at 23:59:60 UTC: of another place's time, an hour and a minute that the offset leads there from.
+constexpr std::string_view leap_second = ":60(\\.[0-9]+)?";
+RegexId                    leap_seconds(RegexPool& pool) {
+    const auto two   = [](int n) { return cat(n < 10 ? "0" : "", n); };
+    const auto times = [&](std::string_view sign, int n, const auto& local, bool hours) {
+        std::string all;
+        for (int i = 0; i < n; i++)
+            if (const int l = local(i); l >= 0)
+                all += hours ? cat(all.empty() ? "" : "|", two(l), ":[0-9]{2}", leap_second, sign, two(i), ":[0-9]{2}")
+                                                : cat(all.empty() ? "" : "|", "[0-9]{2}:", two(l), leap_second, sign, "[0-9]{2}:", two(i));
+        return fixed(pool, all);
+    };
+    const auto before = [&](std::string_view sign, const auto& hour, const auto& minute) {
+        return pool.all_of({times(sign, 24, hour, true), times(sign, 60, minute, false)});
+    };
+    return pool.any_of({fixed(pool, cat("23:59", leap_second, "[Zz]")),
+                                           before(
+                            "-", [](int h) { return 23 - h; }, [](int m) { return 59 - m; }),
+                                           before(
+                            "[+]", [](int h) { return h; }, [](int m) { return m - 1; }), // -1: the hour before
+                                           before("[+]", [](int h) { return (h + 23) % 24; }, [](int m) { return m == 0 ? 59 : -1; })});
+}
 constexpr std::string_view format_ipv4 =
     "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 constexpr std::string_view pchar = "([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})";
@@ -183,7 +224,7 @@ std::string format_uri(bool reference, bool iri) {
     const std::string full =
         cat("[A-Za-z][A-Za-z0-9+.-]*:(", authority, "|/(", p, "+(/", p, "*)*)?|", p, "+(/", p, "*)*|)", rest);
     if (!reference) return full;
-    const std::string no_colon = "([A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})";
+    const std::string no_colon = cat("([A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2}", iri ? "|[^\\x00-\\x7f]" : "", ")");
     return cat("(", full, "|(", authority, "|/(", p, "+(/", p, "*)*)?|", no_colon, "+(/", p, "*)*|)", rest, ")");
 }
 
@@ -194,16 +235,21 @@ Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view n
         return *made;
     };
     const std::string label = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
-    const std::string host  = cat("(?!(.*\\.)?..--)(?=.{1,253}$)", label, "(\\.", label, ")*");
-    const std::string atom  = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+";
-    if (name == "date-time") return whole(cat(format_date, "[Tt]", format_time));
+    // Two hyphens in the third and fourth place mark a label of another script (RFC 5891); what it says is not looked at.
+    const std::string host = cat("(?!(.*\\.)?([^xX].|[xX][^nN])--)(?=.{1,253}$)", label, "(\\.", label, ")*");
+    const std::string atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+";
     if (name == "date") return whole(format_date);
-    if (name == "time") return whole(format_time);
+    if (name == "time" || name == "date-time") {
+        const RegexId time = pool.any_of({fixed(pool, format_time), leap_seconds(pool)});
+        return name == "time" ? time : pool.concat(fixed(pool, cat(format_date, "[Tt]")), time);
+    }
     if (name == "duration")
         return whole(
             "P([0-9]+W|([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)(T([0-9]+H([0-9]+M([0-9]+S)?)?|"
             "[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))");
-    if (name == "email") return whole(cat(atom, "(\\.", atom, ")*@", label, "(\\.", label, ")*"));
+    if (name == "email")
+        return whole(cat("(", atom, "(\\.", atom, ")*|\"([ !#-\\[\\]-~]|\\\\[ -~])*\")@(", label, "(\\.", label,
+                         ")*|\\[", format_ipv4, "\\]|\\[IPv6:", format_ipv6(), "\\])"));
     if (name == "hostname") return whole(host);
     if (name == "ipv4") return whole(format_ipv4);
     if (name == "ipv6") return whole(format_ipv6());

@@ -86,6 +86,9 @@ struct StateKey {
     bool          operator==(const StateKey&) const = default;
     void          add(std::uint64_t value);
 };
+struct StateKeyHash {
+    std::size_t operator()(const StateKey& key) const { return std::size_t(key.a); }
+};
 
 // The rows of one text: a value that can be copied.
 class Rows {
@@ -125,6 +128,7 @@ private:
 
     void          add(Machine& m, Item item);
     void          complete(Machine& m, std::uint32_t symbol, std::int32_t origin);
+    void          follow_completed(Machine& m);
     void          predict(Machine& m, GrammarSymbol symbol);
     void          advance(Machine& m, const Item& item); // over the symbol it waits for
     void          advance_over(Machine& m, const Item& item, RegexId lexeme);
@@ -137,12 +141,13 @@ private:
     std::vector<StateKey> keys_; // of the first rows, as far as they were asked for
     std::size_t           work_ = 0;
     // scratch of the row that is made
-    std::vector<std::uint32_t> table_; // of items by hash: index + 1 into items_
-    std::vector<bool>          predicted_;
-    std::vector<std::uint32_t> predicted_list_;
-    std::vector<RegexId>       lexemes_;
-    std::vector<Thread>        ended_;
-    bool                       row_ends_ = false;
+    std::vector<std::uint32_t>                          table_;     // of items by hash: index + 1 into items_
+    std::vector<std::pair<std::uint32_t, std::int32_t>> completed_; // symbol and origin: still to be followed
+    std::vector<bool>                                   predicted_;
+    std::vector<std::uint32_t>                          predicted_list_;
+    std::vector<RegexId>                                lexemes_;
+    std::vector<Thread>                                 ended_;
+    bool                                                row_ends_ = false;
 };
 
 } // namespace quire
@@ -284,9 +289,8 @@ bool Rows::waits_for(const Machine& m, const Item& item, std::uint32_t symbol) c
 void Rows::add(Machine& m, Item item) {
     using Kind = Machine::Place::Kind;
     work_++;
-    const Machine::Place& p = m.places_[item.code];
-    if (p.kind == Kind::done) return complete(m, p.owner, item.origin);
-    Row& row = rows_.back();
+    const Machine::Place& p   = m.places_[item.code];
+    Row&                  row = rows_.back();
     if (std::size_t(row.n + 1) * 2 > table_.size()) {
         table_.assign(std::max<std::size_t>(64, table_.size() * 2), 0);
         for (std::uint32_t i = 0; i < row.n; i++) {
@@ -305,6 +309,17 @@ void Rows::add(Machine& m, Item item) {
         if (items_[row.first + table_[at] - 1] == item) return;
     items_.push_back(item);
     table_[at] = ++row.n;
+    if (p.kind == Kind::done) completed_.push_back({p.owner, item.origin});
+}
+
+// What follows from symbols that are complete. A rule can come back to itself without a byte (s ::= s s | ""), and rules end within
+// rules as deep as a text is long: so each once, as items, and without recursion.
+void Rows::follow_completed(Machine& m) {
+    while (!completed_.empty()) {
+        const auto [symbol, origin] = completed_.back();
+        completed_.pop_back();
+        complete(m, symbol, origin);
+    }
 }
 
 void Rows::complete(Machine& m, std::uint32_t symbol, std::int32_t origin) {
@@ -355,7 +370,7 @@ void Rows::advance_over(Machine& m, const Item& item, RegexId lexeme) {
     if (p.kind != Kind::key && p.kind != Kind::element && lexeme == (p.object ? g.object_close : g.array_close)) {
         const bool ok =
             p.object ? m.may_close(p.owner, item.param) : item.param >= g.arrays[g.symbols[p.owner].shape].min;
-        if (ok) complete(m, p.owner, item.origin);
+        if (ok) completed_.push_back({p.owner, item.origin});
         return;
     }
     if (p.kind == Kind::after) {
@@ -410,6 +425,7 @@ std::int32_t Rows::close_row(Machine& m) {
     const Grammar& g     = m.grammar_;
     const auto     index = rows_.size() - 1;
     lexemes_.clear();
+    follow_completed(m);
     for (std::uint32_t i = 0; i < rows_[index].n; i++) {
         const Item            item = items_[rows_[index].first + i];
         const Machine::Place& p    = m.places_[item.code];
@@ -449,6 +465,7 @@ std::int32_t Rows::close_row(Machine& m) {
             predict(m, next);
             if (g.symbols[next.index()].nullable) advance(m, item);
         }
+        follow_completed(m);
         work_++;
     }
     for (std::uint32_t s : predicted_list_) predicted_[s] = false;

@@ -59,17 +59,23 @@ public:
     bool is_void(RegexId a);
     // Bytes with which a text may begin; a few more may be among them.
     ByteSet first_bytes(RegexId a) const;
-    // How much plain text (see set_plain) may follow: up to `least` characters in any case, more than `most` never.
-    struct PlainRun {
-        std::uint32_t least = 0, most = endless;
-    };
-    PlainRun plain_run(RegexId a);
-    void     set_plain(RegexId one_character) { plain_ = one_character; }
-    // The same texts of at most `most` bytes may follow, and end in the same places, as of `a`; but counts of repetitions that so
-    // few bytes cannot exhaust are gone, so that many expressions have one in common.
-    RegexId relaxed(RegexId a, std::uint32_t most);
     // A text is made of these (characters) in one way only: counts of them can be intersected.
     void add_unit(RegexId a) { units_.push_back(a); }
+    bool is_unit(RegexId a) const { return std::ranges::find(units_, a) != units_.end(); }
+
+    enum class Kind : std::uint8_t { nothing, blank, bytes, concat, any_of, all_of, negate, repeat, compare, multiple };
+    // How an expression is made up. concat: of a, then b. any_of, all_of: of a list. negate: of a. repeat: of a, b to c times. Holds
+    // until the next expression is made.
+    struct View {
+        Kind                     kind;
+        RegexId                  a, b;
+        std::uint32_t            c;
+        std::span<const RegexId> list;
+    };
+    View view(RegexId id) const {
+        const Node& n = nodes_[id];
+        return {n.kind, n.a, n.b, n.c, list(n)};
+    }
 
     // Bytes that no expression tells apart have the same class.
     int class_of(int byte) const { return class_of_[std::size_t(byte)]; }
@@ -82,12 +88,11 @@ public:
     bool too_deep() const { return too_deep_; }
 
 private:
-    enum class Kind : std::uint8_t { nothing, blank, bytes, concat, any_of, all_of, negate, repeat, compare, multiple };
     struct Node {
         Kind          kind     = Kind::nothing;
         bool          nullable = false;
         bool          plain    = true; // cannot be void, if it is not `nothing`
-        std::int8_t   is_void  = -1;   // -1: not known
+        std::int8_t   is_void  = -1;   // 0, 1; -1: not known; 2: searched in vain
         std::uint16_t depth    = 1;    // of calls for a derivative
         std::uint32_t a = 0, b = 0, c = 0;
     };
@@ -127,11 +132,9 @@ private:
     std::vector<Divisor>                       divisors_;
     std::vector<RegexId>                       index_;       // by hash, open addressing; 0: free
     std::unordered_map<std::uint64_t, RegexId> derivatives_; // of (expression, class)
-    std::unordered_map<RegexId, bool>          covers_plain_;
     std::array<std::uint8_t, 256>              class_of_{};
     std::vector<int>                           byte_of_{0};
     int                                        n_classes_ = 1;
-    RegexId                                    plain_     = nothing;
     std::vector<RegexId>                       units_;
     bool                                       too_deep_ = false;
 };
@@ -540,7 +543,10 @@ bool RegexPool::search_void(RegexId a) {
     std::unordered_set<RegexId> seen{a};
     for (int steps = 0; !way.empty();) {
         Visit& top = way.back();
-        if (steps > most_steps) return false;
+        if (steps > most_steps) {
+            nodes_[a].is_void = 2; // so that it is not searched again
+            return false;
+        }
         if (top.next == n_classes_) {
             way.pop_back();
             continue;
@@ -559,16 +565,6 @@ bool RegexPool::search_void(RegexId a) {
     }
     for (RegexId id : seen) nodes_[id].is_void = 1;
     return true;
-}
-
-RegexId RegexPool::relaxed(RegexId a, std::uint32_t most) {
-    const Node n = nodes_[a];
-    if (n.kind == Kind::concat && nodes_[n.a].kind == Kind::repeat) {
-        const RegexId first = relaxed(n.a, most);
-        return first == n.a ? a : concat(first, n.b);
-    }
-    if (n.kind != Kind::repeat || nodes_[n.a].nullable) return a;
-    return repeat(n.a, std::min(n.b, most + 1), n.c > most ? endless : n.c);
 }
 
 ByteSet RegexPool::first_bytes(RegexId a) const {
@@ -603,43 +599,6 @@ ByteSet RegexPool::first_bytes(RegexId a) const {
     ByteSet number = ByteSet::range('0', '9');
     number.add('.');
     return number;
-}
-
-RegexPool::PlainRun RegexPool::plain_run(RegexId a) {
-    if (plain_ == nothing) return {};
-    const ByteSet first = first_bytes(a), plain = first_bytes(plain_);
-    bool          none = true;
-    for (std::size_t w = 0; w < 4; w++) none = none && (first.words[w] & plain.words[w]) == 0;
-    if (none) return {0, 0};
-    const Node n = nodes_[a];
-    switch (n.kind) {
-        case Kind::concat: {
-            if (nodes_[n.a].kind != Kind::repeat) return {};
-            PlainRun run = plain_run(n.a);
-            if (plain_run(n.b).most != 0) run.most = endless;
-            return run;
-        }
-        case Kind::repeat: {
-            auto known = covers_plain_.find(n.a);
-            if (known == covers_plain_.end()) known = covers_plain_.emplace(n.a, is_void(minus(plain_, n.a))).first;
-            if (!known->second) return {};
-            return {n.c, std::ranges::find(units_, n.a) != units_.end() ? n.c : endless};
-        }
-        case Kind::any_of:
-        case Kind::all_of: {
-            if (n.b > 8) return {};
-            const bool any = n.kind == Kind::any_of;
-            PlainRun   all = any ? PlainRun{0, 0} : PlainRun{endless, endless};
-            for (std::uint32_t i = 0; i < n.b; i++) {
-                const PlainRun one = plain_run(lists_[n.a + i]);
-                all.most           = any ? std::max(all.most, one.most) : std::min(all.most, one.most);
-                if (any) all.least = std::max(all.least, one.least);
-                else all.least = nodes_[lists_[n.a + i]].kind == Kind::repeat ? std::min(all.least, one.least) : 0;
-            }
-            return all;
-        }
-        default: return {};
-    }
 }
 
 } // namespace quire

@@ -31,10 +31,11 @@ private:
     ValueSet         text_rule(RegexId only, bool negated) const;
     Result<ValueSet> type(const Json& schema, const Json& value, bool negated) const;
 
-    RegexPool&              pool_;
-    const JsonShapes&       shapes_;
-    const SchemaReferences& references_;
-    bool                    plain_numbers_;
+    RegexPool&                                                      pool_;
+    const JsonShapes&                                               shapes_;
+    const SchemaReferences&                                         references_;
+    bool                                                            plain_numbers_;
+    mutable std::unordered_map<std::string, std::optional<RegexId>> formats_; // that were used before
 };
 
 } // namespace quire
@@ -103,11 +104,24 @@ Result<std::optional<ValueSet>> SchemaKeywords::values(const Json& schema, const
     }
     if (key == "format") {
         if (!value.is_string()) return Set();
-        Result<std::optional<RegexId>> only = string_format(pool_, value.get_ref<const std::string&>());
-        if (!only) return references_.wrong(schema, key, only.error().message);
-        if (!*only) return Set();
-        return Set(text_rule(**only, negated));
+        const std::string& name  = value.get_ref<const std::string&>();
+        auto               known = formats_.find(name);
+        if (known == formats_.end()) {
+            Result<std::optional<RegexId>> only = string_format(pool_, name);
+            if (!only) return references_.wrong(schema, key, only.error().message);
+            known = formats_.emplace(name, *only).first;
+        }
+        if (!known->second) return Set();
+        return Set(text_rule(*known->second, negated));
     }
+    if (key == "contentEncoding" && references_.draft() == 7 && value == "base64") { // later an annotation
+        Result<RegexId> only =
+            parse_regex(pool_, "([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?", TextSpelling::json, true);
+        if (!only) return references_.wrong(schema, key, only.error().message);
+        return Set(text_rule(*only, negated));
+    }
+    if (key == "contentMediaType" && references_.draft() == 7 && value == "application/json")
+        return references_.wrong(schema, key, "is not supported in draft 7");
     if (key == "minItems" || key == "maxItems" || key == "minProperties" || key == "maxProperties") {
         Result<std::uint32_t> n = count();
         if (!n) return std::unexpected(n.error());

@@ -16,7 +16,9 @@ public:
     explicit SchemaReferences(const Json& root);
 
     // Notes all $id and $anchor.
-    void read() { read(*root_, "", "#", 0); }
+    void read() { read(*root_, "", "#", 0, Role::schema); }
+    // Error: $schema names a dialect other than the drafts: its keywords may mean anything.
+    Result<void> check_dialect() const;
 
     int draft() const { return draft_; } // 3, 4, 6, 7; 8: 2019-09; 9: 2020-12, also where none is named
     // Of a schema with "$ref". Error: it names nothing in this document.
@@ -37,12 +39,15 @@ public:
     const Json& never() const { return never_; }
 
 private:
-    void        read(const Json& schema, const std::string& base, const std::string& place, int depth);
+    // What a value is where it stands: what unknown keywords hold is no schema, unless something refers to it.
+    enum class Role : std::uint8_t { schema, schemas, other };
+    void        read(const Json& schema, const std::string& base, const std::string& place, int depth, Role role);
+    static Role role_of(const std::string& keyword);
     const Json* pointer(const Json& from, std::string_view path) const;
 
     const Json*                                  root_;
     int                                          draft_ = 9;
-    std::unordered_map<std::string, const Json*> ids_;
+    std::unordered_map<std::string, const Json*> ids_, loose_ids_; // loose: within unknown keywords
     std::unordered_map<const Json*, std::string> places_, bases_;
     std::deque<Json>                             made_;
     std::map<std::string, const Json*>           literals_;
@@ -82,15 +87,55 @@ std::string join(const std::string& base, const std::string& uri) {
            uri;
 }
 
-void SchemaReferences::read(const Json& schema, const std::string& base_, const std::string& place, int depth) {
+Result<void> SchemaReferences::check_dialect() const {
+    if (!root_->is_object()) return {};
+    const auto at = root_->find("$schema");
+    if (at == root_->end() || !at->is_string()) return {};
+    const std::string& uri = at->get_ref<const std::string&>();
+    if (!uri.starts_with("http") || uri.find("json-schema.org") != uri.npos) return {};
+    return wrong(*root_, "$schema", cat(quote(uri, 200), " is not a draft of JSON Schema"));
+}
+
+SchemaReferences::Role SchemaReferences::role_of(const std::string& keyword) {
+    static const std::unordered_set<std::string> schema{"additionalItems",
+                                                        "additionalProperties",
+                                                        "contains",
+                                                        "contentSchema",
+                                                        "else",
+                                                        "extends",
+                                                        "disallow",
+                                                        "if",
+                                                        "items",
+                                                        "not",
+                                                        "propertyNames",
+                                                        "then",
+                                                        "unevaluatedItems",
+                                                        "unevaluatedProperties"};
+    static const std::unordered_set<std::string> schemas{"$defs",        "allOf",
+                                                         "anyOf",        "definitions",
+                                                         "dependencies", "dependentSchemas",
+                                                         "oneOf",        "patternProperties",
+                                                         "prefixItems",  "properties",
+                                                         "type"};
+    return schema.contains(keyword) ? Role::schema : schemas.contains(keyword) ? Role::schemas : Role::other;
+}
+
+void SchemaReferences::read(const Json& schema, const std::string& base_, const std::string& place, int depth,
+                            Role role) {
     if (depth > 200) return; // deeper than JSON texts may be
     std::string base = base_;
     places_.emplace(&schema, place);
+    const Role inner = role == Role::other ? Role::other : Role::schema;
     if (schema.is_array()) {
-        for (std::size_t i = 0; i < schema.size(); i++) read(schema[i], base, cat(place, "/", i), depth + 1);
+        for (std::size_t i = 0; i < schema.size(); i++) read(schema[i], base, cat(place, "/", i), depth + 1, inner);
         return;
     }
     if (!schema.is_object()) return;
+    if (role == Role::schemas) {
+        for (const auto& [key, value] : members(schema)) read(value, base, cat(place, "/", key), depth + 1, inner);
+        return;
+    }
+    auto&      ids     = role == Role::other ? loose_ids_ : ids_;
     const bool ignored = draft_ < 8 && schema.contains("$ref");
     for (const char* key : {"$id", "id"}) {
         const auto at = schema.find(key);
@@ -99,16 +144,16 @@ void SchemaReferences::read(const Json& schema, const std::string& base_, const 
         if (!id.starts_with('#')) base = join(base, id);
         std::string full = join(base_, id);
         if (full.ends_with('#')) full.pop_back();
-        ids_.emplace(full, &schema);
+        ids.emplace(full, &schema);
         break;
     }
     for (const char* key : {"$anchor", "$dynamicAnchor"})
         if (const auto at = schema.find(key); at != schema.end() && at->is_string())
-            ids_.emplace(base.substr(0, base.find('#')) + "#" + at->get_ref<const std::string&>(), &schema);
+            ids.emplace(base.substr(0, base.find('#')) + "#" + at->get_ref<const std::string&>(), &schema);
     bases_.emplace(&schema, base);
     for (const auto& [key, value] : members(schema))
         if (key != "enum" && key != "const" && key != "default" && key != "examples")
-            read(value, base, cat(place, "/", key), depth + 1);
+            read(value, base, cat(place, "/", key), depth + 1, role == Role::other ? Role::other : role_of(key));
 }
 
 std::string SchemaReferences::place_of(const Json& schema) const {
@@ -163,10 +208,11 @@ Result<const Json*> SchemaReferences::target(const Json& schema) const {
     const auto         hash     = std::min(full.find('#'), full.size());
     const std::string  document = full.substr(0, hash), fragment = hash < full.size() ? full.substr(hash + 1) : "";
     const Json*        found = nullptr;
-    if (const auto at = ids_.find(fragment.empty() ? document : full); at != ids_.end()) found = at->second;
-    if (!found && (fragment.empty() || fragment[0] == '/')) {
-        const auto at = ids_.find(document);
-        if (at != ids_.end()) found = pointer(*at->second, fragment);
+    for (const auto* ids : {&ids_, &loose_ids_}) {
+        if (found) break;
+        if (const auto at = ids->find(fragment.empty() ? document : full); at != ids->end()) found = at->second;
+        if (found || (!fragment.empty() && fragment[0] != '/')) continue;
+        if (const auto at = ids->find(document); at != ids->end()) found = pointer(*at->second, fragment);
         else if (document.empty()) found = pointer(*root_, fragment);
     }
     // Many documents name no base, or a wrong one.

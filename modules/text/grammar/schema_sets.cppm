@@ -87,7 +87,8 @@ constexpr std::size_t most_steps      = 200'000; // of intersections
 
 SchemaSets::SchemaSets(const Json& schema, RegexPool& pool, const GrammarLimits& limits, bool plain_numbers)
     : pool_(pool), limits_(limits), plain_numbers_(plain_numbers), references_(schema),
-      shapes_(JsonShapes::make(pool_, references_.draft() > 4)), keywords_(pool_, shapes_, references_, plain_numbers) {
+      shapes_(JsonShapes::make(pool_, references_.draft() > 4, plain_numbers)),
+      keywords_(pool_, shapes_, references_, plain_numbers) {
     pool_.add_unit(shapes_.character);
     pool_.add_unit(shapes_.any_character);
 }
@@ -319,8 +320,7 @@ Result<ValueSet> SchemaSets::one_of_values(const Json& list, bool negated) {
         else if (one.is_boolean()) (one.get<bool>() ? v.scalars.yes : v.scalars.no) = true;
         else if (one.is_number()) {
             const Decimal d = decimal_of(one);
-            numbers.push_back(plain_numbers_ && !negated ? pool_.literal(d.text())
-                                                         : number_in(pool_, shapes_, {.low = d, .high = d}));
+            numbers.push_back(plain_numbers_ && !negated ? pool_.literal(d.text()) : number_text(pool_, d));
         } else if (one.is_string())
             texts.push_back(text_of(pool_, one.get_ref<const std::string&>(), TextSpelling::json));
         else others.push_back({&references_.literal(one), negated});

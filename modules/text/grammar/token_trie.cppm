@@ -32,6 +32,7 @@ public:
     static constexpr std::uint32_t short_bytes = 32, long_bytes = 255;
     const TokenTree&               short_ones() const { return short_; }
     const TokenTree&               long_ones() const { return long_; }
+    std::uint32_t                  longest() const { return longest_; } // in bytes
     const std::vector<Token>&      ends() const { return ends_; }
     std::string_view               bytes(Token t) const {
         return std::string_view(text_).substr(first_[std::size_t(t)],
@@ -61,6 +62,7 @@ private:
     std::vector<std::uint32_t> first_;
     std::vector<Token>         next_same_, ends_;
     TokenTree                  short_, long_, not_plain_;
+    std::uint32_t              longest_ = 0;
     std::vector<std::uint32_t> places_;
     std::vector<std::uint64_t> plain_; // [short_bytes + 1][words()]
 };
@@ -127,6 +129,7 @@ TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> e
     for (Token t : first) (this->bytes(t).size() <= short_bytes ? few : many).push_back(t);
     short_ = build(few);
     long_  = build(many);
+    for (Token t : first) longest_ = std::max(longest_, std::uint32_t(this->bytes(t).size()));
     plain_.resize((short_bytes + 1) * words());
     std::vector<Token> others;
     for (Token t : few) {
