@@ -39,6 +39,8 @@ struct Context {
     bool                       cooperative      = false; // the device knows cooperative launches
     bool                       is_rank          = false; // its kernels wait for other GPUs: see announce_ranks()
     cudaStream_t               stream           = nullptr;
+    cudaStream_t               beside           = nullptr; // of copy_to_device_beside(), with its event
+    cudaEvent_t                copied           = nullptr;
     cudaError_t                error            = cudaSuccess; // the first one since last_error()
     std::size_t                bytes            = 0;           // of device memory that is held below
     std::vector<UploadLane>    lanes;

@@ -108,6 +108,8 @@ Context* create_context(int index, const char*& why) {
     gpu->device = index;
     gpu->n_sms  = info.n_sms;
     gpu->note(cudaStreamCreateWithFlags(&gpu->stream, cudaStreamNonBlocking));
+    gpu->note(cudaStreamCreateWithFlags(&gpu->beside, cudaStreamNonBlocking));
+    gpu->note(cudaEventCreateWithFlags(&gpu->copied, cudaEventDisableTiming));
     int cooperative = 0;
     gpu->note(cudaDeviceGetAttribute(&cooperative, cudaDevAttrCooperativeLaunch, index));
     gpu->cooperative = cooperative != 0;
@@ -145,6 +147,8 @@ void destroy_context(Context* gpu) {
                          static_cast<void*>(gpu->layer.grid_barrier)})
         release(memory);
     gpu->note(cudaStreamDestroy(gpu->stream));
+    gpu->note(cudaStreamDestroy(gpu->beside));
+    gpu->note(cudaEventDestroy(gpu->copied));
     delete gpu;
 }
 
@@ -210,6 +214,12 @@ bool is_idle(Context& gpu) {
 
 void copy_to_device(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
     gpu.note(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, gpu.stream));
+}
+
+void copy_to_device_beside(void* to, const void* from_host, std::size_t bytes, Context& gpu) {
+    gpu.note(cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, gpu.beside));
+    gpu.note(cudaEventRecord(gpu.copied, gpu.beside));
+    gpu.note(cudaStreamWaitEvent(gpu.stream, gpu.copied, 0));
 }
 
 void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& gpu) {

@@ -57,6 +57,8 @@ void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& g
 // From pageable memory, such as a mapped file; large ones by several threads through pinned buffers. Returns when it is done;
 // an error of any thread is last_error()'s.
 void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu);
+// Copies while what was launched before still runs; what is launched after waits for it. Nobody uses `to`; `from_host` is pinned.
+void copy_to_device_beside(void* to, const void* from_host, std::size_t bytes, Context& gpu);
 // Gives back the buffers that upload() keeps.
 void end_uploads(Context& gpu);
 

@@ -31,6 +31,7 @@ void   release_host(void*) {}
 void   synchronize(Context&) {}
 bool   is_idle(Context&) { return true; }
 void   copy_to_device(void*, const void*, std::size_t, Context&) {}
+void   copy_to_device_beside(void*, const void*, std::size_t, Context&) {}
 void   copy_to_host(void*, const void*, std::size_t, Context&) {}
 void   upload(void*, const void*, std::size_t, Context&) {}
 void   end_uploads(Context&) {}

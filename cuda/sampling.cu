@@ -45,6 +45,7 @@ struct Shared {
     Rank          top[max_top];
     std::int32_t  n_top;
     std::uint32_t word;
+    Mass          segments[threads / 32], before[threads / 32]; // of a draw by id
 };
 
 // The sums over the block, for all threads.
@@ -213,12 +214,32 @@ __device__ Rank best_of(const Tokens& tokens, Shared& s) {
 }
 
 // The best token of a row of logits as the model left them; 0: it has NaN or +infinity in it, or nothing but -infinity.
-__device__ Rank best_of_usable(const Tokens& tokens, Shared& s) {
-    Rank best = 0;
-    bool bad  = false;
-    for (int i = threadIdx.x; i < tokens.n; i += threads) {
-        bad |= !(tokens.row[i] <= FLT_MAX); // NaN is not
-        best = max(best, tokens[i]);
+// `allowed`: the tokens that may come, as bits, or null; the others become -infinity, whatever they are.
+__device__ Rank best_of_usable(float* row, int n, const std::uint32_t* allowed, Shared& s) {
+    if (const int words = (n + 31) / 32;
+        allowed && words * 4 <= int(sizeof s.near)) { // read at once, not one by one between stores
+        auto* const near = reinterpret_cast<std::uint32_t*>(s.near);
+        for (int i = threadIdx.x; i < words; i += threads) near[i] = allowed[i];
+        __syncthreads();
+        allowed = near;
+    }
+    constexpr int together = 8; // loads under way
+    Rank          best     = 0;
+    bool          bad      = false;
+    for (int begin = threadIdx.x; begin < n; begin += together * threads) {
+        float x[together];
+#pragma unroll
+        for (int k = 0; k < together; k++)
+            if (const int i = begin + k * threads; i < n)
+                x[k] = allowed == nullptr || (allowed[i / 32] >> (i % 32) & 1) != 0 ? row[i] : -INFINITY;
+#pragma unroll
+        for (int k = 0; k < together; k++) {
+            const int i = begin + k * threads;
+            if (i >= n) continue;
+            if (allowed && x[k] == -INFINITY) row[i] = x[k];
+            bad |= !(x[k] <= FLT_MAX); // NaN is not
+            best = max(best, rank_of(x[k], i));
+        }
     }
     best = block_max(best, s);
     return __syncthreads_or(bad) || logit_of(best) == -INFINITY ? 0 : best;
@@ -311,6 +332,59 @@ __device__ Mass mirostat_rank(const Tokens& from, const Kept& kept, int vocab, c
     return Mass(isnan(k) ? double(vocab) : fmin(fmax(k, 1.0), double(vocab)));
 }
 
+// A draw where nothing is left out: by id, as on a CPU, which then need not sort. Each warp sums a segment of the row; a draw looks
+// into the one that it falls into.
+struct ById {
+    const Tokens& all;
+    int           length; // of a segment
+
+    __device__ explicit ById(const Tokens& tokens)
+        : all(tokens), length(((tokens.n + threads - 1) / threads) * 32) {
+    } // threads / 32 segments, each whole warps wide
+
+    // The sum of all, whose parts stay in s.segments.
+    template <class Measure>
+    __device__ Mass sum(const Measure& measure, Shared& s) const {
+        const int warp = threadIdx.x / 32, end = min(all.n, (warp + 1) * length);
+        Mass      own = 0;
+        for (int i = warp * length + int(threadIdx.x % 32); i < end; i += 32) own += measure(all[i]);
+        for (int step = 16; step > 0; step /= 2) own += __shfl_xor_sync(~0u, own, step);
+        if (threadIdx.x % 32 == 0) s.segments[warp] = own;
+        __syncthreads();
+        Mass total = 0;
+        for (int w = 0; w < threads / 32; w++) total += s.segments[w];
+        return total;
+    }
+    // The token with which the sum in the order of the ids reaches `target`, from 1 to the sum of all.
+    template <class Measure>
+    __device__ int reach(Mass target, const Measure& measure, Shared& s) const {
+        int segment = 0;
+        while (target > s.segments[segment]) target -= s.segments[segment++];
+        const int first = segment * length, end = min(all.n, first + length), each = (length + threads - 1) / threads;
+        const int begin = min(end, first + int(threadIdx.x) * each), stop = min(end, begin + each);
+        Mass      own = 0;
+        for (int i = begin; i < stop; i++) own += measure(all[i]);
+        Mass up_to = own; // of this warp's threads, up to this one
+        for (int step = 1; step < 32; step *= 2) {
+            const Mass other = __shfl_up_sync(~0u, up_to, step);
+            if (int(threadIdx.x % 32) >= step) up_to += other;
+        }
+        if (threadIdx.x % 32 == 31) s.before[threadIdx.x / 32] = up_to;
+        __syncthreads();
+        for (int w = 0; w < int(threadIdx.x / 32); w++) up_to += s.before[w];
+        if (up_to >= target && up_to - own < target) { // one thread
+            Mass sum = up_to - own;
+            int  i   = begin;
+            while ((sum += measure(all[i])) < target) i++;
+            s.word = std::uint32_t(i);
+        }
+        __syncthreads();
+        const int found = int(s.word);
+        __syncthreads(); // the word is free again
+        return found;
+    }
+};
+
 __device__ Choice choose(const Tokens& all, Rank best, const SampleTask& task, Shared& s) {
     const auto    one   = [](Rank) { return Mass(1); };
     const int     vocab = all.n;
@@ -367,17 +441,9 @@ __global__ void __launch_bounds__(threads)
     const Tokens      all{row, nullptr, vocab};
     std::int32_t*     to = out + task.first_out;
 
-    // What the mask forbids is not part of the distribution.
-    if (task.first_mask >= 0) {
-        const std::uint32_t* allowed = masks + task.first_mask;
-        for (int i = threadIdx.x; i < vocab; i += threads)
-            if ((allowed[i / 32] >> (i % 32) & 1) == 0) row[i] = -INFINITY;
-        __syncthreads();
-    }
-
-    // The raw distribution: ln Σ exp, and the best tokens.
+    // The raw distribution: ln Σ exp, and the best tokens. What the mask forbids is not part of it.
     float      log_total = 0;
-    const Rank raw_best  = best_of_usable(all, s);
+    const Rank raw_best  = best_of_usable(row, vocab, task.first_mask >= 0 ? masks + task.first_mask : nullptr, s);
     if (raw_best == 0) {
         for (int i = threadIdx.x; i < task.n_draws + task.n_top; i += threads) to[2 * i] = -1, to[2 * i + 1] = 0;
         return;
@@ -445,8 +511,11 @@ __global__ void __launch_bounds__(threads)
 
     Choice        choice = choose(all, best, task, s);
     const Softmax softmax{logit_of(choice.kept.last), 1 / choice.temperature};
-    const auto    mass  = [&](Rank r) { return softmax.mass(r); };
-    const Mass    total = choice.temperature > 0 ? sum_of(choice.from, choice.kept, mass, s) : 0;
+    const auto    mass = [&](Rank r) { return softmax.mass(r); };
+    const ById    by_id(all);
+    const Mass    total = choice.temperature <= 0 ? 0
+                          : choice.truncated      ? sum_of(choice.from, choice.kept, mass, s)
+                                                  : by_id.sum(mass, s);
     for (int i = 0; i < task.n_draws; i++) {
         if (total == 0) { // the temperature has fallen to 0
             finished(i, choice.kept.last);
@@ -463,24 +532,7 @@ __global__ void __launch_bounds__(threads)
             }
             continue;
         }
-        // Nothing is left out: by id, as on a CPU, which then need not sort. The same search over other numbers.
-        std::uint32_t known = 0; // tokens before this id hold less than the target
-        for (int shift = 27; shift >= 0; shift -= 3) {
-            if ((known | std::uint32_t(1) << shift) >= std::uint32_t(vocab)) continue; // no id is that large
-            Mass sum[digits] = {};
-            for (int k = threadIdx.x; k < vocab; k += threads) {
-                const Mass m = mass(all[k]);
-#pragma unroll
-                for (int d = 0; d < digits; d++)
-                    if (std::uint32_t(k) < (known | std::uint32_t(d + 1) << shift)) sum[d] += m;
-            }
-            block_sums(sum, s);
-            int digit = 0;
-            for (int d = 0; d < digits; d++)
-                if (sum[d] < target) digit = d + 1;
-            known |= std::uint32_t(digit) << shift;
-        }
-        finished(i, all[min(int(known), vocab - 1)]);
+        finished(i, all[by_id.reach(target, mass, s)]);
     }
 }
 

@@ -113,6 +113,17 @@ TEST_CASE("KV events: batches again, or all blocks at once when some are gone", 
     CHECK(late.blocks.at(5) == std::vector<Token>{1, 2, 3, 4, 5});
 }
 
+TEST_CASE("KV events: large batches are kept up to so many bytes", "[kv-events]") {
+    KvEventLog log(1, 0, 1000, 2000);
+    for (BlockHash i = 1; i <= 100; i++) (void)log.add(std::vector{stored(i, {}, {Token(i)})}, 0);
+    CHECK(log.from(0, 0).size() == 1); // all blocks at once
+    const auto last = log.from(98, 0);
+    CHECK((last.size() == 3 && last[0].number == 98));
+    std::size_t bytes = 0, n = 0;
+    for (std::int64_t i = 100; i > 0 && log.next(i, 0)->number == i; i--, n++) bytes += log.next(i, 0)->bytes.size();
+    CHECK((n > 5 && bytes <= 2000));
+}
+
 TEST_CASE("KV events of an engine tell a consumer exactly which blocks the cache has", "[kv-events]") {
     EngineOptions o;
     o.kv_blocks     = 24;
@@ -212,7 +223,74 @@ TEST_CASE("KV events over ZeroMQ: numbered messages, and a replay for who missed
     zmq_close(sub);
     zmq_close(dealer);
     zmq_ctx_term(context);
-    const auto refused = KvPublisher::create("tcp://no such place", "", 2);
-    REQUIRE(!refused);
-    CHECK(refused.error().message.find("no such place") != std::string::npos);
+    for (const char* where :
+         {"tcp://no such place", "tcp://no such place:1", "tcp://127.0.0.1:65536", "tcp://127.0.0.1:1x",
+          "inproc://here", "127.0.0.1:5557", "ipc:///no/such/folder/socket"}) {
+        const auto refused = KvPublisher::create(where, "", 2);
+        REQUIRE(!refused);
+        CHECK(refused.error().message.find(where) != std::string::npos);
+    }
+}
+
+namespace {
+
+std::size_t resident() {
+    std::ifstream file("/proc/self/statm");
+    std::size_t   all = 0, pages = 0;
+    file >> all >> pages;
+    return pages * 4096;
+}
+
+} // namespace
+
+TEST_CASE("KV events: consumers that ask and never read, or send no requests, do not make the server grow",
+          "[kv-events]") {
+    auto publisher = KvPublisher::create("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", 2000);
+    REQUIRE(publisher);
+    for (int i = 0; i < 1000; i++)
+        (*publisher)->publish({stored(BlockHash(100 + i), {}, std::vector<Token>(2000, 100'000))}); // 10 MB in all
+    void* const        context  = zmq_ctx_new();
+    const int          patience = 10'000, one = 1, none = 0; // milliseconds
+    std::vector<void*> sockets;
+    const auto         consumer = [&](int queue) {
+        void* const dealer = sockets.emplace_back(zmq_socket(context, ZMQ_DEALER));
+        zmq_setsockopt(dealer, ZMQ_RCVTIMEO, &patience, sizeof patience);
+        zmq_setsockopt(dealer, ZMQ_LINGER, &none, sizeof none);
+        zmq_setsockopt(dealer, ZMQ_RCVHWM, &queue, sizeof queue);
+        REQUIRE(zmq_connect(dealer, (*publisher)->replay_endpoint().c_str()) == 0);
+        return dealer;
+    };
+    const auto ask = [](void* dealer) {
+        zmq_send(dealer, "", 0, ZMQ_SNDMORE);
+        zmq_send(dealer, "\0\0\0\0\0\0\0", 8, 0);
+    };
+    const auto n_replies = [&](void* dealer) {
+        int n = 0;
+        while (receive(dealer)[2] != std::string(8, '\xff')) n++;
+        return n;
+    };
+    void* const first = consumer(100'000);
+    ask(first);
+    CHECK(n_replies(first) == 1001);
+    const std::size_t before = resident();
+    for (int i = 0; i < 30; i++) {
+        void* const lazy = consumer(one);
+        for (int k = 0; k < 20; k++) ask(lazy);
+    }
+    for (int i = 0; i < 5; i++) { // while they wait
+        ask(first);
+        CHECK(n_replies(first) == 1001);
+    }
+    CHECK(resident() < before + (std::size_t(150) << 20)); // all of it for each would be 300 MB, for each request 6 GB
+
+    // A message that is longer than any request ends the connection.
+    REQUIRE(zmq_socket_monitor(first, "inproc://monitor", ZMQ_EVENT_DISCONNECTED) == 0);
+    void* const monitor = sockets.emplace_back(zmq_socket(context, ZMQ_PAIR));
+    zmq_setsockopt(monitor, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    REQUIRE(zmq_connect(monitor, "inproc://monitor") == 0);
+    const std::string large(1 << 20, 'x');
+    zmq_send(first, large.data(), large.size(), 0);
+    CHECK(receive(monitor).size() == 2); // the event, and from where
+    for (void* socket : sockets) zmq_close(socket);
+    zmq_ctx_term(context);
 }

@@ -266,21 +266,28 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     CHECK(effort->conversation.input.variables["reasoning_effort"] == "high");
     CHECK(completion(R"("tools":[{"type":"function"}])").error().message ==
           "tools is not supported here; only [] is accepted");
-    for (const auto& [fields, name] : std::vector<std::pair<std::string, std::string>>{
-             {R"("tools":[5])", "tools[0]"},
-             {R"("tools":[{"type":"retrieval"}])", "tools[0].type"},
-             {R"("tools":[{"type":"function","function":{}}])", "tools[0].function.name"},
-             {R"("tools":[{"type":"function","function":{"name":"a b"}}])", "tools[0].function.name"},
-             {R"("tools":[{"type":"function","function":{"name":"f","parameters":5}}])",
-              "tools[0].function.parameters"},
-             {R"("tools":[{"type":"function","function":{"name":"f","strict":"yes"}}])", "tools[0].function.strict"},
-             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"must")", "tool_choice"},
-             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function"})",
-              "tool_choice"},
-             {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"some")", "tool_choice"},
-             {R"("tools":[],"tool_choice":"auto")", "tool_choice"},
-             {R"("tools":[],"parallel_tool_calls":1)", "parallel_tool_calls"},
-         }) {
+    for (
+        const auto& [fields, name] : std::vector<std::pair<std::string, std::string>>{
+            {R"("tools":[5])", "tools[0]"},
+            {R"("tools":[{"type":"retrieval"}])", "tools[0].type"},
+            {R"("tools":[{"type":"function","function":{}}])", "tools[0].function.name"},
+            {R"("tools":[{"type":"function","function":{"name":"a b"}}])", "tools[0].function.name"},
+            {R"("tools":[{"type":"function","function":{"name":"f","parameters":5}}])", "tools[0].function.parameters"},
+            {R"("tools":[{"type":"function","function":{"name":"f","parameters":{"type":"string"}}}])",
+             "tools[0].function.parameters"},
+            {R"("tools":[{"type":"function","function":{"name":"f","strict":"yes"}}])", "tools[0].function.strict"},
+            {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"must")", "tool_choice"},
+            {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"function"})",
+             "tool_choice"},
+            {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"some")", "tool_choice"},
+            {R"("tools":[],"tool_choice":"auto")", "tool_choice"},
+            {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools"})",
+             "tool_choice"},
+            {R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":{"type":"allowed_tools","allowed_tools":
+                 {"mode":"auto","tools":[{"type":"function","function":{"name":"g"}}]}})",
+             "tool_choice"},
+            {R"("tools":[],"parallel_tool_calls":1)", "parallel_tool_calls"},
+        }) {
         INFO(fields);
         CHECK(wrong_field(chat(fields)) == name);
     }
@@ -290,6 +297,14 @@ TEST_CASE("each wrong value is refused by the name of its field", "[openai]") {
     CHECK(offered->tool_use.tools.size() == 1);
     CHECK(!offered->tool_use.parallel);
     CHECK(offered->conversation.input.tools.size() == 1);
+    const auto allowed = chat(
+        R"("tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"g"}}],"tool_choice":
+            {"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"type":"function","function":{"name":"g"}}]}})");
+    REQUIRE(allowed.has_value());
+    CHECK(allowed->tool_use.tools.size() == 1);
+    CHECK(allowed->tool_use.tools[0]["function"]["name"] == "g");
+    CHECK(allowed->tool_use.required);
+    CHECK(allowed->tool_use.parallel);
     std::string many;
     for (int i = 0; i < 65; i++) many += (i > 0 ? R"(,"s")" : R"("s")");
     CHECK(wrong_field(completion(R"("stop":[)" + many + "]")) == "stop");

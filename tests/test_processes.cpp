@@ -11,6 +11,7 @@ import quire.core.std;
 import quire.core.tcp;
 import quire.core.tensor;
 import quire.engine.engine;
+import quire.engine.process_group;
 import quire.paging.block;
 import quire.schedule.request;
 import quire.schedule.step_message;
@@ -266,6 +267,54 @@ TEST_CASE("several processes give the bits that as many ranks of one process giv
     }
 }
 
+TEST_CASE("callers that say nothing, too little or nonsense do not keep processes from meeting", "[ranks]") {
+    const int         port = free_port();
+    const ProcessSpec zero{0, 2, 0, "127.0.0.1", port}, one{1, 2, 0, "127.0.0.1", port};
+    std::string       said = "nothing";
+    std::thread       leads([&] {
+        const auto group = ProcessGroup::meet(zero, "model", 30, 20);
+        said             = group ? "" : group.error().message;
+    });
+    std::vector<int>  strangers;
+    for (const char* text :
+         {"", "", "", "", "GET / HTTP/1.1\r\n\r\n", "\x10", "\xff\xff\xff\xffH", "\x05\0\0\0Hhello"}) {
+        const Result<int> socket = connect_tcp("127.0.0.1", port, 10);
+        REQUIRE(socket);
+        strangers.push_back(*socket);
+        const std::string bytes = *text == '\x05' ? std::string("\x05\0\0\0Hhello", 10) : text;
+        CHECK(send_all(*socket, std::as_bytes(std::span(bytes)), 5));
+    }
+    const Stopwatch watch;
+    const auto      group = ProcessGroup::meet(one, "model", 30, 20);
+    leads.join();
+    CHECK(watch.seconds() < 4); // each of the silent ones has 5 s
+    CHECK(said == "");
+    REQUIRE(group);
+    for (int socket : strangers) close_tcp(socket);
+}
+
+TEST_CASE("a process waits for one that lives, however long, and not for one that hangs", "[ranks]") {
+    const int         port = free_port();
+    const ProcessSpec zero{0, 2, 0, "127.0.0.1", port}, one{1, 2, 0, "127.0.0.1", port};
+    constexpr double  seconds = 0.5;
+    std::string       heard;
+    std::thread       follows([&] {
+        auto group = ProcessGroup::meet(one, "model", 30, seconds);
+        if (!group) return (void)(heard = group.error().message);
+        std::this_thread::sleep_for(std::chrono::duration<double>(4 * seconds)); // it loads
+        if (!(*group)->least(1)) return (void)(heard = "least");
+        const auto message = (*group)->listen();
+        heard              = message ? std::string(1, char(message->kind)) : message.error().message;
+    });
+    auto              group = ProcessGroup::meet(zero, "model", 30, seconds);
+    REQUIRE(group);
+    CHECK((*group)->least(2).value_or(0) == 1);
+    std::this_thread::sleep_for(std::chrono::duration<double>(4 * seconds)); // nothing is to do
+    CHECK((*group)->tell(ProcessGroup::Kind::moves, {}));
+    follows.join();
+    CHECK(heard == "M");
+}
+
 TEST_CASE("processes that do not fit together say so", "[ranks]") {
     const int         port  = free_port();
     const std::string path  = reference("models/llama3-gqa-Q8_0.gguf");
@@ -279,8 +328,23 @@ TEST_CASE("processes that do not fit together say so", "[ranks]") {
     const Result<Engine> engine = Engine::load(path, process(0, 2, port));
     second.join();
     REQUIRE(!engine);
-    CHECK(engine.error().message.contains("rank 1 runs something else"));
+    CHECK(engine.error().message == "rank 1 has --kv-blocks 41, and rank 0 has --kv-blocks 30");
     CHECK(theirs == engine.error().message);
+
+    // The same weights with other metadata are another model.
+    std::string bytes = slurp(path);
+    const auto  key   = bytes.find("rope.freq_base");
+    REQUIRE(key != std::string::npos);
+    bytes[key + std::strlen("rope.freq_base") + 4 + 1] ^= 1; // behind its type
+    const std::string turned = temporary();
+    std::ofstream(turned, std::ios::binary) << bytes;
+    std::thread third([&] {
+        const Result<Engine> loaded = Engine::load(turned, process(1, 2, port));
+        theirs                      = loaded ? "loaded" : loaded.error().message;
+    });
+    CHECK(!Engine::load(path, process(0, 2, port)));
+    third.join();
+    CHECK(theirs.starts_with("rank 1 has a model file with the fingerprint "));
 
     EngineOptions odd   = process(0, 2, port);
     odd.tensor_parallel = 3;
@@ -387,14 +451,49 @@ TEST_CASE("a server in two processes answers; when one is killed, every request 
         for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT"}) unsetenv(name);
         CHECK(server.ask("/v1/completions", body)["choices"][0]["text"] == alone);
         if (killed) {
-            follower.stop(SIGKILL);
-            CHECK(follower.wait() == 128 + SIGKILL);
-            CHECK(server.post("/v1/completions", body).status >= 500);
+            nlohmann::json longer = body;
+            longer["max_tokens"] = 900, longer["ignore_eos"] = true;
+            std::thread killer([&] {
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                follower.stop(SIGKILL);
+            });
+            const auto  answer = server.post("/v1/completions", longer);
+            killer.join();
+            CHECK(answer.status == 503);
+            CHECK(has(answer.body, "the engine has failed: rank 1: its process is gone"));
+            CHECK(has(answer.body, "engine_failed"));
             CHECK(server.wait() == 1);
+            CHECK(has(server.errors(), "rank 1: its process is gone"));
         } else {
             server.signal(SIGTERM);
             CHECK(server.wait() == 0);
             CHECK(follower.wait() == 0);
         }
+    }
+}
+
+TEST_CASE("processes notice that another has ended or hangs, though nothing is to do", "[ranks]") {
+    const std::vector<std::string> all{
+        "-m", shipped,  "--device", "cpu", "--tensor-parallel", "2", "--threads", "1", "--rank-timeout",
+        "2",  "--port", "0"};
+    const auto until = [](const Child& child, const std::string& words) {
+        for (int i = 0; i < 4000 && !has(child.err(), words); i++) nap();
+        CHECK(has(child.err(), words));
+    };
+    for (bool hangs : {false, true}) {
+        const int port = free_port();
+        Child     follower("server", all, 1, port), leader("server", all, 0, port);
+        until(leader, "listening on ");
+        until(follower, "follows");
+        if (hangs) {
+            leader.stop(SIGSTOP);
+            CHECK(follower.wait() == 1);
+            CHECK(has(follower.err(), "server: rank 0: no answer within 2 seconds"));
+            leader.stop(SIGCONT);
+        } else {
+            follower.stop(SIGKILL);
+        }
+        CHECK(leader.wait() == 1);
+        CHECK(has(leader.err(), "the engine has failed, its requests got an error: rank 1: its process is gone"));
     }
 }

@@ -45,7 +45,8 @@ int run(int argc, char** argv) {
                       "fraction of the GPU's memory for weights and KV together")
             ->check(CLI::Range(0.01, 1.0))
             ->capture_default_str();
-        c->add_option("-b,--batch-size", a.batch_tokens, "most tokens in a step; 0: 2048 on a GPU, 256 on a CPU")
+        c->add_option("-b,--batch-size", a.batch_tokens,
+                      "most tokens in a step; 0: 2048 or 4096 on a GPU, 256 on a CPU")
             ->check(CLI::Range(0, 1 << 20));
         c->add_option("--kv-blocks", a.kv_blocks, "number of KV blocks; 0: as many as needed")
             ->check(CLI::Range(0, 1 << 24));

@@ -24,6 +24,7 @@ import quire.serve.openai_request;
 import quire.serve.reserve;
 import quire.serve.service;
 import quire.text.chat_template;
+import quire.text.reasoning_form;
 import quire.text.tool_form;
 import quire.text.jinja.jinja_template;
 import quire.text.tokenizer;
@@ -205,8 +206,8 @@ private:
 // Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
 int serve(const Arguments& a, Service& service, HttpServer& http) {
     Signals::wait();
-    if (service.broken()) {
-        std::fprintf(stderr, "server: the engine has failed; its requests got an error\n");
+    if (const std::string why = service.failure(); !why.empty()) {
+        std::fprintf(stderr, "server: the engine has failed, its requests got an error: %s\n", why.c_str());
         service.drain();
         for (const Stopwatch watch; http.n_answering() > 0 && watch.seconds() < 2;)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -230,8 +231,18 @@ int serve(const Arguments& a, Service& service, HttpServer& http) {
     return 0;
 }
 
+Result<void> check_kv_events(const Arguments& a) {
+    if (a.kv_events.empty() && a.kv_replay.empty()) return {};
+    if (a.kv_events.empty())
+        return fail("--kv-events-replay sends again what --kv-events has sent: it needs an endpoint too");
+    if (!a.engine.prefix_cache)
+        return fail("--kv-events says which blocks the prefix cache has, and --no-prefix-cache that there is none");
+    return {};
+}
+
 int run(Arguments& a) {
     const Signals signals; // before any other thread is there
+    if (auto ok = check_kv_events(a); !ok) return complain(ok.error(), 2);
     raise_descriptors(a.http.limits.connections);
 
     if (a.model.empty()) {
@@ -262,9 +273,10 @@ int run(Arguments& a) {
         if (!chosen) return complain(chosen.error(), a.chat_template.name.empty() ? 1 : 2);
         if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return complain(ok.error());
         if (const auto now = local_seconds(options.now); !now) return complain(now.error());
-        options.tool_form     = a.answer.tool_form == "auto" ? tool_form(*chosen)
+        options.tool_form     = a.answer.tool_form == "auto" ? call_form(*chosen)
                                                              : tool_form_of(a.answer.tool_form).value_or(ToolForm::none);
-        options.reasoning     = a.answer.reasoning_format != "none";
+        options.reasoning     = reasoning_form(*chosen);
+        options.reasons       = a.answer.reasoning_format != "none";
         options.chat_template = std::move(*chosen);
     }
 
@@ -289,7 +301,7 @@ int run(Arguments& a) {
     const std::string description = engine->describe();
 
     std::unique_ptr<KvPublisher> publisher; // outlives the service
-    if (!a.kv_events.empty() || !a.kv_replay.empty()) {
+    if (!a.kv_events.empty()) {
         Result<std::unique_ptr<KvPublisher>> made =
             KvPublisher::create(a.kv_events, a.kv_replay, engine->options().block_size);
         if (!made) return complain(made.error());
@@ -363,11 +375,13 @@ void add_engine_flags(CLI::App& app, Arguments& a) {
         ->check(within(1, 4096))
         ->capture_default_str();
     app.add_option("-b,--batch-size,--max-num-batched-tokens", o.max_batch_tokens,
-                   "most tokens in one step; default: 2048 on a GPU, 256 on a CPU")
+                   "most tokens in one step; default: 2048 or 4096 on a GPU, 256 on a CPU")
         ->check(within(1, 1 << 20));
     add_device_flags(app, o);
-    app.add_option("--rank-timeout", o.rank_seconds,
-                   "seconds without an answer of one of several GPUs after which the server ends; 0: 10, on a CPU 60")
+    app.add_option(
+           "--rank-timeout", o.rank_seconds,
+           "seconds without an answer of one of several GPUs or processes after which the server ends; 0: 10, of "
+           "processes 20, on a CPU 60")
         ->check(within(0, 1e6))
         ->capture_default_str();
     app.add_option("--pipeline", o.pipeline,

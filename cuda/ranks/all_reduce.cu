@@ -292,7 +292,7 @@ bool one_shot(const AllReduce& args, const NormArgs& norm, std::int64_t rows, st
               Context& gpu) {
     const int          per     = args.x_is_float ? 2 : 4;
     const std::int64_t packets = cols / per;
-    if (cols % per != 0 || packets > 4096 || rows * packets > rank.view.room || rows > 65535) return false;
+    if (cols % per != 0 || packets > 4096 || rows * packets > rank.view.room || rows > rank.most_rows) return false;
     const auto threads = unsigned(std::clamp<std::int64_t>((packets + 31) / 32 * 32, 64, 1024));
     const int  me      = rank.view.index;
     return with_ranks(rank.view.n, [&](auto n) {
@@ -363,7 +363,7 @@ void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Ran
                 ? (args.out_is_float ? two_shot_kernel<true, true, n.value> : two_shot_kernel<true, false, n.value>)
             : args.out_is_float ? two_shot_kernel<false, true, n.value>
                                 : two_shot_kernel<false, false, n.value>;
-        run_kernel(kernel, dim3(two_shot_ctas), 512, 0, gpu, args.x, args.out, rows * cols, rank.view);
+        run_kernel(kernel, dim3(unsigned(rank.view.ctas)), 512, 0, gpu, args.x, args.out, rows * cols, rank.view);
     });
 }
 
@@ -385,11 +385,11 @@ void all_gather(const void* x, const RankColumns& columns, const RankArrays& out
         return;
     }
     if (element == 4)
-        run_kernel(gather_kernel<std::uint32_t>, dim3(two_shot_ctas), 512, 0, gpu, static_cast<const std::uint32_t*>(x),
-                   cols, out, out_cols, first, rows, rank.view);
+        run_kernel(gather_kernel<std::uint32_t>, dim3(unsigned(rank.view.ctas)), 512, 0, gpu,
+                   static_cast<const std::uint32_t*>(x), cols, out, out_cols, first, rows, rank.view);
     else
-        run_kernel(gather_kernel<std::uint16_t>, dim3(two_shot_ctas), 512, 0, gpu, static_cast<const std::uint16_t*>(x),
-                   cols, out, out_cols, first, rows, rank.view);
+        run_kernel(gather_kernel<std::uint16_t>, dim3(unsigned(rank.view.ctas)), 512, 0, gpu,
+                   static_cast<const std::uint16_t*>(x), cols, out, out_cols, first, rows, rank.view);
 }
 
 void take_columns(const void* x, std::int64_t x_cols, std::int64_t first, void* out, std::int64_t cols,

@@ -84,7 +84,7 @@ bool enable_peers(Context* const* gpus, int n, const char*& why) {
             return false;
         }
         for (int j = 0; j < n; j++) {
-            if (i == j) continue;
+            if (gpus[i]->device == gpus[j]->device) continue;
             int can = 0;
             cudaDeviceCanAccessPeer(&can, gpus[i]->device, gpus[j]->device);
             if (can == 0) {
@@ -102,9 +102,23 @@ bool enable_peers(Context* const* gpus, int n, const char*& why) {
     return true;
 }
 
+bool share_a_device(Context* const* gpus, int n) {
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < i; j++)
+            if (gpus[i]->device == gpus[j]->device) return true;
+    return false;
+}
+
+// Where ranks share a GPU, those that wait leave whole SMs for what they wait for, as some GEMMs take all registers of one: all have
+// this many CTAs together, and no kernel takes its place before the one before it ends.
+constexpr int shared_one_shot_ctas = 64;
+
 } // namespace
 
-void announce_ranks() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+void announce_ranks() {
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); // streams of ranks that share a GPU must not wait for each other
+}
 
 static_assert(sizeof(NcclId) == sizeof(NcclLibrary::UniqueId));
 
@@ -122,18 +136,20 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
         return false;
     }
     if (!enable_peers(gpus, n, why)) return false;
+    const bool         shared        = share_a_device(gpus, n);
     const std::int64_t room          = std::int64_t(bytes) / packet_bytes;
     const std::size_t  inbox_bytes   = std::size_t(2 * n * room) * sizeof(uint4),
                       flag_bytes     = std::size_t(2 * two_shot_ctas * n) * sizeof(unsigned);
     const auto               meeting = std::make_shared<Meeting>();
     const NcclLibrary* const nccl    = NcclLibrary::get();
     setenv("NCCL_NVLS_ENABLE", "0", 0); // NVLink multicast stays off
-    meeting->usable = nccl != nullptr && nccl->GetUniqueId(&meeting->id) == 0;
+    meeting->usable = !shared && nccl != nullptr && nccl->GetUniqueId(&meeting->id) == 0;
     for (int i = 0; i < n; i++) {
         auto& rank = *(ranks[i] = new Rank);
         use(*gpus[i]);
         gpus[i]->is_rank = true;
-        rank.memory      = gpus[i]->take(inbox_bytes + flag_bytes + n_state * sizeof(unsigned));
+        if (shared) gpus[i]->launches_overlap = false, rank.most_rows = shared_one_shot_ctas / n;
+        rank.memory = gpus[i]->take(inbox_bytes + flag_bytes + n_state * sizeof(unsigned));
         if (cudaHostAlloc(reinterpret_cast<void**>(&rank.lost), sizeof(int), cudaHostAllocPortable) != cudaSuccess)
             rank.lost = nullptr;
         if (rank.memory == nullptr || rank.lost == nullptr) {
@@ -148,6 +164,7 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
         rank.view.room     = room;
         rank.view.lost     = rank.lost;
         rank.view.patience = static_cast<unsigned long long>(seconds * 1e9);
+        rank.view.ctas     = shared ? shared_two_shot_ctas : two_shot_ctas;
         rank.view.state    = reinterpret_cast<unsigned*>(static_cast<char*>(rank.memory) + inbox_bytes + flag_bytes);
     }
     for (int i = 0; i < n; i++)

@@ -19,18 +19,20 @@ struct RankView {
     unsigned*          state    = nullptr; // of this rank: see below
     volatile int*      lost     = nullptr; // pinned: a kernel has waited in vain
     unsigned long long patience = 0;       // nanoseconds
+    int                ctas     = 0;       // of a kernel that sends in two shots, at most two_shot_ctas
 };
 // Indices of `state`: numbers of the last messages in one shot and in two; CTAs that are done with the present one.
 enum : int { one_shots, two_shots, done_ctas, n_state };
 
-// CTAs of a kernel that sends in two shots: all of them run at once.
-constexpr int two_shot_ctas = 64;
+// CTAs of a kernel that sends in two shots: all of them run at once. Fewer, where ranks share a GPU.
+constexpr int two_shot_ctas = 64, shared_two_shot_ctas = 4;
 
 struct Rank {
     RankView     view;
-    void*        memory = nullptr; // inbox, flags and state
-    int*         lost   = nullptr; // pinned
-    struct Nccl* nccl   = nullptr;
+    int          most_rows = 65535;   // of a message in one shot: each is a CTA that waits
+    void*        memory    = nullptr; // inbox, flags and state
+    int*         lost      = nullptr; // pinned
+    struct Nccl* nccl      = nullptr;
 };
 
 __device__ inline unsigned long long nanoseconds() {

@@ -103,6 +103,9 @@ public:
     virtual std::size_t memory_taken() const = 0;
     // Bytes a second that the device reads from its memory, measured now, in some 50 ms.
     virtual double read_bandwidth() = 0;
+    // Bytes a second that the threads of a step read in a plain sum over the prepared weights, the best of four passes; 0 if these
+    // fit into a cache, or for another device than a CPU.
+    virtual double weight_bandwidth() { return 0; }
     // Of values that are not float32.
     virtual DType activation_type() const = 0;
 

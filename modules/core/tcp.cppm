@@ -18,6 +18,7 @@ module;
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 export module quire.core.tcp;
 
@@ -40,7 +41,11 @@ Result<int> connect_tcp(const std::string& host, int port, double seconds);
 // All of it within `seconds` (0: however long it takes). Error: what happened: the time is over, or the other end has gone.
 Result<void> send_all(int fd, std::span<const std::byte> bytes, double seconds);
 Result<void> receive_all(int fd, std::span<std::byte> bytes, double seconds);
-void         close_tcp(int fd); // -1: nothing happens
+// What is there now, at most bytes.size(); 0: nothing yet. Error: the other end has gone.
+Result<std::size_t> receive_some(int fd, std::span<std::byte> bytes);
+// Waits until one of them has something to read, or its other end has gone: the places of these in `fds`. Empty: none within `seconds`.
+std::vector<std::size_t> readable_of(std::span<const int> fds, double seconds);
+void                     close_tcp(int fd); // -1: nothing happens
 // The other side has closed the connection, or is gone; what it sent before may still be there.
 bool has_hung_up(int fd);
 
@@ -166,21 +171,37 @@ Result<void> send_all(int fd, std::span<const std::byte> bytes, double seconds) 
     return {};
 }
 
+Result<std::size_t> receive_some(int fd, std::span<std::byte> bytes) {
+    for (;;) {
+        const ssize_t n = recv(fd, bytes.data(), bytes.size(), 0);
+        if (n > 0) return std::size_t(n);
+        if (n == 0) return fail_with(ErrorKind::system, "its process is gone");
+        if (errno == EAGAIN) return 0;
+        if (errno != EINTR) return fail_with(ErrorKind::system, "its process is gone (", std::strerror(errno), ")");
+    }
+}
+
 Result<void> receive_all(int fd, std::span<std::byte> bytes, double seconds) {
     const auto begin = Clock::now();
     while (!bytes.empty()) {
-        const ssize_t n = recv(fd, bytes.data(), bytes.size(), 0);
-        if (n > 0) {
-            bytes = bytes.subspan(std::size_t(n));
-        } else if (n == 0) {
-            return fail_with(ErrorKind::system, "its process is gone");
-        } else if (errno == EAGAIN) {
-            if (auto ok = wait_for(fd, POLLIN, begin, seconds); !ok) return ok;
-        } else if (errno != EINTR) {
-            return fail_with(ErrorKind::system, "its process is gone (", std::strerror(errno), ")");
-        }
+        const Result<std::size_t> n = receive_some(fd, bytes);
+        if (!n) return std::unexpected(n.error());
+        bytes = bytes.subspan(*n);
+        if (*n > 0) continue;
+        if (auto ok = wait_for(fd, POLLIN, begin, seconds); !ok) return ok;
     }
     return {};
+}
+
+std::vector<std::size_t> readable_of(std::span<const int> fds, double seconds) {
+    std::vector<pollfd> all;
+    all.reserve(fds.size());
+    for (int fd : fds) all.push_back({fd, POLLIN, 0});
+    std::vector<std::size_t> ready;
+    if (poll(all.data(), all.size(), int(seconds * 1000) + 1) > 0)
+        for (std::size_t i = 0; i < all.size(); i++)
+            if (all[i].revents != 0) ready.push_back(i);
+    return ready;
 }
 
 } // namespace quire

@@ -69,7 +69,10 @@ public:
     std::shared_ptr<const TokenTrie> token_trie() const;
     EngineOptions                    options() const;       // with the defaults filled in
     std::string                      chat_template() const; // tokenizer.chat_template, or ""
-    std::string tuning() const;      // what was chosen by measuring on this machine; empty if nothing was
+    std::string tuning() const; // what was chosen by measuring on this machine; empty if nothing was
+    // Bytes a second that the threads of a step read in a plain sum over the weights: the limit of decoding one sequence. 0 if they fit
+    // into a cache, on a GPU, or with several ranks. Between steps only.
+    double      weight_bandwidth() const;
     std::string describe() const;    // one line: device, instruction set, threads, and memory_use()
     std::string memory_use() const;  // weights, workspaces, KV with its blocks and tokens
     std::string explain() const;     // the program of operations and the kernels chosen for it
@@ -195,21 +198,31 @@ Result<void> check_processes(const EngineOptions& o) {
     return {};
 }
 
-// What processes that run one model together must have alike.
+// What processes that run one model together must have alike, one a line.
 std::string agreement(const Gguf& file, const EngineOptions& o) {
     std::uint64_t hash  = 14695981039346656037ull; // FNV-1a
     const auto    bytes = [&](const void* data, std::size_t n) {
         for (std::size_t i = 0; i < n; i++)
             hash = (hash ^ std::uint64_t(static_cast<const unsigned char*>(data)[i])) * 1099511628211ull;
     };
+    for (const GgufPair& pair : file.pairs()) {
+        if (pair.key.starts_with("general.") || pair.key.starts_with("split."))
+            continue; // one host may have it in parts
+        bytes(pair.key.data(), pair.key.size());
+        bytes(pair.value.data(), pair.value.size());
+    }
     for (const GgufTensor& t : file.tensors()) {
         bytes(t.name.data(), t.name.size());
-        bytes(t.view().data, std::min<std::size_t>(t.bytes, 64));
+        bytes(&t.type, sizeof t.type);
+        bytes(t.dims.data(), sizeof t.dims);
+        const std::size_t sample = std::min<std::size_t>(t.bytes, 64); // all of it would have to be read
+        for (std::size_t at : {std::size_t(0), (t.bytes - sample) / 2, t.bytes - sample}) bytes(t.data + at, sample);
     }
-    return cat("model of ", file.tensors().size(), " tensors, ", hash, "; ", o.tensor_parallel, " ranks; ",
-               o.kv_type == KvType::f16 ? "f16" : "f32", ", ", o.kv_blocks, ", ", o.swap_blocks, " blocks of ",
-               o.block_size, "; context ", o.context, "; steps of ", o.max_batch_tokens, " tokens, ", o.max_sequences,
-               " sequences", o.deterministic ? "; deterministic" : "");
+    return cat("has a model file with the fingerprint ", hash, "\nhas --tensor-parallel ", o.tensor_parallel,
+               "\nhas KV of the type ", o.kv_type == KvType::f16 ? "f16" : "f32", "\nhas --kv-blocks ", o.kv_blocks,
+               "\nhas --swap-blocks ", o.swap_blocks, "\nhas --block-size ", o.block_size, "\nhas a context of ",
+               o.context, "\nhas steps of ", o.max_batch_tokens, " tokens\nhas steps of ", o.max_sequences,
+               " sequences\n", o.deterministic ? "is deterministic" : "is not deterministic");
 }
 
 Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) try {
@@ -353,6 +366,7 @@ std::string Engine::describe() const {
 }
 
 std::string Engine::tuning() const { return impl_->executor->tuning(); }
+double      Engine::weight_bandwidth() const { return impl_->executor->weight_bandwidth(); }
 std::string Engine::explain() const { return impl_->executor->explain(); }
 
 std::string Engine::warning() const {
@@ -554,7 +568,9 @@ bool Engine::step(std::vector<Output>& out) {
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
     e.look();
-    return ran || !e.scheduler.idle();
+    const bool busy = ran || !e.scheduler.idle();
+    if (!busy) e.executor->look_for_losses();
+    return busy;
 }
 
 } // namespace quire

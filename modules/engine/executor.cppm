@@ -48,11 +48,14 @@ public:
     virtual void sample(const StepPlan& plan) = 0;
     // Waits for the step. Valid until the next one.
     virtual StepResults results() = 0;
+    // For when no step runs: throws std::runtime_error if one of several processes is gone. Does not wait.
+    virtual void look_for_losses() {}
 
-    virtual ExecutorMemory memory() const   = 0;
-    virtual std::string    tuning() const   = 0; // what was chosen by measuring on this machine; empty if nothing was
-    virtual std::string    describe() const = 0; // one line: device, instruction set, threads
-    virtual std::string    explain() const  = 0; // the program, and how it runs: see Backend::explain()
+    virtual ExecutorMemory memory() const     = 0;
+    virtual std::string    tuning() const     = 0; // what was chosen by measuring on this machine; empty if nothing was
+    virtual double         weight_bandwidth() = 0; // see Backend::weight_bandwidth(); 0 for several ranks
+    virtual std::string    describe() const   = 0; // one line: device, instruction set, threads
+    virtual std::string    explain() const    = 0; // the program, and how it runs: see Backend::explain()
 };
 
 // The device of this process, or its ranks: as many devices as options.tensor_parallel, each with its part of the model and of every
@@ -120,6 +123,7 @@ public:
     }
     std::string explain() const override { return first().backend->explain(); }
     std::string tuning() const override { return first().backend->tuning(); }
+    double      weight_bandwidth() override { return ranks_.size() > 1 ? 0 : first().backend->weight_bandwidth(); }
 
 private:
     const Rank& first() const { return ranks_.front(); }
@@ -171,9 +175,9 @@ Result<std::vector<Rank>> make_backends(EngineOptions& o, const std::shared_ptr<
         // Processes of one host take them in turn; where each sees its own alone, they are numbered alike.
         const int n_gpus = std::max(n_cuda_devices(), 1), before = o.processes.local * int(ranks.size());
         for (std::size_t r = 0; r < ranks.size(); r++) {
-            const int                        index = o.processes.n > 1 ? (before + int(r)) % n_gpus : int(r);
+            const int index = o.processes.n > 1 ? (before + int(r)) % n_gpus : int(r) / o.ranks_per_gpu;
             Result<std::unique_ptr<Backend>> gpu =
-                make_cuda_backend({index, o.gpu_memory_utilization, o.deterministic, o.fusion});
+                make_cuda_backend({index, o.gpu_memory_utilization, o.deterministic, o.fusion, o.ranks_per_gpu > 1});
             if (gpu) {
                 ranks[r].backend = std::move(*gpu);
                 continue;
@@ -254,6 +258,19 @@ Result<void> check_room(const Backend& backend, const EngineOptions& o, std::siz
     return {};
 }
 
+// Most tokens of a step where nobody says. On a GPU more tokens make better use of the weights that are read, but those that decode
+// wait longer for a prompt: a step of 4,096 takes a tenth of a second on an H200 with eight billion weights.
+int tokens_of_step(const EngineOptions& o, const ModelConfig& c, const Backend& backend) {
+    if (o.device != "cuda") return 256;
+    if (o.deterministic) return 512; // it keeps partial sums of each token
+    const double ff =
+        c.experts.n > 0 ? double(c.experts.used) * c.experts.ff_size + c.experts.shared_ff_size : c.ff_size;
+    const double attention = double(c.head_dim + c.value_dim) * (c.n_heads + c.n_kv_heads);
+    const double weights   = c.n_layers * (attention + 3 * ff) * c.hidden_size; // that a token is multiplied with
+    const bool   room = backend.memory_available() >= std::size_t(40) << 30; // the activations of 8B take 0.5 GiB more
+    return room && weights / o.tensor_parallel < 9e9 ? 4096 : 2048;
+}
+
 Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, EngineOptions& o,
                                                       const ModelConfig& config, const ModelTensors& tensors,
                                                       int max_logit_rows, const std::function<void(double)>& progress,
@@ -281,8 +298,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         if (*least != on_gpus || *most != 1 - on_gpus)
             return fail("some processes have a GPU, others have none: start all of them with --device cpu");
     }
-    if (o.max_batch_tokens == 0) // a deterministic GPU keeps partial sums of each token
-        o.max_batch_tokens = std::max(o.max_sequences, o.device != "cuda" ? 256 : o.deterministic ? 512 : 2048);
+    if (o.max_batch_tokens == 0)
+        o.max_batch_tokens = std::max(o.max_sequences, tokens_of_step(o, config, *ranks[0].backend));
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
     const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
     const std::size_t block_bytes = KvCache::bytes_per_token((*shapes)[0].config, kv_dtype) * std::size_t(o.block_size);
@@ -312,7 +329,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
 
     std::size_t affordable = std::size_t(most_positions / o.block_size);
     for (const Rank& rank : ranks) affordable = std::min(affordable, rank.backend->memory_for_cache() / block_bytes);
-    if (o.device == "cpu") affordable /= ranks.size(); // they share it
+    affordable /= o.device == "cpu" ? ranks.size() : std::size_t(o.ranks_per_gpu); // they share it
     affordable = std::max(affordable, std::size_t(1));
     if (processes) {
         const Result<std::uint64_t> least = processes->least(affordable);

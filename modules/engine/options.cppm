@@ -17,6 +17,7 @@ struct EngineOptions {
     // Bit-identical logits on any number of ranks, and on a GPU in any batch, which a CPU has anyway.
     bool           deterministic   = false;
     int            tensor_parallel = 1;    // ranks: GPUs that share the model, or parts of the CPU's threads
+    int            ranks_per_gpu   = 1;    // more: ranks share a GPU, which is slow, to test where there are few
     ProcessSpec    processes{};            // that have these ranks, as many each
     double         rank_seconds = 0;       // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
     bool           fusion       = true;    // false: on a GPU every operation runs alone
@@ -33,8 +34,8 @@ struct EngineOptions {
     bool   keep_preempted = true;
     System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
     KvType kv_type = KvType::f16;
-    // Of one step, chunks of prompts included. 0: as many as a device is good at, 2048 on a GPU, 256 on a CPU, whose
-    // activations then take less memory; and one for each sequence.
+    // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to
+    // some 9 billion weights, else 2048; 256 on a CPU, whose activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;
     // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
     // between two steps.

@@ -14,6 +14,7 @@ import quire.engine.options;
 import quire.model_file.config;
 import quire.model_file.gguf;
 import quire.text.chat_template;
+import quire.text.reasoning_form;
 import quire.text.tool_form;
 
 export namespace quire {
@@ -35,8 +36,9 @@ struct Outlook {
     std::vector<std::string> unknown;               // keys of the file that quire does not read
     std::string              chat_template; // the names of the file's; "": it has none; or why it cannot be used
     bool                     chat_template_fails = false;
-    bool                     answers             = true;           // not a model of embeddings
-    ToolForm                 tools               = ToolForm::none; // how the template writes calls
+    bool                     answers             = true; // not a model of embeddings
+    CallForm                 tools;                      // how the template writes calls
+    ReasoningForm            reasoning;                  // and with which marks reasoning
 };
 
 // `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
@@ -143,7 +145,8 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
     } else if (!chat_template->is_fallback()) {
         for (const std::string& name : chat_template->names())
             look.chat_template += cat(look.chat_template.empty() ? "" : ", ", name);
-        look.tools = tool_form(*chat_template);
+        look.tools     = call_form(*chat_template);
+        look.reasoning = reasoning_form(*chat_template);
     }
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
@@ -209,9 +212,9 @@ std::string describe(const Outlook& look) {
     }
     if (look.chat_template_fails) text += cat("\n", look.chat_template);
     else if (!look.chat_template.empty())
-        text += cat("\nchat template: the file's",
-                    look.chat_template == "default" ? "" : cat(" (", look.chat_template, ")"),
-                    look.tools == ToolForm::none ? ", no tool calls" : cat(", tool calls as ", name_of(look.tools)));
+        text += cat(
+            "\nchat template: the file's", look.chat_template == "default" ? "" : cat(" (", look.chat_template, ")"),
+            look.tools == ToolForm::none ? ", no tool calls" : cat(", tool calls as ", name_of(look.tools.kind)));
     else if (look.answers) text += "\nchat template: the file has none";
     for (std::size_t i = 0; i < look.unknown.size(); i++)
         text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", look.unknown[i]);

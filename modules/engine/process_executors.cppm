@@ -46,8 +46,13 @@ public:
     SamplingLimits sampling_limits() const override { return own_->sampling_limits(); }
     void           sample(const StepPlan& plan) override { own_->sample(plan); }
     StepResults    results() override { return own_->results(); }
+    void           look_for_losses() override {
+        if (const auto lost = processes_->gone())
+            throw std::runtime_error(cat("rank ", lost->process, ": ", lost->why));
+    }
     ExecutorMemory memory() const override { return own_->memory(); }
     std::string    tuning() const override { return own_->tuning(); }
+    double         weight_bandwidth() override { return 0; }
     std::string    explain() const override { return own_->explain(); }
     std::string    describe() const override { return cat(processes_->n(), " processes of ", own_->describe()); }
 

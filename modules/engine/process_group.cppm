@@ -2,6 +2,9 @@
 // they say. Rank 0 leads; the others talk to it alone. **Owns** the connections.
 //
 // A message: length (4 bytes), kind (1 byte), content. Numbers are little-endian: all hosts are x86-64.
+//
+// Who waits for rank 0, or rank 0 for one that loads, cannot know how long that takes. So rank 0 says all the time that it lives,
+// and the others until they listen(): who has said nothing for `seconds` is lost, though its connection is there.
 export module quire.engine.process_group;
 
 import quire.compute.ranks;
@@ -23,8 +26,8 @@ struct ProcessSpec {
 class ProcessGroup final : public RankLink {
 public:
     // Rank 0 waits for all others, they look for it, for at most `patience` seconds. `model`: what all of them must say alike: the
-    // model and the options that matter. `seconds`: the longest wait for a message of a step. Error: who is missing, or has something
-    // else.
+    // model and the options that matter, one a line. `seconds`: the longest wait for a message of a step. Error: who is missing, or
+    // has something else.
     static Result<std::shared_ptr<ProcessGroup>> meet(const ProcessSpec& spec, const std::string& model,
                                                       double patience, double seconds);
     ~ProcessGroup() override;
@@ -41,6 +44,7 @@ public:
         part    = 'P',
         step    = 'S',
         moves   = 'M',
+        alive   = 'A',
         end     = 'E'
     };
     struct Message {
@@ -48,11 +52,11 @@ public:
         std::span<const std::byte> content; // until the next call
     };
 
-    // The least of what all processes say; while they load, so it may take long.
+    // The least of what all processes say; while they load, so it may take long, as long as each of them lives.
     Result<std::uint64_t> least(std::uint64_t mine);
     // Rank 0 to all others.
     Result<void> tell(Kind kind, std::span<const std::byte> content);
-    // What rank 0 tells next, however long that takes.
+    // What rank 0 tells next, however long that takes, as long as it lives.
     Result<Message> listen();
 
     // Rank 0: tells the others to end, and waits a little until they have run all that came before. The others: say that they have.
@@ -63,20 +67,34 @@ public:
     std::optional<Failure> gone() override;
 
 private:
+    // Somebody who calls rank 0, and has not yet said who he is.
+    struct Caller {
+        int                    socket = -1;
+        Stopwatch              since;
+        std::vector<std::byte> said;
+    };
+    enum class Patience : std::uint8_t { for_all, renewed_by_life };
+
     ProcessGroup(ProcessSpec spec, double seconds)
         : spec_(std::move(spec)), seconds_(seconds), sockets_(std::size_t(spec_.n), -1) {}
 
     Result<void> wait_for_all(const std::string& model, double patience);
-    Result<bool> admit(int socket, const std::string& model);
+    Result<bool> hear_out(Caller& caller, const std::string& model);
+    Result<bool> admit(int socket, std::string_view hello, const std::string& model);
     Result<void> call(const std::string& model, double patience);
     Result<void> send(int to, Kind kind, std::span<const std::byte> content);
-    Result<Kind> receive(int from, std::vector<std::byte>& content, double seconds);
-    Result<void> expect(int from, Kind kind, std::vector<std::byte>& content, double seconds);
+    Result<Kind> receive(int from, std::vector<std::byte>& content, double seconds, Patience patience);
+    Result<void> expect(int from, Kind kind, std::vector<std::byte>& content, Patience patience);
+    void         say_that_we_live();
+    void         fall_silent();
 
-    ProcessSpec            spec_;
-    double                 seconds_;
-    std::vector<int>       sockets_; // to each process; -1: none
-    std::vector<std::byte> outgoing_, heard_;
+    ProcessSpec                 spec_;
+    double                      seconds_;
+    std::vector<int>            sockets_; // to each process; -1: none
+    std::vector<std::byte>      outgoing_, heard_;
+    std::mutex                  sending_; // of what is sent, and of the sockets until all are here
+    std::condition_variable_any silence_;
+    std::jthread                pulse_;
 };
 
 } // namespace quire
@@ -88,6 +106,21 @@ namespace quire {
 constexpr std::size_t most_hello = 8192, most_message = std::size_t(1) << 30, head_bytes = 5;
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+
+// The lines that one process says of its model and options, and rank 0 does not.
+std::string difference(std::string_view theirs, std::string_view ours) {
+    const auto next_line = [](std::string_view& all) {
+        const std::string_view line = all.substr(0, all.find('\n'));
+        all.remove_prefix(std::min(all.size(), line.size() + 1));
+        return line;
+    };
+    std::string text;
+    while (!theirs.empty() || !ours.empty()) {
+        const std::string_view their = next_line(theirs), our = next_line(ours);
+        if (their != our) text += cat(text.empty() ? "" : "; ", their, ", and rank 0 ", our);
+    }
+    return text;
+}
 
 Result<void> send_message(int socket, ProcessGroup::Kind kind, std::span<const std::byte> content, double seconds) {
     std::array<std::byte, head_bytes> head{};
@@ -111,59 +144,120 @@ Result<ProcessGroup::Kind> receive_message(int socket, std::vector<std::byte>& c
     std::memcpy(&size, head.data(), sizeof size);
     if (size > most) return fail("it does not speak as quire does");
     content.resize(size);
-    // Whatever begins comes to its end.
-    if (auto ok = receive_all(socket, content, seconds > 0 ? seconds : 60); !ok) return std::unexpected(ok.error());
+    if (auto ok = receive_all(socket, content, seconds); !ok) return std::unexpected(ok.error());
     return ProcessGroup::Kind(head[4]);
 }
 
 Result<std::shared_ptr<ProcessGroup>> ProcessGroup::meet(const ProcessSpec& spec, const std::string& model,
                                                          double patience, double seconds) {
     std::shared_ptr<ProcessGroup> group(new ProcessGroup(spec, seconds));
+    if (spec.rank == 0) group->say_that_we_live();
     const Result<void> ok = spec.rank == 0 ? group->wait_for_all(model, patience) : group->call(model, patience);
     if (!ok) return std::unexpected(ok.error());
+    if (spec.rank > 0) group->say_that_we_live();
     return group;
 }
 
 ProcessGroup::~ProcessGroup() {
+    fall_silent();
     for (int socket : sockets_) close_tcp(socket);
 }
 
+void ProcessGroup::say_that_we_live() {
+    pulse_ = std::jthread([this](const std::stop_token& stop) {
+        const auto       period = std::chrono::duration<double>(std::min(seconds_ / 4, 1.0));
+        std::unique_lock lock(sending_);
+        while (!silence_.wait_for(lock, stop, period, [&] { return stop.stop_requested(); }))
+            for (int socket : sockets_)
+                if (socket >= 0)
+                    (void)send_message(socket, Kind::alive, {}, seconds_); // who is gone is noticed elsewhere
+    });
+}
+
+void ProcessGroup::fall_silent() {
+    pulse_.request_stop();
+    if (pulse_.joinable()) pulse_.join();
+}
+
 Result<void> ProcessGroup::wait_for_all(const std::string& model, double patience) {
-    Result<Listener> listener = listen_tcp(spec_.address, spec_.port);
+    constexpr double      seconds_to_speak = 5;
+    constexpr std::size_t most_callers     = 256;
+    Result<Listener>      listener         = listen_tcp(spec_.address, spec_.port);
     if (!listener) return std::unexpected(listener.error());
-    Stopwatch    watch;
-    Result<void> result;
+    const Stopwatch     watch;
+    std::vector<Caller> callers; // all are heard at once: a silent one keeps nobody waiting
+    Result<void>        result;
     for (int here = 1; here < spec_.n && result;) {
-        const Result<int> socket = accept_tcp(*listener, std::max(patience - watch.seconds(), 0.01));
-        if (!socket) {
+        if (watch.seconds() > patience) {
             result = fail_with(ErrorKind::system, "of ", spec_.n, " processes (WORLD_SIZE) ", here, " came to ",
                                spec_.address, " port ", listener->port, " within ", patience, " seconds");
             break;
         }
-        const Result<bool> admitted = admit(*socket, model);
-        if (admitted && *admitted) here++;
-        else close_tcp(*socket);
-        if (!admitted) result = std::unexpected(admitted.error());
+        std::vector<int> sockets{listener->fd};
+        for (const Caller& caller : callers) sockets.push_back(caller.socket);
+        for (std::size_t i : readable_of(sockets, std::clamp(patience - watch.seconds(), 0.01, 1.0))) {
+            if (i == 0) {
+                if (const Result<int> socket = accept_tcp(*listener, 0.01)) callers.push_back({*socket, {}, {}});
+                continue;
+            }
+            Caller&            caller   = callers[i - 1];
+            const Result<bool> admitted = hear_out(caller, model);
+            if (!admitted && result) result = std::unexpected(admitted.error());
+            if (admitted && *admitted) here++, caller.socket = -1;
+        }
+        std::size_t too_many = callers.size() - std::min(callers.size(), most_callers);
+        std::erase_if(callers, [&](Caller& caller) { // the oldest are first
+            if (caller.socket >= 0 && too_many == 0 && caller.since.seconds() < seconds_to_speak) return false;
+            if (too_many > 0) too_many--;
+            close_tcp(caller.socket);
+            return true;
+        });
     }
+    for (const Caller& caller : callers) close_tcp(caller.socket);
     close_tcp(listener->fd);
     return result;
 }
 
-// False: somebody else calls here; let him. Error: one of us who cannot join.
-Result<bool> ProcessGroup::admit(int socket, const std::string& model) {
-    std::vector<std::byte> hello;
-    const Result<Kind>     kind = receive_message(socket, hello, 5, most_hello);
-    if (!kind || *kind != Kind::hello) return false;
-    const std::string text(reinterpret_cast<const char*>(hello.data()), hello.size());
-    const auto        line  = text.find('\n');
-    const std::string words = text.substr(0, line), theirs = line == std::string::npos ? "" : text.substr(line + 1);
+// Reads what he says. True: he is one of us, and his socket is in sockets_. False: he has more to say, or is somebody else and was let go.
+// Error: one of us who cannot join.
+Result<bool> ProcessGroup::hear_out(Caller& caller, const std::string& model) {
+    const auto let_go = [&] {
+        close_tcp(std::exchange(caller.socket, -1));
+        return false;
+    };
+    for (;;) {
+        std::uint32_t size = 0;
+        if (caller.said.size() >= head_bytes) {
+            std::memcpy(&size, caller.said.data(), sizeof size);
+            if (size > most_hello || Kind(caller.said[4]) != Kind::hello) return let_go();
+        }
+        const std::size_t all = head_bytes + size, before = caller.said.size();
+        if (before >= head_bytes && before == all) {
+            const auto* text = reinterpret_cast<const char*>(caller.said.data()) + head_bytes;
+            const auto  ok   = admit(caller.socket, {text, size}, model);
+            if (ok && !*ok) return let_go();
+            return ok;
+        }
+        caller.said.resize(all);
+        const Result<std::size_t> n = receive_some(caller.socket, std::span(caller.said).subspan(before));
+        if (!n) return let_go();
+        caller.said.resize(before + *n);
+        if (*n == 0) return false;
+    }
+}
+
+// False: somebody else calls here. Error: one of us who cannot join.
+Result<bool> ProcessGroup::admit(int socket, std::string_view hello, const std::string& model) {
+    const auto        line = hello.find('\n');
+    const std::string words(hello.substr(0, line)), theirs(line == hello.npos ? "" : hello.substr(line + 1));
     int               rank = -1, n = 0;
     if (std::sscanf(words.c_str(), "quire ranks 1: %d of %d", &rank, &n) != 2) return false;
-    std::string why;
+    std::scoped_lock lock(sending_);
+    std::string      why;
     if (n != spec_.n) why = cat("WORLD_SIZE is ", n, " for rank ", rank, ", and ", spec_.n, " for rank 0");
     else if (rank < 1 || rank >= n) why = cat("RANK ", rank, " is not in 1..", n - 1);
     else if (sockets_[std::size_t(rank)] >= 0) why = cat("two processes say that they are rank ", rank);
-    else if (theirs != model) why = cat("rank ", rank, " runs something else: ", theirs, "; rank 0: ", model);
+    else if (theirs != model) why = cat("rank ", rank, " ", difference(theirs, model));
     const auto sent = send_message(socket, why.empty() ? Kind::hello : Kind::refusal, bytes_of(why), 5);
     if (!why.empty()) return fail(why);
     if (!sent) return false;
@@ -177,7 +271,7 @@ Result<void> ProcessGroup::call(const std::string& model, double patience) {
     sockets_[0] = *socket;
     if (auto ok = send(0, Kind::hello, bytes_of(cat("quire ranks 1: ", spec_.rank, " of ", spec_.n, "\n", model))); !ok)
         return ok;
-    const Result<Kind> kind = receive(0, heard_, 10);
+    const Result<Kind> kind = receive(0, heard_, 10, Patience::for_all);
     if (!kind) return std::unexpected(kind.error());
     if (*kind == Kind::refusal) return fail(std::string(reinterpret_cast<const char*>(heard_.data()), heard_.size()));
     if (*kind != Kind::hello) return fail("rank 0: it does not speak as quire does");
@@ -185,19 +279,31 @@ Result<void> ProcessGroup::call(const std::string& model, double patience) {
 }
 
 Result<void> ProcessGroup::send(int to, Kind kind, std::span<const std::byte> content) {
+    std::scoped_lock lock(sending_);
     if (auto ok = send_message(sockets_[std::size_t(to)], kind, content, seconds_); !ok)
         return fail_with(ErrorKind::system, "rank ", to, ": ", ok.error().message);
     return {};
 }
 
-Result<ProcessGroup::Kind> ProcessGroup::receive(int from, std::vector<std::byte>& content, double seconds) {
-    Result<Kind> kind = receive_message(sockets_[std::size_t(from)], content, seconds, most_message);
-    if (!kind) return fail_with(ErrorKind::system, "rank ", from, ": ", kind.error().message);
-    return kind;
+Result<ProcessGroup::Kind> ProcessGroup::receive(int from, std::vector<std::byte>& content, double seconds,
+                                                 Patience patience) {
+    Stopwatch watch;
+    for (;;) {
+        const double left = std::max(seconds - watch.seconds(), 0.001);
+        Result<Kind> kind = receive_message(sockets_[std::size_t(from)], content, left, most_message);
+        if (kind && *kind == Kind::alive) {
+            if (patience == Patience::renewed_by_life) watch.restart();
+            continue;
+        }
+        if (kind) return kind;
+        return fail_with(
+            ErrorKind::system, "rank ", from, ": ",
+            watch.seconds() < seconds ? kind.error().message : cat("no answer within ", seconds, " seconds"));
+    }
 }
 
-Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& content, double seconds) {
-    const Result<Kind> got = receive(from, content, seconds);
+Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& content, Patience patience) {
+    const Result<Kind> got = receive(from, content, seconds_, patience);
     if (!got) return std::unexpected(got.error());
     if (*got != kind) return fail_with(ErrorKind::system, "rank ", from, ": it has stopped, or is out of step");
     return {};
@@ -206,7 +312,8 @@ Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& c
 Result<std::uint64_t> ProcessGroup::least(std::uint64_t mine) {
     const auto all  = std::as_bytes(std::span(&mine, 1));
     const auto hear = [&](int from) -> Result<std::uint64_t> {
-        if (auto ok = expect(from, Kind::least, heard_, 0); !ok) return std::unexpected(ok.error());
+        if (auto ok = expect(from, Kind::least, heard_, Patience::renewed_by_life); !ok)
+            return std::unexpected(ok.error());
         std::uint64_t value = 0;
         if (heard_.size() != sizeof value) return fail("rank ", from, ": it is out of step");
         std::memcpy(&value, heard_.data(), sizeof value);
@@ -233,6 +340,7 @@ Result<void> ProcessGroup::tell(Kind kind, std::span<const std::byte> content) {
 }
 
 void ProcessGroup::end() {
+    fall_silent();
     constexpr double patience = 2;
     std::vector<int> told;
     for (int p = 0; p < spec_.n; p++) // who is gone has ended
@@ -240,7 +348,7 @@ void ProcessGroup::end() {
     if (spec_.rank > 0) return;
     const Stopwatch watch;
     for (int p : told) {
-        const Result<Kind> done = receive(p, heard_, std::max(patience - watch.seconds(), 0.01));
+        const Result<Kind> done = receive(p, heard_, std::max(patience - watch.seconds(), 0.01), Patience::for_all);
         if (!done) continue;
     }
 }
@@ -248,12 +356,13 @@ void ProcessGroup::end() {
 std::optional<RankLink::Failure> ProcessGroup::gone() {
     for (int p = 0; p < spec_.n; p++)
         if (sockets_[std::size_t(p)] >= 0 && has_hung_up(sockets_[std::size_t(p)]))
-            return Failure{p, "the connection was closed"};
+            return Failure{p, "its process is gone"};
     return {};
 }
 
 Result<ProcessGroup::Message> ProcessGroup::listen() {
-    const Result<Kind> kind = receive(0, heard_, 0);
+    fall_silent(); // nobody reads it from now on
+    const Result<Kind> kind = receive(0, heard_, seconds_, Patience::renewed_by_life);
     if (!kind) return std::unexpected(kind.error());
     return Message{*kind, heard_};
 }
@@ -268,7 +377,8 @@ std::optional<RankLink::Failure> ProcessGroup::exchange(std::span<const std::byt
     of_all.resize(std::size_t(spec_.n));
     if (spec_.rank == 0) {
         for (int p = 1; p < spec_.n; p++)
-            if (auto ok = expect(p, Kind::part, of_all[std::size_t(p)], seconds_); !ok) return failure(p, ok.error());
+            if (auto ok = expect(p, Kind::part, of_all[std::size_t(p)], Patience::for_all); !ok)
+                return failure(p, ok.error());
         for (int p = 1; p < spec_.n; p++) {
             outgoing_.clear();
             for (int q = 0; q < spec_.n; q++) {
@@ -284,7 +394,7 @@ std::optional<RankLink::Failure> ProcessGroup::exchange(std::span<const std::byt
         return {};
     }
     if (auto ok = send(0, Kind::part, mine); !ok) return failure(0, ok.error());
-    if (auto ok = expect(0, Kind::part, heard_, seconds_); !ok) return failure(0, ok.error());
+    if (auto ok = expect(0, Kind::part, heard_, Patience::for_all); !ok) return failure(0, ok.error());
     std::span<const std::byte> left = heard_;
     for (int q = 0; q < spec_.n; q++) {
         if (q == spec_.rank) continue;

@@ -17,6 +17,9 @@ import quire.serve.prompt_encoder;
 import quire.serve.service;
 import quire.serve.token_texts;
 import quire.text.chat_template;
+import quire.text.grammar.answer;
+import quire.text.grammar.compile;
+import quire.text.reasoning_form;
 import quire.text.tool_form;
 
 export namespace quire {
@@ -27,14 +30,15 @@ struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
     std::vector<std::string> aliases;
     ChatTemplate             chat_template;
-    ToolForm                 tool_form = ToolForm::none; // of the template, or as the user says
-    bool                     reasoning = true;           // split it off where the template has <think>
-    std::string              now;                        // of the templates' clock; "": the machine's
-    std::string              model_file;                 // its name, without the folder
-    std::vector<std::string> api_keys;                   // any of them admits; none: everybody may enter
-    std::vector<std::string> cors_origins;               // of pages that may use this server; "*": all
-    double                   ping_seconds = 15;          // of silence in a stream, until a comment keeps it alive
-    bool                     pages        = true;        // the chat and the block pool for a browser
+    CallForm                 tool_form;           // of the template, or as the user says
+    ReasoningForm            reasoning;           // likewise; what stands between its marks is split off
+    bool                     reasons = true;      // false: it stays in the content
+    std::string              now;                 // of the templates' clock; "": the machine's
+    std::string              model_file;          // its name, without the folder
+    std::vector<std::string> api_keys;            // any of them admits; none: everybody may enter
+    std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
+    double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
+    bool                     pages        = true; // the chat and the block pool for a browser
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
@@ -53,6 +57,7 @@ struct ApiContext {
     ConstraintCache   constraints;
     TokenTexts        token_texts;
     RunningSettings   running;
+    AnswerRules       rules;   // of answers to chats, without what a request asks
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
 
@@ -84,6 +89,9 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");
     options.limits.vocab_size       = service.config().vocab_size;
     options.limits.context          = service.engine_options().context;
+    rules.form                      = options.tool_form;
+    rules.reasoning                 = options.reasoning;
+    find_controls(service.tokenizer(), rules);
 }
 
 bool ApiContext::hold(HttpExchange& e, std::size_t bytes) const {
@@ -112,7 +120,7 @@ void ApiContext::refuse(HttpExchange& e, const Refusal& refusal, const std::stri
             e.response.headers.emplace_back("Retry-After", "1");
             break;
         case Refused::draining: error = {503, refusal.error.message, "", "shutting_down"}; break;
-        case Refused::broken: error = {500, refusal.error.message, "", ""}; break;
+        case Refused::broken: error = engine_failed(refusal.error.message); break;
     }
     refuse(e, error);
 }

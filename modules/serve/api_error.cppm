@@ -32,6 +32,11 @@ std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai
 ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
                           const std::string& param, bool at_least = false);
 
+// That a request ends, or cannot begin, because no step runs any more: another server may take it.
+ApiError engine_failed(std::string message);
+// That the model's numbers ended a request.
+ApiError model_failed(std::string message);
+
 } // namespace quire
 
 module :private;
@@ -67,6 +72,9 @@ std::string_view anthropic_type(int status) {
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }
 
 } // namespace
+
+ApiError engine_failed(std::string message) { return {503, std::move(message), "", "engine_failed"}; }
+ApiError model_failed(std::string message) { return {500, std::move(message), "", "model_failed"}; }
 
 ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
                           const std::string& param, bool at_least) {

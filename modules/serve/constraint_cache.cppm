@@ -34,9 +34,9 @@ Result<std::shared_ptr<Constraint>> ConstraintCache::get(const ConstraintSpec& s
     std::string       key =
         cat(int(spec.kind), spec.ordered ? "o" : "a", spec.closed ? "c" : "-", schema.size(), ":", schema, spec.text);
     for (const std::string& c : spec.choices) key += cat(" ", c.size(), ":", c);
-    if (const auto& a = spec.answer) // the vocabulary's control tokens are always the same
-        key += cat("\n", name_of(a->form), a->required ? "r" : "-", a->parallel ? "p" : "-", a->may_reason ? "m" : "-",
-                   a->in_reasoning ? "i" : "-", json_dump(a->tools));
+    if (const auto& a = spec.answer) // marks and the vocabulary's control tokens are always the same
+        key += cat("\n", name_of(a->form.kind), a->required ? "r" : "-", a->parallel ? "p" : "-",
+                   a->may_reason ? "m" : "-", a->in_reasoning ? "i" : "-", json_dump(a->tools));
     if (key.size() > 2 * most_constraint_bytes || schema.size() > most_constraint_bytes)
         return fail_with(ErrorKind::limit, "it has ", std::max(key.size(), schema.size()), " bytes; ",
                          most_constraint_bytes, " are allowed");

@@ -43,7 +43,9 @@ bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, int 
     while ((*handle)->wait(1, deltas))
         for (OutputDelta& d : deltas) {
             if (d.finish == FinishReason::failed)
-                return api.refuse(e, ApiError{500, d.message, "", "model_failed"}), false;
+                return api.refuse(e,
+                                  api.service.failure().empty() ? model_failed(d.message) : engine_failed(d.message)),
+                       false;
             if (d.finish != FinishReason::stop)
                 return api.refuse(e,
                                   ApiError{503, d.message.empty() ? "the server is shutting down" : d.message, "", ""}),

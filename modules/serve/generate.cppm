@@ -33,7 +33,7 @@ export namespace quire {
 struct EncodedPrompts {
     std::vector<std::vector<Token>> tokens;
     std::vector<std::string>        echoes;               // the text of each, where the response shows it
-    bool                            in_reasoning = false; // the chat's text ends with <think>
+    bool                            in_reasoning = false; // the chat's text ends with the mark that begins reasoning
     int                             n_trimmed    = 0;     // messages of the chat that were left out
 };
 // The prompts of a request, truncated where it asks for that. `param`: the field that an error names; `completion`: tokens asked
@@ -79,7 +79,9 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         if (auto ok = check(text->bytes.size()); !ok) return std::unexpected(ok.error());
         out.tokens.push_back(api.encoder.encode_rendered(*text, r.add_special_tokens));
         const std::string_view bytes = text->bytes;
-        out.in_reasoning             = bytes.substr(0, bytes.find_last_not_of(" \t\r\n") + 1).ends_with("<think>");
+        out.in_reasoning =
+            api.options.reasoning &&
+            bytes.substr(0, bytes.find_last_not_of(" \t\r\n") + 1).ends_with(api.options.reasoning.begin);
         out.echoes.emplace_back();
     }
     for (const Prompt& prompt : r.prompts) {
@@ -107,23 +109,19 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
 namespace {
 
 // Whether answers may begin with reasoning.
-bool reasons(const ApiContext& api) {
-    return api.options.reasoning && api.options.chat_template.source().contains("<think>");
-}
+bool reasons(const ApiContext& api) { return api.options.reasons && api.options.reasoning; }
 
 // What is asked of a chat's text holds behind its reasoning, and calls of tools follow their schemas.
 void constrain_answer(const ApiContext& api, GenerationRequest& r, bool in_reasoning) {
     const bool marked = reasons(api) || api.options.tool_form == ToolForm::harmony;
     if (r.tool_use.tools.empty() && !(r.constraint && marked)) return;
     if (!r.constraint) r.constraint.emplace().param = "tools";
-    AnswerRules& rules = r.constraint->spec.answer.emplace();
-    rules.form         = api.options.tool_form;
+    AnswerRules& rules = r.constraint->spec.answer.emplace(api.rules);
     rules.tools        = r.tool_use.tools;
     rules.required     = r.tool_use.required;
     rules.parallel     = r.tool_use.parallel;
     rules.may_reason   = reasons(api);
     rules.in_reasoning = reasons(api) && in_reasoning;
-    find_controls(api.service.tokenizer(), rules);
 }
 
 } // namespace
@@ -184,8 +182,9 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         q.constraint = ConstraintState(*made, api.service.engine().token_trie());
     }
     if (q.sampling.dry.on()) q.sampling.dry.breakers = api.token_texts.breakers(r.dry_breakers);
-    if (r.reasoning_budget >= 0 && api.options.chat_template.source().contains("<think>"))
-        q.reasoning = ReasoningBudget(api.token_texts.reasoning_marks(), r.reasoning_budget, in_reasoning);
+    if (r.reasoning_budget >= 0 && api.options.reasoning)
+        q.reasoning =
+            ReasoningBudget(api.token_texts.reasoning_marks(api.options.reasoning), r.reasoning_budget, in_reasoning);
     if (q.context_shift && r.chat && !r.has_keep)
         q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
@@ -212,6 +211,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         format.one_call     = !r.tool_use.parallel;
         format.tools        = std::move(r.tool_use.tools);
         format.reasoning    = reasons(api);
+        format.marks        = api.options.reasoning;
         format.in_reasoning = format.reasoning && in_reasoning;
         format.in_pieces    = r.constraint && r.constraint->spec.answer;
         head.short_call_ids = format.form == ToolForm::mistral;

@@ -144,7 +144,7 @@ std::optional<ApiError> Generation::error_of(const OutputDelta& delta) {
     }
     if (delta.finish == FinishReason::failed) {
         failed_ = true;
-        return ApiError{500, delta.message, "", "model_failed"};
+        return service_.failure().empty() ? model_failed(delta.message) : engine_failed(delta.message);
     }
     if (delta.finish == FinishReason::cancelled && !answer_of(delta).finished)
         return ApiError{503, "the server is shutting down", "", "shutting_down"};
@@ -292,7 +292,8 @@ Choice Generation::add(OutputDelta& delta) {
     split(answer.parser.push(answer.text.take()));
     if (answer.finished) split(answer.parser.finish());
     answer.n_calls += int(std::ranges::count_if(choice.calls, [](const ToolCall& call) { return !call.more; }));
-    if (answer.n_calls > 0 && choice.finish_reason == "stop") choice.finish_reason = "tool_calls";
+    if (answer.n_calls > 0 && choice.finish_reason == "stop" && !answer.parser.cut())
+        choice.finish_reason = "tool_calls";
     return choice;
 }
 

@@ -19,17 +19,22 @@ struct KvBatch {
     std::string  bytes;
 };
 
+// Kept to be handed out again, and waiting for one consumer, at most.
+inline constexpr int most_kv_batches = 10'000;
+
 class KvEventLog {
 public:
-    // keep: batches that can be handed out again. The first batch, number 0, says that there are no blocks.
-    KvEventLog(int block_size, double now, std::size_t keep = 10'000);
+    // keep: batches that can be handed out again, fewer if they have more bytes than keep_bytes. The first batch, number 0, says that
+    // there are no blocks.
+    KvEventLog(int block_size, double now, std::size_t keep = most_kv_batches,
+               std::size_t keep_bytes = std::size_t(64) << 20);
 
     // The next batch.
     const KvBatch& add(std::span<const CacheChange> changes, double now);
-    // For a consumer that lacks the batches from `first` on: these; or, if some of them are no longer kept, one with the number of the
-    // last batch that clears all and says which blocks there are, parents before what follows them.
-    std::vector<KvBatch> from(std::int64_t first, double now) const;
-    std::int64_t         next_number() const { return next_; }
+    // For a consumer that lacks the batches from `first` on: the first of them; or, if it is no longer kept, one with the number of the
+    // last batch that clears all and says which blocks there are, parents before what follows them. Nothing: it has all.
+    std::optional<KvBatch> next(std::int64_t first, double now) const;
+    std::vector<KvBatch>   from(std::int64_t first, double now) const; // next() again and again
 
 private:
     struct Stored {
@@ -40,7 +45,7 @@ private:
     const KvBatch& keep(std::string bytes);
 
     int                                          block_size_;
-    std::size_t                                  keep_;
+    std::size_t                                  keep_, keep_bytes_, bytes_ = 0;
     std::int64_t                                 next_ = 0;
     std::deque<KvBatch>                          batches_;
     std::map<std::uint64_t, Stored>              blocks_; // in the order in which they came
@@ -146,13 +151,19 @@ std::string batch(double now, std::size_t n_events, const std::function<void(Pac
 
 } // namespace
 
-KvEventLog::KvEventLog(int block_size, double now, std::size_t keep_last) : block_size_(block_size), keep_(keep_last) {
+KvEventLog::KvEventLog(int block_size, double now, std::size_t keep_last, std::size_t keep_bytes)
+    : block_size_(block_size), keep_(keep_last), keep_bytes_(keep_bytes) {
     (void)keep(batch(now, 1, cleared));
 }
 
 const KvBatch& KvEventLog::keep(std::string bytes) {
-    if (batches_.size() == keep_) batches_.pop_front();
-    return batches_.emplace_back(next_++, std::move(bytes));
+    bytes_ += bytes.size();
+    batches_.emplace_back(next_++, std::move(bytes));
+    while (batches_.size() > keep_ || (bytes_ > keep_bytes_ && batches_.size() > 1)) {
+        bytes_ -= batches_.front().bytes.size();
+        batches_.pop_front();
+    }
+    return batches_.back();
 }
 
 const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now) {
@@ -191,19 +202,22 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
     }));
 }
 
+std::optional<KvBatch> KvEventLog::next(std::int64_t first, double now) const {
+    if (first >= next_) return {};
+    if (first >= batches_.front().number) return batches_[std::size_t(first - batches_.front().number)];
+    return KvBatch{next_ - 1, batch(now, 1 + blocks_.size(), [&](Packer& p) {
+                       cleared(p);
+                       for (const auto& [order, block] : blocks_)
+                           stored(p, std::span(&block.hash, 1), block.parent, block.tokens, block_size_);
+                   })};
+}
+
 std::vector<KvBatch> KvEventLog::from(std::int64_t first, double now) const {
     std::vector<KvBatch> out;
-    if (first >= next_) return out;
-    if (first < batches_.front().number) {
-        out.push_back({next_ - 1, batch(now, 1 + blocks_.size(), [&](Packer& p) {
-                           cleared(p);
-                           for (const auto& [order, block] : blocks_)
-                               stored(p, std::span(&block.hash, 1), block.parent, block.tokens, block_size_);
-                       })});
-        return out;
+    while (auto one = next(first, now)) {
+        first = one->number + 1;
+        out.push_back(std::move(*one));
     }
-    for (const KvBatch& b : batches_)
-        if (b.number >= first) out.push_back(b);
     return out;
 }
 

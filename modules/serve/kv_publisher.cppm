@@ -1,5 +1,5 @@
 // quire.serve.kv_publisher: sends the batches of quire.serve.kv_events to routers over ZeroMQ, as vLLM does. **Owns** two sockets and
-// the thread that uses them.
+// the thread that uses them. What consumers do cannot make it grow: who reads too slowly misses batches, or gets his replay later.
 //
 //   PUB     [topic, empty] [number: 8 bytes, big-endian] [batch]
 //   ROUTER  a consumer that lacks batches: [id] [] [number of the first one: 8 bytes] → for each [id] [] [topic] [number] [batch],
@@ -35,15 +35,27 @@ public:
     const std::string& replay_endpoint() const { return replay_at_; }
 
 private:
+    // A consumer that has asked for batches, and which is the next one.
+    struct Replay {
+        std::string            consumer;
+        std::int64_t           next = 0;
+        std::optional<KvBatch> batch; // that has no room in his queue yet
+        Stopwatch              since; // he took one
+    };
+    enum class Sent : std::uint8_t { yes, no_room, gone };
+
     explicit KvPublisher(int block_size);
     void run();
     void send(const KvBatch& batch);
-    void answer();
+    void hear();
+    Sent reply(const std::string& consumer, std::int64_t number, std::string_view bytes);
+    bool replayed(Replay& replay);
 
     KvEventLog                            log_;
     void *                                context_ = nullptr, *events_ = nullptr, *replay_ = nullptr;
     int                                   wake_ = -1;
     std::string                           events_at_, replay_at_;
+    std::vector<Replay>                   replays_;
     std::mutex                            mutex_; // of these two
     std::vector<std::vector<CacheChange>> waiting_;
     bool                                  stopping_ = false;
@@ -66,6 +78,16 @@ static std::string big_endian(std::int64_t v) {
     return bytes;
 }
 
+// libzmq takes any number for a port, and its last 16 bits.
+static bool can_be_reached(std::string_view endpoint) {
+    if (endpoint.starts_with("ipc://")) return true;
+    const std::string_view port = endpoint.substr(endpoint.rfind(':') + 1);
+    return endpoint.starts_with("tcp://") &&
+           (port == "*" || (!port.empty() && port.size() <= 5 && std::ranges::all_of(port, [](char c) {
+                return c >= '0' && c <= '9';
+            }) && std::stoi(std::string(port)) <= 65535));
+}
+
 KvPublisher::KvPublisher(int block_size) : log_(block_size, seconds_now()) {}
 
 Result<std::unique_ptr<KvPublisher>> KvPublisher::create(const std::string& events, const std::string& replay,
@@ -76,11 +98,18 @@ Result<std::unique_ptr<KvPublisher>> KvPublisher::create(const std::string& even
     if (!p->context_ || p->wake_ < 0) return fail_with(ErrorKind::system, "KV events: no more sockets");
     const auto bind = [&](const std::string& to, int type, void*& socket, std::string& at) -> Result<void> {
         if (to.empty()) return {};
-        socket            = zmq_socket(p->context_, type);
-        const int waiting = 100'000, linger = 0;
-        if (socket) {
-            zmq_setsockopt(socket, ZMQ_SNDHWM, &waiting, sizeof waiting);
-            zmq_setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
+        if (!can_be_reached(to))
+            return fail("KV events cannot be sent at ", quote(to), ": an endpoint is tcp://HOST:PORT or ipc://PATH");
+        socket         = zmq_socket(p->context_, type);
+        const auto set = [&](int option, int value) { zmq_setsockopt(socket, option, &value, sizeof value); };
+        if (socket) { // one is a subscription or a request that can be, one a consumer whose host is gone
+            const std::int64_t most_heard = 4096;
+            zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &most_heard, sizeof most_heard);
+            set(ZMQ_TCP_KEEPALIVE, 1);
+            set(ZMQ_TCP_KEEPALIVE_IDLE, 60);
+            set(ZMQ_LINGER, 0);
+            set(ZMQ_SNDHWM, type == ZMQ_PUB ? most_kv_batches : 64);
+            if (type == ZMQ_ROUTER) set(ZMQ_ROUTER_MANDATORY, 1); // says when a queue is full
         }
         if (!socket || zmq_bind(socket, to.c_str()) != 0)
             return fail("KV events cannot be sent at ", quote(to), ": ", zmq_strerror(zmq_errno()));
@@ -129,44 +158,66 @@ void KvPublisher::send(const KvBatch& batch) {
     zmq_send(events_, batch.bytes.data(), batch.bytes.size(), 0);
 }
 
-// One request of a consumer, if there is one; what is not a request is passed over.
-void KvPublisher::answer() {
-    std::vector<std::string> frames;
-    for (int more = 1; more != 0;) {
-        zmq_msg_t message;
-        zmq_msg_init(&message);
-        if (zmq_msg_recv(&message, replay_, ZMQ_DONTWAIT) < 0) {
+// The requests of consumers that are there; what is not a request is passed over.
+void KvPublisher::hear() {
+    constexpr std::size_t most_replays = 256;
+    for (int n = 0; n < 1000; n++) {
+        std::vector<std::string> frames;
+        for (int more = 1; more != 0;) {
+            zmq_msg_t message;
+            zmq_msg_init(&message);
+            if (zmq_msg_recv(&message, replay_, ZMQ_DONTWAIT) < 0) {
+                zmq_msg_close(&message);
+                return;
+            }
+            if (frames.size() < 4)
+                frames.emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
+            more = zmq_msg_more(&message);
             zmq_msg_close(&message);
-            return;
         }
-        frames.emplace_back(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
-        more = zmq_msg_more(&message);
-        zmq_msg_close(&message);
+        if (frames.size() != 3 || !frames[1].empty() || frames[2].size() != 8) continue;
+        std::uint64_t first = 0;
+        for (char c : frames[2]) first = first << 8 | static_cast<unsigned char>(c);
+        std::erase_if(replays_, [&](const Replay& r) { return r.consumer == frames[0]; }); // he begins anew
+        if (replays_.size() < most_replays) replays_.push_back({frames[0], std::int64_t(first), {}, {}});
     }
-    if (frames.size() != 3 || !frames[1].empty() || frames[2].size() != 8) return;
-    std::uint64_t first = 0;
-    for (char c : frames[2]) first = first << 8 | static_cast<unsigned char>(c);
-    const auto reply = [&](const std::string& number, const std::string& bytes) {
-        zmq_send(replay_, frames[0].data(), frames[0].size(), ZMQ_SNDMORE);
-        zmq_send(replay_, "", 0, ZMQ_SNDMORE);
-        zmq_send(replay_, "", 0, ZMQ_SNDMORE); // the topic
-        zmq_send(replay_, number.data(), number.size(), ZMQ_SNDMORE);
-        zmq_send(replay_, bytes.data(), bytes.size(), 0);
-    };
-    for (const KvBatch& batch : log_.from(std::int64_t(first), seconds_now()))
-        reply(big_endian(batch.number), batch.bytes);
-    reply(big_endian(-1), "");
+}
+
+KvPublisher::Sent KvPublisher::reply(const std::string& consumer, std::int64_t number, std::string_view bytes) {
+    if (zmq_send(replay_, consumer.data(), consumer.size(), ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
+        return zmq_errno() == EAGAIN ? Sent::no_room : Sent::gone;
+    const std::string place = big_endian(number);
+    zmq_send(replay_, "", 0, ZMQ_SNDMORE);
+    zmq_send(replay_, "", 0, ZMQ_SNDMORE); // the topic
+    zmq_send(replay_, place.data(), place.size(), ZMQ_SNDMORE);
+    zmq_send(replay_, bytes.data(), bytes.size(), 0);
+    return Sent::yes;
+}
+
+// Sends as much as has room. True: that was all, or nobody reads it.
+bool KvPublisher::replayed(Replay& r) {
+    constexpr double patience = 60;
+    for (;;) {
+        if (!r.batch) r.batch = log_.next(r.next, seconds_now());
+        const Sent sent = r.batch ? reply(r.consumer, r.batch->number, r.batch->bytes) : reply(r.consumer, -1, "");
+        if (sent == Sent::no_room) return r.since.seconds() > patience;
+        if (sent == Sent::gone || !r.batch) return true;
+        r.next = r.batch->number + 1;
+        r.batch.reset();
+        r.since.restart();
+    }
 }
 
 void KvPublisher::run() {
     for (const KvBatch& batch : log_.from(0, seconds_now())) send(batch);
     while (true) {
         zmq_pollitem_t items[2]{};
-        items[0].fd     = wake_;
-        items[0].events = ZMQ_POLLIN;
-        items[1].socket = replay_;
-        items[1].events = ZMQ_POLLIN;
-        if (zmq_poll(items, replay_ ? 2 : 1, -1) < 0) continue; // a signal
+        items[0].fd           = wake_;
+        items[0].events       = ZMQ_POLLIN;
+        items[1].socket       = replay_;
+        items[1].events       = ZMQ_POLLIN;
+        const long room_again = 5;                                                              // milliseconds
+        if (zmq_poll(items, replay_ ? 2 : 1, replays_.empty() ? -1 : room_again) < 0) continue; // a signal
         if (items[0].revents != 0) {
             std::uint64_t woken;
             (void)!read(wake_, &woken, sizeof woken);
@@ -178,7 +229,8 @@ void KvPublisher::run() {
             }
             for (const std::vector<CacheChange>& changes : waiting) send(log_.add(changes, seconds_now()));
         }
-        if (replay_ && items[1].revents != 0) answer();
+        if (replay_ && items[1].revents != 0) hear();
+        std::erase_if(replays_, [&](Replay& r) { return replayed(r); });
     }
 }
 

@@ -8,6 +8,7 @@ import quire.paging.snapshot;
 import quire.serve.api_context;
 import quire.serve.api_error;
 import quire.serve.http_exchange;
+import quire.serve.kv_events;
 import quire.serve.openai_request;
 import quire.serve.prompt_encoder;
 import quire.serve.server_sent_events;
@@ -93,14 +94,10 @@ void answer_kv_event_sources(ApiContext& api, HttpExchange& e) {
     Json sources = Json::object();
     if (!api.options.kv_events.empty()) {
         Json replay  = api.options.kv_replay.empty() ? Json(nullptr) : Json(api.options.kv_replay);
-        sources["0"] = {{"enable_kv_cache_events", true},
-                        {"publisher", "zmq"},
-                        {"endpoint", api.options.kv_events},
-                        {"replay_endpoint", replay},
-                        {"buffer_steps", 10'000},
-                        {"hwm", 100'000},
-                        {"max_queue_size", 100'000},
-                        {"topic", ""}};
+        sources["0"] = {{"enable_kv_cache_events", true},    {"publisher", "zmq"},
+                        {"endpoint", api.options.kv_events}, {"replay_endpoint", replay},
+                        {"buffer_steps", most_kv_batches},   {"hwm", most_kv_batches},
+                        {"max_queue_size", 100'000},         {"topic", ""}};
     }
     answer_json(e, std::move(sources));
 }

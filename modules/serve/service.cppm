@@ -119,7 +119,7 @@ public:
     // Whether the engine's last step was less than watchdog_seconds ago.
     bool        healthy() const;
     bool        draining() const { return draining_; }
-    bool        broken() const; // the engine has failed
+    std::string failure() const; // why the engine has failed; empty: it has not
     EngineStats stats() const;
     int         in_flight() const;
 
@@ -162,7 +162,8 @@ private:
     std::map<std::string, Pin>           pins_;
     std::uint64_t                        n_pins_ = 0;
     int                                  pinned_ = 0; // blocks
-    bool                                 woken_ = false, stopping_ = false, broken_ = false;
+    bool                                 woken_ = false, stopping_ = false;
+    std::string                          failure_; // see failure()
     EngineStats                          stats_;
     bool                                 wanted_ = false; // somebody waits for a snapshot
     std::shared_ptr<const Snapshot>      snapshot_;
@@ -353,14 +354,14 @@ void Service::publish() {
 // The engine cannot go on: ends all requests with an error.
 void Service::fail_all(const std::string& why) {
     std::scoped_lock lock(mutex_);
-    broken_ = true;
+    failure_ = why.empty() ? "unknown" : why;
     for (auto& [id, entry] : entries_) {
         OutputQueue&     queue = *entry.queue;
         std::scoped_lock queue_lock(queue.mutex);
         OutputDelta&     delta = queue.deltas.emplace_back();
         delta.prompt           = entry.prompt;
-        delta.finish           = FinishReason::refused;
-        delta.message          = cat("the engine has failed: ", why);
+        delta.finish           = FinishReason::failed;
+        delta.message          = cat("the engine has failed: ", failure_);
         queue.open             = 0;
         queue.changed.notify_all();
     }
@@ -375,7 +376,9 @@ void Service::fail_all(const std::string& why) {
 std::expected<std::unique_ptr<RequestHandle>, Refusal> Service::submit(std::vector<Request> requests) {
     const MayFail    small(false);
     std::scoped_lock lock(mutex_);
-    if (broken_) return std::unexpected(Refusal{Refused::broken, {ErrorKind::system, "the engine has failed"}, 0});
+    if (!failure_.empty())
+        return std::unexpected(
+            Refusal{Refused::broken, {ErrorKind::system, cat("the engine has failed: ", failure_)}, 0});
     if (draining_) {
         metrics.refused_draining++;
         return std::unexpected(Refusal{Refused::draining, {ErrorKind::system, "the server is shutting down"}, 0});
@@ -480,12 +483,12 @@ std::vector<Pin> Service::pins() const {
 
 bool Service::healthy() const {
     std::scoped_lock lock(mutex_);
-    return !broken_ && double(nanoseconds_now() - heartbeat_) * 1e-9 < options_.watchdog_seconds;
+    return failure_.empty() && double(nanoseconds_now() - heartbeat_) * 1e-9 < options_.watchdog_seconds;
 }
 
-bool Service::broken() const {
+std::string Service::failure() const {
     std::scoped_lock lock(mutex_);
-    return broken_;
+    return failure_;
 }
 
 EngineStats Service::stats() const {

@@ -5,6 +5,7 @@ import quire.core.base;
 import quire.core.recent;
 import quire.core.std;
 import quire.text.reasoning_budget;
+import quire.text.reasoning_form;
 import quire.text.sequence_breakers;
 import quire.text.tokenizer;
 
@@ -16,8 +17,8 @@ public:
     explicit TokenTexts(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
 
     std::shared_ptr<const SequenceBreakers> breakers(const std::vector<std::string>& texts);
-    // <think> and </think>.
-    std::shared_ptr<const ReasoningMarks> reasoning_marks();
+    // Of the server's chat template.
+    std::shared_ptr<const ReasoningMarks> reasoning_marks(const ReasoningForm& form);
 
 private:
     static constexpr std::size_t most = 16;
@@ -42,9 +43,9 @@ std::shared_ptr<const SequenceBreakers> TokenTexts::breakers(const std::vector<s
     return breakers_.add(texts, std::move(made), [](auto&) {});
 }
 
-std::shared_ptr<const ReasoningMarks> TokenTexts::reasoning_marks() {
+std::shared_ptr<const ReasoningMarks> TokenTexts::reasoning_marks(const ReasoningForm& form) {
     std::scoped_lock lock(mutex_);
-    if (!marks_) marks_ = std::make_shared<const ReasoningMarks>("<think>", "</think>", *tokenizer_);
+    if (!marks_) marks_ = std::make_shared<const ReasoningMarks>(form.begin, form.end, *tokenizer_);
     return marks_;
 }
 

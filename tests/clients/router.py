@@ -4,6 +4,7 @@ killed costs no request that had not begun to stream, one that is asked to end c
 router.py PATH/vllm-router"""
 
 import concurrent.futures
+import http.client
 import json
 import os
 import re
@@ -24,6 +25,10 @@ def free_ports(n):
     for s in sockets:
         s.close()
     return ports
+
+
+class Cut(Exception):
+    """A stream had begun."""
 
 
 class Router:
@@ -59,18 +64,28 @@ class Router:
         self.process.wait()
         self.log.close()
 
-    def complete(self, prompt, max_tokens=16, stream=False):
-        """The text; raises for anything but a whole answer."""
+    def complete(self, prompt, max_tokens=16, stream=False, begun=lambda: None):
+        """The text; raises Cut for a stream that began and has no end, something else for anything but a whole answer."""
         body = {"model": "quire-14m-q8_0", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
                 "stream": stream}
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as answer:
-            text = answer.read().decode()
-        if not stream:
-            return json.loads(text)["choices"][0]["text"]
-        events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-        assert events and events[-1] == "[DONE]", "a stream without its end: " + text[-300:]
+            if not stream:
+                return json.loads(answer.read())["choices"][0]["text"]
+            events = []
+            try:
+                for line in answer:
+                    if line.startswith(b"data: "):
+                        events.append(line[6:].decode().strip())
+                        begun()
+            except (OSError, http.client.HTTPException) as error:
+                if events:
+                    raise Cut(str(error)) from error
+                raise
+        assert events, "a stream of nothing"
+        if events[-1] != "[DONE]" or any("error" in json.loads(e) for e in events[:-1]):
+            raise Cut("it ends with " + events[-1])
         return "".join(choice["text"] for e in events[:-1] for choice in json.loads(e)["choices"])
 
 
@@ -89,16 +104,25 @@ def spread(policy):
     print(f"router, {policy}: 8 of 8 answers, {counts[0]:.0f} and {counts[1]:.0f}")
 
 
-def by_events():
+def event_flags():
+    """Of two servers, and of a router that follows them."""
     ports = free_ports(4)
-    events = lambda i: ("--kv-events", f"tcp://127.0.0.1:{ports[2 * i]}", "--kv-events-replay", f"tcp://127.0.0.1:{ports[2 * i + 1]}")
-    bind = lambda i: tuple(a.replace("tcp://127.0.0.1", "tcp://*") for a in events(i))
-    with Server(*bind(0)) as one, Server(*bind(1)) as two:
+    servers = [("--kv-events", f"tcp://*:{ports[2 * i]}", "--kv-events-replay", f"tcp://*:{ports[2 * i + 1]}") for i in (0, 1)]
+
+    def router(urls):
         flags = ["--kv-event-block-size", "16", "--kv-event-model", "quire-14m-q8_0"]
-        for i, server in enumerate((one, two)):
-            flags += ["--kv-event-source", f"{server.url}={events(i)[1]}", "--kv-event-replay-source",
-                      f"{server.url}={events(i)[3]}"]
-        with Router([one, two], "kv_aware", *flags) as router:
+        for i, url in enumerate(urls):
+            flags += ["--kv-event-source", f"{url}=tcp://127.0.0.1:{ports[2 * i]}", "--kv-event-replay-source",
+                      f"{url}=tcp://127.0.0.1:{ports[2 * i + 1]}"]
+        return flags
+
+    return servers, router
+
+
+def by_events():
+    server_flags, router_flags = event_flags()
+    with Server(*server_flags[0]) as one, Server(*server_flags[1]) as two:
+        with Router([one, two], "kv_aware", *router_flags([one.url, two.url])) as router:
             prefixes = [f"Chapter {i}. " + "A quire is a quantity of paper, and paper is folded. " * 8 for i in range(4)]
             first = {p: router.complete(p + "So", 4) for p in prefixes}
             time.sleep(1)  # the events are on their way
@@ -114,31 +138,46 @@ def by_events():
           f"{sum(c > 0 for c in credited)} decisions with a credited prefix")
 
 
-def lose_one(how, streams):
-    """40 requests from four clients; one of the two replicas goes away in between. Lost are those of it that had begun to stream, or
-    none."""
-    one, two = Server(), Server()
+def lose_one(how, policy):
+    """40 requests from four clients, half of them streams, beside four long streams; one of the two replicas goes away in between. Lost are
+    those of it that had begun to stream, if it is killed, or none."""
+    server_flags, router_flags = event_flags()
+    one, two = (Server(*flags) for flags in server_flags)
     try:
-        with Router([one, two], "round_robin", "--retry-max-retries", "8", "--retry-initial-backoff-ms", "20") as router:
-            done, lost, lock = 0, [], threading.Lock()
+        flags = router_flags([one.url, two.url]) if policy == "kv_aware" else []
+        with Router([one, two], policy, "--retry-max-retries", "8", "--retry-initial-backoff-ms", "20", *flags) as router:
+            done, cut, lost, lock, begun, gone = 0, 0, [], threading.Lock(), threading.Semaphore(0), []
 
-            def client(i):
-                nonlocal done
+            def client(i, tokens=48, stream=None, go=lambda: None):
+                nonlocal done, cut
                 try:
-                    router.complete(f"Number {i}: a quire", 48, stream=streams and i % 2 == 1)
+                    router.complete(f"Number {i}: a quire", tokens, i % 2 == 1 if stream is None else stream, go)
                     with lock:
                         done += 1
-                        if done == 10:
-                            two.process.send_signal(how)
+                        if done == 10:  # the one with more to do
+                            gone.append(max((one, two), key=lambda s: s.metric("vllm:num_requests_running")))
+                            gone[0].process.send_signal(how)
+                except Cut as error:
+                    with lock:
+                        cut += 1
+                        if how == signal.SIGTERM:
+                            lost.append((i, "cut off: " + str(error)))
                 except Exception as error:
                     with lock:
                         lost.append((i, str(error)[:200]))
 
-            with concurrent.futures.ThreadPoolExecutor(4) as clients:
-                list(clients.map(client, range(40)))
+            with concurrent.futures.ThreadPoolExecutor(8) as clients:
+                long = [clients.submit(client, -1 - i, 400, True, begun.release) for i in range(4)]
+                for _ in long:
+                    assert begun.acquire(timeout=60)
+                asked = [clients.submit(client, i) for i in range(40)]
+                for future in long + asked:
+                    future.result()
             assert not lost, f"lost: {lost}"
-            assert two.process.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
-            print(f"router, a replica gets {signal.Signals(how).name} under load: {done} of 40 requests answered")
+            assert gone[0].process.wait(60) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
+            assert done + cut == 44 and cut <= 12, (done, cut)
+            print(f"router, {policy}, a replica gets {signal.Signals(how).name} under load: {done} of 44 requests answered"
+                  + (f", {cut} had begun to stream there" if cut else ""))
     finally:
         for server in (one, two):
             server.process.kill()
@@ -149,5 +188,6 @@ if __name__ == "__main__":
     for policy in ("round_robin", "cache_aware"):
         spread(policy)
     by_events()
-    lose_one(signal.SIGKILL, streams=False)
-    lose_one(signal.SIGTERM, streams=True)
+    for policy in ("round_robin", "cache_aware", "kv_aware", "power_of_two", "consistent_hash"):
+        lose_one(signal.SIGKILL, policy)
+        lose_one(signal.SIGTERM, policy)

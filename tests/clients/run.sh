@@ -29,6 +29,7 @@ tests/clients/curl.sh
 if installed build/router tests/clients/router_requirements.txt; then
     python3 tests/clients/router.py build/router/bin/vllm-router
     build/router/bin/kubernetes-validate --strict --quiet examples/scale-out/kubernetes.yaml
+    build/router/bin/python tests/clients/scale_out.py build/router/bin/vllm-router
 fi
 # Of dynamo the indexer alone, which needs few of its packages: those of the list.
 if installed build/indexer tests/clients/indexer_requirements.txt --no-deps; then build/indexer/bin/python tests/clients/indexer.py; fi

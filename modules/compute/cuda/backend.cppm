@@ -35,6 +35,7 @@ struct CudaOptions {
     double memory_utilization = 0.92;  // of the device's memory, for weights, workspaces and KV together
     bool   deterministic      = false; // the same bits in any batch and with any chunking, at the price of slow prompts
     bool   fusion             = true;  // false: every operation runs in its plain kernel, for comparison
+    bool   shares_device      = false; // with other ranks of the model
 };
 
 // Error: no such device, and why.
@@ -42,8 +43,8 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options);
 
 // Before anything else is asked of a GPU, where several will run a model together.
 void announce_cuda_ranks();
-// Makes these backends, on different GPUs, ranks that run a model together: after compile(), before the first step. `seconds`: how
-// long a rank waits for the others. Error: the GPUs cannot reach each other's memory.
+// Makes these backends ranks that run a model together: after compile(), before the first step. Each has a GPU of its own, or they
+// were made with shares_device. `seconds`: how long a rank waits for the others. Error: the GPUs cannot reach each other's memory.
 Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double seconds);
 // The same for the GPUs of one of several processes, the local ranks of `group`: all that they say goes by NCCL. Error: it is not
 // installed, or the processes do not find each other.
@@ -76,6 +77,15 @@ static cuda::NormKind norm_kind(NormKind kind) {
            : kind == NormKind::layer ? cuda::NormKind::layer
                                      : cuda::NormKind::none;
 }
+
+// An operation in which ranks meet: the k-th of one rank belongs to the k-th of every other. Other operations need not be the same,
+// as not every rank has a part of every weight. Processes send it to each other as it is.
+struct Collective {
+    std::int64_t at      = 0; // in the rank's program
+    std::int64_t gathers = 0; // else it sums
+    std::int64_t first = 0, cols = 0;
+    std::int64_t of_floats = 0; // what is summed, as far as this rank knows
+};
 
 class CudaBackend final : public Backend {
 public:
@@ -186,7 +196,14 @@ private:
         return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
                            work_[list].n_items, work_[list].n_short, work_[list].one_warp};
     }
-    void                            fuse_all_reduce(std::vector<FusionGroup>& groups) const;
+    void                    fuse_all_reduce(std::vector<FusionGroup>& groups) const;
+    std::vector<Collective> collectives() const;
+    // Takes from the collectives of all ranks what this one must know. Error: they are not the same.
+    Result<void> join(const std::vector<std::vector<Collective>>& of);
+    // What this rank sends in an AllReduce: a part alone as it is, several as their sum, none as zeros.
+    void* sent(const LoweredOperation& op) const {
+        return op.parts.n == 1 && op.parts.of[0] != nullptr ? const_cast<void*>(op.parts.of[0]) : sum_of_parts_;
+    }
     bool                            begin_step(const StepPlan& plan);
     void                            run_operations();
     void                            run_group(const FusionGroup& group);
@@ -319,7 +336,9 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_ = l;
     cuda::use(*gpu_);
     if (l.n_heads > 65535) return fail_with(ErrorKind::input, "the GPU's kernels know 65535 heads, not ", l.n_heads);
-    has_layer_kernel_  = !options_.deterministic && options_.fusion && cuda::prepare_layer_kernel(*gpu_) > 0;
+    // Where ranks share a GPU, one that waits for another may hold the room that a kernel on all SMs needs.
+    has_layer_kernel_ =
+        !options_.deterministic && options_.fusion && !options_.shares_device && cuda::prepare_layer_kernel(*gpu_) > 0;
     limits_.max_tokens = std::max(l.max_tokens, 8);
     const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
                L = std::size_t(l.max_logit_rows);
@@ -441,7 +460,8 @@ constexpr int max_megakernel_items = 512;
 
 void CudaBackend::run(const StepPlan& plan) {
     cuda::use(*gpu_);
-    const bool decoding = begin_step(plan) && !group_; // NCCL across processes is not captured
+    // NCCL across processes is not captured; and a graph that is made waits for the device, hence for ranks that share it.
+    const bool decoding = begin_step(plan) && !group_ && !options_.shares_device;
     if (!decoding) {
         run_operations();
     } else if (shape_.tokens == 1 && megakernel_ != nullptr &&
@@ -538,7 +558,7 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     few_rows_ = many_rows_ = plain_;
     for (std::size_t i = 0; i < lowered_.size(); i++) {
         const cuda::Parts& parts = lowered_[i].parts;
-        if (parts.n <= 1 || sum_of_parts_ != nullptr) continue;
+        if (parts.n == 0 || sent(lowered_[i]) != nullptr) continue;
         sum_of_parts_ = static_cast<float*>(
             memory_.take(std::size_t(limits_.max_tokens) * std::size_t(lowered_[i].device.cols) * sizeof(float)));
         check(sum_of_parts_ != nullptr, "the GPU has no memory left for the sums of a rank's parts");
@@ -561,7 +581,8 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
 }
 
 // An AllReduce takes the norm that adds its result to the residual, where both run alone. Not in use: in a step of 10 to 128 rows in a
-// hundred its results were wrong on two H200s (none in 1,280 steps without it), for a reason that is not known yet.
+// hundred its results were wrong on two H200s (none in 1,280 steps without it), for a reason that is not known yet. Where ranks share one
+// GPU, without programmatic dependent launch, they are right.
 void CudaBackend::fuse_all_reduce(std::vector<FusionGroup>& groups) const {
     std::vector<FusionGroup> fused;
     for (const FusionGroup& group : groups) {
@@ -610,33 +631,50 @@ Result<void> connect_cuda_ranks(std::span<Backend* const> backends, double secon
             });
     }
     joining.clear();
-    for (std::size_t i = 0; i < ranks[0]->lowered_.size(); i++)
-        for (CudaBackend* mine : ranks) {
-            LoweredOperation& op = mine->lowered_[i];
-            op.reduce.exact      = mine->options_.deterministic;
-            if (op.parts.n > 1) op.reduce.x_is_float = true;
-            for (int r = 0; r < n; r++) {
-                const CudaBackend&      other = *ranks[std::size_t(r)];
-                const LoweredOperation& its   = other.lowered_[i];
-                check(other.program_->operations[i].index() == mine->program_->operations[i].index(),
-                      "ranks that run different programs");
-                op.reduce.x.of[r]   = its.parts.n > 1 ? other.sum_of_parts_ : const_cast<void*>(its.parts.of[0]);
-                op.reduce.out.of[r] = its.device.out;
-                op.columns.n[r]     = its.device.cols;
-                if (const auto* gather = std::get_if<AllGather>(&other.program_->operations[i]))
-                    op.columns.first[r] = gather->first;
+    std::vector<std::vector<Collective>> of;
+    for (const CudaBackend* rank : ranks) of.push_back(rank->collectives());
+    for (std::size_t r = 0; r < ranks.size(); r++) {
+        if (auto ok = ranks[r]->join(of); !ok) return ok;
+        for (std::size_t k = 0; k < of[r].size(); k++) {
+            LoweredOperation& op = ranks[r]->lowered_[std::size_t(of[r][k].at)];
+            for (std::size_t p = 0; p < ranks.size(); p++) {
+                const LoweredOperation& its = ranks[p]->lowered_[std::size_t(of[p][k].at)];
+                op.reduce.x.of[p]           = ranks[p]->sent(its);
+                op.reduce.out.of[p]         = its.device.out;
             }
         }
+    }
+    return {};
+}
+
+std::vector<Collective> CudaBackend::collectives() const {
+    std::vector<Collective> out;
+    for (std::size_t i = 0; i < lowered_.size(); i++) {
+        const LoweredOperation& op     = lowered_[i];
+        const auto*             gather = std::get_if<AllGather>(&program_->operations[i]);
+        if (gather) out.push_back({std::int64_t(i), 1, gather->first, op.device.cols, 0});
+        else if (std::holds_alternative<AllReduce>(program_->operations[i]))
+            out.push_back({std::int64_t(i), 0, 0, op.device.cols, op.parts.n > 1 || op.parts.is_float});
+    }
+    return out;
+}
+
+Result<void> CudaBackend::join(const std::vector<std::vector<Collective>>& of) {
+    const std::vector<Collective> mine = collectives();
+    for (std::size_t k = 0; k < mine.size(); k++) {
+        LoweredOperation& op = lowered_[std::size_t(mine[k].at)];
+        op.reduce.exact      = options_.deterministic;
+        for (std::size_t p = 0; p < of.size(); p++) {
+            if (of[p].size() != mine.size() || of[p][k].gathers != mine[k].gathers)
+                return fail("ranks that run different programs");
+            if (of[p][k].of_floats) op.reduce.x_is_float = true; // a rank without a part does not know
+            op.columns.first[p] = of[p][k].first, op.columns.n[p] = of[p][k].cols;
+        }
+    }
     return {};
 }
 
 int n_cuda_devices() { return cuda::n_devices(); }
-
-// What the processes tell each other before they meet: NCCL's id, of which rank 0's counts, then what each rank's operations are, and
-// which columns it has in those that gather.
-struct OperationOfRank {
-    std::int64_t kind = 0, first = 0, cols = 0;
-};
 
 Result<void> connect_cuda_processes(std::span<Backend* const> backends, const std::shared_ptr<RankGroup>& group) try {
     const auto                  n_local = backends.size(), n = std::size_t(group->n());
@@ -652,14 +690,10 @@ Result<void> connect_cuda_processes(std::span<Backend* const> backends, const st
         return fail_with(
             ErrorKind::system,
             "GPUs of several processes need NCCL (libnccl.so.2): it is not installed, or finds no network");
-    const std::size_t            n_operations = ranks[0]->lowered_.size();
-    std::vector<OperationOfRank> mine;
-    for (const CudaBackend* rank : ranks)
-        for (std::size_t i = 0; i < n_operations; i++) {
-            const Operation& o      = rank->program_->operations[i];
-            const auto*      gather = std::get_if<AllGather>(&o);
-            mine.push_back({std::int64_t(o.index()), gather ? gather->first : 0, rank->lowered_[i].device.cols});
-        }
+    // NCCL's id, of which rank 0's counts, then the collectives of these ranks.
+    std::vector<Collective> mine;
+    for (const CudaBackend* rank : ranks) std::ranges::copy(rank->collectives(), std::back_inserter(mine));
+    const std::size_t      each = mine.size() / n_local;
     std::vector<std::byte> message(sizeof id + mine.size() * sizeof mine[0]);
     std::memcpy(message.data(), &id, sizeof id);
     std::memcpy(message.data() + sizeof id, mine.data(), message.size() - sizeof id);
@@ -673,26 +707,20 @@ Result<void> connect_cuda_processes(std::span<Backend* const> backends, const st
     const char*                              why = nullptr;
     if (!cuda::connect_ranks_by_nccl(gpus.data(), int(n_local), group->first(), int(n), id, 60, made.data(), why))
         return fail_with(ErrorKind::system, "the GPUs of ", n / n_local, " processes cannot work together: ", why);
+    std::vector<std::vector<Collective>> of(n, std::vector<Collective>(each));
+    for (std::size_t p = 0; p < n && each > 0; p++)
+        std::memcpy(of[p].data(), said[p / n_local].data() + sizeof id + p % n_local * each * sizeof mine[0],
+                    each * sizeof mine[0]);
     for (std::size_t r = 0; r < n_local; r++) {
         CudaBackend& rank = *ranks[r];
         rank.rank_.reset(made[r]);
-        rank.group_  = group;
-        const int me = group->first() + int(r);
-        for (std::size_t i = 0; i < n_operations; i++) {
-            LoweredOperation& op = rank.lowered_[i];
-            op.reduce.exact      = rank.options_.deterministic;
-            if (op.parts.n > 1) op.reduce.x_is_float = true;
-            op.reduce.x.of[me]   = op.parts.n > 1 ? rank.sum_of_parts_ : const_cast<void*>(op.parts.of[0]);
+        rank.group_ = group;
+        if (auto ok = rank.join(of); !ok) return ok;
+        const std::size_t me = std::size_t(group->first()) + r;
+        for (const Collective& c : of[me]) {
+            LoweredOperation& op = rank.lowered_[std::size_t(c.at)];
+            op.reduce.x.of[me]   = rank.sent(op);
             op.reduce.out.of[me] = op.device.out;
-            for (std::size_t p = 0; p < n; p++) {
-                OperationOfRank its;
-                std::memcpy(&its,
-                            said[p / n_local].data() + sizeof id + ((p % n_local) * n_operations + i) * sizeof its,
-                            sizeof its);
-                if (its.kind != std::int64_t(rank.program_->operations[i].index()))
-                    return fail("ranks that run different programs");
-                op.columns.first[p] = its.first, op.columns.n[p] = its.cols;
-            }
         }
     }
     return {};
@@ -805,8 +833,11 @@ void CudaBackend::sample(const StepPlan& plan) {
     auto* edits = reinterpret_cast<cuda::LogitEdit*>(host_sampling_ + at_edits);
     for (const LogitEdit& e : sampling.edits) *edits++ = {e.token, e.divide, e.subtract, e.add};
     const std::size_t at_masks = at_edits + sampling.edits.size() * sizeof(cuda::LogitEdit);
-    std::memcpy(host_sampling_ + at_masks, sampling.masks.data(), sampling.masks.size() * 8);
-    cuda::copy_to_device(sampling_, host_sampling_, at_masks + sampling.masks.size() * 8, *gpu_);
+    cuda::copy_to_device(sampling_, host_sampling_, at_masks, *gpu_);
+    if (const std::size_t bytes = sampling.masks.size() * 8; bytes > 0) { // 16 KiB a sequence: while the model runs
+        std::memcpy(host_sampling_ + at_masks, sampling.masks.data(), bytes);
+        cuda::copy_to_device_beside(sampling_ + at_masks, host_sampling_ + at_masks, bytes, *gpu_);
+    }
     cuda::sample(floats(logits), logits.cols, reinterpret_cast<const cuda::SampleTask*>(sampling_ + at_tasks),
                  int(sampling.tasks.size()), reinterpret_cast<cuda::LogitEdit*>(sampling_ + at_edits),
                  reinterpret_cast<const double*>(sampling_),
@@ -883,13 +914,13 @@ void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
     cuda::argmax(static_cast<const float*>(op.device.x), best_, op.device.rows, op.device.cols, *gpu_);
 }
 
-void CudaBackend::execute(const AllReduce& op, const LoweredOperation& lowered) {
+void CudaBackend::execute(const AllReduce&, const LoweredOperation& lowered) {
     const cuda::Operation& o = lowered.device;
     if (!rank_) { // alone: the parts' sum
         cuda::sum_parts(lowered.parts, o.out, lowered.reduce.out_is_float, o.rows * o.cols, *gpu_);
         return;
     }
-    if (op.parts.size() > 1) cuda::sum_parts(lowered.parts, sum_of_parts_, true, o.rows * o.cols, *gpu_);
+    if (sent(lowered) == sum_of_parts_) cuda::sum_parts(lowered.parts, sum_of_parts_, true, o.rows * o.cols, *gpu_);
     cuda::all_reduce(lowered.reduce, o.rows, o.cols, *rank_, *gpu_);
 }
 
