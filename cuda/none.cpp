@@ -103,10 +103,6 @@ bool lost_a_rank(const Rank&) { return false; }
 int  nccl_version(const Rank&) { return 0; }
 void join_nccl(Rank&, Context&) {}
 void all_reduce(const AllReduce&, std::int64_t, std::int64_t, Rank&, Context&) {}
-bool all_reduce_norm(const AllReduce&, NormKind, const float*, const float*, float, float*, Half*, std::int64_t,
-                     std::int64_t, Rank&, Context&) {
-    return false;
-}
 void all_gather(const void*, const RankColumns&, const RankArrays&, std::int64_t, std::int64_t, int, Rank&, Context&) {}
 void take_columns(const void*, std::int64_t, std::int64_t, void*, std::int64_t, std::int64_t, int, Context&) {}
 void sum_parts(const Parts&, void*, bool, std::int64_t, Context&) {}

@@ -66,9 +66,6 @@ struct AllReduce {
     bool       exact = false;
 };
 void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu);
-// That, then norm(): residual += what `out` would have been; normed = norm of the residual. False: too large, or an odd shape.
-bool all_reduce_norm(const AllReduce& args, NormKind kind, const float* weight, const float* bias, float eps,
-                     float* residual, Half* normed, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu);
 // x [rows × its columns' number] of this rank into its columns of everybody's out [rows × out_cols]; elements of 2 or 4 bytes.
 void all_gather(const void* x, const RankColumns& columns, const RankArrays& out, std::int64_t out_cols,
                 std::int64_t rows, int element, Rank& rank, Context& gpu);

@@ -36,21 +36,11 @@ struct Packet {
     }
 };
 
-struct NormArgs {
-    const float *weight = nullptr, *bias = nullptr;
-    float        eps      = 0;
-    float*       residual = nullptr;
-    __half*      out      = nullptr;
-    NormKind     kind     = NormKind::none;
-};
-
-// One shot. A CTA sends its row to everybody, and adds up what comes of this row. With Norm: the sum, rounded to fp16 as it would be in
-// memory, is added to the residual, whose norm is stored. At most 4 packets a thread.
-template <bool Float, bool Norm, int N>
+// One shot. A CTA sends its row to everybody, and adds up what comes of this row. At most 4 packets a thread.
+template <bool Float, int N>
 __global__ void __launch_bounds__(1024)
-    one_shot_kernel(const void* x, void* out, bool out_is_float, NormArgs norm, int cols, RankView rank) {
-    constexpr int    per = Packet<Float>::n, most = 4;
-    __shared__ float sums[32];
+    one_shot_kernel(const void* x, void* out, bool out_is_float, int cols, RankView rank) {
+    constexpr int per = Packet<Float>::n, most = 4;
     wait_for_inputs();
     const unsigned     number  = next_message(rank, one_shots);
     const int          packets = cols / per;
@@ -68,8 +58,6 @@ __global__ void __launch_bounds__(1024)
             if (p != rank.index)
                 send_packet(rank.inbox_of[p] + (turn + rank.index) * rank.room + at + c, own[i].x, own[i].y, number);
     }
-    float v[most][per];
-    float sum = 0, squares = 0;
 #pragma unroll
     for (int i = 0; i < most; i++) {
         const int c = int(threadIdx.x + i * blockDim.x);
@@ -89,41 +77,8 @@ __global__ void __launch_bounds__(1024)
         for (int k = 0; k < per; k++) {
             const float        total = tree_sum<N>(all[k]);
             const std::int64_t e     = row * cols + c * per + k;
-            if constexpr (Norm) {
-                v[i][k]          = norm.residual[e] + __half2float(to_finite(total));
-                norm.residual[e] = v[i][k];
-                sum += v[i][k];
-                squares += v[i][k] * v[i][k];
-            } else if (out_is_float) {
-                static_cast<float*>(out)[e] = total;
-            } else {
-                static_cast<__half*>(out)[e] = to_finite(total);
-            }
-        }
-    }
-    if constexpr (Norm) {
-        float mean = 0, scale = 1;
-        if (norm.kind == NormKind::layer) {
-            mean    = cta_sum(sum, sums) / float(cols);
-            squares = 0;
-#pragma unroll
-            for (int i = 0; i < most; i++)
-                if (int(threadIdx.x + i * blockDim.x) < packets)
-#pragma unroll
-                    for (int k = 0; k < per; k++) squares += (v[i][k] - mean) * (v[i][k] - mean);
-        }
-        if (norm.kind != NormKind::none) scale = rsqrtf(cta_sum(squares, sums) / float(cols) + norm.eps);
-#pragma unroll
-        for (int i = 0; i < most; i++) {
-            const int c = int(threadIdx.x + i * blockDim.x);
-            if (c >= packets) continue;
-#pragma unroll
-            for (int k = 0; k < per; k++) {
-                const int   column            = c * per + k;
-                const float w                 = norm.kind != NormKind::none ? norm.weight[column] : 1.0f,
-                            b                 = norm.bias ? norm.bias[column] : 0.0f;
-                norm.out[row * cols + column] = to_finite((v[i][k] - mean) * scale * w + b);
-            }
+            if (out_is_float) static_cast<float*>(out)[e] = total;
+            else static_cast<__half*>(out)[e] = to_finite(total);
         }
     }
     count_message(rank, one_shots);
@@ -287,18 +242,16 @@ bool with_ranks(int n, const F& f) {
     }
 }
 
-template <bool Norm>
-bool one_shot(const AllReduce& args, const NormArgs& norm, std::int64_t rows, std::int64_t cols, Rank& rank,
-              Context& gpu) {
+bool one_shot(const AllReduce& args, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu) {
     const int          per     = args.x_is_float ? 2 : 4;
     const std::int64_t packets = cols / per;
     if (cols % per != 0 || packets > 4096 || rows * packets > rank.view.room || rows > rank.most_rows) return false;
     const auto threads = unsigned(std::clamp<std::int64_t>((packets + 31) / 32 * 32, 64, 1024));
     const int  me      = rank.view.index;
     return with_ranks(rank.view.n, [&](auto n) {
-        run_kernel(args.x_is_float ? one_shot_kernel<true, Norm, n.value> : one_shot_kernel<false, Norm, n.value>,
+        run_kernel(args.x_is_float ? one_shot_kernel<true, n.value> : one_shot_kernel<false, n.value>,
                    dim3(unsigned(rows)), threads, 0, gpu, static_cast<const void*>(args.x.of[me]), args.out.of[me],
-                   args.out_is_float, norm, int(cols), rank.view);
+                   args.out_is_float, int(cols), rank.view);
     });
 }
 
@@ -355,7 +308,7 @@ void gather_over_processes(const void* x, const RankColumns& columns, T* out, st
 
 void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu) {
     if (piece_bytes(rank) > 0) return sum_over_processes(args, rows * cols, rank, gpu);
-    if (one_shot<false>(args, {}, rows, cols, rank, gpu)) return;
+    if (one_shot(args, rows, cols, rank, gpu)) return;
     if (!args.exact && nccl_all_reduce(args, rows * cols, rank, gpu)) return;
     with_ranks(rank.view.n, [&](auto n) {
         const auto kernel =
@@ -365,13 +318,6 @@ void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Ran
                                 : two_shot_kernel<false, false, n.value>;
         run_kernel(kernel, dim3(unsigned(rank.view.ctas)), 512, 0, gpu, args.x, args.out, rows * cols, rank.view);
     });
-}
-
-bool all_reduce_norm(const AllReduce& args, NormKind kind, const float* weight, const float* bias, float eps,
-                     float* residual, Half* normed, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu) {
-    if (piece_bytes(rank) > 0) return false;
-    return one_shot<true>(args, {weight, bias, eps, residual, reinterpret_cast<__half*>(normed), kind}, rows, cols,
-                          rank, gpu);
 }
 
 void all_gather(const void* x, const RankColumns& columns, const RankArrays& out, std::int64_t out_cols,

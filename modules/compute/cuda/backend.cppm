@@ -196,7 +196,6 @@ private:
         return {reinterpret_cast<const cuda::SplitKvItem*>(device_ + at_items_ + list * list_ints_),
                            work_[list].n_items, work_[list].n_short, work_[list].one_warp};
     }
-    void                    fuse_all_reduce(std::vector<FusionGroup>& groups) const;
     std::vector<Collective> collectives() const;
     // Takes from the collectives of all ranks what this one must know. Error: they are not the same.
     Result<void> join(const std::vector<std::vector<Collective>>& of);
@@ -512,15 +511,6 @@ void CudaBackend::run_group(const FusionGroup& group) {
         if (ran > 0) return;
     }
     if (group.kernel == FusedKernel::prefill_gemm && gemm_.run_prefill(ops, on_device_)) return;
-    if (group.kernel == FusedKernel::all_reduce_norm) {
-        const LoweredOperation& reduce = lowered_[first];
-        const LoweredOperation& norm   = lowered_[first + 1];
-        if (cuda::all_reduce_norm(reduce.reduce, norm_kind(std::get<Norm>(program_->operations[first + 1]).kind),
-                                  norm.device.norm_weight, norm.norm_bias, norm.device.eps, norm.device.residual,
-                                  static_cast<Half*>(norm.device.out), operations_[first].rows, norm.device.cols,
-                                  *rank_, *gpu_))
-            return;
-    }
     if (group.kernel == FusedKernel::bias_in_next) return run_gemm_and_next(first);
     for (std::size_t i = first; i < first + n; i++) {
         LoweredOperation op = lowered_[i];
@@ -541,8 +531,6 @@ void CudaBackend::run_gemm_and_next(std::size_t first) {
     }
     std::visit([&](const auto& what) { execute(what, next); }, program_->operations[first + 1]);
 }
-
-constexpr bool fuses_all_reduce = false; // see fuse_all_reduce()
 
 void CudaBackend::compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) {
     cuda::use(*gpu_);
@@ -573,34 +561,9 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     });
     for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_})
         pass_biases_on(*groups, program, lowered_);
-    if (fuses_all_reduce)
-        for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_}) fuse_all_reduce(*groups);
     // Argmax comes after the megakernel; what only plain kernels know it cannot run.
     if (std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
-}
-
-// An AllReduce takes the norm that adds its result to the residual, where both run alone. Not in use: in a step of 10 to 128 rows in a
-// hundred its results were wrong on two H200s (none in 1,280 steps without it), for a reason that is not known yet. Where ranks share one
-// GPU, without programmatic dependent launch, they are right.
-void CudaBackend::fuse_all_reduce(std::vector<FusionGroup>& groups) const {
-    std::vector<FusionGroup> fused;
-    for (const FusionGroup& group : groups) {
-        const auto at = std::size_t(group.first);
-        if (!fused.empty() && group.n == 1 && group.kernel == FusedKernel::none && fused.back().n == 1 &&
-            fused.back().kernel == FusedKernel::none && at > 0) {
-            const auto* reduce = std::get_if<AllReduce>(&program_->operations[at - 1]);
-            const auto* norm   = std::get_if<Norm>(&program_->operations[at]);
-            if (reduce && norm && reduce->parts.size() == 1 && norm->x == reduce->out && norm->residual != none &&
-                norm->out != norm->x && norm->group == (*program_)[norm->x].cols) {
-                fused.back().kernel = FusedKernel::all_reduce_norm;
-                fused.back().n      = 2;
-                continue;
-            }
-        }
-        fused.push_back(group);
-    }
-    groups = std::move(fused);
 }
 
 void announce_cuda_ranks() { cuda::announce_ranks(); }

@@ -46,7 +46,6 @@ enum class FusedKernel : std::uint8_t {
     layer_kernel,      // persistent: GEMMs with their norms, SwiGLU, RoPE and KV store, between two attentions
     prefill_gemm,      // a GEMM with SwiGLU, or with RoPE and KV store, as its epilogue
     decode_megakernel, // persistent: the whole program but Argmax
-    all_reduce_norm,   // what the ranks add up, and the norm that follows
     bias_in_next,      // a GEMM, and the operation that adds its biases where the library's kernel does not
 };
 
@@ -82,8 +81,8 @@ module :private;
 namespace quire {
 
 std::string_view name_of(FusedKernel kernel) {
-    constexpr std::array<std::string_view, 6> names{
-        "", "layer kernel", "prefill GEMM", "decode megakernel", "all-reduce and norm", "GEMM, bias in next"};
+    constexpr std::array<std::string_view, 5> names{"", "layer kernel", "prefill GEMM", "decode megakernel",
+                                                    "GEMM, bias in next"};
     return names[std::size_t(kernel)];
 }
 
