@@ -47,13 +47,14 @@ __device__ float finite(__half v) { return finite(__half2half2(v)).x; }
 template <bool Float, bool Layer, int PerThread>
 __global__ void __launch_bounds__(1024) norm_kernel(const void* x, Bias x_bias, const float* weight, const float* bias,
                                                     float eps, float* residual, __half* out, int cols) {
-    __shared__ float   sums[32];
+    __shared__ float sums[32];
+    reads_early(); // weights
     auto*              residual2 = reinterpret_cast<float2*>(residual);
     const std::int64_t at        = std::int64_t(blockIdx.x) * cols / 2;
     const int          n         = cols / 2;
     float2             v[PerThread], w[PerThread];
 #pragma unroll
-    for (int i = 0; i < PerThread; i++) // the weights do not depend on the previous kernel
+    for (int i = 0; i < PerThread; i++)
         if (const int c = int(threadIdx.x + i * blockDim.x); c < n) w[i] = reinterpret_cast<const float2*>(weight)[c];
     wait_for_inputs();
 #pragma unroll

@@ -114,7 +114,7 @@ struct SplitKvItem {
     std::int32_t begin = 0, end = 0; // positions of the split
     std::int32_t n_splits = 1;       // of the sequence
     std::int32_t split    = 0;       // which of them
-    std::int32_t n_cached = 0;       // positions below it were in the cache before this step
+    std::int32_t readable = 0;       // K and V of positions below it were written before this step
 };
 struct SplitKvItems {
     const SplitKvItem* list = nullptr;

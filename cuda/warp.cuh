@@ -11,12 +11,26 @@
 
 namespace quire::cuda {
 
-// Programmatic dependent launch (Hopper and later): a kernel begins while the one before it ends, and calls this before it
-// reads what that one wrote, or writes anything.
+// Programmatic dependent launch (Hopper and later): a kernel begins while kernels before it still run, not only the last one, as each
+// lets the next one begin before it waits itself. wait_for_inputs() returns when all of them have ended and what they wrote is there.
+//
+// The rule: before wait_for_inputs() a kernel
+//   - reads only what no kernel of the step writes: weights, the step's plan, and K and V of positions that the plan calls readable
+//     (StepPlan::readable: a table may also lead to blocks that another sequence writes in the same step);
+//   - writes nothing but its own shared memory and registers;
+// and in every kernel at least one thread of each CTA calls it, or the kernel after it would not wait for those before it.
+// A kernel calls wait_for_inputs() in its first statement, or reads_early() if it reads something before (tests/kernels.sh checks).
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     cudaTriggerProgrammaticLaunchCompletion();
     cudaGridDependencySynchronize();
+#endif
+}
+
+// In a build with QUIRE_WAIT_FIRST nothing is read early: every result must have the same bits as without.
+__device__ inline void reads_early() {
+#ifdef QUIRE_WAIT_FIRST
+    wait_for_inputs();
 #endif
 }
 

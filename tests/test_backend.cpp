@@ -99,6 +99,7 @@ TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
         plan.slots        = {9, 10}; // block 2, offsets 1 and 2
         plan.token_start  = {0, 2};
         plan.context_lens = {7};
+        plan.readable     = {5};
         plan.block_tables = {0, 2};
         plan.table_start  = {0, 2};
         OneOperation  one;
@@ -177,6 +178,7 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
                     all.block_tables.push_back(i < of_prefix ? i : own++);
                 for (int t = 0; t < n; t++) all.tokens.push_back(0), all.positions.push_back(length - n + t);
                 all.context_lens.push_back(length);
+                all.readable.push_back(length - n);
                 all.token_start.push_back(int(all.tokens.size()));
                 all.table_start.push_back(int(all.block_tables.size()));
                 REQUIRE(own < 400);
@@ -196,6 +198,7 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
                 one.positions.assign(all.positions.begin() + first, all.positions.begin() + first + n);
                 one.token_start  = {0, n};
                 one.context_lens = {all.context_lens[s]};
+                one.readable     = {all.readable[s]};
                 one.block_tables.assign(all.block_tables.begin() + all.table_start[s],
                                         all.block_tables.begin() + all.table_start[s + 1]);
                 one.table_start = {0, int(one.block_tables.size())};

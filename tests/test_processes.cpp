@@ -50,6 +50,8 @@ StepPlan plan_of(const std::vector<Planned>& sequences, std::mt19937& random) {
         }
         plan.token_start.push_back(plan.n_tokens());
         plan.context_lens.push_back(s.context);
+        plan.readable.push_back(random() % 4 == 0 ? int(random() % unsigned(s.context - s.n_tokens + 1))
+                                                  : s.context - s.n_tokens);
         plan.block_tables.insert(plan.block_tables.end(), s.table.begin(), s.table.end());
         plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
         plan.logit_rows.push_back(plan.n_tokens() - 1);
@@ -166,6 +168,7 @@ TEST_CASE("a step arrives in another process as it was sent", "[ranks]") {
         CHECK(got.slots == plan.slots);
         CHECK(got.token_start == plan.token_start);
         CHECK(got.context_lens == plan.context_lens);
+        CHECK(got.readable == plan.readable);
         CHECK(got.block_tables == plan.block_tables);
         CHECK(got.table_start == plan.table_start);
         CHECK(got.logit_rows == plan.logit_rows);

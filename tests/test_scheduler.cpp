@@ -30,10 +30,31 @@ Request request(int n_prompt, int max_tokens, Token first = 0) {
     return r;
 }
 
+// No row of a step writes where a sequence may read early.
+void check_readable(const StepPlan& plan, int block_size) {
+    REQUIRE(plan.readable.size() == std::size_t(plan.n_seqs()));
+    std::map<BlockId, int> written; // the first offset in a block that a row of this step writes
+    for (std::int32_t slot : plan.slots) {
+        const auto [at, is_new] = written.try_emplace(slot / block_size, slot % block_size);
+        at->second              = std::min(at->second, slot % block_size);
+    }
+    for (std::size_t s = 0; s < plan.readable.size(); s++) {
+        const int first = plan.positions[std::size_t(plan.token_start[s])];
+        REQUIRE(plan.readable[s] >= 0);
+        REQUIRE(plan.readable[s] <= first);
+        for (int i = 0; i * block_size < first; i++) {
+            const BlockId id = plan.block_tables[std::size_t(plan.table_start[s] + i)];
+            if (const auto at = written.find(id); at != written.end())
+                REQUIRE(std::min(plan.readable[s], (i + 1) * block_size) <= i * block_size + at->second);
+        }
+    }
+}
+
 // One step with a model that always answers 7; finished sequences leave. Returns the ids of the requests that are over.
 std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
     std::vector<RequestId> done;
     auto                   items = s.schedule(plan);
+    if (!items.empty()) check_readable(plan, s.blocks().block_size());
     s.commit();
     for (const Scheduled& item : items) {
         if (!item.samples) continue;
@@ -385,6 +406,7 @@ bool run_prepared(Scheduler& s, StepPlan& plan, StepPlan& next, bool prepares,
     const bool adopted = !items.empty();
     if (adopted) std::swap(plan, next);
     else items = s.schedule(plan);
+    if (!items.empty()) check_readable(plan, s.blocks().block_size());
     prepared = prepares && s.prepare(next);
     s.commit();
     std::vector<RequestId> done;
@@ -461,6 +483,51 @@ TEST_CASE("a step that was planned ahead is the one that would have been schedul
     CAPTURE(adopted, scheduled);
     CHECK(adopted > 2000);
     CHECK(scheduled > 2000);
+}
+
+TEST_CASE("of two equal prompts in a step, the second may not read early what the first writes") {
+    Scheduler s(small());
+    StepPlan  plan;
+    s.add(1, request(9, 8)); // two blocks of 4, and a token
+    s.add(2, request(9, 8));
+    run_step(s, plan);
+    REQUIRE(plan.token_start == std::vector<std::int32_t>{0, 9, 10}); // the second runs its last token only
+    CHECK(plan.positions.back() == 8);
+    CHECK(plan.readable == std::vector<std::int32_t>{0, 0});
+    run_step(s, plan);
+    CHECK(plan.readable == std::vector<std::int32_t>{9, 9});
+    s.add(3, request(9, 8)); // from the cache
+    run_step(s, plan);
+    CHECK(plan.positions.back() == 8);
+    CHECK(plan.readable == std::vector<std::int32_t>{10, 10, 8});
+}
+
+TEST_CASE("what a plan calls readable is written by no row of its step") {
+    int hidden = 0;
+    for (unsigned seed = 0; seed < 200; seed++) {
+        std::mt19937     random(seed);
+        auto             below = [&](int n) { return int(random() % unsigned(n)); };
+        SchedulerOptions o     = small(24 + below(30));
+        o.n_swap               = below(2) * 60;
+        o.preemption_mode      = below(2) ? PreemptionMode::swap : PreemptionMode::recompute;
+        o.max_batch_tokens     = 6 + below(30);
+        Scheduler s(o);
+        StepPlan  plan, next;
+        bool      prepared = false;
+        for (RequestId id = 1; id < 60; id++) {
+            // Beginnings that are shared, of requests that come in the same step.
+            for (int more = below(3); more > 0 && id < 60; more--, id++) {
+                Request r = request(1 + below(30), 1 + below(12), Token(below(2) * 40));
+                if (s.check_request(r)) s.add(id, std::move(r));
+            }
+            if (below(8) == 0) s.remove(RequestId(1 + below(int(id))));
+            CAPTURE(seed, id);
+            run_prepared(s, plan, next, true, [&](const Scheduled&) { return Token(below(12)); }, prepared);
+            for (std::size_t k = 0; k < plan.readable.size(); k++)
+                hidden += plan.readable[k] < plan.positions[std::size_t(plan.token_start[k])];
+        }
+    }
+    CHECK(hidden > 100);
 }
 
 TEST_CASE("nothing is planned ahead where that takes more than a token for each") {

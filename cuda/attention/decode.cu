@@ -240,12 +240,13 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ std::uint64_t ready[decode_warps][Tiles::stages];
     __shared__ float         row_maxes[decode_warps][G], row_sums[decode_warps][G];
-    const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
-    unsigned char*           tiles = memory + warp * Tiles::warp_bytes;
-    const int                pair  = int(blockIdx.x) * decode_warps + warp; // OneWarp: an item and a group of heads
-    const CtaWork            work  = OneWarp ? CtaWork{min(pair / n_slots, plan.items.n - 1), pair % n_slots, n_slots}
-                                             : work_of(plan.items, long_slots, int(blockIdx.x), n_slots);
-    const SplitKvItem        item  = plan.items.list[work.item]; // the plan was written before the previous kernel
+    reads_early(); // the plan, and K and V of readable positions
+    const int         warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = lane / 4, j = lane % 4;
+    unsigned char*    tiles = memory + warp * Tiles::warp_bytes;
+    const int         pair  = int(blockIdx.x) * decode_warps + warp; // OneWarp: an item and a group of heads
+    const CtaWork     work  = OneWarp ? CtaWork{min(pair / n_slots, plan.items.n - 1), pair % n_slots, n_slots}
+                                      : work_of(plan.items, long_slots, int(blockIdx.x), n_slots);
+    const SplitKvItem item  = plan.items.list[work.item];
     if (item.row < 0 || (OneWarp && pair >= plan.items.n * n_slots)) {
         wait_for_inputs();
         return;
@@ -285,9 +286,8 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
         }
         if (t % 2 == 1) block = next_block, next_block = block_of(t + 3);
     };
-    // What was cached before this step can be loaded before the previous kernel ends.
     int loaded = 0;
-    while (loaded < Tiles::stages && min(start + loaded * step + 16, item.end) <= item.n_cached) load_tile(loaded++);
+    while (loaded < Tiles::stages && min(start + loaded * step + 16, item.end) <= item.readable) load_tile(loaded++);
     wait_for_inputs();
     for (; loaded < Tiles::stages; loaded++) load_tile(loaded);
     std::uint32_t q[D / 8];

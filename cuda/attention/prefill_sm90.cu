@@ -86,8 +86,9 @@ __global__ void __launch_bounds__(384, 1)
     auto* kv_tiles = q_tile + M * row_bytes;
     __shared__ Barriers  barriers;
     __shared__ QueryTile next_work;
-    const int            group = uniform(int(threadIdx.x) / 128), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const bool           by_tma = tma_rows >= min_tma_rows; // K and V
+    reads_early(); // nothing: barriers are made
+    const int  group = uniform(int(threadIdx.x) / 128), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    const bool by_tma = tma_rows >= min_tma_rows; // K and V
     if (threadIdx.x == 0) {
         mbarrier_init(&barriers.tile_full, 1);
         mbarrier_init(&barriers.tile_empty, 11 * 32); // all lanes of the warps that read it

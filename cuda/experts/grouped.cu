@@ -56,8 +56,8 @@ template <Kind K, int NT, bool Gated, bool Tail>
 __global__ void __launch_bounds__(warps * 32, 2) grouped_kernel(const __grid_constant__ Params p) {
     constexpr int     stride = row_stride(K), width = unit_cols(K), rows_of_item = Gated ? warps * 8 : warps * 16;
     extern __shared__ __align__(16) __half x_stages[]; // [stages][NT · 8][stride]
-    const int                              warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     wait_for_inputs();
+    const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     const int n_blocks = (p.rows + rows_of_item - 1) / rows_of_item, n_items = p.tiles[0] * n_blocks,
               n_units = (p.cols + width - 1) / width;
     Cursor ahead{int(blockIdx.x), 0, 0, 0, 0, 0};

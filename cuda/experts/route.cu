@@ -146,17 +146,18 @@ template <int NT>
 __global__ void __launch_bounds__(warps * 32, 3)
     route_kernel(Route op, int n_tokens, const std::int32_t* slots, int tile, ExpertWorkspace work) {
     constexpr int ahead = 4; // loads in flight
-    const int     warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
-    const int     first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
-    const float*  w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
-    float         sum[NT] = {};
+    reads_early();           // weights
+    const int    warp = threadIdx.x / 32, lane = threadIdx.x % 32, cols = op.cols;
+    const int    first = int(blockIdx.y) * NT, n = min(NT, n_tokens - first), e = int(blockIdx.x) * warps + warp;
+    const float* w       = op.weight + std::int64_t(min(e, op.n_experts - 1)) * cols;
+    float        sum[NT] = {};
     if (cols % 4 == 0) {
         float4     next[ahead];
         const auto load = [&](int u, int c) {
             if (c < cols) next[u] = *reinterpret_cast<const float4*>(w + c);
         };
 #pragma unroll
-        for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4); // weights do not depend on the previous kernel
+        for (int u = 0; u < ahead; u++) load(u, u * 128 + lane * 4);
         wait_for_inputs();
         for (int base = 0; base < cols; base += ahead * 128) {
 #pragma unroll

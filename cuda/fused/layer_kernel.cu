@@ -428,9 +428,10 @@ template <int N>
 __global__ void __launch_bounds__(threads, 1) layer_kernel(const __grid_constant__ Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
-    __shared__ std::uint64_t         barriers[2 * (weight_stages(N) + x_stages(N))], fix_up_memory[2];
-    __shared__ float                 scratch[32];
-    __shared__ StepTokens            tokens;
+    __shared__ std::uint64_t barriers[2 * (weight_stages(N) + x_stages(N))], fix_up_memory[2];
+    __shared__ float         scratch[32];
+    __shared__ StepTokens    tokens;
+    reads_early(); // weights
     const Pipeline<weight_stages(N)> weights{memory, barriers, barriers + weight_stages(N)};
     const Pipeline<x_stages(N)>      xs{memory + weight_stages(N) * weight_bytes, barriers + 2 * weight_stages(N),
                                    barriers + 2 * weight_stages(N) + x_stages(N)};

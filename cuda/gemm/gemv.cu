@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
                                               : Deep          ? 3
                                                               : 4)
     gemv_kernel(const __half* x, int m, int cols, Projections all) {
-    using Rows    = RowsOf<NT, K, R>;
+    using Rows = RowsOf<NT, K, R>;
+    reads_early(); // weights
     const int row = (int(blockIdx.x) * warps + int(threadIdx.x) / 32) * R;
     if (row >= all.first_row[all.n]) {
-        wait_for_inputs(); // every CTA takes part in the programmatic dependent launch
+        wait_for_inputs();
         return;
     }
     const int          which      = row < all.first_row[1] ? 0 : row < all.first_row[2] ? 1 : 2;
@@ -39,8 +40,7 @@ __global__ void __launch_bounds__(warps * 32, NT > 1          ? 2
     float              sum[R][NT] = {};
     Rows               rows;
 #pragma unroll
-    for (int u = 0; u < Rows::ahead; u++) // weights do not depend on the previous kernel, which may still run
-        rows.load(p.weight, r0, 0, cols, u);
+    for (int u = 0; u < Rows::ahead; u++) rows.load(p.weight, r0, 0, cols, u);
     wait_for_inputs();
     for (int base = 0; base < cols; base += Rows::step)
         if constexpr (Deep) {

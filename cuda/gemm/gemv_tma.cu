@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
     constexpr int     warps = warps_of(K);
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ std::uint64_t ready[warps][stages];
-    const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32, stage_bytes = 2 * row_bytes(K, slice);
+    reads_early(); // weights
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, stage_bytes = 2 * row_bytes(K, slice);
     // Pairs of rows, the same number for each CTA but for one; its warps take them in turn.
     const int      n_pairs  = all.first_row[all.n] / 2;
     const auto     begin_of = [&](unsigned block) { return int(std::int64_t(n_pairs) * block / gridDim.x); };
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(warps_of(K) * 32, 1)
         next_base += slice;
         if (next_base >= cols) next_base = 0, next_pair += warps;
     };
-    for (int s = 0; s < stages; s++) load_stage(s); // weights do not depend on the previous kernel
+    for (int s = 0; s < stages; s++) load_stage(s);
     wait_for_inputs();
     QuantisedX quantised{};
     const auto read = [&](int g) { return reinterpret_cast<const uint4*>(x)[g]; };

@@ -117,8 +117,9 @@ __global__ void __launch_bounds__(384, 1)
     auto*                           stage_memory =
         reinterpret_cast<unsigned char*>((reinterpret_cast<std::uintptr_t>(memory) + 1023) / 1024 * 1024);
     __shared__ std::uint64_t full[stages], empty[stages];
-    const Pipeline<stages>   pipeline{stage_memory, full, empty};
-    const int                group = uniform(int(threadIdx.x) / 128);
+    reads_early(); // nothing: barriers are made
+    const Pipeline<stages> pipeline{stage_memory, full, empty};
+    const int              group = uniform(int(threadIdx.x) / 128);
     if (threadIdx.x == 0) {
         pipeline.init(1, 2);
         mbarrier_init_fence();

@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(warps * 32, 2)
     constexpr int     stride = row_stride(K), width = unit_cols(K);
     extern __shared__ __align__(16) __half x_stages[]; // three of [NT · 8][stride]
     __shared__ bool                        is_last;
-    const int                              warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    reads_early(); // weights
+    const int          warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int          units_per_tile = cols / width, total = all.first_tile[all.n] * units_per_tile;
     const StreamKRange range{int(blockIdx.x), int(gridDim.x), total, units_per_tile};
     const int          begin = range.begin_of(range.self), end = range.begin_of(range.self + 1);
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(warps * 32, 2)
         }
         cp_async_commit();
     };
-    load_weights(weights[0], begin); // weights do not depend on the previous kernel
+    load_weights(weights[0], begin);
     load_weights(weights[1], begin + 1);
     wait_for_inputs();
     if (begin >= end) return;

@@ -37,8 +37,9 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ std::uint64_t full[stages], empty[stages];
     __shared__ bool          is_last;
-    const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int                units_per_tile = cols / tile_k;
+    reads_early(); // weights
+    const int          warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int          units_per_tile = cols / tile_k;
     const StreamKRange range{int(blockIdx.x), int(gridDim.x), all.first_tile[all.n] * units_per_tile, units_per_tile};
     const int          begin = range.begin_of(range.self), end = range.begin_of(range.self + 1);
     const Pipeline<stages> pipeline{memory, full, empty};
@@ -63,8 +64,7 @@ __global__ void __launch_bounds__((warps + 1) * 32, 1)
         const auto load_x = [&](int unit, int stage) {
             tma_copy_2d(memory + stage * bytes + weight_bytes, maps.x, unit % units_per_tile * tile_k, 0, &full[stage]);
         };
-        for (int u = begin; u < min(end, begin + stages); u++)
-            load_weight(u, u - begin); // weights do not depend on the previous kernel
+        for (int u = begin; u < min(end, begin + stages); u++) load_weight(u, u - begin);
         wait_for_inputs();
         for (int u = begin; u < min(end, begin + stages); u++) load_x(u, u - begin);
         PipelineState<stages> at; // the second time round

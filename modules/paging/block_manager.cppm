@@ -65,6 +65,9 @@ public:
     // The first position, of n_tokens known tokens and at or after `from`, that the sequence has to compute itself. Tokens that
     // others have written, or write in this step, are skipped, but never the last token.
     int next_unwritten(TableId table, int from, int n_tokens) const;
+    // Of the sequence's first n positions: how many leading ones were written before this step, and are not written again in it. At
+    // least these: a shared block that a sharer may write in this step ends the count.
+    int n_readable(TableId table, int n) const;
     // True if the last token's slot is in a block that is in flight, which cannot be copied yet.
     bool must_wait(TableId table, int n_tokens) const;
     // Slots for all `writes`, or for none (false): appends blocks as needed and replaces a shared block by a copy
@@ -302,6 +305,20 @@ int BlockManager::next_unwritten(TableId id, int from, int n_tokens) const {
         from = (i + 1) * block_size();
     }
     return std::min(from, n_tokens - 1);
+}
+
+int BlockManager::n_readable(TableId id, int n) const {
+    const Table& table    = table_at(id);
+    int          readable = n;
+    // Only blocks with a hash have several writers, and a block is not written before those in front of it: the first one from the end
+    // that nobody writes is the last look.
+    for (int i = std::min(table.n_hashed, blocks_for(n)) - 1; i >= table.n_released; i--) {
+        const BlockId   id    = table.blocks[std::size_t(i)];
+        const HashState state = pool_.state(id);
+        if (state == HashState::cached || state == HashState::none) break;
+        if (state == HashState::in_flight || pool_.ref_count(id) > 1) readable = i * block_size();
+    }
+    return std::min(readable, n);
 }
 
 bool BlockManager::must_wait(TableId id, int n_tokens) const {

@@ -42,6 +42,7 @@ void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
     }
     plan.token_start.push_back(plan.n_tokens());
     plan.context_lens.push_back(end);
+    plan.readable.push_back(blocks.n_readable(s.table, item.first));
     table = table.first(std::size_t(blocks.blocks_for(end))); // a prompt has the blocks of its later chunks already
     // No layer reads what was released; whatever touches it nevertheless finds a block of this sequence.
     const auto released = std::min(std::size_t(blocks.n_released(s.table)), table.size());

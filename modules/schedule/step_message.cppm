@@ -2,8 +2,8 @@
 // each **own** the block tables of the last plan.
 //
 // A message is a row of numbers (LEB128, small ones in one byte): of each sequence the place it had in the last plan, the rows and the
-// context it adds, how much of its old block table still holds and the ids behind that, its tokens; then the logit rows. Positions and
-// slots follow from these. 64 sequences that decode take about 450 bytes.
+// context it adds, how many positions before these are not readable, how much of its old block table still holds and the ids behind
+// that, its tokens; then the logit rows. Positions and slots follow from these. 64 sequences that decode take about 450 bytes.
 export module quire.schedule.step_message;
 
 import quire.core.base;
@@ -145,6 +145,7 @@ void StepSender::write(const StepPlan& plan, std::vector<std::byte>& out) {
         put(out, std::uint64_t(expected));
         put(out, std::uint64_t(n_tokens));
         put_signed(out, context - n_tokens - base.context);
+        put(out, std::uint64_t(context - n_tokens - at(plan.readable)));
         put(out, std::uint64_t(same));
         put(out, table.size() - std::size_t(same));
         for (BlockId id : table.subspan(std::size_t(same))) put(out, std::uint64_t(id));
@@ -176,6 +177,7 @@ Result<void> StepReceiver::read(std::span<const std::byte> message, StepPlan& pl
         const int                n_tokens = in.next(1, limits_.max_tokens - plan.n_tokens());
         const SentSequences::One none, &base = old < 0 ? none : last_.all[std::size_t(old)];
         const int                first    = in.next_signed(base.context, 0, limits_.context - n_tokens);
+        const int                hidden   = in.next(0, first);
         const int                same     = in.next(0, std::int64_t(base.table.size()));
         const int                n_blocks = (first + n_tokens + limits_.block_size - 1) / limits_.block_size;
         const int                more     = in.next(n_blocks - same, n_blocks - same);
@@ -192,6 +194,7 @@ Result<void> StepReceiver::read(std::span<const std::byte> message, StepPlan& pl
         }
         plan.token_start.push_back(plan.n_tokens());
         plan.context_lens.push_back(context);
+        plan.readable.push_back(first - hidden);
         plan.block_tables.insert(plan.block_tables.end(), table.begin(), table.end());
         plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
     }

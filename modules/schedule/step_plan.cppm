@@ -65,6 +65,9 @@ struct StepPlan {
     std::vector<std::int32_t> slots;        // [T] where its K and V go: block * block_size + offset
     std::vector<std::int32_t> token_start;  // [S+1] rows of sequence s: token_start[s] .. token_start[s+1]
     std::vector<std::int32_t> context_lens; // [S] tokens with KV after this step
+    // [S] leading positions whose K and V were written before this step, at least; the others a kernel of this step writes, for this
+    // sequence or for another one that shares the block. A kernel that begins early may read no others (cuda/warp.cuh).
+    std::vector<std::int32_t> readable;
     std::vector<BlockId>      block_tables; // the sequences' tables one after another
     std::vector<std::int32_t> table_start;  // [S+1] into block_tables
     std::vector<std::int32_t> logit_rows;   // [L] rows of `tokens` whose logits are wanted, ascending
@@ -104,7 +107,8 @@ void SamplingPlan::clear() {
 }
 
 void StepPlan::clear() {
-    for (auto* v : {&tokens, &positions, &slots, &token_start, &context_lens, &block_tables, &table_start, &logit_rows})
+    for (auto* v : {&tokens, &positions, &slots, &token_start, &context_lens, &readable, &block_tables, &table_start,
+                    &logit_rows})
         v->clear();
     moves.clear();
     sampling.clear();

@@ -45,6 +45,7 @@ int rounded_items(int n) {
 
 AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
                              std::int32_t* items, std::int32_t* tiles) {
+    check(plan.readable.size() == std::size_t(plan.n_seqs()), "a plan that does not say what is readable");
     AttentionWork work;
     int           n_items = 0;
     const auto    item    = [&](const cuda::SplitKvItem& i) {
@@ -68,16 +69,15 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
     int        longest = 0, most_splits = 1;
     const auto one_query = [&](int row, int s, int wanted) {
         const int  begin = seen_from(row), end = plan.positions[std::size_t(row)] + 1;
-        const int  n_cached = plan.positions[std::size_t(plan.token_start[std::size_t(s)])];
-        const bool fixed    = shape.deterministic;
-        const int  from     = fixed ? begin / wanted * wanted : begin;
+        const bool fixed = shape.deterministic;
+        const int  from  = fixed ? begin / wanted * wanted : begin;
         const auto [n, length] =
             fixed ? cuda::Splits{(end - from + wanted - 1) / wanted, wanted} : cuda::splits_of(end - from, wanted);
         longest     = std::max(longest, end - begin);
         most_splits = std::max(most_splits, n);
         for (int i = 0; i < n; i++)
             item({row, plan.table_start[std::size_t(s)], std::max(begin, from + i * length),
-                  std::min(end, from + (i + 1) * length), n, i, n_cached});
+                  std::min(end, from + (i + 1) * length), n, i, plan.readable[std::size_t(s)]});
     };
     for (int s = 0; s < plan.n_seqs(); s++) {
         const int first = plan.token_start[std::size_t(s)], end = plan.token_start[std::size_t(s) + 1];

@@ -1,0 +1,247 @@
+// Whole engines on the GPU in random mixes, at the head sizes of real models: every request as the same request alone. What kernels
+// read before their inputs are complete (cuda/warp.cuh) shows here. Without a GPU these tests print that and pass.
+#include <catch2/catch_test_macros.hpp>
+
+#include "../cuda/kernels.h"
+#include "process.h"
+
+import quire.core.base;
+import quire.core.std;
+import quire.core.tensor;
+import quire.engine.engine;
+import quire.model_file.gguf_writer;
+import quire.model_file.quants;
+import quire.schedule.request;
+import quire.schedule.scheduler;
+
+#include "cuda_tools.h"
+#include "engine_tools.h"
+#include "odd_model.h"
+
+using namespace quire;
+using namespace quire::testing;
+
+namespace {
+
+struct MixShape {
+    const char* name;
+    int         heads, kv_heads, head_dim;
+    DType       type = DType::F16;
+};
+constexpr MixShape mix_shapes[] = {{"heads of 64", 9, 3, 64},
+                                   {"heads of 96", 8, 4, 96},
+                                   {"heads of 128", 8, 2, 128},
+                                   {"heads of 256", 4, 1, 256},
+                                   {"heads of 64, Q8_0", 8, 8, 64, DType::Q8_0}};
+
+std::string write_mix_model(const MixShape& s) {
+    const std::string path = temporary();
+    write_odd_model(path, {s.name, s.type, 1024, s.heads, s.kv_heads, s.head_dim, s.head_dim, 2048, 512, 4});
+    return path;
+}
+
+// Of each answer (by request, then index) what it said. Requests come and go at the steps that the mix says.
+struct Mix {
+    std::vector<Request> requests;
+    std::vector<int>     submit_at, cancel_at; // steps; never: -1
+};
+std::vector<std::map<int, Answer>> run_mix(Engine& engine, const Mix& mix) {
+    std::map<RequestId, std::size_t>   index;
+    std::vector<RequestId>             ids(mix.requests.size(), 0);
+    std::vector<std::map<int, Answer>> answers(mix.requests.size());
+    std::vector<Output>                events;
+    std::size_t                        submitted = 0;
+    for (int step = 0; submitted < mix.requests.size() || !index.empty(); step++) {
+        for (std::size_t i = 0; i < mix.requests.size(); i++) {
+            if (mix.submit_at[i] == step) {
+                Result<RequestId> id = engine.submit(mix.requests[i]);
+                INFO((id ? "" : id.error().message));
+                REQUIRE(id.has_value());
+                index[ids[i] = *id] = i;
+                submitted++;
+            }
+            if (mix.cancel_at[i] == step && index.contains(ids[i])) engine.cancel(ids[i]);
+        }
+        engine.step(events);
+        for (Output& e : events) {
+            Answer& a = answers[index.at(e.id)][e.index];
+            a.tokens.insert(a.tokens.end(), e.tokens.begin(), e.tokens.end());
+            a.logprobs.insert(a.logprobs.end(), e.logprobs.begin(), e.logprobs.end());
+            if (!e.prompt_logits.empty()) a.prompt_logits = std::move(e.prompt_logits);
+            if (e.finish != FinishReason::none) a.finish = e.finish;
+            if (e.done) index.erase(e.id);
+        }
+        events.clear();
+        engine.check_invariants();
+        REQUIRE(step < 100'000);
+    }
+    return answers;
+}
+
+Mix alone(const Request& request) { return {{request}, {0}, {-1}}; }
+
+// Equal prompts in the same step (of whole blocks and a token more, so that the second runs one row), beginnings that are shared,
+// several answers, beams, cancels.
+Mix random_mix(std::mt19937& random, int vocab, bool deterministic) {
+    const auto below = [&](int n) { return int(random() % unsigned(n)); };
+    const auto text  = [&](int n) {
+        std::vector<Token> t(std::size_t(n), 0);
+        for (Token& x : t) x = 3 + below(vocab - 3);
+        return t;
+    };
+    Mix        mix;
+    const auto add = [&](Request r, int step, int cancel = -1) {
+        mix.requests.push_back(std::move(r));
+        mix.submit_at.push_back(step);
+        mix.cancel_at.push_back(cancel);
+    };
+    std::vector<Token> common = text(160);
+    for (int group = 0; group < 8; group++) {
+        const int          step = below(12);
+        std::vector<Token> prompt(common.begin(), common.begin() + 16 * below(8));
+        for (Token t : text(16 * below(10) + 1 + (below(4) == 0 ? below(15) : 0))) prompt.push_back(t);
+        const int copies = 1 + below(4);
+        for (int copy = 0; copy < copies; copy++) {
+            Request r = greedy(prompt, 2 + below(12));
+            r.n       = below(4) == 0 ? 2 + below(2) : 1;
+            if (deterministic && below(3) == 0) r.sampling.temperature = 1, r.sampling.seed = random();
+            if (below(8) == 0) r.n = 1, r.beam_width = 2 + below(2);
+            add(std::move(r), step + (below(5) == 0 ? 1 : 0), below(10) == 0 ? step + 1 + below(6) : -1);
+        }
+    }
+    return mix;
+}
+
+EngineOptions random_options(const EngineOptions& plain, std::mt19937& random, int round) {
+    const auto    below = [&](int n) { return int(random() % unsigned(n)); };
+    EngineOptions o     = plain;
+    o.block_size        = std::array{16, 16, 8, 32}[std::size_t(round % 4)];
+    o.preemption_mode   = round % 2 ? PreemptionMode::swap : PreemptionMode::recompute;
+    o.max_sequences     = 4 + below(12);
+    o.max_batch_tokens  = o.max_sequences + (round % 3 == 0 ? 1000 : below(250));
+    o.kv_blocks         = (round % 2 ? 420 : 1600) / o.block_size * 3 / 2; // some rounds must preempt
+    return o;
+}
+
+// Greedy answers agree wherever the choice is not close.
+void check_close(const Answer& got, const Answer& want) {
+    REQUIRE(got.logprobs.size() == want.logprobs.size());
+    for (std::size_t k = 0; k < want.tokens.size(); k++) {
+        const auto& top = want.logprobs[k].top;
+        CAPTURE(k);
+        if (want.tokens[k] != got.tokens[k]) {
+            CHECK(top[0].logprob - top[1].logprob < 0.05f);
+            return;
+        }
+        CHECK(std::abs(got.logprobs[k].chosen.logprob - want.logprobs[k].chosen.logprob) < 0.03f);
+    }
+}
+
+} // namespace
+
+TEST_CASE("GPU: every request of a random mix answers as alone, at the head sizes of real models", "[cuda][mixes]") {
+    if (no_gpu()) return;
+    for (const MixShape& shape : mix_shapes)
+        for (const bool deterministic : {true, false}) {
+            CAPTURE(shape.name, deterministic);
+            const std::string path = write_mix_model(shape);
+            std::mt19937      random(7);
+            EngineOptions     plain;
+            plain.device              = "cuda";
+            plain.deterministic       = deterministic;
+            plain.context             = 400;
+            plain.kv_blocks           = 64;
+            plain.swap_blocks         = 200;
+            EngineOptions o           = plain;
+            o.prefix_cache            = false;
+            Engine        single      = load(path, o);
+            std::uint64_t preemptions = 0;
+            int           compared    = 0;
+            for (int round = 0; round < 8; round++) {
+                const Mix mix    = random_mix(random, 512, deterministic);
+                Engine    engine = load(path, random_options(plain, random, round));
+                CAPTURE(round);
+                const auto got = run_mix(engine, mix);
+                for (std::size_t i = 0; i < mix.requests.size(); i++) {
+                    const Request& r = mix.requests[i];
+                    if (mix.cancel_at[i] >= 0) continue;
+                    if (!deterministic && r.beam_width > 0) continue; // close beams may change places
+                    const auto want = run_mix(single, alone(r))[0];
+                    REQUIRE(got[i].size() == want.size());
+                    for (const auto& [index, answer] : want) {
+                        CAPTURE(i, r.prompt.size(), r.n, r.beam_width, index);
+                        compared++;
+                        if (deterministic) CHECK(identical(got[i].at(index), answer));
+                        else check_close(got[i].at(index), answer);
+                    }
+                }
+                preemptions += engine.stats().preemptions;
+            }
+            CHECK(preemptions > 0);
+            CHECK(compared > 60);
+            unlink(path.c_str());
+        }
+}
+
+TEST_CASE("GPU: two equal prompts that come together answer as one from the cache", "[cuda][mixes]") {
+    if (no_gpu()) return;
+    for (const MixShape& shape : mix_shapes)
+        for (const bool deterministic : {true, false}) {
+            CAPTURE(shape.name, deterministic);
+            const std::string path = write_mix_model(shape);
+            EngineOptions     o;
+            o.device            = "cuda";
+            o.deterministic     = deterministic;
+            o.context           = 450;
+            o.kv_blocks         = 400;
+            Engine       engine = load(path, o);
+            std::mt19937 random(11);
+            for (int pair = 0; pair < 60; pair++) {
+                std::vector<Token> prompt(std::size_t(16 * (2 + random() % 23) + 1), 0);
+                for (Token& t : prompt) t = 3 + int(random() % 500);
+                const Request r        = greedy(prompt, 4);
+                const auto    together = run_mix(engine, {{r, r}, {0, 0}, {-1, -1}});
+                const Answer  again    = run_mix(engine, alone(r))[0].at(0);
+                CAPTURE(pair, prompt.size());
+                for (const auto& one : together)
+                    if (deterministic) CHECK(identical(one.at(0), again));
+                    else check_close(one.at(0), again);
+            }
+            unlink(path.c_str());
+        }
+}
+
+// The same bits in each process and each build, whatever kernels read early: only kernels of quire itself run in steps of at most 128
+// rows, and the library's are chosen by timing. Prints a digest to compare (docs/cuda-notes.md, "Early reads").
+TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") {
+    if (no_gpu()) return;
+    for (const MixShape& shape : mix_shapes)
+        for (const bool deterministic : {true, false}) {
+            const std::string path = write_mix_model(shape);
+            std::mt19937      random(21);
+            std::uint64_t     digest = 0xcbf29ce484222325ull;
+            const auto        add    = [&](std::uint64_t v) { digest = (digest ^ v) * 0x100000001b3ull; };
+            for (int round = 0; round < 3; round++) {
+                EngineOptions plain;
+                plain.device        = "cuda";
+                plain.deterministic = deterministic;
+                plain.context       = 400;
+                plain.swap_blocks   = 200;
+                EngineOptions o     = random_options(plain, random, round);
+                o.max_batch_tokens  = std::min(o.max_batch_tokens, 128);
+                Mix mix             = random_mix(random, 512, true);
+                std::ranges::fill(mix.cancel_at, -1);
+                Engine engine = load(path, o);
+                for (const auto& request : run_mix(engine, mix))
+                    for (const auto& [index, answer] : request) {
+                        for (Token t : answer.tokens) add(std::uint64_t(t));
+                        for (const PositionLogprobs& p : answer.logprobs)
+                            add(std::bit_cast<std::uint32_t>(p.chosen.logprob));
+                    }
+            }
+            std::printf("digest: %s%s: %016llx\n", shape.name, deterministic ? ", deterministic" : "",
+                        static_cast<unsigned long long>(digest));
+            unlink(path.c_str());
+        }
+    SUCCEED();
+}
