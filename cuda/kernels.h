@@ -252,6 +252,9 @@ struct SplitLengths {
     int length       = fixed_split_length;
     int short_length = 0; // of SplitKvItems::n_short; 0: there are none
 };
+// The splits of a launch, beyond one for each sequence, that keep all SMs busy whatever the shape; so many the workspace has room for.
+// Where a step's contexts are longer, its splits are.
+int most_splits(const Context& gpu);
 // value_dim: less than head_dim in a latent cache.
 SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
 // Whether SplitKvItems::one_warp suits a step with so many sequences of one query, each in one split; `positions`: of all together.

@@ -18,6 +18,7 @@ bool         begin_launches(Context&) { return false; }
 void         end_launches(Context&) {}
 bool         is_regular(const Weight&) { return false; }
 bool         can_skinny_gemm(const Context&, const Weight&) { return false; }
+int          most_splits(const Context&) { return 0; }
 SplitLengths split_lengths(const Context&, int, int, std::int64_t) { return {}; }
 bool         one_warp_each(const Context&, int, int, int, int, std::int64_t, int) { return false; }
 void         skinny_gemm(const Half*, int, std::int64_t, const Projection*, int, Context&) {}

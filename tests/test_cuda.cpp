@@ -6,6 +6,7 @@
 #include "reference.h"
 
 import quire.core.base;
+import quire.compute.cuda.attention_plan;
 import quire.model_file.config;
 import quire.engine.engine;
 import quire.model_file.gguf_writer;
@@ -560,11 +561,13 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
         if (c.value_dim > 0) a.cache_v = nullptr;
         const int tile = cuda::prefill_tile(gpu, c.D, V);
         if (c.decodes && tile > 0) {
-            // Short splits, and of the lengths that the device is given.
+            // Short splits, of the lengths that the device is given, and long ones, as very long contexts have them.
+            const int  which = c.n_queries == 1 ? int(random() % 3) : 1;
             const auto lengths =
-                random() % 2 == 0 && c.n_queries == 1
-                    ? cuda::SplitLengths{}
-                    : cuda::split_lengths(gpu, c.D, V, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16));
+                which == 0 ? cuda::SplitLengths{}
+                : which == 1
+                    ? cuda::split_lengths(gpu, c.D, V, std::int64_t(1) << (c.n_queries > 1 ? 24 : 8 + random() % 16))
+                    : cuda::SplitLengths{256 * int(2 + random() % 7), 0};
             const auto cut = [&](int chunk) {
                 const auto before = items.size();
                 for (int t = 0; t < c.n_queries; t++) {
@@ -606,6 +609,21 @@ TEST_CASE("GPU: attention over blocks equals plain attention", "[cuda]") {
             CHECK(relative_error(floats_of(out.back(gpu)), want) < 5e-3);
         }
     }
+}
+
+TEST_CASE("a deterministic step whose splits exceed a launch takes several, with whole rows") {
+    std::vector<cuda::SplitKvItem> items;
+    for (const int n : {3, 1, 4, 4, 2, 1}) // splits of each row
+        for (int i = 0; i < n; i++) items.push_back({.n_splits = n, .split = i});
+    std::vector<int> begins;
+    launches_of(items, 100, begins);
+    CHECK(begins == std::vector<int>{0, 15});
+    launches_of(items, 5, begins);
+    CHECK(begins == std::vector<int>{0, 4, 8, 12, 15});
+    launches_of(items, 4, begins);
+    CHECK(begins == std::vector<int>{0, 4, 8, 12, 15});
+    launches_of({}, 4, begins);
+    CHECK(begins == std::vector<int>{0, 0});
 }
 
 namespace {

@@ -211,6 +211,46 @@ TEST_CASE("GPU: two equal prompts that come together answer as one from the cach
         }
 }
 
+TEST_CASE("GPU: the workspace of attention does not grow with contexts times sequences, and long contexts are right",
+          "[cuda][mixes]") {
+    if (no_gpu()) return;
+    for (const MixShape& shape : {mix_shapes[0], mix_shapes[1], mix_shapes[3]}) {
+        CAPTURE(shape.name);
+        const std::string path = write_mix_model(shape);
+        EngineOptions     o;
+        o.device        = "cuda";
+        o.context       = 131'072;
+        o.max_sequences = 512;
+        o.kv_blocks     = 3 * 8192;
+        o.swap_blocks   = 0;
+        Engine engine   = load(path, o);
+        // "workspaces N MiB": every sequence at its longest had asked for gigabytes.
+        const std::string use = engine.memory_use();
+        const auto        at  = use.find("workspaces ");
+        REQUIRE(at != std::string::npos);
+        INFO(use);
+        CHECK(use.find(" MiB", at) < use.find(",", at));
+        CHECK(std::atoi(use.c_str() + at + 11) < 1000);
+        o.deterministic          = true;
+        o.max_sequences          = 4;
+        Engine             fixed = load(path, o);
+        std::mt19937       random(3);
+        std::vector<Token> prompt(30'000, 0);
+        for (Token& t : prompt) t = 3 + int(random() % 500);
+        std::vector<Request> requests;
+        for (int n : {30'000, 29'990, 12'345, 700, 30, 1})
+            requests.push_back(greedy({prompt.begin(), prompt.begin() + n}, 6));
+        const auto got = run(engine, requests), again = run(engine, requests); // from the cache, in the step of others
+        for (std::size_t i = 2; i < requests.size(); i++) { // the longest take minutes in fixed splits
+            const auto want = run(fixed, {requests[i]});
+            CAPTURE(requests[i].prompt.size());
+            check_close(got[i], want[0]);
+        }
+        for (std::size_t i = 0; i < requests.size(); i++) check_close(again[i], got[i]);
+        unlink(path.c_str());
+    }
+}
+
 // The same bits in each process and each build, whatever kernels read early: only kernels of quire itself run in steps of at most 128
 // rows, and the library's are chosen by timing. Prints a digest to compare (docs/cuda-notes.md, "Early reads").
 TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") {

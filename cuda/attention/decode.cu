@@ -29,6 +29,35 @@ __host__ __device__ constexpr int power_of_two(int n) {
     return p;
 }
 
+// The block ids of a split, in shared memory: of `length` positions at a time, from which a CTA reads on together.
+class TableSegment {
+public:
+    static constexpr int length = fixed_split_length;
+
+    __device__ TableSegment(const std::int32_t* table, int begin, int end, int block_size)
+        : table_(table), begin_(begin), end_(end), block_size_(block_size) {}
+    // By all threads, at multiples of a divisor of `length` from the first position on: the ids of `position` and of what follows.
+    __device__ void move_to(int position) {
+        if (position < next_) return;
+        if (next_ > 0) __syncthreads(); // all have read the ids before
+        next_        = position + length;
+        first_block_ = max(position, begin_) / block_size_;
+        for (int i = threadIdx.x; i <= (min(next_, end_) - 1) / block_size_ - first_block_; i += blockDim.x)
+            ids()[i] = table_[first_block_ + i];
+        __syncthreads();
+    }
+    __device__ std::int32_t operator[](int block) const { return ids()[block - first_block_]; }
+
+private:
+    static __device__ std::int32_t* ids() {
+        __shared__ std::int32_t memory[length + 1];
+        return memory;
+    }
+
+    const std::int32_t* table_;
+    int                 begin_, end_, block_size_, first_block_ = 0, next_ = 0;
+};
+
 // D: head_dim, a multiple of 8; G: query heads of a KV head that a CTA takes.
 template <int D, int G>
 __global__ void __launch_bounds__(decode_warps * 32)
@@ -47,15 +76,8 @@ __global__ void __launch_bounds__(decode_warps * 32)
     const bool active = in < D / 8;
     const int  begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    // The block ids of the split.
-    __shared__ std::int32_t ids[fixed_split_length + 1];
-    const std::int32_t*     table       = plan.block_tables + item.table;
-    const int               first_block = begin / a.block_size;
-    for (int i = threadIdx.x; i <= (end - 1) / a.block_size - first_block; i += blockDim.x)
-        ids[i] = table[first_block + i];
-    __syncthreads();
-
-    float q[G][8], acc[G][8], row_max[G], row_sum[G];
+    TableSegment segment(plan.block_tables + item.table, begin, end, a.block_size);
+    float        q[G][8], acc[G][8], row_max[G], row_sum[G];
 #pragma unroll
     for (int g = 0; g < G; g++) {
         row_max[g] = -INFINITY;
@@ -77,6 +99,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
     // Which positions a warp takes depends on their place in the split, not on where the window begins: the same sums in any
     // batch.
     for (int start = first; start < end; start += parts * ahead) {
+        segment.move_to(start);
         const int base = start + warp * groups + group;
         uint4     k[ahead], v[ahead];
         bool      valid[ahead];
@@ -88,8 +111,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
             if (valid[u] && active) {
                 const int          block = position / a.block_size;
                 const std::int64_t at =
-                    kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size) *
-                        D +
+                    kv_row_of_position(position, block, segment[block], kv_head, a.n_kv_heads, a.block_size) * D +
                     in * 8;
                 k[u] = *reinterpret_cast<const uint4*>(keys + at);
                 v[u] = *reinterpret_cast<const uint4*>(values + at);
@@ -165,23 +187,22 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
     const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
     const int begin = item.begin, end = item.end, first = begin / 16 * 16;
 
-    __shared__ std::int32_t ids[fixed_split_length + 1];
-    const int               first_block = begin / a.block_size;
-    for (int b = threadIdx.x; b <= (end - 1) / a.block_size - first_block; b += blockDim.x)
-        ids[b] = plan.block_tables[item.table + first_block + b];
+    TableSegment  segment(plan.block_tables + item.table, begin, end, a.block_size);
     std::uint32_t q[D / 8];
     MmaHeads<D>::load_q(query_of<D>(a, item, head0), n_heads, q);
-    __syncthreads();
     const BlockOf block_of{a.block_size};
     const auto    row_of = [&](int position) { // of this KV head
         const int block = block_of(position);
-        return kv_row_of_position(position, block, ids[block - first_block], kv_head, a.n_kv_heads, a.block_size);
+        return kv_row_of_position(position, block, segment[block], kv_head, a.n_kv_heads, a.block_size);
     };
     const auto* keys   = reinterpret_cast<const __half*>(a.cache_k);
     const auto* values = reinterpret_cast<const __half*>(a.cache_v);
     const uint4 zero   = make_uint4(0, 0, 0, 0);
     MmaHeads<D> heads;
-    for (int from = first + warp * 16; from < end; from += decode_warps * 16) {
+    for (int start = first; start < end; start += decode_warps * 16) {
+        segment.move_to(start);
+        const int from = start + warp * 16;
+        if (from >= end) continue;
         const auto seen = [&](int position) { return position >= begin && position < end; };
         uint4      k[2][MmaHeads<D>::k_words], v[4][MmaHeads<D>::v_words];
 #pragma unroll
@@ -376,6 +397,8 @@ void launch_decode_for(const Attention& a, const Plan& plan, float* partial, std
 }
 
 } // namespace
+
+int most_splits(const Context& gpu) { return 16 * gpu.n_sms; }
 
 SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work) {
     SplitLengths lengths;

@@ -327,19 +327,51 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     };
     if (auto ok = on_all(ranks, load); !ok) return std::unexpected(ok.error());
 
-    std::size_t affordable = std::size_t(most_positions / o.block_size);
-    for (const Rank& rank : ranks) affordable = std::min(affordable, rank.backend->memory_for_cache() / block_bytes);
-    affordable /= o.device == "cpu" ? ranks.size() : std::size_t(o.ranks_per_gpu); // they share it
-    affordable = std::max(affordable, std::size_t(1));
+    const auto affordable_blocks = [&] {
+        std::size_t n = std::size_t(most_positions / o.block_size);
+        for (const Rank& rank : ranks) n = std::min(n, rank.backend->memory_for_cache() / block_bytes);
+        n /= o.device == "cpu" ? ranks.size() : std::size_t(o.ranks_per_gpu); // they share it
+        return std::max(n, std::size_t(1));
+    };
+    const auto context_with = [&](std::size_t blocks) { // where none is asked for
+        return o.context > 0 ? o.context
+                             : int(std::min(std::size_t(config.context_length), blocks * std::size_t(o.block_size)));
+    };
+    // The workspaces come first, so that the pool is made of what is really left.
+    const int     most_context = context_with(o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable_blocks());
+    std::set<int> windows;
+    for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
+    const auto prepare = [&](std::size_t r) -> Result<void> {
+        const ModelConfig& mine = shape_of(r).config;
+        StepLimits         limits;
+        limits.max_tokens              = o.max_batch_tokens;
+        limits.max_logit_rows          = max_logit_rows;
+        limits.max_sequences           = o.max_sequences;
+        limits.max_blocks_per_sequence = int(blocks_for(most_context));
+        limits.context                 = most_context;
+        limits.n_layers                = mine.n_layers;
+        limits.n_heads                 = mine.n_heads;
+        limits.n_kv_heads              = mine.n_kv_heads;
+        limits.head_dim                = mine.head_dim;
+        limits.value_dim               = mine.value_dim;
+        limits.vocab_size              = mine.vocab_size;
+        limits.n_windows               = int(windows.size());
+        limits.n_experts               = mine.experts.n;
+        limits.experts_used            = mine.experts.used;
+        limits.hidden_size             = mine.hidden_size;
+        limits.n_ranks                 = o.tensor_parallel;
+        limits.rank_vocab              = int(shape_of(r).n > 1 ? shape_of(r).vocab.n : mine.vocab_size);
+        return ranks[r].backend->prepare_steps(limits);
+    };
+    if (auto ok = on_all(ranks, prepare); !ok) return std::unexpected(ok.error());
+
+    std::size_t affordable = affordable_blocks();
     if (processes) {
         const Result<std::uint64_t> least = processes->least(affordable);
         if (!least) return std::unexpected(least.error());
         affordable = std::size_t(*least);
     }
-    if (o.context == 0) {
-        const std::size_t pool = (o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable) * std::size_t(o.block_size);
-        o.context              = int(std::min(std::size_t(config.context_length), pool));
-    }
+    o.context = context_with(o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable);
     if (o.kv_blocks == 0) {
         const std::size_t one = blocks_for(o.context);
         o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
@@ -366,35 +398,14 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     if (auto ok = check_room(*ranks[0].backend, o, std::size_t(o.kv_blocks), swap_asked, block_bytes); !ok)
         return std::unexpected(ok.error());
 
-    std::set<int> windows;
-    for (const LayerConfig& layer : config.layers) windows.insert(layer.window);
-    const auto prepare = [&](std::size_t r) -> Result<void> {
-        const ModelConfig& mine = shape_of(r).config;
-        Result<KvCache>    cache =
-            KvCache::create(*ranks[r].backend, mine, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
+    const auto create_cache = [&](std::size_t r) -> Result<void> {
+        Result<KvCache> cache =
+            KvCache::create(*ranks[r].backend, shape_of(r).config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
         if (!cache) return std::unexpected(cache.error());
         ranks[r].cache = std::move(*cache);
-        StepLimits limits;
-        limits.max_tokens              = o.max_batch_tokens;
-        limits.max_logit_rows          = max_logit_rows;
-        limits.max_sequences           = o.max_sequences;
-        limits.max_blocks_per_sequence = int(blocks_for(o.context));
-        limits.context                 = o.context;
-        limits.n_layers                = mine.n_layers;
-        limits.n_heads                 = mine.n_heads;
-        limits.n_kv_heads              = mine.n_kv_heads;
-        limits.head_dim                = mine.head_dim;
-        limits.value_dim               = mine.value_dim;
-        limits.vocab_size              = mine.vocab_size;
-        limits.n_windows               = int(windows.size());
-        limits.n_experts               = mine.experts.n;
-        limits.experts_used            = mine.experts.used;
-        limits.hidden_size             = mine.hidden_size;
-        limits.n_ranks                 = o.tensor_parallel;
-        limits.rank_vocab              = int(shape_of(r).n > 1 ? shape_of(r).vocab.n : mine.vocab_size);
-        return ranks[r].backend->prepare_steps(limits);
+        return {};
     };
-    if (auto ok = on_all(ranks, prepare); !ok) return std::unexpected(ok.error());
+    if (auto ok = on_all(ranks, create_cache); !ok) return std::unexpected(ok.error());
 
     const bool            gpu_ranks = o.device == "cuda" && o.tensor_parallel > 1;
     const int             spin = o.device == "cuda" ? 1'000'000 : 2000; // a GPU must not wait for a thread that sleeps

@@ -25,8 +25,15 @@ struct AttentionWork {
     int  n_tiles  = 0; // PrefillTiles
 };
 
-// Items in a list, rounded up as AttentionShape::rounded does.
-int rounded_items(int n);
+// What the largest steps need: places in a list of items, and items of a launch, for whose splits there is memory. In deterministic
+// steps every row is cut at the same positions, and what exceeds a launch takes another one.
+struct AttentionRoom {
+    int list = 0, launch = 0;
+};
+AttentionRoom attention_room(const AttentionShape& shape, const cuda::Context& gpu, int max_tokens, int max_sequences,
+                             int context);
+// Where the launches of a deterministic step begin, of at most `most` items each, and the end; no row is in two of them.
+void launches_of(std::span<const cuda::SplitKvItem> items, int most, std::vector<int>& begins);
 
 // Writes the step's SplitKvItems and PrefillTiles, as words of 4 bytes.
 AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
@@ -38,9 +45,32 @@ module :private;
 
 namespace quire {
 
+// Items in a list, rounded up as AttentionShape::rounded does.
 int rounded_items(int n) {
     const int step = std::max(8, int(std::bit_floor(unsigned(n))) / 4);
     return (n + step - 1) / step * step;
+}
+
+AttentionRoom attention_room(const AttentionShape& shape, const cuda::Context& gpu, int max_tokens, int max_sequences,
+                             int context) {
+    const int of_row = context / cuda::fixed_split_length + 2; // splits of a row that is cut at fixed positions
+    if (shape.deterministic) return {max_tokens * of_row, std::max(cuda::most_splits(gpu), of_row)};
+    const int list = rounded_items(max_sequences + cuda::most_splits(gpu)); // of long items, and as many short ones
+    return {2 * list, 2 * list};
+}
+
+void launches_of(std::span<const cuda::SplitKvItem> items, int most, std::vector<int>& begins) {
+    begins.assign(1, 0);
+    for (std::size_t i = 0; i < items.size(); i++)
+        if (items[i].split == 0 && int(i) + items[i].n_splits - begins.back() > most) begins.push_back(int(i));
+    begins.push_back(int(items.size()));
+}
+
+// Splits of a list keep to most_splits(): longer ones where the contexts of a step ask for more.
+int bounded(int length, std::int64_t positions, const cuda::Context& gpu) {
+    const auto most = std::max(cuda::most_splits(gpu), 1);
+    const auto each = (positions + most - 1) / most, unit = std::int64_t(cuda::fixed_split_length);
+    return std::max(length, int((each + unit - 1) / unit * unit));
 }
 
 AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
@@ -64,7 +94,10 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
         for (int s = 0; s < plan.n_seqs(); s++)
             if (const int row = plan.token_start[std::size_t(s)]; single(s))
                 positions += plan.positions[std::size_t(row)] + 1 - seen_from(row);
-        lengths = cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads);
+        lengths        = cuda::split_lengths(gpu, shape.head_dim, shape.value_dim, positions * shape.n_kv_heads);
+        lengths.length = bounded(lengths.length, positions, gpu);
+        if (lengths.short_length > 0) lengths.short_length = bounded(lengths.short_length, positions, gpu);
+        if (lengths.short_length >= lengths.length) lengths.short_length = 0;
     }
     int        longest = 0, most_splits = 1;
     const auto one_query = [&](int row, int s, int wanted) {

@@ -170,12 +170,14 @@ private:
                 at_tables_ = 0, plan_ints_ = 0;
     cuda::Plan on_device_;
     // A list of split-KV items for each of the program's windows.
-    std::vector<int>             windows_;
-    std::size_t                  list_ints_ = 0;
-    std::array<AttentionWork, 2> work_;
-    StepShape                    shape_;
-    bool                         alone_ = false;              // on the device, in this step
-    using GraphKey                      = std::array<int, 8>; // rows, alone, and of each list its SplitKvItems
+    std::vector<int>                windows_;
+    std::size_t                     list_ints_ = 0;
+    std::array<AttentionWork, 2>    work_;
+    AttentionRoom                   room_;
+    std::array<std::vector<int>, 2> launches_; // of deterministic steps: see launches_of()
+    StepShape                       shape_;
+    bool                            alone_ = false;              // on the device, in this step
+    using GraphKey                         = std::array<int, 8>; // rows, alone, and of each list its SplitKvItems
     GraphKey graph_key() const {
         const auto &a = work_[0], &b = work_[1];
         return {shape_.tokens, alone_, a.n_items, a.n_short, a.one_warp, b.n_items, b.n_short, b.one_warp};
@@ -202,6 +204,9 @@ private:
     // What this rank sends in an AllReduce: a part alone as it is, several as their sum, none as zeros.
     void* sent(const LoweredOperation& op) const {
         return op.parts.n == 1 && op.parts.of[0] != nullptr ? const_cast<void*>(op.parts.of[0]) : sum_of_parts_;
+    }
+    AttentionShape attention_shape(int window, bool rounded) const {
+        return {limits_.head_dim, limits_.value_dim, limits_.n_kv_heads, window, options_.deterministic, rounded};
     }
     bool                            begin_step(const StepPlan& plan);
     void                            run_operations();
@@ -341,31 +346,26 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
     limits_.max_tokens = std::max(l.max_tokens, 8);
     const auto T = std::size_t(limits_.max_tokens), S = std::size_t(l.max_sequences) + 1,
                L = std::size_t(l.max_logit_rows);
-    // In deterministic steps every token is an item; else one token of each sequence.
-    const std::size_t chunks = std::size_t(l.context) / cuda::fixed_split_length + 2;
     check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
-    // A latent cache may have shorter splits, one for each SM.
-    const std::size_t more = l.value_dim != l.head_dim ? 2 * (std::size_t(info_.n_sms) + S) : 0;
-    const std::size_t items =
-        more + (options_.deterministic ? std::size_t(rounded_items(int(T * chunks)))
-                                       : 2 * std::size_t(rounded_items(int(S * chunks)))); // long and short
+    room_ = attention_room(attention_shape(0, true), *gpu_, limits_.max_tokens, l.max_sequences, l.context);
     const std::size_t tables = S * (std::size_t(l.max_blocks_per_sequence) + 1);
     at_positions_            = T;
     at_slots_                = 2 * T;
     at_rows_                 = 3 * T;
     at_starts_               = at_rows_ + std::max(L, T);
     at_items_                = at_starts_ + S;
-    list_ints_               = items * sizeof(cuda::SplitKvItem) / 4;
+    list_ints_               = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
     at_tiles_                = at_items_ + std::size_t(l.n_windows) * list_ints_;
     at_tables_               = at_tiles_ + T * 3;
     plan_ints_               = at_tables_ + tables;
     host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
     device_                  = static_cast<std::int32_t*>(memory_.take(plan_ints_ * 4));
-    partial_     = static_cast<float*>(memory_.take(items * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
-    arrivals_    = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
-    logits_size_ = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
-    logits_      = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
-    best_        = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
+    partial_                 = static_cast<float*>(
+        memory_.take(std::size_t(room_.launch) * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
+    arrivals_        = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
+    logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
+    logits_          = static_cast<float*>(cuda::allocate_host(logits_size_ * 4));
+    best_            = static_cast<std::int32_t*>(cuda::allocate_host((std::max(L, T) + 64) * 4));
     const int rows   = int(std::max(L, T));
     sampling_limits_ = {
         rows, 65536, 16 * rows, 128 * rows, std::min(cuda::max_top, l.vocab_size), rows * ((l.vocab_size + 63) / 64)};
@@ -445,9 +445,12 @@ bool CudaBackend::begin_step(const StepPlan& plan) {
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
     for (std::size_t i = 0; i < windows_.size(); i++) {
-        const AttentionShape attention{limits_.head_dim, limits_.value_dim,      limits_.n_kv_heads,
-                                       windows_[i],      options_.deterministic, decoding};
-        work_[i] = plan_attention(plan, attention, *gpu_, host_ + at_items_ + i * list_ints_, host_ + at_tiles_);
+        std::int32_t* const list = host_ + at_items_ + i * list_ints_;
+        work_[i] = plan_attention(plan, attention_shape(windows_[i], decoding), *gpu_, list, host_ + at_tiles_);
+        check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
+        if (options_.deterministic)
+            launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,
+                        launches_[i]);
     }
     on_device_.items = items_of(0);
     cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, *gpu_);
@@ -852,8 +855,18 @@ void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
 
 void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
     cuda::Plan plan = on_device_;
-    plan.items      = items_of(std::size_t(op.items));
-    cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
+    const auto list = std::size_t(op.items);
+    plan.items      = items_of(list);
+    if (options_.deterministic) {
+        const cuda::SplitKvItem* const all = plan.items.list;
+        for (std::size_t k = 0; k + 1 < launches_[list].size();
+             k++) { // in order, so that they share the memory of their splits
+            plan.items.list = all + launches_[list][k], plan.items.n = launches_[list][k + 1] - launches_[list][k];
+            cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
+        }
+    } else {
+        cuda::attention_decode(op.device.attend, plan, partial_, arrivals_, *gpu_);
+    }
     cuda::attention_prefill(op.device.attend, plan, reinterpret_cast<const cuda::PrefillTile*>(device_ + at_tiles_),
                             work_[0].n_tiles, *gpu_);
 }
