@@ -66,3 +66,26 @@ TEST_CASE("what is no regular file is written as it is", "[output]") {
     CHECK(write_file("/dev/full", "text").error().message == "cannot write /dev/full: No space left on device");
     CHECK(write_file("/tmp", "text").error().message == "cannot write /tmp: Is a directory");
 }
+
+TEST_CASE("no program writes over the file that it reads", "[output]") {
+    const std::string folder = temporary() + ".d", model = folder + "/m.gguf", link = folder + "/link";
+    std::filesystem::create_directory(folder);
+    std::filesystem::copy_file(shipped, model);
+    std::filesystem::create_symlink("m.gguf", link);
+    const std::string was = slurp(model);
+    for (const std::string& command :
+         {"inspect logits " + model + " --ids 1,2,3 --device cpu -t 1 --raw " + link,
+          "block-viz -m " + model + " -p Hello -n 1 -t 1 --record " + link,
+          "block-viz -m " + model + " -p Hello -n 1 -t 1 --html " + link, "block-viz -m " + model + " --demo --html " + link,
+          "bench make-model --shape tiny --vocabulary " + model + " -o " + link,
+          "bench replicas -m " + model + " --json " + link}) {
+        const Finished f = shell(QUIRE_BIN "/" + command);
+        CAPTURE(command, f.err);
+        CHECK(f.code == 1);
+        CHECK(f.out.empty());
+        CHECK(f.err.find("the output " + link + " is also an input (" + model + "), so nothing was written") !=
+              std::string::npos);
+        CHECK(slurp(model) == was);
+    }
+    std::filesystem::remove_all(folder);
+}

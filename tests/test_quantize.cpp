@@ -1,6 +1,8 @@
 // Quantising: the types that a reference defines, to the bit; the others by their errors; mixes; the program as a process.
 #include <catch2/catch_test_macros.hpp>
 
+#include <filesystem>
+
 #include "process.h"
 #include "reference.h"
 
@@ -347,4 +349,59 @@ TEST_CASE("quantize refuses in one sentence, and leaves the former file", "[quan
     const Finished help = run_program("quantize", {"--help"});
     CHECK(help.code == 0);
     for (const Mix& mix : mixes()) CHECK(help.out.find(cat("  ", mix.name, " ")) != std::string::npos);
+}
+
+TEST_CASE("quantize writes over none of its inputs, whatever they are called", "[quantize]") {
+    const std::string folder = temporary() + ".d";
+    std::filesystem::create_directories(folder + "/below");
+    const std::string in = folder + "/a.gguf", imatrix = folder + "/i.gguf", hard = folder + "/hard.gguf",
+                      soft = folder + "/soft.gguf";
+    std::filesystem::rename(write_model(), in);
+    std::filesystem::create_hard_link(in, hard);
+    std::filesystem::create_symlink("a.gguf", soft);
+    {
+        GgufWriter         w;
+        std::vector<float> sums(256, 1), count{1};
+        w.set("general.type", "imatrix");
+        w.add_tensor("blk.0.attn_q.weight.in_sum2", DType::F32, {256}, std::as_bytes(std::span(sums)));
+        w.add_tensor("blk.0.attn_q.weight.counts", DType::F32, {1}, std::as_bytes(std::span(count)));
+        REQUIRE(w.write(imatrix));
+    }
+    const std::vector<std::string> parts{folder + "/p-00001-of-00002.gguf", folder + "/p-00002-of-00002.gguf"};
+    for (int no = 0; no < 2; no++) {
+        GgufWriter w;
+        w.set("general.architecture", "llama");
+        w.set("split.no", std::uint16_t(no));
+        w.set("split.count", std::uint16_t(2));
+        w.set("split.tensors.count", std::int32_t(2));
+        const auto x = bell(std::size_t(256 * 8));
+        w.add_tensor(cat("blk.", no, ".ffn_up.weight"), DType::F32, {256, 8}, std::as_bytes(std::span(x)));
+        REQUIRE(w.write(parts[std::size_t(no)]));
+    }
+    const auto files = [&] {
+        std::map<std::string, std::string> out;
+        for (const auto& file : std::filesystem::directory_iterator(folder))
+            if (file.is_regular_file()) out[file.path().filename().string()] = slurp(file.path().string());
+        return out;
+    };
+    const auto before  = files();
+    const auto refuses = [&](std::vector<std::string> arguments, const std::string& why) {
+        const Finished f = run_program("quantize", std::move(arguments));
+        CAPTURE(f.err);
+        CHECK(f.code == 1);
+        CHECK(f.err == "quantize: the output " + why + ", so nothing was written\n");
+        CHECK(files() == before);
+        CHECK(std::filesystem::is_symlink(soft));
+    };
+    const std::string other = folder + "/below/../a.gguf";
+    refuses({in, in, "Q8_0", "--allow-requantize"}, in + " is also an input");
+    for (const std::string& name : {hard, soft, other}) {
+        refuses({in, name, "Q8_0"}, name + " is also an input (" + in + ")");
+        refuses({name, in, "Q8_0"}, in + " is also an input (" + name + ")");
+    }
+    refuses({in, imatrix, "Q8_0", "--imatrix", imatrix}, imatrix + " is also an input");
+    refuses({parts[0], parts[0], "Q8_0"}, parts[0] + " is also an input");
+    refuses({parts[0], parts[1], "Q8_0"}, parts[1] + " is also an input");
+    CHECK(run_program("quantize", {parts[0], folder + "/whole.gguf", "Q8_0"}).code == 0);
+    std::filesystem::remove_all(folder);
 }

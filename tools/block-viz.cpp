@@ -17,6 +17,7 @@ import quire.text.marked_text;
 import quire.engine.engine;
 import quire.core.json;
 import quire.core.output_file;
+import quire.model_file.gguf;
 import quire.schedule.request;
 import quire.schedule.scheduler;
 import quire.paging.snapshot;
@@ -326,6 +327,10 @@ int run(int argc, char** argv) {
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? 0 : 2;
     }
+    std::vector<std::string> inputs = Gguf::files(a.model.empty() ? shipped_model() : a.model);
+    inputs.insert(inputs.end(), {a.trace_file, a.pin_file});
+    for (const std::string& output : {a.html_file, a.record_file})
+        if (auto ok = check_not_input(output, inputs); !ok) return complain(ok.error().message);
     if (!a.demo.empty()) return demo(a);
     Result<Trace> trace = !a.trace_file.empty() ? from_file(a) : !a.url.empty() ? from_server(a) : from_engine(a);
     if (!trace) return complain(trace.error().message);

@@ -281,6 +281,7 @@ Json to_json(const TokenLogprob& t) { return Json{{"id", t.token}, {"logprob", t
 int logits(const Arguments& a) {
     Result<std::vector<Token>> ids = parse_ids(a.ids);
     if (!ids) return complain(ids.error());
+    if (auto ok = check_not_input(a.raw_file, Gguf::files(a.model)); !ok) return complain(ok.error());
     Result<Engine> engine = load_engine(a, ids->size() + 1);
     if (!engine) return complain(engine.error());
     Request request;

@@ -36,6 +36,10 @@ private:
     int         fault_ = 0; // errno
 };
 
+// Error: `output` is a regular file and one of `inputs`, by this or another name or link, so that writing it would destroy what is
+// read. Paths that lead to no file, such as "" and "-", are like nothing.
+Result<void> check_not_input(const std::string& output, std::span<const std::string> inputs);
+
 // Writes a whole file at once.
 Result<void> write_file(const std::string& path, std::string_view text);
 
@@ -84,6 +88,17 @@ Result<void> OutputFile::finish() {
         if (fault_ != 0 && !part_.empty()) unlink(part_.c_str());
     }
     if (fault_ != 0) return fail_with(ErrorKind::system, "cannot write ", path_, ": ", std::strerror(fault_));
+    return {};
+}
+
+Result<void> check_not_input(const std::string& output, std::span<const std::string> inputs) {
+    struct stat to{}, from{};
+    if (stat(output.c_str(), &to) != 0 || !S_ISREG(to.st_mode)) return {};
+    for (const std::string& input : inputs)
+        if (stat(input.c_str(), &from) == 0 && from.st_dev == to.st_dev && from.st_ino == to.st_ino)
+            return fail("the output ", output, " is also an input",
+                        input == output ? std::string(", so nothing was written")
+                                        : cat(" (", input, "), so nothing was written"));
     return {};
 }
 

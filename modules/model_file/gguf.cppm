@@ -67,6 +67,9 @@ public:
     Gguf& operator=(Gguf&&) noexcept;
     ~Gguf();
 
+    // The files that open(path) reads, as the name says: `path`, or all parts where it is the name of a first part.
+    static std::vector<std::string> files(const std::string& path);
+
     const std::string& path() const;
     std::uint32_t      version() const;
     std::size_t        file_bytes() const; // of all parts
@@ -523,6 +526,20 @@ Result<Gguf> Gguf::Impl::assemble(const std::string& path, std::vector<Part> par
         return fail(path, ": split.tensors.count is ", n_tensors, ", the parts have ", impl->tensors.size());
     for (const auto& [key, value] : impl->parts[0].metadata) impl->index.emplace(key, &value);
     return Gguf(std::move(impl));
+}
+
+std::vector<std::string> Gguf::files(const std::string& path) {
+    constexpr std::size_t    digits = 5;
+    constexpr auto           tail   = std::string_view("00001-of-00001.gguf").size();
+    std::vector<std::string> out{path};
+    if (path.size() < tail) return out;
+    std::int64_t count = 0;
+    for (char c : std::string_view(path).substr(path.size() - tail + 9, digits))
+        if (c < '0' || c > '9') return out;
+        else count = count * 10 + (c - '0');
+    if (sibling(path, 0, count) != path) return out;
+    for (std::int64_t i = 1; i < count; i++) out.push_back(sibling(path, i, count));
+    return out;
 }
 
 const std::string& Gguf::path() const { return impl_->path; }

@@ -1,7 +1,9 @@
 // bench make-model: writes a model file with random weights.
 import quire.core.base;
+import quire.core.output_file;
 import quire.core.std;
 import quire.core.tensor;
+import quire.model_file.gguf;
 import quire.tools.bench.random_model;
 
 #include "commands.h"
@@ -9,6 +11,7 @@ import quire.tools.bench.random_model;
 namespace quire::bench {
 
 int make_model(const Arguments& a) {
+    if (auto ok = check_not_input(a.out, Gguf::files(a.vocabulary)); !ok) return complain(ok.error());
     const auto shape = std::ranges::find_if(model_shapes(), [&](const ModelShape& s) { return s.name == a.shape; });
     if (shape == model_shapes().end())
         return complain({ErrorKind::input, cat("there is no shape ", quote(a.shape), ": there are ", shape_names())});

@@ -8,6 +8,7 @@ import quire.core.output_file;
 import quire.core.std;
 import quire.core.thread_pool;
 import quire.engine.engine;
+import quire.model_file.gguf;
 import quire.tools.bench.paper.cost_model;
 import quire.tools.bench.paper.real_run;
 import quire.tools.bench.paper.svg_plot;
@@ -135,6 +136,8 @@ std::string plot(std::span<const Row> rows) {
 } // namespace
 
 int replicas(const ReplicasArguments& a) {
+    for (const std::string& output : {a.json, a.svg})
+        if (auto ok = check_not_input(output, Gguf::files(a.model)); !ok) return complain(ok.error());
     paper::CostModel cost = h200_13b;
     if (!a.costs.empty()) {
         const Result<paper::MeasuredCosts> costs = paper::load_costs(a.costs);

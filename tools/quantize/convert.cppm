@@ -4,6 +4,7 @@
 export module quire.tools.quantize.convert;
 
 import quire.core.base;
+import quire.core.output_file;
 import quire.core.std;
 import quire.core.tensor;
 import quire.core.thread_pool;
@@ -127,6 +128,9 @@ Result<void> Work::rows(std::int64_t first, std::int64_t n, float* row, std::byt
 Result<Converted> convert(const ConvertOptions& o, const std::function<void(const ConvertProgress&)>& progress) {
     Result<Gguf> in = Gguf::open(o.in);
     if (!in) return std::unexpected(in.error());
+    std::vector<std::string> inputs = Gguf::files(o.in);
+    inputs.push_back(o.imatrix);
+    if (const Result<void> ok = check_not_input(o.out, inputs); !ok) return std::unexpected(ok.error());
     Imatrix imatrix;
     if (!o.imatrix.empty()) {
         Result<Imatrix> read = read_imatrix(o.imatrix);
