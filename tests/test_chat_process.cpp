@@ -49,7 +49,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 } // namespace
 
 TEST_CASE("one turn, then it leaves", "[chat]") {
-    const Finished f = chat({"-p", "Hello", "-st"}, "not read\n");
+    const Finished f = chat({"-p", "Hello", "-st"}, " \n\n");
     INFO(f.err);
     CHECK(f.code == 0);
     CHECK(f.err.empty());
@@ -142,26 +142,81 @@ TEST_CASE("commands", "[chat]") {
 TEST_CASE("a full context says so", "[chat]") {
     const std::vector<std::string> arguments{"-m", model(), "-c", "40", "--ignore-eos", "-s", "1", "--no-trim-chats"};
     const std::string              full = "The context of 40 tokens is full; /clear starts a new conversation.\n";
+    const std::string              back = "The message is taken back: with it the conversation has ",
+                      fit               = " tokens, and 39 fit into the context; /clear starts a new one.\n";
     const Finished                 f    = run_program("chat", arguments, "Hello\nmore\n/clear\nHello\n");
     CHECK(f.code == 0);
-    CHECK(f.err == full + full + "A new conversation.\n" + full);
+    CHECK(f.err.starts_with(full + back));
+    CHECK(f.err.ends_with(fit + "A new conversation.\n" + full));
+    CHECK(lines(f.err) == 4);
     CHECK(lines(f.out) >= 2);
     Finished longer =
         run_program("chat", {"-m", model(), "-c", "8", "-st", "-p", "a question of more than eight tokens, surely"});
     CHECK(longer.code == 1);
     int n = 0;
-    REQUIRE(std::sscanf(longer.err.c_str(),
-                        "The message is too long: it has %d tokens, with the chat template, and the "
-                        "context 8.",
-                        &n) == 1);
+    REQUIRE(std::sscanf(longer.err.c_str(), "The message is too long and is taken back: it has %d tokens", &n) == 1);
     CHECK(n > 8);
+    CHECK(has(longer.err, " tokens with the chat template, and 7 fit into the context.\n"));
     CHECK(lines(longer.err) == 1);
     longer =
         run_program("chat", {"-m", model(), "-c", "40", "-n", "1"},
                     "Hi\na question of more than forty tokens, surely, since it goes on and on and on and on and on, "
                     "and on and on, and does not end before it has had all of its forty tokens, or more than that\n");
-    CHECK(has(longer.err, "The message is too long: it has "));
-    CHECK(has(longer.err, " tokens, with the chat template, and the context 40.\n"));
+    CHECK(has(longer.err, "The message is too long and is taken back: it has "));
+    CHECK(has(longer.err, " tokens with the chat template, and 39 fit into the context.\n"));
+}
+
+TEST_CASE("a message that does not fit is taken back, with what /read put before it", "[chat]") {
+    const std::string folder = temporary() + ".d", large = folder + "/large", half = folder + "/half";
+    std::filesystem::create_directory(folder);
+    std::string words;
+    for (int i = 0; i < 60; i++) words += "word ";
+    std::ofstream(half) << words.substr(0, 100);
+    std::ofstream(large) << words << words << words;
+    const auto talk = [&](const std::string& input, bool trims = true) {
+        return run_program("chat", {"-m", model(), "-c", "128", "-n", "4", "-s", "1", "-t", "1", "--ignore-eos",
+                                    "--show-timings", trims ? "--trim-chats" : "--no-trim-chats"},
+                           input);
+    };
+    const Finished plain = talk("Hello\nAnd now?\n");
+    const auto     want  = timings(plain.err);
+    REQUIRE(want.size() == 2);
+    REQUIRE(!has(plain.err, "longer than the context"));
+    const auto as_before = [&](const Finished& f) {
+        CAPTURE(f.err);
+        CHECK(f.code == 0);
+        CHECK(f.out == plain.out);
+        const auto got = timings(f.err);
+        REQUIRE(got.size() == 2);
+        CHECK(got[1].fresh + got[1].cached == want[1].fresh + want[1].cached);
+        CHECK(!has(f.err, "longer than the context"));
+    };
+    SECTION("a file that is too long is not read") {
+        const Finished f = talk("Hello\n/read " + large + "\nAnd now?\n");
+        as_before(f);
+        int n = 0, most = 0;
+        const std::size_t at = f.err.find(" is not put before the next message: it has ");
+        REQUIRE(at != std::string::npos);
+        CHECK(std::sscanf(f.err.c_str() + at,
+                          " is not put before the next message: it has %d tokens with the chat template, and %d fit",
+                          &n, &most) == 2);
+        CHECK(n > 180);
+        CHECK(most == 127);
+    }
+    SECTION("nor a second one that is too long together with the first") {
+        const Finished f = talk("/read " + half + "\n/read " + half + "\n/read " + half + "\n/clear\nHello\nAnd now?\n");
+        as_before(f);
+        CHECK(has(f.err, "together with what /read put there, it has "));
+    }
+    SECTION("a message that is too long, by itself or with a file, leaves the old turns") {
+        for (const bool trims : {true, false}) {
+            const Finished f = talk("Hello\n/read " + half + "\n" + words + words + "\nAnd now?\n", trims);
+            as_before(f);
+            CHECK(has(f.err, "The message is too long and is taken back: it has "));
+            CHECK(has(f.err, "What /read put before it is gone, too.\n"));
+        }
+    }
+    std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("a long conversation goes on without its oldest messages", "[chat]") {
@@ -618,8 +673,21 @@ TEST_CASE("a piped text is one message with -st, // begins one with a slash", "[
     std::ofstream(file) << "/exit now";
     CHECK(chat({}, "//exit now\n").out == chat({"-st", "-f", file}).out);
     CHECK(chat({"-st"}, "/exit now\n").out == chat({"-st", "-f", file}).out);
-    unlink(file.c_str());
     CHECK(chat({"-st"}, "\n \n").out.empty());
+    // -p or -f asks about it
+    std::ofstream(file) << "What colour is the cat?\n\nThe cat is black.\n\nSo it is.\n";
+    const Finished both = chat({"-st", "-f", file});
+    for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{{"-st"}, {}}) {
+        std::vector<std::string> arguments{"-p", "What colour is the cat?", "--show-timings"};
+        arguments.insert(arguments.end(), more.begin(), more.end());
+        const Finished asked = chat(arguments, "The cat is black.\n\nSo it is.\n");
+        CHECK(asked.code == 0);
+        CHECK(asked.out == both.out);
+        CHECK(timings(asked.err).size() == 1);
+    }
+    std::ofstream(file) << "What colour is the cat?";
+    CHECK(chat({"-f", file, "-st"}, "The cat is black.\n\nSo it is.\n").out == both.out);
+    unlink(file.c_str());
     CHECK(has(chat({}, "/read /tmp\n").err, "'/tmp': it is a directory\n"));
     CHECK(has(chat({}, "/help\n").err, "Ctrl-R"));
 }

@@ -128,13 +128,19 @@ bool obey(Chat& chat, const std::string& line, std::string& attached) {
     } else if (command == "/regen") {
         chat.regenerate();
     } else if (command == "/read" && !rest.empty()) {
-        if (Result<std::string> text = read_file(with_home(rest))) {
-            chat.note(cat("The next message will begin with ", text->size(), " bytes of ", quote(rest), '.'));
-            attached += *text;
-            if (!attached.ends_with('\n')) attached += '\n';
-        } else {
+        const Result<std::string> text = read_file(with_home(rest));
+        if (!text) {
             chat.note(text.error().message);
+            return true;
         }
+        std::string both = cat(attached, *text, text->ends_with('\n') ? "" : "\n");
+        if (auto fits = chat.check_length(both); !fits) {
+            chat.note(cat(quote(rest), " is not put before the next message: ",
+                          attached.empty() ? "" : "together with what /read put there, ", fits.error().message, '.'));
+            return true;
+        }
+        chat.note(cat("The next message will begin with ", text->size(), " bytes of ", quote(rest), '.'));
+        attached = std::move(both);
     } else {
         chat.note(cat("Commands: ", commands, "  (// sends a line that begins with a slash)"));
     }
@@ -155,14 +161,15 @@ int converse(Chat& chat, LineReader& reader, const ChatArguments& a, std::option
             if (!obey(chat, bare, attached)) return 0;
             continue;
         }
-        if (chat.say(attached + (slashes ? bare.substr(1) : *line))) attached.clear();
-        else if (a.single_turn) return 1;
-        if (a.single_turn) return 0;
+        const bool answered = chat.say(attached + (slashes ? bare.substr(1) : *line));
+        if (!answered && !attached.empty()) chat.note("What /read put before it is gone, too.");
+        attached.clear();
+        if (a.single_turn) return answered ? 0 : 1;
     }
     return 0;
 }
 
-// With --single-turn all of a piped text is one message.
+// All of a piped text as one message; nothing if there are but blanks.
 Result<std::optional<std::string>> piped_message(LineReader& reader) {
     Result<std::string> text = reader.read_all();
     if (!text) return std::unexpected(text.error());
@@ -262,10 +269,11 @@ int run(ChatArguments& a) {
     int code = 0;
     {
         LineReader reader(facts, interactive ? history_path() : "", completions);
-        if (!first && a.single_turn && !facts.in) {
+        if (!facts.in && (first || a.single_turn)) {
             Result<std::optional<std::string>> piped = piped_message(reader);
             if (!piped) return complain(piped.error());
-            first = std::move(*piped);
+            if (first && *piped) *first += "\n\n" + **piped; // what -p asks is asked of the piped text
+            else if (*piped) first = std::move(*piped);
         }
         code = converse(chat, reader, a, std::move(first));
         if (chat.failed()) code = 1;

@@ -32,8 +32,10 @@ public:
     ~Chat();
 
     void clear();
-    // Adds the user's message and answers it. False: there was no answer, and the message is gone again.
+    // Adds the user's message and answers it. False: there was no answer, and the conversation is as it was before.
     bool say(std::string text);
+    // Error: a sentence, when a message that begins with `text` is too long for the context, whatever came before it.
+    Result<void> check_length(std::string_view text) const;
     // Another answer to the last message.
     bool regenerate();
     // A line about the program itself: never on standard output, where only answers belong.
@@ -70,11 +72,11 @@ struct Chat::Impl {
         said_trimmed_ = false;
     }
 
-    // Adds the user's message and answers it. False: there was no answer, and the message is gone again.
     bool say(std::string text) {
+        std::vector<Json> before = messages_; // fitting_prompt() leaves out old turns
         messages_.push_back(Json{{"role", "user"}, {"content", std::move(text)}});
         if (answer()) return true;
-        messages_.pop_back();
+        messages_ = std::move(before);
         return false;
     }
 
@@ -84,10 +86,10 @@ struct Chat::Impl {
             note("There is no answer yet.");
             return false;
         }
-        Json old = std::move(messages_.back());
+        std::vector<Json> before = messages_;
         messages_.pop_back();
         if (answer()) return true;
-        messages_.push_back(std::move(old));
+        messages_ = std::move(before);
         return false;
     }
 
@@ -177,18 +179,37 @@ struct Chat::Impl {
         note(cat("The context of ", room(), " tokens is full; /clear starts a new conversation."));
     }
 
-    // Why a prompt was refused: the last message alone is too long, or all of them together are.
-    void say_too_long(std::size_t n_prompt) const {
-        const bool only = std::ranges::count_if(messages_, [](const Json& m) { return m["role"] == "user"; }) == 1;
-        const std::size_t n =
-            only ? n_prompt : encode_whole({messages_.back()["content"].get<std::string>(), {}}).size();
-        if (n < std::size_t(room())) return say_full();
-        note(cat("The message is too long: it has ", n, " tokens", only ? ", with the chat template," : "",
-                 " and the context ", room(), "."));
+    // Tokens of a prompt of the system message and one of the user.
+    Result<std::size_t> count_alone(const Json& message) const {
+        std::vector<Json> messages;
+        if (!messages_.empty() && messages_.front()["role"] == "system") messages.push_back(messages_.front());
+        messages.push_back(message);
+        const Result<MarkedText> text = render(messages);
+        if (!text) return std::unexpected(text.error());
+        return encode_whole(*text).size();
+    }
+
+    // What fits of a prompt: one token is left for the answer.
+    std::size_t most_prompt() const { return std::size_t(room() - 1); }
+
+    Result<void> check_length(std::string_view text) const {
+        const Result<std::size_t> n = count_alone(Json{{"role", "user"}, {"content", text}});
+        if (!n) return std::unexpected(n.error());
+        if (*n <= most_prompt()) return {};
+        return fail_with(ErrorKind::limit, "it has ", *n, " tokens with the chat template, and ", most_prompt(),
+                         " fit into the context");
+    }
+
+    // Error: the prompt of all messages has `n` tokens, which are too many.
+    std::unexpected<Error> too_long(std::size_t n) const {
+        if (auto ok = check_length(messages_.back()["content"].get<std::string>()); !ok)
+            return fail_with(ErrorKind::limit, "The message is too long and is taken back: ", ok.error().message, '.');
+        return fail_with(ErrorKind::limit, "The message is taken back: with it the conversation has ", n,
+                         " tokens, and ", most_prompt(), " fit into the context; /clear starts a new one.");
     }
 
     // The prompt, if need be without the oldest turns: as few as leave a quarter of the context, or what an answer may have, free.
-    // The system message and the last one stay.
+    // The system message and the last one stay. Error: the last message does not fit, or the template fails.
     Result<std::pair<MarkedText, std::vector<Token>>> fitting_prompt() {
         const int reserve = arguments_.n > 0 ? std::min(arguments_.n, room() / 4) : room() / 4;
         for (std::size_t n_dropped = 0;;) {
@@ -198,9 +219,15 @@ struct Chat::Impl {
             const auto         is_user = [](const Json& m) { return m["role"] == "user"; };
             const auto         first   = std::find_if(messages_.begin(), messages_.end(), is_user);
             const auto second = first == messages_.end() ? first : std::find_if(first + 1, messages_.end(), is_user);
-            if (!arguments_.trim || second == messages_.end() ||
-                ids.size() + std::size_t(reserve) <= std::size_t(room())) {
-                if (n_dropped > 0 && ids.size() < std::size_t(room()) && !std::exchange(said_trimmed_, true))
+            const bool last   = !arguments_.trim || second == messages_.end();
+            if (ids.size() > most_prompt() && (last || n_dropped == 0)) {
+                // Found out at once where no turn that is left out would help.
+                const Result<std::size_t> alone = last ? ids.size() : count_alone(messages_.back());
+                if (!alone) return std::unexpected(alone.error());
+                if (*alone > most_prompt()) return too_long(ids.size());
+            }
+            if (last || ids.size() + std::size_t(reserve) <= std::size_t(room())) {
+                if (n_dropped > 0 && !std::exchange(said_trimmed_, true))
                     note(cat("The conversation is longer than the context of ", room(),
                              " tokens: from here on its oldest messages are left out."));
                 return std::pair(std::move(*text), std::move(ids));
@@ -296,8 +323,7 @@ struct Chat::Impl {
         Stopwatch                watch;
         Result<RequestId>        id = engine_.submit(std::move(request));
         if (!id) {
-            if (id.error().kind == ErrorKind::limit) say_too_long(prompt.size());
-            else note(id.error().message);
+            note(id.error().message);
             return false;
         }
 
@@ -414,6 +440,7 @@ Chat::~Chat() = default;
 
 void Chat::clear() { impl_->clear(); }
 bool Chat::say(std::string text) { return impl_->say(std::move(text)); }
+Result<void> Chat::check_length(std::string_view text) const { return impl_->check_length(text); }
 bool Chat::regenerate() { return impl_->regenerate(); }
 void Chat::note(std::string_view text) const { impl_->note(text); }
 bool Chat::failed() const { return impl_->failed_; }

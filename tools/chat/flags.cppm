@@ -43,8 +43,8 @@ namespace quire {
 void add_chat_flags(CLI::App& app, ChatArguments& a) {
     add_model_flag(app, a.model);
     add_constraint_flags(app, a.constraint);
-    auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message");
-    app.add_option("-f,--file", a.prompt_file, "the first message, from a file")->excludes(prompt);
+    auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message; a piped text follows it behind an empty line");
+    app.add_option("-f,--file", a.prompt_file, "the same, from a file")->excludes(prompt);
     app.add_option("--system-prompt", a.system, "system message (short: -sys)");
     app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st); a piped text is one message");
     app.add_flag("-e,--escape", a.escapes, "\\n, \\t and the like in -p and -sys mean what they do in C");
