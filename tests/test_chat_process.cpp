@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -690,4 +691,43 @@ TEST_CASE("a piped text is one message with -st, // begins one with a slash", "[
     unlink(file.c_str());
     CHECK(has(chat({}, "/read /tmp\n").err, "'/tmp': it is a directory\n"));
     CHECK(has(chat({}, "/help\n").err, "Ctrl-R"));
+}
+
+TEST_CASE("README shows what chat prints", "[chat]") {
+    const std::string readme = slurp(QUIRE_ROOT "/README.md");
+    const std::size_t begin = readme.find("    $ ./chat\n"), end = readme.find("\n(", begin);
+    REQUIRE(begin != std::string::npos);
+    REQUIRE(end != std::string::npos);
+    // A text without what depends on the machine, and with one blank where there are several, or the end of a line.
+    const auto plain = [](std::string text) {
+        for (const auto& [what, with] : {std::pair("cpu, [^;]*;", "cpu;"),
+                                         {"[0-9.]+ tok/s", "N tok/s"},
+                                         {"[0-9.]+ [kMG]B/s", "N GB/s"},
+                                         {"[0-9.]+ t/s", "N t/s"},
+                                         {"workspaces [0-9]+ MiB", "workspaces N MiB"},
+                                         {"[ \n]+", " "}})
+            text = std::regex_replace(text, std::regex(what), with);
+        return text;
+    };
+    const std::string        shown = readme.substr(begin + 13, end - begin - 13);
+    std::vector<std::string> questions;
+    for (std::size_t at = 0; (at = shown.find("\n    > ", at)) != std::string::npos; at++)
+        questions.push_back(shown.substr(at + 7, shown.find('\n', at + 1) - at - 7));
+    REQUIRE(questions.size() == 2);
+
+    constexpr int columns = 500;
+    setenv("XDG_STATE_HOME", "/dev/null", 1);
+    Pty c(QUIRE_BIN "/chat", {"--device", "cpu"}, columns);
+    if (c.child < 0) return;
+    for (const std::string& question : questions) {
+        REQUIRE(c.until("\x1b[J> \r\x1b[2C"));
+        c.type(question + "\n");
+        REQUIRE(c.until("[ prompt"));
+    }
+    REQUIRE(c.until("\x1b[J> \r\x1b[2C"));
+    Screen screen(columns);
+    screen.feed(std::regex_replace(c.all, std::regex("█|░"), "#")); // it counts bytes
+    std::string printed;
+    for (const std::string& row : screen.rows()) printed += row + "\n";
+    CHECK(plain(printed) == plain(shown.substr(shown.find_first_not_of(' ')) + "\n> "));
 }

@@ -239,9 +239,12 @@ int run(ChatArguments& a) {
     options.max_sequences  = 1;
     options.step_seconds   = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
     const std::string name = std::filesystem::path(a.model).filename().string();
+    bool template_told = false; // the file's is part of what is said ahead
     if (interactive && !a.single_turn)
-        if (const Result<Outlook> ahead = look_ahead(a.model, options))
+        if (const Result<Outlook> ahead = look_ahead(a.model, options)) {
             std::printf("%s\n", printable(describe(*ahead)).c_str());
+            template_told = !ahead->chat_template.empty() && a.chat_template.file.empty() && a.chat_template.name.empty();
+        }
     if (auto ok = read_processes(options); !ok) return complain(ok.error(), 2);
     ProgressBar bar(cat("loading ", printable(name)), facts.err && !facts.dumb);
     bar.show(0);
@@ -255,12 +258,10 @@ int run(ChatArguments& a) {
         std::fprintf(stderr, "chat: the model has no chat template; using chatml (--chat-template names another)\n");
 
     if (interactive && !a.single_turn) {
-        std::printf(
-            "quire  %s\n%s\nchat template: %s\n%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, "
-            "Ctrl-D "
-            "leaves.\n\n",
-            printable(name).c_str(), engine->describe().c_str(), chat_template->name().c_str(),
-            std::string(commands).c_str());
+        std::printf("quire  %s\n%s\n", printable(name).c_str(), engine->describe().c_str());
+        if (!template_told) std::printf("chat template: %s\n", chat_template->name().c_str());
+        std::printf("%s\n\\ at the end of a line continues it; Ctrl-C stops an answer, Ctrl-D leaves.\n\n",
+                    std::string(commands).c_str());
         std::fflush(stdout);
     }
     Chat chat(*engine, a, *chat_template, facts);
