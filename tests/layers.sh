@@ -1,5 +1,5 @@
 #!/bin/sh
-# Imports point to the same or a lower layer of modules/layers.txt, a module is named after its path, and ARCHITECTURE.md has the same
+# Imports point to the same layer of modules/layers.txt or to one further down, a module is named after its path, and ARCHITECTURE.md has the same
 # list. The words "of LAYER: only A, B" at the end of a layer's line restrict what it imports of that LAYER.
 set -eu
 cd "$(dirname "$0")/.."
@@ -42,7 +42,7 @@ find modules tools -name '*.cppm' -o -name '*.cpp' -o -name '*.h' | sort | xargs
         name = $0; sub(/^(export )?import quire\./, "", name); sub(/;.*/, "", name)
         to = name; sub(/\..*/, "", to)
         if (!(to in rank)) fault("quire." name ": there is no layer " to)
-        else if (rank[to] > rank[from]) fault("quire." name ": the layer " from " is below " to)
+        else if (rank[to] < rank[from]) fault("quire." name ": the layer " from " is below " to)
         else if ((from, to) in only && !index(only[from, to], ", " substr(name, length(to) + 2) ","))
             fault("quire." name ": of " to ", " from " imports only" substr(only[from, to], 2, length(only[from, to]) - 2))
     }
