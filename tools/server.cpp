@@ -471,8 +471,8 @@ void add_request_flags(CLI::App& app, Arguments& a) {
     app.add_option("--max-tokens", l.max_tokens, "most tokens a request may ask for; 0: no limit")
         ->check(within(0, 1 << 30));
     app.add_option("-n,--predict,--n-predict", l.default_tokens,
-                   "tokens in an answer if the request does not say; -1: 16 for completions, no limit but the context "
-                   "for chats")
+                   "tokens in an answer if the request does not say; -1: 16 for completions, until the context is "
+                   "full for chats")
         ->check(within(-1, 1 << 30))
         ->capture_default_str();
     app.add_option("--max-n", l.n, "most answers to a request (n)")->check(within(1, 4096))->capture_default_str();

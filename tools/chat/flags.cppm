@@ -48,7 +48,7 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
     app.add_option("--system-prompt", a.system, "system message (short: -sys)");
     app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st); a piped text is one message");
     app.add_flag("-e,--escape", a.escapes, "\\n, \\t and the like in -p and -sys mean what they do in C");
-    app.add_option("-n,--predict,--n-predict", a.n, "most tokens in an answer; -1: no limit but the context")
+    app.add_option("-n,--predict,--n-predict", a.n, "most tokens in an answer; -1: until the context is full")
         ->check(
             [](const std::string& text) {
                 return text == "-1" ? std::string() : out_of_bounds(text, 1, 1 << 24, "-1 or at least 1");

@@ -33,8 +33,8 @@ void add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
         ->check(within(1e-9, 1, "above 0, at most 1"))
         ->capture_default_str();
     number("--xtc-probability", p.xtc_probability, 0, 1,
-           "how often the likeliest tokens but the last of them are left out");
-    number("--xtc-threshold", p.xtc_threshold, 0, 1, "which: those of at least this probability; above 0.5: none");
+           "XTC: chance of dropping all but the least likely of the top tokens");
+    number("--xtc-threshold", p.xtc_threshold, 0, 1, "XTC: tokens of at least this probability are top tokens; above 0.5: none");
     number("--dynatemp-range", p.dynatemp_range, 0, 100,
            "the temperature varies by so much in both directions, with the entropy");
     number("--dynatemp-exp", p.dynatemp_exponent, 0, 100, "exponent of that");
@@ -57,7 +57,7 @@ void add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
                choice.dry_breakers = texts;
                if (texts == std::vector<std::string>{"none"}) choice.dry_breakers.clear();
            },
-           "DRY: no repetition reaches across one of these texts; several times; none: no text is one")
+           "DRY: no repetition reaches across one of these texts; may be given several times; none: no breakers")
         ->check([](const std::string& text) {
             return text.empty() || text.size() > 40 ? std::string("a text of 1 to 40 bytes is needed") : std::string();
         })
