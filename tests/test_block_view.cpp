@@ -132,15 +132,15 @@ TEST_CASE("whatever a trace holds, it is read or refused with the line") {
 
 TEST_CASE("the text names blocks, counts, hashes, marks and sums") {
     const std::string text = to_text(sample(), false);
-    CHECK(says(text, "request 1.0  running  4+3 tokens    0[4]×3#8a1b 1[2/4]\n"));
-    CHECK(says(text, "request 1.1  running  4+4 tokens    0[4]×3#8a1b 2[3/4]\n"));
-    CHECK(says(text, "request 2.0  pinned  5+0 tokens     0[4]×3#8a1b 7[1/4]◆\n"));
-    CHECK(says(text, "request 3.0  swapped  3+1 tokens    host:2\n"));
-    CHECK(says(text, "request 4.0  waiting  3+0 tokens    no blocks\n"));
+    CHECK(says(text, "request 1.1  running  4+3 tokens    0[4]×3#8a1b 1[2/4]\n"));
+    CHECK(says(text, "request 1.2  running  4+4 tokens    0[4]×3#8a1b 2[3/4]\n"));
+    CHECK(says(text, "request 2.1  pinned  5+0 tokens     0[4]×3#8a1b 7[1/4]◆\n"));
+    CHECK(says(text, "request 3.1  swapped  3+1 tokens    host:2\n"));
+    CHECK(says(text, "request 4.1  waiting  3+0 tokens    no blocks\n"));
     CHECK(says(text, "     0 311··#·1\n"));
     CHECK(says(text,
                "used 4  cached 1  free 3  pinned 1  internal waste 37.5 %  saved by sharing 33.3 %  swapped 1 of 4"));
-    CHECK(says(text, "copy on write: block 1 → 2; request 1 forked: answer 1"));
+    CHECK(says(text, "copy on write: block 1 → 2; request 1 forked: answer 2"));
     CHECK_FALSE(says(text, "\x1b["));
     CHECK(says(to_text(sample(), true), "\x1b["));
     CHECK(says(text, "\n    Four | <b>\n")); // what stands in the blocks
@@ -179,7 +179,7 @@ TEST_CASE("block-viz shows a recorded run as text, JSON and a page", "[block-viz
     std::ofstream(file) << to_jsonl({"m.gguf", "a run", {sample(), sample()}});
     const Finished text = run_program("block-viz", {"--trace", file});
     CHECK(text.code == 0);
-    CHECK(says(text.out, "request 1.0  running"));
+    CHECK(says(text.out, "request 1.1  running"));
     const Finished json = run_program("block-viz", {"--trace", file, "--json", "--all"});
     CHECK(std::count(json.out.begin(), json.out.end(), '\n') == 2);
     CHECK(says(run_program("block-viz", {"--trace", file, "--html", "-"}).out, "<!doctype html>"));
@@ -207,7 +207,7 @@ TEST_CASE("block-viz runs prompts and shows them, and the demo", "[block-viz]") 
                           "--block-size", "4", "-n", "40", "--recovery", "swap", "--record", file, "--pin", "Answer me: "});
     INFO(run.err);
     CHECK(run.code == 0);
-    CHECK(says(run.err, "request 3.1: "));
+    CHECK(says(run.err, "request 3.2: "));
     const Finished again = run_program("block-viz", {"--trace", file, "--json"});
     CHECK(again.code == 0);
     unlink(file.c_str());
@@ -236,7 +236,7 @@ TEST_CASE("block-viz looks at a server", "[block-viz]") {
     server.stop();
     thread.join();
     CHECK(seen.code == 0);
-    CHECK(says(seen.out, "request 1.0  running"));
+    CHECK(says(seen.out, "request 1.1  running"));
     CHECK(bad.code == 1);
     CHECK(says(missing.err, "status 404"));
     CHECK(run_program("block-viz", {"--url", url}).code == 1); // nobody there any more

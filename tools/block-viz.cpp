@@ -208,7 +208,7 @@ Result<Trace> from_engine(const Arguments& a) {
         if (!e.message.empty()) return fail("request ", e.id, ": ", e.message);
     }
     for (const auto& [who, tokens] : answers)
-        std::fprintf(stderr, "request %llu.%d: %s\n", static_cast<unsigned long long>(who.first), who.second,
+        std::fprintf(stderr, "request %llu.%d: %s\n", static_cast<unsigned long long>(who.first), who.second + 1,
                      engine->tokenizer().decode(tokens).c_str());
     trace.model = std::filesystem::path(model).filename().string();
     trace.title = a.prompts.size() == 1 ? "One request" : cat(a.prompts.size(), " requests");

@@ -1,5 +1,6 @@
 // Draws snapshots of the KV memory: `new BlockDrawing(root).draw(snapshot)`, and again for each new snapshot. Only the blocks of the pool
-// that changed are painted, and only the block tables of sequences that changed.
+// that changed are painted, and only the block tables of sequences that changed. In a large pool a cell stands for several blocks, into
+// which one can look by a click.
 // options: live: events flash on the pool as rings, and what is shown keeps its place; chips, sequences: the most to show.
 
 const PALETTE = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a6fd1", "#7a8b2e"]; // Okabe and Ito's, extended
@@ -15,7 +16,19 @@ function mix(hex, other, share) { // that share of `other`
   const a = rgb(hex), b = rgb(other);
   return "#" + a.map((x, i) => Math.round(x + (b[i] - x) * share).toString(16).padStart(2, "0")).join("");
 }
-function brightness(hex) { return rgb(hex).reduce((sum, x, i) => sum + (x / 255) ** 2.2 * [.2126, .7152, .0722][i], 0); } // 0 to 1
+// Relative luminance, 0 to 1, and the contrast of two colours, as WCAG defines them.
+function luminance(hex) {
+  return rgb(hex).map(x => (x /= 255) <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4).reduce((sum, x, i) => sum + x * [.2126, .7152, .0722][i], 0);
+}
+function contrast(a, b) {
+  const [light, dark] = [luminance(a), luminance(b)].sort((x, y) => y - x);
+  return (light + .05) / (dark + .05);
+}
+const inks = new Map(); // by colour: which of black and white stands on it; one of them has a contrast of at least 4.5
+function inkOn(color) {
+  if (!inks.has(color)) inks.set(color, contrast("#ffffff", color) >= contrast("#000000", color) ? "#ffffff" : "#000000");
+  return inks.get(color);
+}
 
 const SHADES = PALETTE.flatMap(c => [c, mix(c, "#ffffff", .4), mix(c, "#000000", .34), mix(c, "#ffffff", .62), mix(c, "#000000", .54)]);
 function shadeOf(q) { // a hue for each request, a shade for each of its answers
@@ -45,13 +58,16 @@ function ownersOf(s) {
   return owners;
 }
 
-function nameOf(q, several) { return `request ${q.request}` + (several.has(q.request) ? ` · ${q.index}` : ""); }
+// Requests and their answers are counted from 1; in a snapshot an answer's index begins at 0.
+function nameOf(q, several) { return `request ${q.request}` + (several.has(q.request) ? `, answer ${q.index + 1}` : ""); }
 function severalOf(s) { return new Set(s.sequences.filter(q => q.index > 0).map(q => q.request)); } // requests of more than one answer
 
 // What happened, in words: [text, whether it is out of the ordinary, kind].
 function happenings(s) {
   const out = [], moved = kind => s.events.filter(e => e.kind === kind && e.from >= 0).length;
   const blocks = n => `${n} block${n === 1 ? "" : "s"}`;
+  const several = severalOf(s);
+  for (const e of s.events) if (e.index > 0) several.add(e.request);
   const copies = moved("copy"), evicted = moved("evict");
   if (copies > 6) out.push([`copy on write: ${blocks(copies)}`, true, "copy"]);
   if (evicted > 6) out.push([`${blocks(evicted)} evicted from the cache`, false, "evict"]);
@@ -60,7 +76,7 @@ function happenings(s) {
     if (e.kind === "admit") out.push([`request ${e.request} admitted`, false, e.kind]);
     if (e.kind === "fork") out.push([`request ${e.request} forked`, true, e.kind]);
     if (e.kind === "recompute") out.push([`request ${e.request} gave up its blocks`, true, e.kind]);
-    if (e.kind === "finish") out.push([`request ${e.request} · ${e.index} ended`, false, e.kind]);
+    if (e.kind === "finish") out.push([`${nameOf(e, several)} ended`, false, e.kind]);
     if (e.kind === "evict" && evicted <= 6) out.push([`${e.from} evicted from the cache`, false, e.kind]);
     if (e.kind === "pin") out.push([`request ${e.request} pinned`, true, e.kind]);
   }
@@ -71,8 +87,11 @@ function happenings(s) {
 
 // -- the pool, on a canvas
 
+const MOST_CELLS = 800; // each a block; of a larger pool a cell stands for 2, 4, 8 … blocks
+
 class PoolDrawing {
-  constructor(pointed) { // pointed(id): somebody points at that block; undefined: at none
+  // pointed(from, to): somebody points at these blocks; undefined: at none. looked(): other blocks have come into view.
+  constructor(pointed, looked) {
     this.box = element("div", "pool");
     this.canvas = element("canvas");
     this.canvas.tabIndex = 0;
@@ -80,143 +99,219 @@ class PoolDrawing {
     this.box.append(this.canvas);
     this.paint = this.canvas.getContext("2d");
     this.looks = [];
-    this.canvas.onpointermove = this.canvas.onpointerdown = e => pointed(this.at(e.offsetX, e.offsetY));
+    this.zoomed = undefined; // [first, behind the last] of the blocks that are looked into
+    this.looked = looked;
+    this.canvas.onpointermove = this.canvas.onpointerdown = e => pointed(...this.idsOf(this.at(e.offsetX, e.offsetY)));
     this.canvas.onpointerleave = this.canvas.onblur = () => pointed(undefined);
+    this.canvas.onclick = e => this.lookInto(this.at(e.offsetX, e.offsetY));
     this.canvas.onkeydown = e => {
       const step = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns}[e.key];
-      if (!step || !this.n) return;
+      if (e.key === "Enter" && this.mark) this.lookInto(this.cellOf(this.marked));
+      else if (e.key === "Escape" && this.zoomed) this.lookAtAll();
+      else if (step && this.n) pointed(...this.idsOf(Math.max(0, Math.min(this.n - 1, (this.mark ? this.cellOf(this.marked) : -step) + step))));
+      else return;
       e.preventDefault();
       e.stopPropagation();
-      pointed(Math.max(0, Math.min(this.n - 1, (this.marked ?? -step) + step)));
       this.mark?.scrollIntoView({block: "nearest"});
     };
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.width = 0; if (this.last) this.draw(...this.last); });
   }
 
-  // Cells as large as the number of blocks lets them be; above 4,000 whole pixels.
-  lay(n) {
+  // -- cells and the blocks that they stand for
+
+  cellOf(id) { return id >= this.first && id < this.behind ? Math.floor((id - this.first) / this.per) : undefined; }
+  idsOf(cell) { return cell === undefined ? [undefined] : [this.first + cell * this.per, Math.min(this.behind, this.first + (cell + 1) * this.per)]; }
+  place(cell) { return [cell % this.columns * this.pitch, Math.floor(cell / this.columns) * this.pitch]; }
+  at(x, y) {
+    const column = Math.floor(x / this.pitch), cell = Math.floor(y / this.pitch) * this.columns + column;
+    return column >= 0 && column < this.columns && cell >= 0 && cell < this.n ? cell : undefined;
+  }
+
+  lookInto(cell) {
+    if (cell === undefined || this.per === 1) return;
+    this.zoomed = this.idsOf(cell);
+    this.looked();
+  }
+  lookAtAll() {
+    this.zoomed = undefined;
+    this.looked();
+  }
+
+  // Cells as large as their number lets them be; so many blocks in one that all can be seen at once. True: all must be painted anew.
+  lay(n_blocks) {
     const width = this.box.clientWidth || 640, dpr = devicePixelRatio || 1;
-    if (n === this.n && width === this.width && dpr === this.dpr) return false;
-    Object.assign(this, {n, width, dpr});
-    const wanted = n <= 20 ? 72 : n <= 64 ? 54 : n <= 200 ? 40 : n <= 800 ? 26 : n <= 2000 ? 14 : n <= 8000 ? 9 : n <= 30000 ? 5 : 3;
-    this.gap = wanted < 9 ? 1 : wanted < 26 ? 2 : Math.max(2, wanted / 11);
+    if (this.zoomed && this.zoomed[1] > n_blocks) this.zoomed = undefined;
+    const [first, behind] = this.zoomed ?? [0, n_blocks];
+    let per = 1;
+    if (behind - first > MOST_CELLS) while ((behind - first) / per > Math.floor(width / 29) * 16) per *= 2;
+    const n = Math.ceil((behind - first) / per);
+    if (n === this.n && per === this.per && first === this.first && behind === this.behind && width === this.width && dpr === this.dpr) return false;
+    Object.assign(this, {n, per, first, behind, width, dpr});
+    const wanted = n <= 20 ? 72 : n <= 64 ? 54 : n <= 200 && per === 1 ? 40 : 26;
+    this.gap = Math.max(2, wanted / 11);
     this.columns = Math.max(1, Math.floor((width + this.gap) / (wanted + this.gap)));
-    this.cell = wanted < 26 ? wanted : (width - (this.columns - 1) * this.gap) / this.columns;
-    this.pitch = wanted < 26 ? Math.floor((width + this.gap) / this.columns * dpr) / dpr : this.cell + this.gap;
-    if (wanted < 26) this.cell = this.pitch - this.gap;
+    this.cell = (width - (this.columns - 1) * this.gap) / this.columns;
+    this.pitch = this.cell + this.gap;
     const height = Math.ceil(n / this.columns) * this.pitch;
     this.canvas.style.height = height + "px";
     this.canvas.width = Math.round(width * dpr);
     this.canvas.height = Math.round(height * dpr);
     const style = getComputedStyle(this.canvas);
-    for (const name of ["free", "hatch", "line", "soft", "card"]) this[name] = style.getPropertyValue("--" + name).trim();
+    for (const name of ["free", "hatch", "line", "soft", "ink"]) this[name] = style.getPropertyValue("--" + name).trim();
+    this.quiet = mix(this.soft, this.ink, .5); // what is written on a free block
     return true;
-  }
-
-  place(id) { return [id % this.columns * this.pitch, Math.floor(id / this.columns) * this.pitch]; }
-  at(x, y) {
-    const column = Math.floor(x / this.pitch), id = Math.floor(y / this.pitch) * this.columns + column;
-    return column >= 0 && column < this.columns && id >= 0 && id < this.n ? id : undefined;
   }
 
   draw(s, owners) {
     this.last = [s, owners];
     if (this.lay(s.blocks.length)) this.looks = new Array(this.n);
     this.paint.setTransform(this.dpr, 0, 0, this.dpr, 0, 0);
-    s.blocks.forEach((b, id) => {
-      let colors = 0; // a number for what can be seen of the block
-      if (b.refs && owners[id]) for (const q of owners[id]) colors = (colors * 41 + shadeOf(q) + 1) % 65521;
-      const look = b.refs ? ((b.refs * 65537 + b.filled) * 65521 + colors) * 2 + (b.pinned ? 1 : 0) + 2 : b.hash ? 1 : 0;
-      if (look === this.looks[id]) return;
-      this.looks[id] = look;
-      this.paintBlock(b, id, owners[id] || [], s.block_size);
-    });
-    const t = totalsOf(s);
-    this.canvas.setAttribute("aria-label", `Pool of ${this.n} blocks: ${t.used} used, ${t.cached} cached, ${t.free} free. Arrow keys go from block to block.`);
+    for (let cell = 0; cell < this.n; cell++) {
+      const [from, to] = this.idsOf(cell);
+      let look = 0; // a number for what can be seen of the cell
+      for (let id = from; id < to; id++) {
+        const b = s.blocks[id];
+        let colors = 0;
+        if (b.refs && owners[id]) for (const q of owners[id]) colors = (colors * 41 + shadeOf(q) + 1) % 65521;
+        const one = b.refs ? ((b.refs * 65537 + b.filled) * 65521 + colors) * 2 + (b.pinned ? 1 : 0) + 2 : b.hash ? 1 : 0;
+        look = this.per === 1 ? one : (look * 31 + one) % 140737488355213;
+      }
+      if (look === this.looks[cell]) continue;
+      this.looks[cell] = look;
+      if (this.per === 1) this.paintBlock(s.blocks[from], from, cell, owners[from] || [], s.block_size);
+      else this.paintBlocks(s.blocks.slice(from, to), cell, owners.slice(from, to));
+    }
+    const t = totalsOf(s), many = this.per > 1 ? `, ${this.per} in a cell; Enter looks into a cell` : "";
+    const part = this.zoomed ? `Blocks ${this.first} to ${this.behind - 1} of a pool of ${s.blocks.length}` : `Pool of ${s.blocks.length} blocks`;
+    this.canvas.setAttribute("aria-label", `${part}${many}: ${t.used} used, ${t.cached} cached, ${t.free} free${this.zoomed ? " in all; Escape shows all" : ""}. Arrow keys go from cell to cell.`);
   }
 
-  paintBlock(b, id, owners, slots) {
-    const p = this.paint, size = this.cell, [x, y] = this.place(id), radius = size < 9 ? 0 : Math.max(2, size / 8);
+  // Paints within the rounded corners of a cell.
+  within(cell, paint) {
+    const p = this.paint, size = this.cell, [x, y] = this.place(cell), radius = Math.max(2, size / 8);
     p.clearRect(x, y, size + .5, size + .5);
     p.save();
-    if (radius) { p.beginPath(); p.roundRect(x, y, size, size, radius); p.clip(); }
+    p.beginPath();
+    p.roundRect(x, y, size, size, radius);
+    p.clip();
     p.fillStyle = this.free;
     p.fillRect(x, y, size, size);
-    if (b.refs) {
+    paint(p, x, y, size);
+    p.restore();
+    return [p, x, y, size, radius];
+  }
+
+  hatchOver(x, y, width, height) { // from y - height to y
+    const p = this.paint, apart = this.cell < 40 ? 5 : 9;
+    p.save();
+    p.beginPath();
+    p.rect(x, y - height, width, height);
+    p.clip();
+    p.strokeStyle = this.hatch;
+    p.lineWidth = this.cell < 40 ? 1.2 : 1.6;
+    p.beginPath();
+    for (let d = -height; d < width; d += apart) { p.moveTo(x + d, y); p.lineTo(x + d + height, y - height); }
+    p.stroke();
+    p.restore();
+  }
+
+  outline(x, y, size, radius, color, dashed) {
+    const p = this.paint;
+    p.strokeStyle = color;
+    p.lineWidth = 1;
+    p.setLineDash(dashed ? [3, 3] : []);
+    p.beginPath(); p.roundRect(x + .5, y + .5, size - 1, size - 1, radius); p.stroke();
+    p.setLineDash([]);
+  }
+
+  // A text that can be read on what it stands on. `areas`: [x, y, width, height, colour] of all that may be under it.
+  write(areas, text, left, top, height, align, weight, most = Infinity) {
+    const p = this.paint;
+    p.font = `${weight} ${height}px system-ui, "Segoe UI", "Helvetica Neue", sans-serif`;
+    p.textAlign = align;
+    p.textBaseline = "middle";
+    const wide = Math.min(most, p.measureText(text).width), x = left - (align === "center" ? wide / 2 : align === "right" ? wide : 0), y = top - height * .55;
+    const under = areas.filter(([ax, ay, w, h]) => ax < x + wide && ax + w > x && ay < y + height * 1.1 && ay + h > y);
+    const kinds = new Set(under.map(([, , , , color]) => inkOn(color)));
+    if (kinds.size > 1) { // no ink stands on all of it: a plate does
+      p.fillStyle = "rgb(255 255 255 / .88)";
+      p.beginPath(); p.roundRect(x - 2, y, wide + 4, height * 1.1, 3); p.fill();
+    }
+    p.fillStyle = kinds.size > 1 ? "#000000" : [...kinds][0] ?? this.quiet;
+    p.fillText(text, left, top, ...(isFinite(most) ? [most] : []));
+  }
+
+  paintBlock(b, id, cell, owners, slots) {
+    const areas = [];
+    const [p, x, y, size, radius] = this.within(cell, (p, x, y, size) => {
+      if (!b.refs) { if (b.hash) this.hatchOver(x, y + size, size, size); return; }
       const colors = [...new Set(owners.map(colorOf))].slice(0, Math.max(1, Math.floor(size)));
       if (!colors.length) colors.push("#888888");
       const ink = size * Math.min(1, b.filled / slots);
       colors.forEach((color, i) => {
         const left = x + size * i / colors.length, wide = size / colors.length;
-        p.fillStyle = color;
-        p.globalAlpha = .22;
-        p.fillRect(left, y, wide, size - ink);
-        p.globalAlpha = 1;
-        p.fillRect(left, y + size - ink, wide, ink);
+        for (const [top, high, full] of [[y, size - ink, mix(this.free, color, .22)], [y + size - ink, ink, color]]) {
+          p.fillStyle = full;
+          p.fillRect(left, top, wide, high);
+          if (high > 0) areas.push([left, top, wide, high, full]);
+        }
       });
-    } else if (b.hash) {
-      if (size < 9) { p.globalAlpha = .75; p.fillStyle = this.hatch; p.fillRect(x, y, size, size); p.globalAlpha = 1; }
-      else {
-        p.strokeStyle = this.hatch;
-        p.lineWidth = size < 24 ? 1 : 1.6;
-        const apart = size < 24 ? 4 : 9;
-        p.beginPath();
-        for (let d = -size; d < size; d += apart) { p.moveTo(x + d, y + size); p.lineTo(x + d + size, y); }
-        p.globalAlpha = .65;
-        p.stroke();
-        p.globalAlpha = 1;
-      }
-    }
-    p.restore();
-    if (radius && !b.refs) {
-      p.strokeStyle = b.hash ? this.hatch : this.line;
-      p.lineWidth = 1;
-      p.setLineDash(b.hash && size >= 24 ? [3, 3] : []);
-      p.beginPath(); p.roundRect(x + .5, y + .5, size - 1, size - 1, radius); p.stroke();
-      p.setLineDash([]);
-    }
-    if (size < 24) return;
-    const write = (text, left, top, height, align, weight, color, most) => {
-      p.font = `${weight} ${height}px system-ui, "Segoe UI", "Helvetica Neue", sans-serif`;
-      p.textAlign = align;
-      p.textBaseline = "middle";
-      if (color === "#fff") { p.shadowColor = "rgb(0 0 0 / .6)"; p.shadowBlur = 3 * this.dpr; }
-      p.fillStyle = color;
-      p.fillText(text, left, top, most);
-      p.shadowBlur = 0;
-    };
-    p.globalAlpha = b.refs || b.hash ? 1 : .55;
+    });
+    if (!b.refs) this.outline(x, y, size, radius, b.hash ? this.hatch : this.line, b.hash);
     // The marks have the upper part for themselves, the number what they leave.
     const pinned = b.refs && b.pinned, marked = b.refs > 1 || pinned, small = Math.max(9, size * .2), number = Math.max(9, size * .27);
-    const middle = marked ? (size + small) / 2 + 1 : size / 2 + 1, under = b.refs && owners.length === 1 ? colorOf(owners[0]) : "#000000";
-    // White stands on full and dark colours; on light ones, and where a slot is free, what the page is written in.
-    const white = b.filled * size > slots * (size - middle) ? brightness(under) < .45 : matchMedia("(prefers-color-scheme: dark)").matches || owners.length > 1;
-    write(id, x + size / 2, y + middle, number, "center", b.refs ? 620 : 400, !b.refs ? this.soft : white ? "#fff" : "#1d1f24", size - 4);
-    p.globalAlpha = 1;
-    const top = y + small * .5 + size * .05;
-    const full = b.filled === slots || owners.length > 1 || white;
-    if (pinned) write("◆", x + 2, top, small * .8, "left", 400, full ? "#fff" : "#1d1f24");
-    if (b.refs > 1) write("×" + b.refs, x + size - 2, top, small, "right", 700, full ? "#fff" : "#1d1f24", size - 4 - (pinned ? small * .9 : 0));
+    const middle = marked ? (size + small) / 2 + 1 : size / 2 + 1, top = y + small * .5 + size * .05;
+    this.write(areas, id, x + size / 2, y + middle, number, "center", b.refs ? 620 : 400, size - 4);
+    if (pinned) this.write(areas, "◆", x + 2, top, small * .8, "left", 400);
+    if (b.refs > 1) this.write(areas, "×" + b.refs, x + size - 2, top, small, "right", 700, size - 4 - (pinned ? small * .9 : 0));
   }
 
-  over(className, id) { // an element exactly over a block
-    const e = element("div", className), [x, y] = this.place(id);
+  // Several blocks in one cell: from below the part that is used, in the colours of those who use it, then the cached part.
+  paintBlocks(blocks, cell, owners) {
+    const shares = new Map(), areas = [];
+    let used = 0, cached = 0;
+    blocks.forEach((b, i) => {
+      if (!b.refs) { cached += b.hash ? 1 : 0; return; }
+      used++;
+      const color = owners[i] ? colorOf(owners[i][0]) : "#888888";
+      shares.set(color, (shares.get(color) ?? 0) + 1);
+    });
+    const [p, x, y, size, radius] = this.within(cell, (p, x, y, size) => {
+      const high = used ? Math.max(2, size * used / blocks.length) : 0;
+      let left = x;
+      for (const [color, n] of shares) {
+        const wide = size * n / used;
+        p.fillStyle = color;
+        p.fillRect(left, y + size - high, wide + .5, high);
+        areas.push([left, y + size - high, wide, high, color]);
+        left += wide;
+      }
+      if (cached) this.hatchOver(x, y + size - high, size, Math.min(size - high, Math.max(2, size * cached / blocks.length)));
+      if (high < size) areas.push([x, y, size, size - high, this.free]);
+    });
+    this.outline(x, y, size, radius, used ? mix(this.line, this.ink, .25) : cached ? this.hatch : this.line);
+    if (used) this.write(areas, used, x + size / 2, y + size / 2 + 1, Math.max(9, size * .4), "center", 620, size - 4);
+  }
+
+  over(className, id) { // an element exactly over a block's cell
+    const e = element("div", className), [x, y] = this.place(this.cellOf(id));
     Object.assign(e.style, {left: x + "px", top: y + "px", width: this.cell + "px", height: this.cell + "px"});
     this.box.append(e);
     return e;
   }
 
-  light(id) {
+  light(id, to) {
     this.mark?.remove();
     this.marked = id;
-    this.mark = id === undefined || id >= this.n ? undefined : this.over("lit", id);
+    this.markedTo = to;
+    this.mark = id === undefined || this.cellOf(id) === undefined ? undefined : this.over("lit", id);
   }
 
   flash(events) {
     const shown = events.filter(e => RINGS.includes(e.kind) && (e.to ?? e.from ?? -1) >= 0).slice(-48);
     for (const e of shown) {
       const id = e.kind === "swap_out" ? e.from : e.to;
-      if (id === undefined || id >= this.n) continue;
+      if (id === undefined || this.cellOf(id) === undefined) continue;
       const mark = this.over("flash", id);
       mark.style.setProperty("--own", KINDS[e.kind][0]);
       setTimeout(() => mark.remove(), 1200);
@@ -226,9 +321,9 @@ class PoolDrawing {
   // Copies as arrows, while they are few and the blocks large enough.
   arrows(events) {
     this.svg?.remove();
-    const copies = events.filter(e => e.kind === "copy" && e.from < this.n && e.to < this.n);
-    this.box.style.overflow = copies.length && this.cell >= 24 ? "visible" : "";
-    if (!copies.length || copies.length > 24 || this.cell < 24) return;
+    const copies = this.per > 1 ? [] : events.filter(e => e.kind === "copy" && this.cellOf(e.from) !== undefined && this.cellOf(e.to) !== undefined);
+    this.box.style.overflow = copies.length ? "visible" : "";
+    if (!copies.length || copies.length > 24) return;
     const node = (tag, attributes) => {
       const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
       for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
@@ -239,7 +334,7 @@ class PoolDrawing {
     marker.append(node("path", {d: "M0 0 8 4 0 8z"}));
     this.svg.append(marker);
     for (const e of copies) {
-      const [x1, y1] = this.place(e.from), [x2, y2] = this.place(e.to), half = this.cell / 2;
+      const [x1, y1] = this.place(this.cellOf(e.from)), [x2, y2] = this.place(this.cellOf(e.to)), half = this.cell / 2;
       const lift = Math.max(18, Math.min(46, Math.abs(x2 - x1) / 4));
       this.svg.append(node("path", {"marker-end": "url(#tip)",
         d: `M${x1 + half} ${y1 - 1} C${x1 + half} ${y1 - 1 - lift} ${x2 + half} ${y2 - 4 - lift} ${x2 + half} ${y2 - 4}`}));
@@ -268,23 +363,29 @@ class BlockDrawing {
 
     const card = element("section", "card"), title = element("h2", "", "Pool"), legend = element("div", "legend");
     this.size = element("small");
-    title.append(this.size);
-    this.pool = new PoolDrawing(id => this.point(id));
-    for (const [k, text] of [["owned", "used, and how far it is filled"], ["shared", "shared: ×n tables map it"], ["cached", "free, but found by its hash"], ["", "free"]]) {
-      const item = element("span");
-      item.append(element("i", k), text);
-      legend.append(item);
-    }
-    legend.append(element("span", "", "◆ pinned"));
+    this.back = element("button", "back", "Whole pool");
+    this.back.type = "button";
+    this.back.onclick = () => this.pool.lookAtAll();
+    title.append(this.size, this.back);
+    this.pool = new PoolDrawing((from, to) => this.point(from, to), () => { this.point(undefined); this.draw(this.s); });
+    const item = (k, text, of) => {
+      const span = element("span", of);
+      span.append(...(k === undefined ? [] : [element("i", k)]), text);
+      legend.append(span);
+    };
+    item("owned", "used, and how far it is filled", "one");
+    item("owned", "the used part, and how many blocks are used", "many");
+    item("shared", "shared: ×n tables map it", "one");
+    item("cached", "free, but found by its hash");
+    item("", "free");
+    item(undefined, "◆ pinned", "one");
     for (const kind of this.options.live ? RINGS : []) {
-      const item = element("span"), ring = element("i", "ring");
+      const span = element("span"), ring = element("i", "ring");
       ring.style.setProperty("--own", KINDS[kind][0]);
-      item.append(ring, KINDS[kind][1]);
-      legend.append(item);
+      span.append(ring, KINDS[kind][1]);
+      legend.append(span);
     }
-    const pointed = element("span");
-    pointed.append(element("i", "ring"), "pointed at");
-    legend.append(pointed);
+    item("ring", "pointed at");
     this.details = element("div", "details");
     card.append(title, this.pool.box, legend, this.details);
     this.sums = element("section", "card");
@@ -307,15 +408,22 @@ class BlockDrawing {
     this.owners = ownersOf(s);
     this.several = severalOf(s);
     this.stage.hidden = false;
-    this.stage.classList.toggle("wide", s.blocks.length > 2000);
-    this.size.textContent = `${s.blocks.length.toLocaleString("en")} blocks of ${s.block_size} token${s.block_size === 1 ? "" : "s"}`;
     if (!this.options.live) this.events.replaceChildren(...happenings(s).slice(0, 64).map(([text, hot]) => element("span", hot ? "hot" : "", text)));
     this.drawTables();
     this.drawSums();
     this.pool.draw(s, this.owners);
+    this.drawTitle();
     if (this.options.live) this.pool.flash(s.events);
     else this.pool.arrows(s.events);
-    this.point(this.pool.marked);
+    this.point(this.pool.marked, this.pool.markedTo);
+  }
+
+  drawTitle() {
+    const {first, behind, per, zoomed} = this.pool, s = this.s, count = x => x.toLocaleString("en");
+    const all = `${count(s.blocks.length)} blocks of ${s.block_size} token${s.block_size === 1 ? "" : "s"}`;
+    this.size.textContent = (zoomed ? `blocks ${count(first)} to ${count(behind - 1)} of ${count(s.blocks.length)}` : all) + (per > 1 ? ` · ${per} in a square` : "");
+    this.back.hidden = !zoomed;
+    this.stage.classList.toggle("many", per > 1);
   }
 
   drawTables() {
@@ -397,20 +505,26 @@ class BlockDrawing {
     this.sums.replaceChildren(share, grid);
   }
 
-  // Shows who maps a block, there and in the tables.
-  point(id) {
+  // Shows who maps a block, or the blocks from `id` up to `to`, there and in the tables.
+  point(id, to = id + 1) {
     const s = this.s;
     if (id === undefined || !s || id >= s.blocks.length) {
       if (this.pool.marked !== undefined) this.pool.light(undefined);
       for (const e of this.tables.querySelectorAll(".lit")) e.classList.remove("lit");
-      this.details.textContent = "Point at a block to see who maps it.";
+      this.details.textContent = this.pool.per > 1 ? "Point at a square to see who maps its blocks; a click looks into it." : "Point at a block to see who maps it.";
+      return;
+    }
+    this.pool.light(id, to);
+    for (const e of this.tables.querySelectorAll(".chip")) e.classList.toggle("lit", Number(e.dataset.block) >= id && Number(e.dataset.block) < to);
+    const names = owners => owners.length ? " · " + owners.slice(0, 8).map(q => nameOf(q, this.several)).join("; ") + (owners.length > 8 ? ` and ${owners.length - 8} more` : "") : "";
+    if (to - id > 1) {
+      const t = totalsOf({...s, blocks: s.blocks.slice(id, to)});
+      this.details.replaceChildren(element("b", "", `Blocks ${id} to ${to - 1}`), ` · ${t.used} used` + (t.shared ? ` (${t.shared} shared)` : "") + (t.pinned ? ` (${t.pinned} pinned)` : "") +
+        ` · ${t.cached} free, still findable · ${t.free} free` + names([...new Set(this.owners.slice(id, to).flat().filter(Boolean))]));
       return;
     }
     const b = s.blocks[id], owners = this.owners[id] || [];
-    this.pool.light(id);
-    for (const e of this.tables.querySelectorAll(".chip")) e.classList.toggle("lit", e.dataset.block === String(id));
     this.details.replaceChildren(element("b", "", `Block ${id}`), ` · ${b.refs ? `${b.refs} reference${b.refs > 1 ? "s" : ""}` : b.hash ? "free, still findable" : "free"}` +
-      (b.refs ? ` · ${b.filled} of ${s.block_size} slots filled` : "") + (b.hash ? ` · hash ${b.hash.slice(0, 8)}…` : "") + (b.pinned ? " · pinned" : "") +
-      (owners.length ? " · " + owners.slice(0, 8).map(q => nameOf(q, this.several)).join(", ") + (owners.length > 8 ? ` and ${owners.length - 8} more` : "") : ""));
+      (b.refs ? ` · ${b.filled} of ${s.block_size} slots filled` : "") + (b.hash ? ` · hash ${b.hash.slice(0, 8)}…` : "") + (b.pinned ? " · pinned" : "") + names(owners));
   }
 }

@@ -243,7 +243,7 @@ std::string describe(const MemoryEvent& e) {
     const std::string who = cat("request ", e.request);
     switch (e.kind) {
         case MemoryEventKind::admit: return who + " admitted";
-        case MemoryEventKind::fork: return cat(who, " forked: answer ", e.index);
+        case MemoryEventKind::fork: return cat(who, " forked: answer ", e.index + 1);
         case MemoryEventKind::copy: return cat("copy on write: block ", e.from, " → ", e.to);
         case MemoryEventKind::swap_out:
             return e.from < 0 ? who + " swapped out" : cat("block ", e.from, " → host ", e.to);
@@ -252,7 +252,7 @@ std::string describe(const MemoryEvent& e) {
         case MemoryEventKind::recompute: return who + " gave up its blocks, to be computed again";
         case MemoryEventKind::evict: return cat("block ", e.from, " evicted from the cache");
         case MemoryEventKind::free: return who + " left";
-        case MemoryEventKind::finish: return cat(who, ": answer ", e.index, " ended");
+        case MemoryEventKind::finish: return cat(who, ": answer ", e.index + 1, " ended");
         case MemoryEventKind::pin: return who + " pinned";
     }
     return "";
@@ -311,7 +311,7 @@ std::string to_text(const Snapshot& s, bool color) {
     std::vector<RequestId> first_owner(s.blocks.size(), 0);
     for (const SequenceView& q : s.sequences) {
         const std::string name =
-            cat("  request ", q.request, ".", q.index, q.request < 10 ? " " : "", " ",
+            cat("  request ", q.request, ".", q.index + 1, q.request < 10 ? " " : "", " ",
                 status_names[std::size_t(q.status)], "  ", q.n_prompt, "+", q.n_tokens - q.n_prompt, " tokens");
         out += paint.request(q.request, name);
         out += std::string(name.size() < 38 ? 38 - name.size() : 1, ' ');

@@ -94,6 +94,31 @@ void submit(Engine& engine, Request request) {
     check(id.has_value(), "a walk-through's request does not fit its pool");
 }
 
+// The first `n` tokens that follow the first `n_prompt` of the text, or of another text.
+std::vector<Token> continuation(const Engine& engine, std::string_view text, int n_prompt, int n) {
+    const auto ids = engine.tokenizer().encode(text, {.add_special = false, .parse_special = false});
+    check(int(ids.size()) >= n_prompt + n, "a walk-through's text has too few tokens");
+    return {ids.begin() + n_prompt, ids.begin() + n_prompt + n};
+}
+
+// The answers are given, as the figures have them, not sampled: what they say is not the model's, what happens to the blocks is
+// the engine's. All have the same length; there is one for each sequence.
+void answer_with(Engine& engine, std::vector<std::vector<Token>> answers) {
+    engine.decode_with([answers = std::move(answers)](Scheduler& scheduler, std::span<const Scheduled> items,
+                                                      std::span<const float>, std::vector<Output>&) {
+        SequenceGroup& group = *items[0].group;
+        group.prompt_done    = true;
+        std::vector<Sequence*> sequences;
+        for (const Scheduled& item : items) sequences.push_back(item.sequence);
+        const std::size_t n = std::size_t(group.n_generated(*sequences[0]));
+        while (sequences.size() < answers.size()) sequences.push_back(&scheduler.fork(group, *sequences[0]));
+        for (std::size_t i = 0; i < sequences.size(); i++) scheduler.append(*sequences[i], answers[i][n]);
+        if (n + 1 < answers[0].size()) return;
+        while (!group.sequences.empty()) scheduler.free(group, *group.sequences.back(), FinishReason::length);
+        scheduler.remove(group.id);
+    });
+}
+
 using Labels = std::vector<std::string>;
 
 std::function<std::string(int, const Snapshot&)> from(Labels labels) {
@@ -104,6 +129,7 @@ std::function<std::string(int, const Snapshot&)> from(Labels labels) {
 
 Trace fig6(Engine& engine) {
     submit(engine, ask(engine, address, 7, 4));
+    answer_with(engine, {continuation(engine, address, 7, 4)});
     return record(engine,
                   from({"Prefill: the 7 tokens of the prompt take two blocks of 4; the second has one slot left.",
                         "The first generated token goes into that slot: no block is taken.",
@@ -114,12 +140,12 @@ Trace fig6(Engine& engine) {
 Trace fig8(Engine& engine) {
     Request r              = ask(engine, address, 7, 4);
     r.n                    = 2;
-    r.sampling.temperature = 1.2f;
-    r.sampling.seed        = 4;
+    r.sampling.temperature = 1;
     submit(engine, r);
+    answer_with(engine, {continuation(engine, address, 7, 4), continuation(engine, " mothers brought forth", 0, 4)});
     return record(engine, from({"The prompt is computed once. Two samples map its two blocks: reference counts 2.",
-                                "Sample 0 writes first: the last block is shared, so it is copied and sample 0 goes on "
-                                "in the copy. Sample 1 "
+                                "Sample 1 writes first: the last block is shared, so it is copied and sample 1 goes on "
+                                "in the copy. Sample 2 "
                                 "is then alone with the old block and writes in place.",
                                 "Each sample takes blocks of its own now; the full first block stays shared.",
                                 "Both are over; all blocks are free."}));
@@ -177,10 +203,10 @@ Trace fig9(Engine& engine) {
         switch (i) {
             case 0: return "The prompt fills block 0. Two beams go on from it.";
             case 1: return "At the end of a block nothing is copied: each beam takes a block of its own.";
-            case 8: return "The main line forks into beams 0, 1 and 2. Beam 3 shares only the prompt with them.";
+            case 8: return "The main line forks into beams 1, 2 and 3. Beam 4 shares only the prompt with them.";
             case 9: return "Four beams, a last block each: 5, 6, 7 and 8.";
             case 12:
-                return "Beams 1 and 2 have two children each, beams 0 and 3 none: theirs are given back, and blocks 2, "
+                return "Beams 2 and 3 have two children each, beams 1 and 4 none: theirs are given back, and blocks 2, "
                        "4, 5 and "
                        "8 are free.";
             case 13: return "The four survivors share 0, 1, 3, and 6 or 7; each takes a new block: 9 to 12.";
