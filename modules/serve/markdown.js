@@ -1,5 +1,5 @@
-// Markdown as DOM elements. A model's text becomes text nodes, never HTML: there is no innerHTML, no image, and no link but
-// http and https. Nesting is bounded, and the time is about proportional to the length of the text.
+// Markdown as DOM elements. A model's text becomes text nodes, never HTML: there is no innerHTML, no image (a link to it in its place),
+// and no link but http and https. Formulas stay as they are written. Nesting is bounded, and the time is about proportional to the length of the text.
 
 const DEEPEST = 6; // lists in lists, quotes in quotes, bold in italic
 
@@ -14,6 +14,10 @@ function link(address) {
   a.title = url.href;
   return a;
 }
+
+const ADDRESS = "\\(\\s{0,9}([^\\s)]{1,2000})(?:[ \\t][^)\\n]{0,200})?\\)";
+const LINK = RegExp("^\\[([^[\\]]{1,500})\\]" + ADDRESS), IMAGE = RegExp("^!\\[([^[\\]]{0,500})\\]" + ADDRESS);
+const LINKED_IMAGE = RegExp("^\\[!\\[([^[\\]]{0,500})\\]\\([^)\\n]{1,2200}\\)\\]" + ADDRESS);
 
 function inline(parent, text, depth = 0) {
   let plain = "", at = 0;
@@ -55,16 +59,17 @@ function inline(parent, text, depth = 0) {
       }
     }
     if (end < 0) { plain += mark; at = from; return; }
-    const e = element(mark.length === 2 ? "strong" : "em");
+    const e = element(c === "~" ? "del" : mark.length === 2 ? "strong" : "em");
     inline(e, text.slice(from, end), depth + 1);
     add(e);
     at = end + mark.length;
   };
-  const bracket = () => {
-    const found = /^\[([^[\]]{1,500})\]\(\s{0,9}([^\s)]{1,2000})[^)\n]{0,200}\)/.exec(text.slice(at, at + 2800));
-    const a = found && depth < DEEPEST && link(found[2]);
+  const bracket = () => { // [text](address), ![image](address), [![image](address)](address)
+    const here = text.slice(at, at + 5300);
+    const found = depth < DEEPEST && (LINK.exec(here) || IMAGE.exec(here) || LINKED_IMAGE.exec(here));
+    const a = found && link(found[2]);
     if (a) {
-      inline(a, found[1], DEEPEST);
+      inline(a, found[1].trim() || found[2], DEEPEST);
       add(a);
       at += found[0].length;
       return;
@@ -72,12 +77,28 @@ function inline(parent, text, depth = 0) {
     plain += text[at++];
   };
 
+  // The source of a formula, from one mark to the other, in which nothing else means anything. False: it is none.
+  const formula = (open, close) => {
+    const end = next(close, at + open.length);
+    if (end < 0) return false;
+    const inside = text.slice(at + open.length, end);
+    // One $ is mostly money: a formula touches both, and is shown as one where something would be lost.
+    if (open === "$" && (!/[\\*_]/.test(inside) || /^\s|\s$/.test(inside) || /\d/.test(text[end + 1] ?? ""))) return false;
+    if (!inside.trim()) return false;
+    add(element("code", "math", open + inside + close));
+    at = end + close.length;
+    return true;
+  };
+
   while (at < text.length) {
     const c = text[at];
-    if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) { plain += text[at + 1]; at += 2; }
+    if (c === "\\" && (text[at + 1] === "(" || text[at + 1] === "[")) {
+      if (!formula(c + text[at + 1], text[at + 1] === "(" ? "\\)" : "\\]")) { plain += text.slice(at, at + 2); at += 2; }
+    } else if (c === "$" && formula(text[at + 1] === "$" ? "$$" : "$", text[at + 1] === "$" ? "$$" : "$")) continue;
+    else if (c === "\\" && /[!-/:-@[-`{-~]/.test(text[at + 1] ?? "")) { plain += text[at + 1]; at += 2; }
     else if (c === "`") code();
-    else if (c === "*" || c === "_") emphasis(c);
-    else if (c === "[") bracket();
+    else if (c === "*" || c === "_" || (c === "~" && text[at + 1] === "~")) emphasis(c);
+    else if (c === "[" || (c === "!" && text[at + 1] === "[")) bracket();
     else if (c === "h" && depth < DEEPEST && (text.startsWith("http://", at) || text.startsWith("https://", at)) && !isWord(text[at - 1])) {
       const address = /^[^\s<>"'`\]]{1,2000}/.exec(text.slice(at, at + 2000))[0].replace(/[.,;:!?*_)]+$/, "");
       const a = link(address);
@@ -119,15 +140,19 @@ async function copyText(text, button) {
 // The blocks of a text: [kind, first line, line behind the last].
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/, HEADING = /^ {0,3}(#{1,6})\s+(\S.*)$/, RULE = /^ {0,3}([-*_])\s*(?:\1\s*){2,}$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?:\s+(.*)|$)/, QUOTE = /^ {0,3}> ?(.*)$/, DASHES = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const MATH = /^ {0,3}(\\\[|\$\$)/, MATH_END = {"\\[": "\\]", "$$": "$$"};
 const indentOf = line => line.length - line.trimStart().length;
+const kindOf = item => item.at(-1); // of a list, by the mark of an item: - * + . )
 
 function split(lines) {
   const blocks = [], n = lines.length;
   for (let i = 0; i < n;) {
     const line = lines[i], from = i++;
     if (!line.trim()) continue;
-    const fence = FENCE.exec(line);
-    if (fence) {
+    const fence = FENCE.exec(line), math = MATH.exec(line);
+    const end = math ? endOfMath(lines, from, math[1]) : 0;
+    if (end) blocks.push(["math", from, i = end]);
+    else if (fence) {
       while (i < n && !(lines[i].trim().startsWith(fence[1]) && !lines[i].trim().replaceAll(fence[1][0], ""))) i++;
       blocks.push(["fence", from, i = Math.min(n, i + 1)]);
     } else if (HEADING.test(line)) blocks.push(["heading", from, i]);
@@ -136,15 +161,17 @@ function split(lines) {
       while (i < n && QUOTE.test(lines[i])) i++;
       blocks.push(["quote", from, i]);
     } else if (ITEM.test(line)) {
-      const base = indentOf(line);
-      // As long as items follow, or what belongs to them: indented, or going on without a blank line.
+      const base = indentOf(line), kind = kindOf(ITEM.exec(line)[2]);
+      const another = at => { const found = ITEM.exec(lines[at]); return found && found[1].length <= base + 1 && kindOf(found[2]) !== kind; };
+      // As long as items of this list follow, or what belongs to them: indented, or going on without a blank line.
       while (i < n) {
         if (!lines[i].trim()) {
           let j = i + 1;
           while (j < n && !lines[j].trim()) j++;
-          if (j >= n || !(indentOf(lines[j]) > base || ITEM.test(lines[j]))) break;
+          if (j >= n || !(indentOf(lines[j]) > base || ITEM.test(lines[j])) || another(j)) break;
           i = j;
-        } else if (indentOf(lines[i]) <= base && !ITEM.test(lines[i]) && (!lines[i - 1].trim() || starts(lines[i]))) break;
+        } else if (another(i)) break;
+        else if (indentOf(lines[i]) <= base && !ITEM.test(lines[i]) && (!lines[i - 1].trim() || starts(lines[i]))) break;
         i++;
       }
       blocks.push(["list", from, i]);
@@ -152,11 +179,21 @@ function split(lines) {
       while (i < n && lines[i].includes("|")) i++;
       blocks.push(["table", from, i]);
     } else {
-      while (i < n && lines[i].trim() && !starts(lines[i])) i++;
+      while (i < n && lines[i].trim() && !starts(lines[i]) && !(MATH.test(lines[i]) && endOfMath(lines, i, MATH.exec(lines[i])[1]))) i++;
       blocks.push(["text", from, i]);
     }
   }
   return blocks;
+}
+// The line behind a formula that begins in this line and has nothing behind it; 0: it is none.
+function endOfMath(lines, from, open) {
+  const close = MATH_END[open];
+  for (let i = from; i < lines.length && i < from + 200; i++) {
+    const at = lines[i].indexOf(close, i === from ? lines[i].indexOf(open) + open.length : 0);
+    if (at >= 0) return lines[i].slice(at + close.length).trim() ? 0 : i + 1;
+    if (i > from && !lines[i].trim()) return 0;
+  }
+  return 0;
 }
 function starts(line) { return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line); }
 
@@ -173,6 +210,11 @@ function draw(kind, lines, depth) {
     return h;
   }
   if (kind === "rule") return element("hr");
+  if (kind === "math") {
+    const pre = element("pre", "math", lines.join("\n").trim());
+    pre.tabIndex = 0;
+    return pre;
+  }
   if (kind === "quote") {
     const quote = element("blockquote");
     drawAll(quote, lines.map(l => QUOTE.exec(l)[1]), depth + 1);
@@ -192,7 +234,16 @@ function drawList(lines, depth) {
   let item = [];
   const finish = () => {
     if (!item.length) return;
-    const li = element("li"), [head, ...rest] = item;
+    const li = element("li"), task = /^\[([ xX])\]\s+(?=\S)/.exec(item[0]);
+    if (task) {
+      const box = element("span", "box", task[1] === " " ? "☐" : "☑");
+      box.role = "img";
+      box.ariaLabel = task[1] === " " ? "to do" : "done";
+      li.className = "task";
+      li.append(box);
+      item[0] = item[0].slice(task[0].length);
+    }
+    const [head, ...rest] = item;
     const cut = rest.reduce((least, l) => l.trim() ? Math.min(least, indentOf(l)) : least, base + 8);
     drawAll(li, [head, ...rest.map(l => l.slice(Math.min(cut, indentOf(l))))], depth + 1);
     list.append(li);
@@ -207,16 +258,18 @@ function drawList(lines, depth) {
 }
 
 function drawTable(lines) {
-  const cells = line => line.trim().replace(/^\||\|$/g, "").split("|").slice(0, 64).map(c => c.trim());
+  // A bar behind a backslash is one of the text.
+  const cells = line => line.trim().replace(/^\||(?<!\\)\|$/g, "").split(/(?<!\\)\|/).slice(0, 64).map(c => c.trim().replaceAll("\\|", "|"));
+  const sides = cells(lines[1]).map(c => c.endsWith(":") ? c.startsWith(":") ? "middle" : "right" : "");
   const table = element("table"), box = element("div", "wide");
   lines.forEach((line, i) => {
     if (i === 1) return;
     const row = table.insertRow();
-    for (const text of cells(line)) {
-      const cell = element(i ? "td" : "th");
+    cells(line).forEach((text, column) => {
+      const cell = element(i ? "td" : "th", sides[column]);
       inline(cell, text);
       row.append(cell);
-    }
+    });
   });
   box.tabIndex = 0;
   box.append(table);

@@ -429,7 +429,21 @@ MARKDOWN = [  # what is written, the elements it becomes
     ("one\ntwo", "p"), ("# Title #", "h3"), ("- a\n- b\n  - c\n\n- d", "ul>li,li>ul>li,li"), ("3. a\n4. b", "ol>li,li"),
     ("```cpp\nint *a;\n```", "div>div>span,button,pre>code"), ("a `b*c*` d", "p>code"), ("**a *b* c**", "p>strong>em"),
     ("***a***", "p>strong>em"), ("snake_case_name 2 * 3 * 4", "p"), ("> a\n> > b", "blockquote>p,blockquote>p"),
+    ("1. a\n2. b\n- c\n- d", "ol>li,li,ul>li,li"), ("1. a\n\n- b\n\n2. c", "ol>li,ul>li,ol>li"), ("- a\n* b", "ul>li,ul>li"), ("1. a\n   - b\n2. c", "ol>li>ul>li,li"),
+    ("~~a *b*~~ ~c~", "p>del>em"), ("- [ ] a\n- [x] b\n- [link] c", "ul>li>span,li>span,li"),
+    ("![alt](https://example.org/x.png) ![](https://example.org/y.png)", "p>a,a"), ("[![alt](https://example.org/x.png)](https://example.org)", "p>a"),
+    ("![alt](data:image/png;base64,x)", "p"),
+    (r"a \(x_1 * y_2 * z\) b \[c\] $\alpha$ d", "p>code,code,code"), ("it costs $5 *or* $6", "p>em"), ("\\[\n- a\n- b\n\\]\nc", "pre,p"), ("so\n$$\n# x\n$$", "p,pre"),
+    (r"\(never closed \*a\*", "p"), ("|a|b|c|\n|:-|:-:|-:|\n|1|2 \\| 3|4|", "div>table>tbody>tr>th,th,th,tr>td,td,td"),
     ("---", "hr"), ("|a|b|\n|-|-|\n|1|2|", "div>table>tbody>tr>th,th,tr>td,td"), ("**unfinished", "p"), ("```\nunfinished", "div>div>span,button,pre>code"),
+]
+
+
+MARKDOWN_SAYS = [
+    (r"a \(x_1 * y_2 * z\) b", r"a \(x_1 * y_2 * z\) b"), (r"\[ \frac{a}{b}\, \{c\} \]", r"\[ \frac{a}{b}\, \{c\} \]"), ("$$\na_1 = *b*\n$$", "$$\na_1 = *b*\n$$"),
+    (r"\(never closed \*a\*", r"\(never closed *a*"), (r"$\{a\}$ and $5 or $6", r"$\{a\}$ and $5 or $6"), ("![alt](https://example.org/x.png)", "alt"),
+    ("![](https://example.org/x.png)", "https://example.org/x.png"), ("hi![alt](data:text/html,x)", "hi![alt](data:text/html,x)"), ("- [x] a", "☑a"),
+    ("|a|b|\n|-|-|\n|1 \\| 2|3|", "ab1 | 23"),
 ]
 
 
@@ -440,6 +454,13 @@ def markdown_becomes_elements(browser, server):
     for text, wanted in MARKDOWN:
         got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return {shape}(e); }})()")
         check(got == wanted, repr(text), "became", got)
+    # What they say.
+    for text, wanted in MARKDOWN_SAYS:
+        got = page.run(f"(() => {{ const e = document.createElement('div'); drawMarkdown(e, {json.dumps(text)}); return e.textContent; }})()")
+        check(got == wanted, repr(text), "says", repr(got))
+    sides = page.run(r"(() => { const e = document.createElement('div'); e.className = 'text'; document.body.append(e); drawMarkdown(e, '|a|b|c|\n|:-|:-:|-:|\n|1|2|3|'); "
+                     "const sides = [...e.querySelectorAll('td')].map(c => getComputedStyle(c).textAlign); e.remove(); return sides; })()")
+    check(sides == ["left", "center", "right"], "columns stand", sides)
     # As it grows it is what it is at once, and nothing takes long.
     text = "\n\n".join(text for text, _ in MARKDOWN) + ATTACKS
     same = page.run(f"""(() => {{ const text = {json.dumps(text)}, a = document.createElement('div'), b = document.createElement('div');
@@ -447,7 +468,7 @@ def markdown_becomes_elements(browser, server):
         drawMarkdown(a, text); drawMarkdown(b, text);
         return a.isEqualNode(b); }})()""")
     check(same, "a text that grew looks otherwise")
-    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://"):
+    for part in ("*", "[", "`", "# ", "- ", "> ", "|", "_a", "**a ", "[a](", "- a\n", "  ", "1. ", "\n", "` `` ", "http://", "![", "![a](x", "[![a](b)](c", "$", "$a\\ ", "$$", "$$\n", "\\(", "\\[\n", "\\(a\\)", "~~", "~~a ", "- [ ] ", "1. a\n- b\n"):
         page.run(f"drawMarkdown(document.createElement('div'), {json.dumps(part)}.repeat(60000 / {len(part)} | 0)); 0")
     clean(page, server, "markdown")
 
