@@ -304,6 +304,166 @@ def a_full_context_goes_on_without_the_oldest(browser):
         server.close()
 
 
+# Answers the page's requests in the server's place: of window.script the next answer, a list of [reasoning or content, text], the
+# finish reason, and the tokens of the prompt. What was asked goes to window.asked.
+SCRIPTED = """window.script = []; window.asked = []; { const real = window.fetch; window.fetch = async (path, options) => {
+    if (!/completions/.test(path) || !script.length) return real(path, options);
+    asked.push(JSON.parse(options.body));
+    const [pieces, reason, prompt] = script.shift(), text = new TextEncoder(), usage = n => ({prompt_tokens: prompt, completion_tokens: n, total_tokens: prompt + n});
+    const event = (delta, n, reason = null) => text.encode("data: " + JSON.stringify({choices: [{index: 0, delta, finish_reason: reason}], usage: usage(n)}) + "\\n\\n");
+    return new Response(new ReadableStream({async start(c) {
+        for (const [i, [name, piece]] of pieces.entries()) {
+            while (window.held && i === window.held) await new Promise(done => setTimeout(done, 20));
+            c.enqueue(event({[name]: piece}, i + 1));
+        }
+        c.enqueue(event({}, pieces.length, reason));
+        c.close();
+    }}));
+}; }"""
+
+
+def ask(page, text, *answer):
+    """Asks, and waits for the answer; `answer`: what SCRIPTED gives."""
+    if answer:
+        page.run(f"script.push({json.dumps(answer)}); 0")
+    before = page.run("turns.length - (turns.at(-1)?.content || turns.at(-1)?.reasoning ? 0 : turns.length && 2)")  # an empty answer is left out
+    page.run("box.focus(); 0")
+    page.type(text)
+    page.press("Enter")
+    page.until(f"{TURNS} === {before + 2}")
+
+
+def thoughts_are_shown(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    thinking = [["reasoning_content", f"thought {i} *so* "] for i in range(8)]
+    page.run("window.held = 8; 0")
+    ask(page, "Think.", thinking + [["content", "The "], ["content", "answer."]], "stop", 10)
+    page.until("/thought 7/.test(document.querySelector('.thought .text').innerText)")
+    check(page.run("document.querySelector('.thought').open") and "Thinking" in page.run("document.querySelector('.thought summary').innerText"), "it does not show that it thinks")
+    check(page.run("document.querySelectorAll('.thought em').length") == 8, "thoughts are not drawn as other texts")
+    check("-" not in page.run(NOTE), page.run(NOTE))
+    page.screenshot(os.path.join(SHOTS, "thinking-1400.png"))
+    page.run("window.held = 0; 0")
+    settle(page)
+    check(page.run("document.querySelector('.turn.assistant .answer').innerText") == "The answer.", "another answer")
+    check(not page.run("document.querySelector('.thought').open") and "Thought for" in page.run("document.querySelector('.thought summary').innerText"), "thoughts stay unfolded")
+    check(re.search(r" 10 tokens · [\d.]+ tokens/s · first after", page.run(NOTE)), page.run(NOTE))
+    # What the reader unfolds stays so, over a reload, too.
+    page.click(".thought summary")
+    page.go(server.url + "/")
+    check(page.run("document.querySelector('.thought').open"), "unfolded thoughts are folded again")
+    page.click(".thought summary")
+    check(not page.run("document.querySelector('.thought').open"), "thoughts cannot be folded")
+    # Of thoughts alone; of nothing.
+    for what, pieces, says in (("thoughts", thinking, "It thought, and gave no answer."), ("nothing", [], "The answer is empty.")):
+        ask(page, "Again.", pieces, "stop", 30)
+        settle(page)
+        last = page.run("[...document.querySelectorAll('.turn.assistant')].at(-1).innerText")
+        check(says in last and "-" not in page.run(NOTE), "an answer of", what, "is shown as", last)
+        check(("thought 7" in last) == (what == "thoughts"), "the thoughts are not seen:", last)
+    ask(page, "On.", [["content", "Yes."]], "stop", 40)
+    settle(page)
+    sent = page.run("asked.at(-1).messages")
+    check([m["role"] for m in sent] == ["user", "assistant"] * 2 + ["user"] and not any("thought" in m["content"] for m in sent), "thoughts are sent back:", sent)
+    readable(page, "thoughts")
+    clean(page, server, "thoughts")
+
+
+def every_answer_keeps_its_copy(browser, server):
+    page = browser.page()
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+    page.go(server.url + "/")
+    page.until(READY)
+    buttons = "[...document.querySelectorAll('.turn.assistant')].map(t => [...t.querySelectorAll('.foot button')].map(b => b.textContent).join())"
+    for n in (1, 2, 3):
+        page.run("window.held = 1; 0")
+        ask(page, "Go.", [["content", "Some "], ["content", "words."]], "stop", 10)
+        page.until(BUSY)
+        check(page.run(buttons) == ["Copy"] * (n - 1) + [""], "during an answer:", page.run(buttons))
+        page.run("window.held = 0; 0")
+        settle(page)
+        check(page.run(buttons) == ["Copy"] * (n - 1) + ["Copy,Try again"], "after an answer:", page.run(buttons))
+    # What was cut goes on where it was cut.
+    ask(page, "Go.", [["content", "A begin"]], "length", 10)
+    settle(page)
+    check("cut at the limit" in page.run(NOTE) and "Continue" in page.run(buttons)[-1], page.run(NOTE))
+    page.go(server.url + "/")
+    page.run(f"script.push({json.dumps([[['content', 'ning.']], 'stop', 12])}); 0")
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+    settle(page)
+    check(page.run(LAST) == "A beginning." and page.run("asked.at(-1).messages.at(-1)") == {"role": "assistant", "content": "A begin"}, page.run(LAST))
+    check("Continue" not in page.run(buttons)[-1], "it is complete")
+    # So does the server's own answer.
+    page.click(".new")
+    setting(page, max_tokens=5)
+    whole = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "What is paged attention?"}], temperature=0, max_tokens=10)["choices"][0]["message"]["content"]
+    ask(page, "What is paged attention?")
+    settle(page)
+    page.run("[...document.querySelectorAll('.foot button')].find(b => b.textContent === 'Continue').click()")
+    settle(page)
+    check(page.run("turns.at(-1).content") == whole, page.run("turns.at(-1).content"), "is not", whole)
+    page.run("localStorage.clear(); 0")
+    clean(page, server, "copies")
+
+
+def a_context_that_is_nearly_full_is_said(browser):
+    server = Server("-c", "256")
+    try:
+        page = browser.page()
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=SCRIPTED)
+        page.go(server.url + "/")
+        page.until(READY)
+        check(page.run("document.querySelector('.gauge').hidden"), "a gauge of nothing")
+        words = [["content", "word "]] * 3
+        ask(page, "One.", words, "stop", 20)
+        settle(page)
+        check(page.run("document.querySelector('.gauge').innerText").strip() == "23 of 256 tokens", page.run("document.querySelector('.gauge').innerText"))
+        # Before it is sent: a long question in a conversation that is not empty.
+        talk = [{"role": "user", "content": "One."}, {"role": "assistant", "content": "word word word "}]
+        n = next(n for n in range(1, 250) if server.post("/tokenize", messages=[*talk, {"role": "user", "content": ("word " * n).strip()}])["count"] >= 240)
+        ask(page, "word " * n)
+        page.until("document.querySelector('.fault button')")
+        settle(page)
+        told = page.run("document.querySelector('.fault').innerText")
+        found = re.match(r"The conversation has (\d+) of 256 tokens: (\d+) are left for an answer\.", told)
+        check(found and int(found[1]) + int(found[2]) == 256 and int(found[2]) < 32, told)
+        check(page.run("asked.length") == 1, "it was sent")
+        check(page.run("document.querySelector('.gauge').className") == "gauge full", "the gauge is not full")
+        page.screenshot(os.path.join(SHOTS, "nearly-full-1400.png"))
+        page.look(420, 900, False)
+        no_overflow(page, "a full chat")
+        readable(page, "a full chat")
+        page.look(1400, 900, False)
+        page.run(f"script.push({json.dumps([words, 'stop', 230])}); 0")
+        page.run("[...document.querySelectorAll('.fault button')].find(b => b.textContent === 'Answer anyway').click()")
+        settle(page)
+        check(page.run(LAST).startswith("word") and len(page.run("asked.at(-1).messages")) == 3, "not answered anyway")
+        # On the cut: the answer filled the context, and goes on without the oldest.
+        page.click(".new")
+        ask(page, "One.", words, "stop", 20)
+        settle(page)
+        ask(page, "Two.", [["content", "word "]] * 160, "length", 96)
+        settle(page)
+        check("cut: the context is full" in page.run(NOTE) and "context of 256 tokens is full" in page.run("document.querySelector('.fault').innerText"), page.run(NOTE))
+        page.run(f"script.push({json.dumps([[['content', 'end.']], 'stop', 100])}); 0")
+        page.click(".fault button")
+        settle(page)
+        sent = page.run("asked.at(-1).messages")
+        check([m["role"] for m in sent] == ["user", "assistant"] and sent[0]["content"] == "Two." and page.run("turns.at(-1).content").endswith("word end."), sent)
+        # A single question that fills the context has nothing to leave out.
+        page.click(".new")
+        ask(page, "Three.", words, "length", 253)
+        settle(page)
+        check("cut: the context is full" in page.run(NOTE) and not page.run("document.querySelector('.fault')"), page.run(NOTE))
+        check("Continue" not in page.run("[...document.querySelectorAll('.foot')].at(-1).innerText"), "it would only be refused")
+        clean(page, server, "a full chat")
+    finally:
+        server.close()
+
+
 def a_reload_loses_neither_question_nor_answer(browser, server):
     page = browser.page()
     page.go(server.url + "/")
@@ -885,7 +1045,7 @@ def it_can_be_shown(browser, server):
 
 TESTS = [
     a_question_is_answered_and_another_turn_follows, an_answer_is_stopped, settings_reach_the_server,
-    a_full_context_goes_on_without_the_oldest, a_reload_loses_neither_question_nor_answer, no_placeholder_is_cut,
+    a_full_context_goes_on_without_the_oldest, thoughts_are_shown, every_answer_keeps_its_copy, a_context_that_is_nearly_full_is_said, a_reload_loses_neither_question_nor_answer, no_placeholder_is_cut,
     the_chat_does_not_shift, what_a_model_writes_stays_text, markdown_becomes_elements, blocks_are_seen_changing,
     pause_freezes_all_that_is_seen, the_block_page_does_not_shift, marks_and_numbers_of_a_block_stand_apart,
     a_large_pool_stays_fluid, a_default_pool_can_be_read, what_is_cached_stands_on_what_is_used, a_key_is_asked_for, a_missing_template_is_said, the_walkthroughs_are_readable, it_can_be_shown,
