@@ -145,7 +145,7 @@ TEST_CASE("a full context says so", "[chat]") {
     const std::string              full = "The context of 40 tokens is full; /clear starts a new conversation.\n";
     const std::string              back = "The message is taken back: with it the conversation has ",
                       fit               = " tokens, and 39 fit into the context; /clear starts a new one.\n";
-    const Finished                 f    = run_program("chat", arguments, "Hello\nmore\n/clear\nHello\n");
+    const Finished f                    = run_program("chat", arguments, "Hello\nmore\n/clear\nHello\n");
     CHECK(f.code == 0);
     CHECK(f.err.starts_with(full + back));
     CHECK(f.err.ends_with(fit + "A new conversation.\n" + full));
@@ -175,8 +175,9 @@ TEST_CASE("a message that does not fit is taken back, with what /read put before
     std::ofstream(half) << words.substr(0, 100);
     std::ofstream(large) << words << words << words;
     const auto talk = [&](const std::string& input, bool trims = true) {
-        return run_program("chat", {"-m", model(), "-c", "128", "-n", "4", "-s", "1", "-t", "1", "--ignore-eos",
-                                    "--show-timings", trims ? "--trim-chats" : "--no-trim-chats"},
+        return run_program("chat",
+                           {"-m", model(), "-c", "128", "-n", "4", "-s", "1", "-t", "1", "--ignore-eos",
+                            "--show-timings", trims ? "--trim-chats" : "--no-trim-chats"},
                            input);
     };
     const Finished plain = talk("Hello\nAnd now?\n");
@@ -195,7 +196,7 @@ TEST_CASE("a message that does not fit is taken back, with what /read put before
     SECTION("a file that is too long is not read") {
         const Finished f = talk("Hello\n/read " + large + "\nAnd now?\n");
         as_before(f);
-        int n = 0, most = 0;
+        int               n = 0, most = 0;
         const std::size_t at = f.err.find(" is not put before the next message: it has ");
         REQUIRE(at != std::string::npos);
         CHECK(std::sscanf(f.err.c_str() + at,
@@ -205,7 +206,8 @@ TEST_CASE("a message that does not fit is taken back, with what /read put before
         CHECK(most == 127);
     }
     SECTION("nor a second one that is too long together with the first") {
-        const Finished f = talk("/read " + half + "\n/read " + half + "\n/read " + half + "\n/clear\nHello\nAnd now?\n");
+        const Finished f =
+            talk("/read " + half + "\n/read " + half + "\n/read " + half + "\n/clear\nHello\nAnd now?\n");
         as_before(f);
         CHECK(has(f.err, "together with what /read put there, it has "));
     }

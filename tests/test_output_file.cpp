@@ -73,12 +73,12 @@ TEST_CASE("no program writes over the file that it reads", "[output]") {
     std::filesystem::copy_file(shipped, model);
     std::filesystem::create_symlink("m.gguf", link);
     const std::string was = slurp(model);
-    for (const std::string& command :
-         {"inspect logits " + model + " --ids 1,2,3 --device cpu -t 1 --raw " + link,
-          "block-viz -m " + model + " -p Hello -n 1 -t 1 --record " + link,
-          "block-viz -m " + model + " -p Hello -n 1 -t 1 --html " + link, "block-viz -m " + model + " --demo --html " + link,
-          "bench make-model --shape tiny --vocabulary " + model + " -o " + link,
-          "bench replicas -m " + model + " --json " + link}) {
+    for (const std::string& command : {"inspect logits " + model + " --ids 1,2,3 --device cpu -t 1 --raw " + link,
+                                       "block-viz -m " + model + " -p Hello -n 1 -t 1 --record " + link,
+                                       "block-viz -m " + model + " -p Hello -n 1 -t 1 --html " + link,
+                                       "block-viz -m " + model + " --demo --html " + link,
+                                       "bench make-model --shape tiny --vocabulary " + model + " -o " + link,
+                                       "bench replicas -m " + model + " --json " + link}) {
         const Finished f = shell(QUIRE_BIN "/" + command);
         CAPTURE(command, f.err);
         CHECK(f.code == 1);

@@ -235,15 +235,16 @@ int run(ChatArguments& a) {
     Result<ChatTemplate> chat_template = choose_template(a);
     if (!chat_template) return complain(chat_template.error(), a.chat_template.name.empty() ? 1 : 2);
 
-    EngineOptions& options = a.engine;
-    options.max_sequences  = 1;
-    options.step_seconds   = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
-    const std::string name = std::filesystem::path(a.model).filename().string();
-    bool template_told = false; // the file's is part of what is said ahead
+    EngineOptions& options          = a.engine;
+    options.max_sequences           = 1;
+    options.step_seconds            = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
+    const std::string name          = std::filesystem::path(a.model).filename().string();
+    bool              template_told = false; // the file's is part of what is said ahead
     if (interactive && !a.single_turn)
         if (const Result<Outlook> ahead = look_ahead(a.model, options)) {
             std::printf("%s\n", printable(describe(*ahead)).c_str());
-            template_told = !ahead->chat_template.empty() && a.chat_template.file.empty() && a.chat_template.name.empty();
+            template_told =
+                !ahead->chat_template.empty() && a.chat_template.file.empty() && a.chat_template.name.empty();
         }
     if (auto ok = read_processes(options); !ok) return complain(ok.error(), 2);
     ProgressBar bar(cat("loading ", printable(name)), facts.err && !facts.dumb);

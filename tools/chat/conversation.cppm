@@ -438,11 +438,11 @@ Chat::Chat(Engine& engine, const ChatArguments& arguments, const ChatTemplate& c
     : impl_(std::make_unique<Impl>(engine, arguments, chat_template, facts)) {}
 Chat::~Chat() = default;
 
-void Chat::clear() { impl_->clear(); }
-bool Chat::say(std::string text) { return impl_->say(std::move(text)); }
+void         Chat::clear() { impl_->clear(); }
+bool         Chat::say(std::string text) { return impl_->say(std::move(text)); }
 Result<void> Chat::check_length(std::string_view text) const { return impl_->check_length(text); }
-bool Chat::regenerate() { return impl_->regenerate(); }
-void Chat::note(std::string_view text) const { impl_->note(text); }
-bool Chat::failed() const { return impl_->failed_; }
+bool         Chat::regenerate() { return impl_->regenerate(); }
+void         Chat::note(std::string_view text) const { impl_->note(text); }
+bool         Chat::failed() const { return impl_->failed_; }
 
 } // namespace quire

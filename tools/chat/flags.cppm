@@ -43,7 +43,8 @@ namespace quire {
 void add_chat_flags(CLI::App& app, ChatArguments& a) {
     add_model_flag(app, a.model);
     add_constraint_flags(app, a.constraint);
-    auto* prompt = app.add_option("-p,--prompt", a.prompt, "the first message; a piped text follows it behind an empty line");
+    auto* prompt =
+        app.add_option("-p,--prompt", a.prompt, "the first message; a piped text follows it behind an empty line");
     app.add_option("-f,--file", a.prompt_file, "the same, from a file")->excludes(prompt);
     app.add_option("--system-prompt", a.system, "system message (short: -sys)");
     app.add_flag("--single-turn", a.single_turn, "one answer, then leave (also -st); a piped text is one message");

@@ -34,7 +34,8 @@ void add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
         ->capture_default_str();
     number("--xtc-probability", p.xtc_probability, 0, 1,
            "XTC: chance of dropping all but the least likely of the top tokens");
-    number("--xtc-threshold", p.xtc_threshold, 0, 1, "XTC: tokens of at least this probability are top tokens; above 0.5: none");
+    number("--xtc-threshold", p.xtc_threshold, 0, 1,
+           "XTC: tokens of at least this probability are top tokens; above 0.5: none");
     number("--dynatemp-range", p.dynatemp_range, 0, 100,
            "the temperature varies by so much in both directions, with the entropy");
     number("--dynatemp-exp", p.dynatemp_exponent, 0, 100, "exponent of that");
