@@ -37,8 +37,11 @@ std::string cat(const Parts&... parts);
 // A broken invariant is a bug in quire, never in its input: say where and stop, in every build.
 void check(bool ok, std::string_view what, std::source_location at = std::source_location::current());
 
-// Text from outside, made safe for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes.
+// Text from outside, made safe for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes, no character of
+// UTF-8 cut, and "…" where there was more.
 std::string quote(std::string_view text, std::size_t max = 64);
+// The same text without quotes and as it is, where another program's words have it so.
+std::string cut_short(std::string_view text, std::size_t max = 64);
 // Whether an id from outside can be echoed and logged unchanged: at most 128 letters, digits and - _ . :
 bool is_plain_word(std::string_view text);
 
@@ -99,9 +102,23 @@ void check(bool ok, std::string_view what, std::source_location at) {
     std::abort();
 }
 
+// Bytes of it, at most `max`, that cut no character of UTF-8.
+std::size_t whole_characters(std::string_view text, std::size_t max) {
+    if (text.size() <= max) return text.size();
+    std::size_t n = max;
+    while (n > 0 && n + 3 > max && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80) n--;
+    return (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80 ? max : n; // no UTF-8
+}
+
+std::string cut_short(std::string_view text, std::size_t max) {
+    const std::size_t n = whole_characters(text, max);
+    return cat(text.substr(0, n), n < text.size() ? "…" : "");
+}
+
 std::string quote(std::string_view text, std::size_t max) {
     std::string out = "'";
-    for (std::size_t i = 0; i < text.size() && i < max; i++) {
+    max             = whole_characters(text, max);
+    for (std::size_t i = 0; i < max; i++) {
         unsigned char c = static_cast<unsigned char>(text[i]);
         if (c >= 0x20 && c < 0x7f) {
             out += char(c);

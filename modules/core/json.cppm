@@ -15,6 +15,7 @@ module;
 export module quire.core.json;
 
 import quire.core.base;
+import quire.core.unicode;
 
 export namespace quire {
 
@@ -46,7 +47,7 @@ private:
     Json value_;
 };
 
-// Error: where the text stops being JSON, or which limit it breaks. Throws std::bad_alloc where there is no memory.
+// Error: where the text stops being JSON, or which limit it breaks; at most one character of the text stands in it. Throws std::bad_alloc where there is no memory.
 Result<JsonDocument> json_document(std::string_view text, const JsonLimits& limits = {});
 Result<Json>         json_parse(std::string_view text, const JsonLimits& limits = {});
 
@@ -105,10 +106,25 @@ void dismantle(Json& value) {
 
 JsonDocument::~JsonDocument() { dismantle(value_); }
 
+// Why the text is no JSON: nlohmann's own words repeat whole strings of it. `read`: bytes up to the place, more than all at the end.
+std::string fault_of(std::string_view text, std::size_t read, bool out_of_range) {
+    const bool        at_end = read > text.size();
+    std::string_view  before = text.substr(0, std::min(read, text.size()));
+    const std::size_t line   = std::size_t(std::ranges::count(before, '\n')) + (before.ends_with('\n') ? 0u : 1u);
+    const std::size_t begin  = before.substr(0, before.empty() ? 0 : before.size() - 1).rfind('\n') + 1;
+    const char        last   = before.empty() ? ' ' : before.back();
+    const std::string where  = cat("line ", line, ", column ", std::max<std::size_t>(before.size() - begin, 1), ": ");
+    before.remove_suffix(std::size_t(utf8_incomplete(before)));
+    if (!utf8_valid(before)) return cat(where, "a byte there is not UTF-8");
+    if (at_end) return cat(where, "the text ends there");
+    if (out_of_range) return cat(where, "the number there is too large");
+    return cat(where, quote({&last, 1}), " cannot stand there");
+}
+
 // Builds the value in sight of its owner, who can let go of a half of it.
 class Builder : public nlohmann::json_sax<Json> {
 public:
-    explicit Builder(Json& root) : root_(root) {}
+    Builder(Json& root, std::string_view text) : root_(root), text_(text) {}
     std::string fault;
 
     bool null() override { return put(nullptr); }
@@ -126,8 +142,8 @@ public:
         last_ = &open_.back()->get_ref<Json::object_t&>()[v];
         return true;
     }
-    bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& e) override {
-        fault = e.what();
+    bool parse_error(std::size_t read, const std::string&, const nlohmann::json::exception& e) override {
+        fault = fault_of(text_, read, e.id == 406);
         return false;
     }
 
@@ -143,6 +159,7 @@ private:
         return true;
     }
     Json&              root_;
+    std::string_view   text_;
     Json*              last_ = nullptr;
     std::vector<Json*> open_; // from the outside in
 };
@@ -167,7 +184,7 @@ Result<JsonDocument> json_document(std::string_view text, const JsonLimits& limi
         return fail_with(ErrorKind::limit, "the JSON text has ", found.values, " values; ", limits.values,
                          " are allowed");
     Json    value;
-    Builder builder(value);
+    Builder builder(value, text);
     try {
         if (Json::sax_parse(text, &builder)) return JsonDocument(std::move(value));
     } catch (...) {

@@ -24,7 +24,8 @@ import quire.text.tool_form;
 
 export namespace quire {
 
-constexpr std::string_view quire_version = "0.1";
+constexpr std::string_view quire_version   = "0.1";
+constexpr std::size_t      longest_message = 1024; // bytes of an error's text
 
 struct EndpointOptions {
     ApiLimits                limits; // models, vocabulary and context are filled in
@@ -105,7 +106,11 @@ void ApiContext::refuse_too_large(HttpExchange& e) const {
     refuse(e, ApiError{503, "too many large requests at once", "", "no_room"});
 }
 
-void ApiContext::refuse(HttpExchange& e, const ApiError& error) const {
+void ApiContext::refuse(HttpExchange& e, const ApiError& why) const {
+    // Values in a message are cut where it is made; no message is long, whoever made it.
+    ApiError error    = why;
+    error.message     = cut_short(error.message, longest_message);
+    error.param       = cut_short(error.param, 128);
     e.response.status = error.status;
     e.response.body   = error_body(error, error_form(e.request.path));
     e.notes.emplace_back("error", error.message);

@@ -97,7 +97,7 @@ public:
         for (auto at = v.begin(); at != v.end(); ++at) {
             const std::string& key   = at.key();
             const Json&        value = at.value();
-            const std::string  param = cat("structured_outputs.", key);
+            const std::string  param = cat("structured_outputs.", cut_short(key));
             if (value.is_null()) continue;
             if (key == "json") schema(param, value);
             else if (key == "regex") text(param, value, ConstraintSpec::Kind::regex);

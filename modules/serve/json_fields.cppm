@@ -136,7 +136,7 @@ public:
     std::vector<std::string> unknown() const {
         std::vector<std::string> names;
         for (auto at = object_.begin(); at != object_.end(); ++at)
-            if (!seen_.contains(at.key()) && names.size() < 16) names.push_back(at.key().substr(0, 64));
+            if (!seen_.contains(at.key()) && names.size() < 16) names.push_back(cut_short(at.key()));
         return names;
     }
     bool                      failed() const { return error_.has_value(); }

@@ -205,7 +205,7 @@ Parsed<MarkedText> PromptEncoder::render(const Conversation& conversation) const
         input.add_generation_prompt = true;
     }
     Result<MarkedText> text = template_.render(input, around);
-    if (!text) return std::unexpected(ApiError{400, text.error().message, "messages", ""});
+    if (!text) return std::unexpected(ApiError{400, cut_short(text.error().message, 512), "messages", ""});
     text->append(begun, true);
     return std::move(*text);
 }
