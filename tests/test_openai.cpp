@@ -471,7 +471,7 @@ TEST_CASE("conversations", "[openai]") {
              std::string(R"({"role":"assistant","tool_calls":[5]})"),
              std::string(R"({"role":"assistant","tool_calls":[{"id":"x","type":"function"}]})"),
              std::string(R"({"role":"assistant","tool_calls":[{"id":"x","type":"function",)") +
-                 R"("function":{"name":"f","arguments":"{"}}]})",
+                 R"("function":{"name":"f","arguments":"[1]"}}]})",
              std::string(R"({"role":"assistant","tool_calls":[{"id":"x","type":"function",)") +
                  R"("function":{"name":"f","arguments":{}}}]})",
              R"({"role":"user","content":"a","tool_calls":[)" + call + "]}",

@@ -142,16 +142,18 @@ private:
         if (id.empty()) return fail(where + ".id", "Field required");
         if (name.empty()) return fail(where + ".name", "Field required");
         const auto input = block.find("input");
-        if (input == block.end() || !input->is_object()) return fail(where + ".input", "it has to be an object");
-        calls_.push_back(
-            {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", json_dump(*input)}}}});
-        open_.emplace_back(id, name);
+        // The text of a call that was cut off is no object yet.
+        if (input == block.end() || (!input->is_object() && !input->is_string()))
+            return fail(where + ".input", "it has to be an object");
+        const std::string arguments = input->is_string() ? input->get<std::string>() : json_dump(*input);
+        calls_.push_back({{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}});
+        open_.push_back({id, name, input->is_object()});
     }
 
     void read_result(const Json& block, const std::string& where) {
         const std::string id = text_in(block, "tool_use_id");
         if (id.empty()) return fail(where + ".tool_use_id", "Field required");
-        const auto at = std::ranges::find_if(open_, [&](const auto& use) { return use.first == id; });
+        const auto at = std::ranges::find(open_, id, &Use::id);
         if (at == open_.end())
             return fail(where, cat("the tool_result answers ", quote(id),
                                    ", which no tool_use block of the message "
@@ -159,16 +161,15 @@ private:
         std::string text;
         if (const auto content = block.find("content"); content != block.end() && !content->is_null())
             text = text_of(*content, where + ".content");
-        messages_.push_back(
-            {{"role", "tool"}, {"tool_call_id", id}, {"name", at->second}, {"content", std::move(text)}});
+        messages_.push_back({{"role", "tool"}, {"tool_call_id", id}, {"name", at->name}, {"content", std::move(text)}});
         open_.erase(at);
     }
 
     void finish_results(const std::string& where) {
-        if (open_.empty()) return;
         std::string ids;
-        for (const auto& [id, name] : open_) ids += cat(ids.empty() ? "" : ", ", id);
-        fail(where, cat("tool_use ids without a tool_result in the next message: ", ids));
+        for (const Use& use : std::exchange(open_, {}))
+            if (use.whole && ids.size() < 256) ids += cat(ids.empty() ? "" : ", ", cut_short(use.id));
+        if (!ids.empty()) fail(where, cat("tool_use ids without a tool_result in the next message: ", ids));
     }
 
     // Adds the message whose blocks were read. Results of tools were added already: they stand before the text.
@@ -296,8 +297,11 @@ private:
     std::string text_, reasoning_;
     Json        parts_ = Json::array(), calls_ = Json::array();
     int         n_texts_ = 0;
-    // calls without a result so far: id, name
-    std::vector<std::pair<std::string, std::string>> open_;
+    struct Use {
+        std::string id, name;
+        bool        whole = true; // its input was not cut off: it has to have a result
+    };
+    std::vector<Use> open_; // without a result so far
 };
 
 } // namespace

@@ -529,7 +529,8 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
     // The last message may be the beginning of the answer: as requested, or because it is by the assistant (as in llama.cpp).
     const std::vector<Json>& messages = out.input.messages;
     const bool last_is_answer         = messages.back()["role"] == "assistant" && messages.back().contains("content") &&
-                                messages.back()["content"].is_string();
+                                messages.back()["content"].is_string() &&
+                                (!messages.back().contains("tool_calls") || messages.back()["tool_calls"].empty());
     const bool add     = f.boolean("add_generation_prompt", true);
     out.continue_final = f.boolean("continue_final_message", last_is_answer && !f.has("add_generation_prompt"));
     out.input.add_generation_prompt = add;

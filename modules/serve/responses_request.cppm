@@ -136,26 +136,28 @@ private:
         if (name.empty()) return f_.fail("input", where + ".name is missing");
         if (!item.contains("arguments") || !item["arguments"].is_string())
             return f_.fail("input", where + ".arguments has to be a string");
-        const Result<Json> arguments = json_parse(item["arguments"].get_ref<const std::string&>());
-        if (!arguments || !arguments->is_object())
+        const auto&        text      = item["arguments"].get_ref<const std::string&>();
+        const Result<Json> arguments = json_parse(text);
+        if (arguments && !arguments->is_object())
             return f_.fail("input", where + ".arguments has to be the text of a JSON object");
         answer_["tool_calls"].push_back(
-            {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", item["arguments"]}}}});
-        called_.emplace_back(id, name);
+            {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", text}}}});
+        called_.push_back({id, name, text.empty() || (arguments && arguments->is_object())});
     }
 
     void read_output(const Json& item, const std::string& where) {
         flush();
         const std::string id = text_in(item, "call_id");
         if (id.empty()) return f_.fail("input", where + ".call_id is missing");
-        const auto at = std::ranges::find_if(open_, [&](const auto& c) { return c.first == id; });
+        const auto at = std::ranges::find(open_, id, &Call::id);
         if (at == open_.end())
-            return f_.fail("input", cat("No tool call found for function call output with call_id ", id, "."));
+            return f_.fail("input",
+                           cat("No tool call found for function call output with call_id ", cut_short(id), "."));
         const auto output = item.find("output");
         if (output == item.end()) return f_.fail("input", where + ".output is missing");
         messages_.push_back({{"role", "tool"},
                              {"tool_call_id", id},
-                             {"name", at->second},
+                             {"name", at->name},
                              {"content", text_of(*output, where + ".output")}});
         open_.erase(at);
     }
@@ -187,8 +189,10 @@ private:
     }
 
     void finish_outputs() {
-        if (!open_.empty() && !f_.failed())
-            f_.fail("input", cat("No tool output found for function call ", open_[0].first, "."));
+        const auto at = std::ranges::find(open_, true, &Call::whole);
+        if (at != open_.end() && !f_.failed())
+            f_.fail("input", cat("No tool output found for function call ", cut_short(at->id), "."));
+        open_.clear();
     }
 
     void read_tools() {
@@ -335,8 +339,11 @@ private:
     Json             chat_     = Json::object();
     Json             messages_ = Json::array();
     Json answer_ = Json::object(); // the message of the assistant that is read: content, reasoning_content, tool_calls
-    // id and name of calls: of that message; without an output so far
-    std::vector<std::pair<std::string, std::string>> called_, open_;
+    struct Call {
+        std::string id, name;
+        bool        whole = true; // its arguments were not cut off: it has to have an output
+    };
+    std::vector<Call> called_, open_; // of that message; without an output so far
 };
 
 } // namespace

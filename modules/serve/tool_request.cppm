@@ -20,7 +20,7 @@ struct ToolUse {
 ToolUse parse_tool_use(JsonFields& f);
 
 // Checks the calls and the results of all messages, which are objects with a role, and makes the arguments of the calls objects, as
-// templates take them.
+// templates take them. Arguments that are no JSON, as in an answer that was cut off, stay a text, and need no result.
 void check_tool_messages(JsonFields& f, std::vector<Json>& messages);
 
 } // namespace quire
@@ -74,17 +74,22 @@ bool check_tool(JsonFields& f, const Json& tool, std::size_t i) {
         if (const auto type = p->find("type");
             type != p->end() && *type != "object" &&
             !(type->is_array() && std::ranges::find(*type, Json("object")) != type->end()))
-            return wrong(
-                ".function.parameters",
-                cat("Invalid schema for function '", text_of(*at, "name"),
-                    "': schema must be a JSON Schema of 'type: \"object\"', got 'type: ", json_dump(*type), "'."));
+            return wrong(".function.parameters",
+                         cat("Invalid schema for function '", cut_short(text_of(*at, "name")),
+                             "': schema must be a JSON Schema of 'type: \"object\"', got 'type: ",
+                             cut_short(json_dump(*type)), "'."));
     if (const auto s = at->find("strict"); s != at->end() && !s->is_null() && !s->is_boolean())
         return wrong(".function.strict", cat(param, ".function.strict has to be true or false"));
     return true;
 }
 
-// The ids of the calls of one message, whose arguments become objects. Nothing: they are malformed, which was said.
-std::optional<std::vector<std::string>> check_calls(JsonFields& f, Json& calls, const std::string& where) {
+struct OpenCall {
+    std::string id;
+    bool        whole = true; // not cut off: it has to have a result
+};
+
+// The calls of one message, whose arguments become objects. Nothing: they are malformed, which was said.
+std::optional<std::vector<OpenCall>> check_calls(JsonFields& f, Json& calls, const std::string& where) {
     const auto wrong = [&](std::size_t i, const std::string& message) {
         f.fail("messages", cat(message, ": '", where, ".tool_calls[", i, "]'."));
         return std::nullopt;
@@ -95,7 +100,7 @@ std::optional<std::vector<std::string>> check_calls(JsonFields& f, Json& calls, 
     if (calls.size() > most_calls)
         return f.fail("messages", cat(where, " has ", calls.size(), " tool_calls; ", most_calls, " are allowed")),
                std::nullopt;
-    std::vector<std::string> ids;
+    std::vector<OpenCall> open;
     for (std::size_t i = 0; i < calls.size(); i++) {
         Json& call = calls[i];
         if (!call.is_object()) return wrong(i, "Invalid type: expected an object");
@@ -111,11 +116,12 @@ std::optional<std::vector<std::string>> check_calls(JsonFields& f, Json& calls, 
             return wrong(i, "Invalid type for 'function.arguments', which has to be a string");
         const std::string text  = function["arguments"].get<std::string>();
         Result<Json>      value = text.empty() ? Result<Json>(Json::object()) : json_parse(text);
-        if (!value || !value->is_object()) return wrong(i, "Invalid 'function.arguments', which are no JSON object");
-        function["arguments"] = std::move(*value);
-        ids.push_back(text_of(call, "id"));
+        const bool        whole = value && value->is_object();
+        if (value && !whole) return wrong(i, "Invalid 'function.arguments', which are no JSON object");
+        if (whole) function["arguments"] = std::move(*value);
+        open.push_back({text_of(call, "id"), whole});
     }
-    return ids;
+    return open;
 }
 
 // {"type": "function", "function": {"name": …}}: that one of the tools.
@@ -185,14 +191,17 @@ ToolUse parse_tool_use(JsonFields& f) {
 }
 
 void check_tool_messages(JsonFields& f, std::vector<Json>& messages) {
-    std::vector<std::string> open; // calls without a result so far
-    const auto               unanswered = [&] {
+    std::vector<OpenCall> open; // calls without a result so far
+    const auto            unanswered = [&] {
         std::string ids;
-        for (const std::string& id : open) ids += cat(ids.empty() ? "" : ", ", id);
+        for (const OpenCall& call : open)
+            if (call.whole && ids.size() < 256) ids += cat(ids.empty() ? "" : ", ", cut_short(call.id));
+        if (ids.empty()) return false;
         f.fail("messages",
-                             "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
-                                           "'tool_call_id'. The following tool_call_ids did not have response messages: " +
-                                 ids);
+                          "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                                     "'tool_call_id'. The following tool_call_ids did not have response messages: " +
+                              ids);
+        return true;
     };
     bool after_calls = false;
     for (std::size_t i = 0; i < messages.size(); i++) {
@@ -201,7 +210,7 @@ void check_tool_messages(JsonFields& f, std::vector<Json>& messages) {
         if (role == "tool") {
             const std::string id = text_of(m, "tool_call_id");
             if (id.empty()) return f.fail("messages", cat("Missing required parameter: '", where, ".tool_call_id'."));
-            const auto at = std::ranges::find(open, id);
+            const auto at = std::ranges::find(open, id, &OpenCall::id);
             if (!after_calls || at == open.end())
                 return f.fail("messages", cat("Invalid parameter: messages with role 'tool' must be a response to a "
                                               "preceding message with 'tool_calls': '",
@@ -209,19 +218,20 @@ void check_tool_messages(JsonFields& f, std::vector<Json>& messages) {
             open.erase(at);
             continue;
         }
-        if (!open.empty()) return unanswered();
+        if (unanswered()) return;
+        open.clear();
         after_calls   = false;
         const auto at = m.find("tool_calls");
         if (at == m.end() || at->is_null() || (at->is_array() && at->empty())) continue;
         if (role != "assistant")
             return f.fail("messages",
                           cat("'tool_calls' are only allowed in messages with role 'assistant': '", where, "'."));
-        auto ids = check_calls(f, *at, where);
-        if (!ids) return;
-        open        = std::move(*ids);
+        auto calls = check_calls(f, *at, where);
+        if (!calls) return;
+        open        = std::move(*calls);
         after_calls = true;
     }
-    if (!open.empty()) unanswered();
+    (void)unanswered();
 }
 
 } // namespace quire

@@ -11,14 +11,18 @@ import quire.text.marked_text;
 
 export namespace quire {
 
+// What stands for the arguments of a call that was cut off, in a template that takes no text for them: an object with this one member.
+constexpr std::string_view cut_arguments = "arguments";
+
 // What a template is given.
 struct ChatInput {
     std::string
         template_name; // of the file's named templates; "": tool_use if it is there and tools are given, else default
-    std::vector<Json> messages;         // objects with role, content and what else the client sent
-    Json              tools, documents; // null: none
-    Json              variables             = Json::object(); // more of them, by name: chat_template_kwargs
-    bool              add_generation_prompt = true;
+    std::vector<Json> messages; // objects with role, content and what else the client sent; the arguments of a
+                                // call that was cut off are a text
+    Json tools, documents;      // null: none
+    Json variables             = Json::object(); // more of them, by name: chat_template_kwargs
+    bool add_generation_prompt = true;
 };
 
 // Beside the conversation.
@@ -48,7 +52,8 @@ public:
     // Error: what the template itself refuses, in its words; what it does that cannot be done.
     Result<MarkedText> render(const ChatInput& input, const ChatSurroundings& around) const;
 
-    bool                            uses(std::string_view variable) const;    // whether a template names it anywhere
+    bool                            uses(std::string_view variable) const; // whether a template names it anywhere
+    Json                            variable(const ChatInput& input, const std::string& name) const; // null: not set
     const std::string&              name() const { return name_; }            // built-in name, or whose it is
     bool                            is_fallback() const { return fallback_; } // the file has none
     const std::string&              source() const { return forms_[0].source; }
@@ -64,6 +69,7 @@ private:
         bool          takes_null      = true;  // content may be null, in an answer that only calls tools
         bool          wants_null      = false; // it has to be: with an empty one the calls are left out
         bool          wants_text      = false; // the arguments of calls have to be the text of their object
+        bool          takes_text      = false; // they may be a text, and then any
         bool          knows_developer = false; // OpenAI's newer name for the role system
     };
     static Form form(JinjaTemplate jinja, std::string_view source, std::string name);
@@ -147,7 +153,7 @@ ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string_view sour
     out.knows_developer = out.jinja.source().contains("developer");
     // Found by trying: a template that cannot deal with parts fails, or writes the list as it is.
     const Json               parts = Json::array({Json{{"type", "text"}, {"text", "a9z"}}});
-    const Json               variables{{"messages", Json::array({Json{{"role", "user"}, {"content", parts}}})},
+    Json                     variables{{"messages", Json::array({Json{{"role", "user"}, {"content", parts}}})},
                                        {"tools", Json()},
                                        {"documents", Json()},
                                        {"add_generation_prompt", true},
@@ -171,15 +177,33 @@ ChatTemplate::Form ChatTemplate::form(JinjaTemplate jinja, std::string_view sour
         if (!text) return std::nullopt;
         return std::move(text->bytes);
     };
-    const std::string                argument = R"({"q9z": "v9z"})";
-    const std::optional<std::string> empty = calls(""), null = calls(nullptr), as_text = calls("", argument),
-                                     null_as_text = calls(nullptr, argument);
+    const std::string argument = R"({"q9z": "v9z"})";
+    using Text                 = std::optional<std::string>;
+    Text       empty, null, as_text, null_as_text;
+    const auto try_all = [&] {
+        empty = calls(""), null = calls(nullptr), as_text = calls("", argument),
+        null_as_text = calls(nullptr, argument);
+        return empty || null || as_text || null_as_text;
+    };
+    // There are templates that render nothing without tools.
+    if (!try_all()) {
+        variables["tools"] = Json::array({Json{{"type", "function"},
+                                               {"function",
+                                                {{"name", "a"},
+                                                 {"description", "a"},
+                                                 {"parameters",
+                                                  {{"type", "object"},
+                                                   {"properties", {{"q9z", {{"type", "string"}}}}},
+                                                   {"required", Json::array({"q9z"})}}}}}}});
+        try_all();
+    }
     const auto shows = [](const std::optional<std::string>& s) { return s && s->contains("v9z"); };
     out.takes_null   = null || null_as_text || (!empty && !as_text);
     out.wants_null   = !shows(empty) && !shows(as_text) && (shows(null) || shows(null_as_text));
     // An object that a template joins to text fails, or is written as Python does.
     const auto& object = out.wants_null ? null : empty;
     out.wants_text     = (!object || object->contains("'q9z'")) && shows(out.wants_null ? null_as_text : as_text);
+    out.takes_text     = shows(calls(out.wants_null ? Json() : Json(""), argument.substr(0, argument.size() - 2)));
     return out;
 }
 
@@ -263,6 +287,12 @@ bool ChatTemplate::uses(std::string_view variable) const {
     return std::ranges::any_of(forms_, [&](const Form& f) { return f.jinja.names(variable); });
 }
 
+Json ChatTemplate::variable(const ChatInput& input, const std::string& name) const {
+    if (input.variables.is_object() && input.variables.contains(name)) return input.variables[name];
+    const auto at = defaults_.find(name);
+    return at == defaults_.end() ? Json() : *at;
+}
+
 std::size_t size_of(const Json& value) {
     if (value.is_string()) return value.get_ref<const std::string&>().size() + 8;
     std::size_t n = 8;
@@ -296,11 +326,14 @@ Result<MarkedText> ChatTemplate::render(const ChatInput& input, const ChatSurrou
         }
         if (const auto calls = m.find("tool_calls"); calls != m.end() && calls->is_array() && !calls->empty()) {
             if (chosen->wants_null && m.contains("content") && m["content"] == "") m["content"] = nullptr;
-            if (chosen->wants_text)
-                for (Json& call : *calls)
-                    if (call.is_object() && call.contains("function") && call["function"].is_object() &&
-                        call["function"].contains("arguments") && call["function"]["arguments"].is_object())
-                        call["function"]["arguments"] = json_dump(call["function"]["arguments"]);
+            for (Json& call : *calls) {
+                if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
+                const auto arguments = call["function"].find("arguments");
+                if (arguments == call["function"].end()) continue;
+                if (chosen->wants_text && arguments->is_object()) *arguments = json_dump(*arguments);
+                else if (!chosen->takes_text && arguments->is_string()) // of a call that was cut off
+                    *arguments = Json{{std::string(cut_arguments), std::move(*arguments)}};
+            }
         }
         if (!chosen->takes_null && (!m.contains("content") || m["content"].is_null())) m["content"] = "";
         messages.push_back(std::move(m));
