@@ -24,6 +24,7 @@ import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.marked_text;
 import quire.text.reasoning_budget;
+import quire.text.reasoning_form;
 import quire.text.tokenizer;
 import quire.text.tool_calls;
 import quire.text.tool_form;
@@ -32,9 +33,9 @@ export namespace quire {
 
 struct EncodedPrompts {
     std::vector<std::vector<Token>> tokens;
-    std::vector<std::string>        echoes;               // the text of each, where the response shows it
-    bool                            in_reasoning = false; // the chat's text ends with the mark that begins reasoning
-    int                             n_trimmed    = 0;     // messages of the chat that were left out
+    std::vector<std::string>        echoes;        // the text of each, where the response shows it
+    PromptReasoning                 reasoning{};   // of the chat's answer, where the chat's text ends
+    int                             n_trimmed = 0; // messages of the chat that were left out
 };
 // The prompts of a request, truncated where it asks for that. `param`: the field that an error names; `completion`: tokens asked
 // for.
@@ -79,9 +80,10 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         if (auto ok = check(text->bytes.size()); !ok) return std::unexpected(ok.error());
         out.tokens.push_back(api.encoder.encode_rendered(*text, r.add_special_tokens));
         const std::string_view bytes = text->bytes;
-        out.in_reasoning =
-            api.options.reasoning &&
-            bytes.substr(0, bytes.find_last_not_of(" \t\r\n") + 1).ends_with(api.options.reasoning.begin);
+        const std::size_t      begun =
+            chat->continue_final ? chat->input.messages.back()["content"].get_ref<const std::string&>().size() : 0;
+        out.reasoning = prompt_reasoning(api.options.reasoning, bytes.substr(0, bytes.size() - begun),
+                                         bytes.substr(bytes.size() - begun));
         out.echoes.emplace_back();
     }
     for (const Prompt& prompt : r.prompts) {
@@ -108,11 +110,20 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
 
 namespace {
 
-// Whether answers may begin with reasoning.
+// Whether reasoning is split from answers.
 bool reasons(const ApiContext& api) { return api.options.reasons && api.options.reasoning; }
 
-// What is asked of a chat's text holds behind its reasoning, and calls of tools follow their schemas.
-void constrain_answer(const ApiContext& api, GenerationRequest& r, bool in_reasoning) {
+// Whether the request, or the server's default, switches reasoning off by one of the variables that templates know for that.
+bool reasoning_off(const ApiContext& api, const Conversation& chat) {
+    const auto set_to = [&](const char* name, const Json& value) {
+        return api.options.chat_template.variable(chat.input, name) == value;
+    };
+    return set_to("enable_thinking", false) || set_to("thinking", false) || set_to("reasoning_effort", "none");
+}
+
+// What is asked of a chat's text holds behind its reasoning, and calls of tools follow their schemas. Where the prompt has ended the
+// reasoning, or none of it is allowed, an answer does not begin with any.
+void constrain_answer(const ApiContext& api, GenerationRequest& r, PromptReasoning reasoning) {
     const bool marked = reasons(api) || api.options.tool_form == ToolForm::harmony;
     if (r.tool_use.tools.empty() && !(r.constraint && marked)) return;
     if (!r.constraint) r.constraint.emplace().param = "tools";
@@ -120,8 +131,8 @@ void constrain_answer(const ApiContext& api, GenerationRequest& r, bool in_reaso
     rules.tools        = r.tool_use.tools;
     rules.required     = r.tool_use.required;
     rules.parallel     = r.tool_use.parallel;
-    rules.may_reason   = reasons(api);
-    rules.in_reasoning = reasons(api) && in_reasoning;
+    rules.in_reasoning = reasons(api) && reasoning == PromptReasoning::open;
+    rules.may_reason   = reasons(api) && reasoning == PromptReasoning::unsaid && r.reasoning_budget != 0;
 }
 
 } // namespace
@@ -142,7 +153,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
 
     Parsed<EncodedPrompts> encoded = encode_prompts(api, r, param, completion);
     if (!encoded) return api.refuse(e, encoded.error());
-    auto& [prompts, texts, in_reasoning, n_trimmed] = *encoded;
+    auto& [prompts, texts, reasoning, n_trimmed] = *encoded;
     if (n_trimmed > 0) e.notes.emplace_back("trimmed_messages", cat(n_trimmed));
 
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
@@ -173,7 +184,15 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
                         : !q.sampling.logit_bias.empty()   ? "logit_bias"
                                                            : "bad_words",
                         ""});
-    if (r.chat) constrain_answer(api, r, in_reasoning);
+    // Whatever the template makes of it: an answer that is to have no reasoning ends what it begins of it at once.
+    if (r.chat && r.reasoning_budget < 0 && q.beam_width == 0 && reasoning != PromptReasoning::closed &&
+        reasoning_off(api, r.conversation))
+        r.reasoning_budget = 0;
+    const bool asked = r.constraint || r.tool_use.required; // of the text, beside the form of calls
+    if (r.chat) constrain_answer(api, r, reasoning);
+    // A constrained text has reasoning only where its grammar says so; marks of it elsewhere are a part of that text.
+    const bool may_reason = !asked || !r.constraint->spec.answer || r.constraint->spec.answer->may_reason ||
+                            r.constraint->spec.answer->in_reasoning;
     if (r.constraint) {
         const Result<std::shared_ptr<Constraint>> made = api.constraints.get(r.constraint->spec);
         if (!made)
@@ -182,9 +201,9 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
         q.constraint = ConstraintState(*made, api.service.engine().token_trie());
     }
     if (q.sampling.dry.on()) q.sampling.dry.breakers = api.token_texts.breakers(r.dry_breakers);
-    if (r.reasoning_budget >= 0 && api.options.reasoning)
-        q.reasoning =
-            ReasoningBudget(api.token_texts.reasoning_marks(api.options.reasoning), r.reasoning_budget, in_reasoning);
+    if (r.reasoning_budget >= 0 && api.options.reasoning && may_reason)
+        q.reasoning = ReasoningBudget(api.token_texts.reasoning_marks(api.options.reasoning), r.reasoning_budget,
+                                      reasoning == PromptReasoning::open);
     if (q.context_shift && r.chat && !r.has_keep)
         q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);
     if (!r.cache_prompt) q.cache_salt = cat(q.cache_salt, '\0', e.request.id, '\0', q.sampling.seed);
@@ -210,9 +229,9 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
             format.form = api.options.tool_form;
         format.one_call     = !r.tool_use.parallel;
         format.tools        = std::move(r.tool_use.tools);
-        format.reasoning    = reasons(api);
+        format.reasoning    = reasons(api) && may_reason;
         format.marks        = api.options.reasoning;
-        format.in_reasoning = format.reasoning && in_reasoning;
+        format.in_reasoning = format.reasoning && reasoning == PromptReasoning::open;
         format.in_pieces    = r.constraint && r.constraint->spec.answer;
         head.short_call_ids = format.form == ToolForm::mistral;
     }

@@ -495,6 +495,8 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
                 return f.fail("messages", cat(where, " has ", calls, ", which are not supported")), out;
         if (!check_content(f, m, where)) return out;
         out.input.messages.push_back(m);
+    if (const Json* effort = f.find("reasoning_effort"); effort && *effort == "none" && !limits.reasoning_effort)
+        out.input.variables["enable_thinking"] = false;
     }
     check_tool_messages(f, out.input.messages);
     if (f.failed()) return out;

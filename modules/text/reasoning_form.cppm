@@ -23,6 +23,15 @@ constexpr std::string_view think_begin = "<think>", think_end = "</think>";
 // Harmony's channels are no marks of this kind.
 ReasoningForm reasoning_form(const ChatTemplate& chat_template);
 
+// How far the reasoning of an answer has come where its prompt ends.
+enum class PromptReasoning : std::uint8_t {
+    unsaid, // the prompt has none of the marks at its end: the answer begins with reasoning, or does not
+    open,   // the answer begins within its reasoning
+    closed, // its reasoning is over, or was never to come
+};
+// `prompt`: as the template renders it, and behind it `begun`, the beginning of the answer.
+PromptReasoning prompt_reasoning(const ReasoningForm& form, std::string_view prompt, std::string_view begun = "");
+
 } // namespace quire
 
 module :private;
@@ -91,6 +100,21 @@ ReasoningForm reasoning_form(const ChatTemplate& chat_template) {
     if (source.contains(think_begin)) return {std::string(think_begin), std::string(think_end)};
     if (source.contains("[THINK]")) return {"[THINK]", "[/THINK]"};
     return {};
+}
+
+PromptReasoning prompt_reasoning(const ReasoningForm& form, std::string_view prompt, std::string_view begun) {
+    if (!form) return PromptReasoning::unsaid;
+    prompt               = prompt.substr(0, prompt.find_last_not_of(white) + 1);
+    PromptReasoning said = prompt.ends_with(form.begin) ? PromptReasoning::open
+                           : prompt.ends_with(form.end) ? PromptReasoning::closed
+                                                        : PromptReasoning::unsaid;
+    // A text that has begun without reasoning has none before it any more.
+    const std::size_t first = begun.find_first_not_of(white);
+    if (first == std::string_view::npos) return said;
+    const std::string_view text = begun.substr(first);
+    if (said == PromptReasoning::unsaid && text.starts_with(form.begin)) said = PromptReasoning::open;
+    else if (said == PromptReasoning::unsaid) return PromptReasoning::closed;
+    return text.contains(form.end) ? PromptReasoning::closed : said;
 }
 
 } // namespace quire
