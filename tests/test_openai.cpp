@@ -588,3 +588,19 @@ TEST_CASE("responses have OpenAI's shapes", "[openai]") {
     CHECK(embeddings["data"][0]["embedding"] == "AACAPwAAAMAAAAA/AABAQA==");
     CHECK(embeddings["data"][1]["embedding"] == "AACAPw==");
 }
+
+TEST_CASE("rates of an answer are of the tokens behind its first one", "[openai]") {
+    const auto of = [](int n, double ms) {
+        Timings t;
+        t.prompt_tokens = 10, t.cached_tokens = 4, t.prompt_ms = 12;
+        t.generated_tokens = n, t.generated_ms = ms;
+        return timings_json(t);
+    };
+    const Json t = of(11, 500);
+    CHECK((t["predicted_n"] == 11 && t["predicted_ms"] == 500));
+    CHECK((t["predicted_per_token_ms"] == 50 && t["predicted_per_second"] == 20)); // 10 tokens in that time
+    CHECK((t["prompt_n"] == 6 && t["cache_n"] == 4 && t["prompt_per_token_ms"] == 2 && t["prompt_per_second"] == 500));
+    for (const Json& none : {of(0, 0), of(1, 0)})
+        CHECK((none["predicted_per_token_ms"] == 0 && none["predicted_per_second"] == 0));
+    CHECK((of(2, 5)["predicted_per_token_ms"] == 5 && of(2, 5)["predicted_per_second"] == 200));
+}

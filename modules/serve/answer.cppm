@@ -30,12 +30,14 @@ struct SpelledPosition {
     std::size_t                   offset = 0; // of its text in the whole text, in characters
 };
 
-// How long an answer took so far: tokens, and milliseconds from the first step of its prompt to its first token, and from there on.
+// How long an answer took so far: tokens, and milliseconds from the first step of its prompt to its first token, and from there on. The
+// prompt's steps made the first token, so the second time is that of the tokens behind it.
 struct Timings {
     int    prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
     double prompt_ms = 0, generated_ms = 0;
 };
-// llama.cpp's object `timings`.
+// llama.cpp's object `timings`. predicted_n counts all tokens; predicted_ms is the time behind the first one, and predicted_per_token_ms
+// and predicted_per_second divide it by the tokens of that time, which are one less; of a single token both are 0.
 Json timings_json(const Timings& timings);
 
 // How far a prompt is computed, in tokens, and the milliseconds since its first step.
@@ -119,7 +121,7 @@ namespace quire {
 Json timings_json(const Timings& t) {
     const auto rate     = [](int n, double ms) { return ms > 0 ? n * 1e3 / ms : 0; };
     const auto each     = [](int n, double ms) { return n > 0 ? ms / n : 0; };
-    const int  computed = t.prompt_tokens - t.cached_tokens;
+    const int  computed = t.prompt_tokens - t.cached_tokens, behind_first = std::max(t.generated_tokens - 1, 0);
     return {{"cache_n", t.cached_tokens},
             {"prompt_n", computed},
             {"prompt_ms", t.prompt_ms},
@@ -127,8 +129,8 @@ Json timings_json(const Timings& t) {
             {"prompt_per_second", rate(computed, t.prompt_ms)},
             {"predicted_n", t.generated_tokens},
             {"predicted_ms", t.generated_ms},
-            {"predicted_per_token_ms", each(t.generated_tokens, t.generated_ms)},
-            {"predicted_per_second", rate(t.generated_tokens, t.generated_ms)}};
+            {"predicted_per_token_ms", each(behind_first, t.generated_ms)},
+            {"predicted_per_second", rate(behind_first, t.generated_ms)}};
 }
 
 Json progress_json(const PromptProgress& p) {
