@@ -97,6 +97,11 @@ public:
         return client().post(path, body.dump(), headers);
     }
     Reply get(const std::string& path, const std::string& headers = "") const { return client().get(path, headers); }
+    nlohmann::json ask_get(const std::string& path) const {
+        const Reply r = get(path);
+        REQUIRE(r.status == 200);
+        return nlohmann::json::parse(r.body);
+    }
     nlohmann::json ask(const std::string& path, const nlohmann::json& body) const {
         const Reply r = post(path, body);
         INFO(path << ' ' << body.dump() << ": " << r.body);

@@ -47,7 +47,8 @@ TEST_CASE("defaults, and null for each of them", "[openai]") {
     REQUIRE(plain.has_value());
     CHECK(plain->max_tokens == 16);
     CHECK(plain->request.n == 1);
-    CHECK(plain->request.sampling.temperature == 1);
+    const SamplingParams& s = plain->request.sampling; // as in chat and in llama.cpp
+    CHECK((s.temperature == 0.8f && s.top_k == 40 && s.top_p == 0.95f && s.min_p == 0.05f && s.repeat_last_n == 64));
     CHECK(plain->request.sampling.logprobs == -1);
     CHECK(plain->add_special_tokens);
     CHECK(!plain->has_seed);
@@ -323,15 +324,18 @@ TEST_CASE("samplers have llama.cpp's names, and the server's defaults", "[openai
     CHECK((s.mirostat == 2 && s.mirostat_tau == 4 && s.mirostat_eta == 0.5f));
     CHECK((s.dry.multiplier == 0.75f && s.dry.base == 2 && s.dry.allowed_length == 3 && s.dry.last_n == -1));
     CHECK(set->dry_breakers == std::vector<std::string>{"\n", "END"});
-    ApiLimits defaults                = limits();
-    defaults.samplers.params.mirostat = 1;
-    defaults.samplers.params.dry.base = 3;
-    defaults.samplers.dry_breakers    = {"x"};
-    defaults.reasoning_budget         = 7;
-    const std::string hello           = R"("messages":[{"role":"user","content":"a"}])";
-    const auto        usual           = parse_chat_request("{" + hello + "}", defaults);
+    ApiLimits defaults                          = limits();
+    defaults.samplers.params.mirostat           = 1;
+    defaults.samplers.params.dry.base           = 3;
+    defaults.samplers.params.repetition_penalty = 1.5f;
+    defaults.samplers.params.temperature        = 0.5f;
+    defaults.samplers.dry_breakers              = {"x"};
+    defaults.reasoning_budget                   = 7;
+    const std::string hello                     = R"("messages":[{"role":"user","content":"a"}])";
+    const auto        usual                     = parse_chat_request("{" + hello + "}", defaults);
     REQUIRE(usual.has_value());
     CHECK(usual->request.sampling.mirostat == 1);
+    CHECK((usual->request.sampling.repetition_penalty == 1.5f && usual->request.sampling.temperature == 0.5f));
     CHECK(usual->request.sampling.dry.base == 3);
     CHECK(usual->dry_breakers == std::vector<std::string>{"x"});
     CHECK(usual->reasoning_budget == 7);
@@ -340,6 +344,7 @@ TEST_CASE("samplers have llama.cpp's names, and the server's defaults", "[openai
     const auto beams = parse_chat_request("{" + hello + R"(,"use_beam_search":true})", defaults);
     REQUIRE(beams.has_value());
     CHECK(beams->reasoning_budget == -1);
+    CHECK((beams->request.sampling.repetition_penalty == 1 && beams->request.sampling.top_k == 0));
     for (const char* name :
          {"reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"}) {
         const auto r = parse_chat_request(cat("{", hello, ",\"", name, "\":0}"), defaults);

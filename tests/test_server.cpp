@@ -400,9 +400,10 @@ TEST_CASE("what leaves no token to draw is refused", "[server]") {
 }
 
 TEST_CASE("sampling: seeds, biases, words", "[server]") {
-    const Server& s = common();
-    Json       body{{"prompt", "Hello"}, {"max_tokens", 20}, {"temperature", 1.5}, {"seed", 42}, {"ignore_eos", true}};
-    const auto text         = [&] { return s.ask("/v1/completions", body)["choices"][0]["text"].get<std::string>(); };
+    const Server&     s = common();
+    Json              body{{"prompt", "Hello"}, {"max_tokens", 20}, {"temperature", 1.5}, {"top_k", 0},
+                           {"top_p", 1},        {"min_p", 0},       {"seed", 42},         {"ignore_eos", true}};
+    const auto        text  = [&] { return s.ask("/v1/completions", body)["choices"][0]["text"].get<std::string>(); };
     const std::string first = text();
     CHECK(text() == first);
     body["cache_prompt"] = false;

@@ -14,6 +14,7 @@ import quire.tools.chat.conversation;
 import quire.tools.chat.flags;
 import quire.tools.chat.terminal;
 import quire.tools.common.constraint_flags;
+import quire.serve.file_sampling;
 import quire.tools.common.engine_flags;
 import quire.tools.common.foreign_flags;
 import quire.tools.common.processes;
@@ -190,7 +191,8 @@ std::string without_escapes(const std::string& text) {
     return out;
 }
 
-Result<ChatTemplate> choose_template(const ChatArguments& a) {
+// And takes from the file how to sample.
+Result<ChatTemplate> choose_template(ChatArguments& a) {
     const Result<Gguf> file = Gguf::open(a.model);
     if (!file) return std::unexpected(file.error());
     Result<std::string> source =
@@ -200,6 +202,9 @@ Result<ChatTemplate> choose_template(const ChatArguments& a) {
     Result<ChatTemplate> chosen = ChatTemplate::choose(*file, a.chat_template.name, *source);
     if (!chosen) return chosen;
     if (auto ok = chosen->set_defaults(a.chat_template.variables); !ok) return std::unexpected(ok.error());
+    if (const FileSampling taken = take_file_sampling(*file, a.given, a.samplers); !taken.refused.empty())
+        std::fprintf(stderr, "chat: not taken from the file, since no such value is possible: %s\n",
+                     taken.refused.c_str());
     return chosen;
 }
 
@@ -229,7 +234,7 @@ int run(ChatArguments& a) {
         Result<std::string> found = default_model();
         if (!found) return complain(found.error());
         a.model = *found;
-        if (!a.temperature) a.temperature = 0;
+        if (!a.given("--temp")) a.samplers.params.temperature = 0;
     }
 
     Result<ChatTemplate> chat_template = choose_template(a);

@@ -16,6 +16,7 @@ import quire.engine.outlook;
 import quire.model_file.config;
 import quire.serve.api_error;
 import quire.serve.endpoints;
+import quire.serve.file_sampling;
 import quire.serve.http_exchange;
 import quire.serve.http_parser;
 import quire.serve.http_server;
@@ -48,6 +49,7 @@ struct Arguments {
     double                   ping_seconds = 15, watchdog_seconds = 60;
     EngineOptions            engine;
     EndpointOptions          endpoints;
+    FlagGiven                given; // which flags of samplers were
     HttpOptions              http;
 };
 
@@ -249,6 +251,7 @@ int run(Arguments& a) {
         Result<std::string> found = default_model();
         if (!found) return complain(found.error());
         a.model = *found;
+        if (!a.given("--temp")) a.endpoints.limits.samplers.params.temperature = 0; // as in chat
     }
     Result<std::vector<std::string>> keys = api_keys(a);
     if (!keys) return complain(keys.error());
@@ -263,9 +266,11 @@ int run(Arguments& a) {
     options.ping_seconds = a.ping_seconds;
     if (options.aliases.empty()) options.aliases = {std::filesystem::path(a.model).stem().string()};
 
+    FileSampling from_file;
     {
         const Result<Gguf> file = Gguf::open(a.model);
         if (!file) return complain(file.error());
+        from_file = take_file_sampling(*file, a.given, options.limits.samplers);
         Result<std::string> source =
             a.chat_template.file.empty() ? Result<std::string>("") : read_file(a.chat_template.file);
         if (!source) return complain(source.error());
@@ -298,7 +303,13 @@ int run(Arguments& a) {
         std::fprintf(stderr, "server: %s\n", warning.c_str());
     if (options.chat_template.is_fallback())
         std::fprintf(stderr, "server: the model has no chat template; using chatml (--chat-template names another)\n");
-    const std::string description = engine->describe();
+    if (!from_file.refused.empty())
+        std::fprintf(stderr, "server: not taken from the file, since no such value is possible: %s\n",
+                     from_file.refused.c_str());
+    const std::string description =
+        cat(engine->describe(), "\nserver: requests that do not say are sampled with ",
+            describe_sampling(options.limits.samplers.params), from_file.said.empty() ? "" : "; the file says ",
+            from_file.said);
 
     std::unique_ptr<KvPublisher> publisher; // outlives the service
     if (!a.kv_events.empty()) {
@@ -491,15 +502,7 @@ void add_request_flags(CLI::App& app, Arguments& a) {
     app.add_option("--max-json-depth", l.json.depth, "deepest nesting of a JSON body")
         ->check(within(1, 1000))
         ->capture_default_str();
-    app.add_option("--temp", l.temperature, "temperature if the request does not say")
-        ->check(within(0, 100))
-        ->capture_default_str();
-    app.add_option("--top-k", l.top_k, "the same for top_k; 0: all")->check(within(0, 1 << 30))->capture_default_str();
-    app.add_option("--top-p", l.top_p, "the same for top_p")
-        ->check(within(1e-9, 1, "above 0, at most 1"))
-        ->capture_default_str();
-    app.add_option("--min-p", l.min_p, "the same for min_p")->check(within(0, 1))->capture_default_str();
-    add_sampler_flags(app, l.samplers);
+    a.given = add_sampler_flags(app, l.samplers);
     app.add_option("--reasoning-budget", l.reasoning_budget,
                    "most tokens of reasoning in a chat's answer if the request does not say; -1: no limit")
         ->check(within(-1, 1 << 30))

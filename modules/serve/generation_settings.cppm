@@ -11,6 +11,8 @@ import quire.serve.openai_request;
 export namespace quire {
 
 Json settings_json(const GenerationRequest& request);
+// The shortest decimal number that is this float: 0.8, not 0.800000011920929.
+double decimal(float value);
 
 // The settings of the requests that run. Any thread.
 class RunningSettings {
@@ -31,33 +33,41 @@ module :private;
 
 namespace quire {
 
+double decimal(float value) {
+    char       text[32];
+    const auto end = std::to_chars(text, text + sizeof text, value).ptr;
+    double     out = double(value);
+    std::from_chars(text, end, out);
+    return out;
+}
+
 Json settings_json(const GenerationRequest& r) {
     const SamplingParams& s = r.request.sampling;
     return {{"n_predict", r.max_tokens.value_or(-1)},
             {"max_tokens", r.max_tokens.value_or(-1)},
             {"seed", s.seed},
-            {"temperature", s.temperature},
+            {"temperature", decimal(s.temperature)},
             {"top_k", s.top_k},
-            {"top_p", s.top_p},
-            {"min_p", s.min_p},
-            {"typical_p", s.typical_p},
-            {"top_n_sigma", s.top_n_sigma},
-            {"xtc_probability", s.xtc_probability},
-            {"xtc_threshold", s.xtc_threshold},
-            {"dynatemp_range", s.dynatemp_range},
-            {"dynatemp_exponent", s.dynatemp_exponent},
+            {"top_p", decimal(s.top_p)},
+            {"min_p", decimal(s.min_p)},
+            {"typical_p", decimal(s.typical_p)},
+            {"top_n_sigma", decimal(s.top_n_sigma)},
+            {"xtc_probability", decimal(s.xtc_probability)},
+            {"xtc_threshold", decimal(s.xtc_threshold)},
+            {"dynatemp_range", decimal(s.dynatemp_range)},
+            {"dynatemp_exponent", decimal(s.dynatemp_exponent)},
             {"mirostat", s.mirostat},
-            {"mirostat_tau", s.mirostat_tau},
-            {"mirostat_eta", s.mirostat_eta},
-            {"dry_multiplier", s.dry.multiplier},
-            {"dry_base", s.dry.base},
+            {"mirostat_tau", decimal(s.mirostat_tau)},
+            {"mirostat_eta", decimal(s.mirostat_eta)},
+            {"dry_multiplier", decimal(s.dry.multiplier)},
+            {"dry_base", decimal(s.dry.base)},
             {"dry_allowed_length", s.dry.allowed_length},
             {"dry_penalty_last_n", s.dry.last_n},
             {"dry_sequence_breakers", r.dry_breakers},
             {"repeat_last_n", s.repeat_last_n},
-            {"repeat_penalty", s.repetition_penalty},
-            {"presence_penalty", s.presence_penalty},
-            {"frequency_penalty", s.frequency_penalty},
+            {"repeat_penalty", decimal(s.repetition_penalty)},
+            {"presence_penalty", decimal(s.presence_penalty)},
+            {"frequency_penalty", decimal(s.frequency_penalty)},
             {"n_probs", std::max(s.logprobs, 0)},
             {"ignore_eos", r.request.ignore_end},
             {"stop", r.stop},

@@ -31,10 +31,8 @@ struct ApiLimits {
     int                      prompts        = 1024; // of one request
     int                      messages       = 4096;
     int                      logprobs       = 20;
-    int                      logit_bias     = 1024;                 // entries
-    double                   temperature = 1, top_p = 1, min_p = 0; // where a request sets none
-    int                      top_k = 0;
-    SamplerChoice            samplers;                 // and of the others
+    int                      logit_bias     = 1024;    // entries
+    SamplerChoice            samplers;                 // where a request says nothing
     int                      reasoning_budget = -1;    // tokens; -1: none
     bool                     trim_chats       = false; // unless a request says otherwise
     bool                     context_shift    = false;
@@ -207,15 +205,6 @@ void parse_bias(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) 
 
 void parse_sampling(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     SamplingParams& s    = out.request.sampling;
-    s.temperature        = float(f.number("temperature", 0, 100, limits.temperature));
-    s.top_p              = float(f.number("top_p", 0, 1, limits.top_p, true));
-    s.min_p              = float(f.number("min_p", 0, 1, limits.min_p));
-    s.top_k              = std::max(f.integer("top_k", -1, std::numeric_limits<int>::max(), limits.top_k), 0);
-    s.presence_penalty   = float(f.number("presence_penalty", -2, 2, 0));
-    s.frequency_penalty  = float(f.number("frequency_penalty", -2, 2, 0));
-    const double repeat  = f.number("repeat_penalty", 0, 100, 1, true); // llama.cpp's name
-    s.repetition_penalty = float(f.number("repetition_penalty", 0, 100, repeat, true));
-    s.repeat_last_n      = f.integer("repeat_last_n", -1, std::numeric_limits<int>::max(), -1);
     out.dry_breakers     = parse_samplers(f, limits.samplers, limits.stops, s);
     s.top_p              = std::max(s.top_p, std::numeric_limits<float>::min());
     s.typical_p          = std::max(s.typical_p, std::numeric_limits<float>::min());
@@ -256,16 +245,6 @@ void parse_beams(JsonFields& f, GenerationRequest& out, const ApiLimits& limits)
         f.fail("beam_width", cat("beam_width is ", r.beam_width, ", less than the ", r.n, " answers wanted"));
     // Beams follow the model's own distribution.
     const SamplingParams& s = r.sampling;
-    if (s.temperature != 0 && f.has("temperature") && s.temperature != 1)
-        f.fail("temperature", "beam search takes the model's own probabilities: temperature can be 0 or 1");
-    if (f.has("top_p") && s.top_p != 1) f.fail("top_p", "top_p does not go with beam search");
-    if (f.has("top_k") && s.top_k != 0) f.fail("top_k", "top_k does not go with beam search");
-    if (f.has("min_p") && s.min_p != 0) f.fail("min_p", "min_p does not go with beam search");
-    if (s.presence_penalty != 0) f.fail("presence_penalty", "presence_penalty does not go with beam search");
-    if (s.frequency_penalty != 0) f.fail("frequency_penalty", "frequency_penalty does not go with beam search");
-    if (s.repetition_penalty != 1)
-        f.fail(f.has("repetition_penalty") ? "repetition_penalty" : "repeat_penalty",
-               "a repetition penalty does not go with beam search");
     if (!s.logit_bias.empty() || !out.text_bias.empty())
         f.fail("logit_bias", "logit_bias does not go with beam search");
     if (f.has("allowed_token_ids")) f.fail("allowed_token_ids", "allowed_token_ids does not go with beam search");
@@ -495,8 +474,6 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
                 return f.fail("messages", cat(where, " has ", calls, ", which are not supported")), out;
         if (!check_content(f, m, where)) return out;
         out.input.messages.push_back(m);
-    if (const Json* effort = f.find("reasoning_effort"); effort && *effort == "none" && !limits.reasoning_effort)
-        out.input.variables["enable_thinking"] = false;
     }
     check_tool_messages(f, out.input.messages);
     if (f.failed()) return out;
@@ -518,6 +495,8 @@ Conversation parse_conversation(JsonFields& f, const ApiLimits& limits) {
         }
         out.input.template_name = name->get<std::string>();
     }
+    if (const Json* effort = f.find("reasoning_effort"); effort && *effort == "none" && !limits.reasoning_effort)
+        out.input.variables["enable_thinking"] = false;
     if (limits.reasoning_effort)
         if (const std::string effort = f.text("reasoning_effort", 64); !effort.empty())
             out.input.variables["reasoning_effort"] = effort;

@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.json;
 import quire.core.std;
 import quire.serve.api_error;
+import quire.serve.generation_settings;
 import quire.serve.json_fields;
 import quire.serve.openai_request;
 import quire.serve.translated_fields;
@@ -323,12 +324,12 @@ private:
                 {"reasoning", std::move(reasoning)},
                 {"service_tier", "default"},
                 {"store", false},
-                {"temperature", given("temperature", limits_.temperature)},
+                {"temperature", given("temperature", decimal(limits_.samplers.params.temperature))},
                 {"text", std::move(text)},
                 {"tool_choice", given("tool_choice", "auto")},
                 {"tools", given("tools", Json::array())},
                 {"top_logprobs", given("top_logprobs", 0)},
-                {"top_p", given("top_p", limits_.top_p)},
+                {"top_p", given("top_p", decimal(limits_.samplers.params.top_p))},
                 {"truncation", given("truncation", "disabled")},
                 {"user", given("user", nullptr)}};
     }

@@ -1,5 +1,5 @@
-// quire.serve.sampler_fields: the fields of requests that choose samplers beyond temperature, top-k, top-p and min-p, with llama.cpp's
-// names (docs/sampling.md). Owns nothing.
+// quire.serve.sampler_fields: the fields of requests that choose samplers, with llama.cpp's names, and what is chosen where nothing is
+// said (docs/sampling.md). Owns nothing.
 export module quire.serve.sampler_fields;
 
 import quire.core.base;
@@ -10,9 +10,12 @@ import quire.serve.json_fields;
 
 export namespace quire {
 
+// llama.cpp's defaults, where neither the model's file nor a flag nor a request says anything: of `chat`, the server and its page.
+SamplingParams usual_sampling();
+
 // Samplers as a request or a flag names them: `dry.breakers` are texts here.
 struct SamplerChoice {
-    SamplingParams           params;
+    SamplingParams           params = usual_sampling();
     std::vector<std::string> dry_breakers{"\n", ":", "\"", "*"};
 };
 
@@ -21,7 +24,7 @@ struct SamplerChoice {
 std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
                                         SamplingParams& out);
 
-// Fails where a sampler does not go with beam search, and switches the others off.
+// Fails where a sampler that the request names does not go with beam search, and switches them all off.
 void refuse_samplers(JsonFields& f, SamplingParams& params);
 
 } // namespace quire
@@ -32,6 +35,16 @@ namespace quire {
 
 constexpr int longest_breaker = 40; // bytes
 
+SamplingParams usual_sampling() {
+    SamplingParams p;
+    p.temperature   = 0.8f;
+    p.top_k         = 40;
+    p.top_p         = 0.95f;
+    p.min_p         = 0.05f;
+    p.repeat_last_n = 64;
+    return p;
+}
+
 std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
                                         SamplingParams& out) {
     constexpr int         huge   = std::numeric_limits<int>::max();
@@ -39,6 +52,15 @@ std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& othe
     const auto            number = [&](const char* name, double least, double most, float usual, bool above = false) {
         return float(f.number(name, least, most, double(usual), above));
     };
+    out.temperature        = number("temperature", 0, 100, d.temperature);
+    out.top_p              = number("top_p", 0, 1, d.top_p, true);
+    out.min_p              = number("min_p", 0, 1, d.min_p);
+    out.top_k              = std::max(f.integer("top_k", -1, huge, d.top_k), 0);
+    out.presence_penalty   = number("presence_penalty", -2, 2, d.presence_penalty);
+    out.frequency_penalty  = number("frequency_penalty", -2, 2, d.frequency_penalty);
+    out.repetition_penalty = number("repeat_penalty", 0, 100, d.repetition_penalty, true); // llama.cpp's name
+    out.repetition_penalty = number("repetition_penalty", 0, 100, out.repetition_penalty, true);
+    out.repeat_last_n      = f.integer("repeat_last_n", -1, huge, d.repeat_last_n);
     out.top_n_sigma        = number("top_n_sigma", -1, 1e6, d.top_n_sigma);
     out.typical_p          = number("typical_p", 0, 1, d.typical_p, true);
     out.xtc_probability    = number("xtc_probability", 0, 1, d.xtc_probability);
@@ -61,14 +83,32 @@ void refuse_samplers(JsonFields& f, SamplingParams& params) {
     const auto           refuse = [&](const char* name, bool on) {
         if (on && f.has(name)) f.fail(name, cat(name, " does not go with beam search"));
     };
+    // 0, or 1, are the model's own probabilities.
+    if (params.temperature != 0 && f.has("temperature") && params.temperature != 1)
+        f.fail("temperature", "beam search takes the model's own probabilities: temperature can be 0 or 1");
+    refuse("top_p", params.top_p != 1);
+    refuse("top_k", params.top_k != 0);
+    refuse("min_p", params.min_p != 0);
+    refuse("presence_penalty", params.presence_penalty != 0);
+    refuse("frequency_penalty", params.frequency_penalty != 0);
+    for (const char* name : {"repetition_penalty", "repeat_penalty"})
+        if (params.repetition_penalty != 1 && f.has(name))
+            f.fail(name, "a repetition penalty does not go with beam search");
     refuse("top_n_sigma", params.top_n_sigma > 0);
     refuse("typical_p", params.typical_p < 1);
     refuse("xtc_probability", params.xtc_probability > 0);
     refuse("dynatemp_range", params.dynatemp_range > 0);
     refuse("mirostat", params.mirostat > 0);
     refuse("dry_multiplier", params.dry.multiplier > 0);
-    params.mirostat = none.mirostat;
-    params.dry      = none.dry;
+    params.temperature = none.temperature;
+    params.top_p       = none.top_p;
+    params.top_k       = none.top_k;
+    params.min_p       = none.min_p;
+
+    params.presence_penalty = params.frequency_penalty = 0;
+    params.repetition_penalty                          = 1;
+    params.mirostat                                    = none.mirostat;
+    params.dry                                         = none.dry;
 }
 
 } // namespace quire

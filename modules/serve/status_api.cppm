@@ -8,6 +8,7 @@ import quire.engine.engine;
 import quire.model_file.config;
 import quire.serve.api_context;
 import quire.serve.api_error;
+import quire.serve.generation_settings;
 import quire.serve.http_exchange;
 import quire.serve.metrics_text;
 import quire.serve.openai_request;
@@ -80,14 +81,11 @@ void answer_props(ApiContext& api, HttpExchange& e) {
     const EngineOptions& o = api.service.engine_options();
     const Tokenizer&     t = api.service.tokenizer();
     const ApiLimits&     l = api.options.limits;
-    answer_json(e, Json{{"default_generation_settings",
-                         {{"n_ctx", o.context},
-                          {"params",
-                           {{"temperature", l.temperature},
-                            {"top_p", l.top_p},
-                            {"top_k", l.top_k},
-                            {"min_p", l.min_p},
-                            {"n_predict", l.default_tokens}}}}},
+    GenerationRequest    usual; // one that says nothing
+    usual.request.sampling = l.samplers.params;
+    usual.dry_breakers     = l.samplers.dry_breakers;
+    if (l.default_tokens >= 0) usual.max_tokens = l.default_tokens;
+    answer_json(e, Json{{"default_generation_settings", {{"n_ctx", o.context}, {"params", settings_json(usual)}}},
                         {"total_slots", o.max_sequences},
                         {"model_alias", api.options.aliases[0]},
                         {"model_path", api.options.model_file},

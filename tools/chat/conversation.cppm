@@ -308,15 +308,7 @@ struct Chat::Impl {
             request.reasoning =
                 ReasoningBudget(marks_, arguments_.reasoning_budget, trimmed(text.bytes).ends_with("<think>"));
         }
-        request.sampling.temperature        = arguments_.temperature.value_or(0.8f);
-        request.sampling.top_k              = arguments_.top_k;
-        request.sampling.top_p              = arguments_.top_p;
-        request.sampling.min_p              = arguments_.min_p;
-        request.sampling.repetition_penalty = arguments_.repeat;
-        request.sampling.presence_penalty   = arguments_.presence;
-        request.sampling.frequency_penalty  = arguments_.frequency;
-        request.sampling.repeat_last_n      = arguments_.repeat_last_n;
-        request.sampling.seed               = seed_ + n_answers_++;
+        request.sampling.seed = seed_ + n_answers_++;
         if (arguments_.answers) request.constraint = ConstraintState(arguments_.answers, engine_.token_trie());
         const std::vector<Token> prompt = request.prompt;
         const EngineStats        before = engine_.stats();

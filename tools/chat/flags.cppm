@@ -22,10 +22,9 @@ struct ChatArguments {
     EngineOptions               engine;
     ConstraintFlags             constraint;
     std::shared_ptr<Constraint> answers; // what each of them must satisfy, if anything
-    int                         n = -1, top_k = 40, repeat_last_n = 64;
-    std::optional<float>        temperature; // default 0.8; 0 for the toy model
-    float                       top_p = 0.95f, min_p = 0.05f, repeat = 1, presence = 0, frequency = 0;
+    int                         n = -1;
     SamplerChoice               samplers;
+    FlagGiven                   given; // which flags of samplers were
     int                         reasoning_budget = -1;
     bool                        trim = true, context_shift = false;
     std::int64_t                seed = -1;
@@ -66,31 +65,7 @@ void add_chat_flags(CLI::App& app, ChatArguments& a) {
     app.add_option("-s,--seed", a.seed, "random seed; -1: a new one each time")
         ->check(within(-1, 0x1p63, "-1 or more"))
         ->capture_default_str();
-    app.add_option("--temp", a.temperature,
-                   "temperature; 0: always the most likely token (default 0.8; 0 for the toy model)")
-        ->check(within(0.0, 100.0));
-    app.add_option("--top-k", a.top_k, "choose from the k most likely tokens; 0: all")
-        ->check(within(0, 1 << 30))
-        ->capture_default_str();
-    app.add_option("--top-p", a.top_p, "choose from the most likely tokens with this total probability; 1: all")
-        ->check(within(1e-9, 1, "above 0, at most 1"))
-        ->capture_default_str();
-    app.add_option("--min-p", a.min_p, "choose from tokens with at least this fraction of the top probability; 0: all")
-        ->check(within(0.0, 1.0))
-        ->capture_default_str();
-    app.add_option("--repeat-penalty", a.repeat, "above 1: tokens that occurred before become less likely")
-        ->check(within(0.01, 100.0))
-        ->capture_default_str();
-    app.add_option("--repeat-last-n", a.repeat_last_n, "number of last tokens that the penalties count; -1: all")
-        ->check(within(-1, 1 << 24))
-        ->capture_default_str();
-    app.add_option("--presence-penalty", a.presence, "subtracted from the logits of tokens generated before")
-        ->check(within(-100.0, 100.0))
-        ->capture_default_str();
-    app.add_option("--frequency-penalty", a.frequency, "subtracted once for each time a token was generated")
-        ->check(within(-100.0, 100.0))
-        ->capture_default_str();
-    add_sampler_flags(app, a.samplers);
+    a.given = add_sampler_flags(app, a.samplers);
     app.add_option("--reasoning-budget", a.reasoning_budget, "most tokens of reasoning in an answer; -1: no limit")
         ->check(within(-1, 1 << 30))
         ->capture_default_str();

@@ -1,4 +1,5 @@
-// quire.tools.common.sampler_flags: the flags of samplers beyond temperature, top-k, top-p and min-p, with llama.cpp's names. Owns nothing.
+// quire.tools.common.sampler_flags: the flags of samplers, with llama.cpp's names, and the model file's word where none is typed. Owns
+// nothing.
 module;
 
 #include <CLI/CLI.hpp>
@@ -13,7 +14,10 @@ import quire.tools.common.engine_flags;
 
 export namespace quire {
 
-void add_sampler_flags(CLI::App& app, SamplerChoice& choice);
+// Whether a flag of that name was typed; once the command line is parsed, and as long as the application is there.
+using FlagGiven = std::function<bool(const std::string& name)>;
+
+FlagGiven add_sampler_flags(CLI::App& app, SamplerChoice& choice);
 
 } // namespace quire
 
@@ -21,11 +25,29 @@ module :private;
 
 namespace quire {
 
-void add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
+FlagGiven add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
     SamplingParams& p      = choice.params;
     const auto      number = [&](const char* name, float& value, double least, double most, const char* what) {
         app.add_option(name, value, what)->check(within(least, most))->capture_default_str();
     };
+    number("--temp", p.temperature, 0, 100,
+           "temperature; 0: always the most likely token, which is the default for the toy model");
+    app.add_option("--top-k", p.top_k, "choose from the k most likely tokens; 0: all")
+        ->check(within(0, 1 << 30))
+        ->capture_default_str();
+    app.add_option("--top-p", p.top_p, "choose from the most likely tokens with this total probability; 1: all")
+        ->check(within(1e-9, 1, "above 0, at most 1"))
+        ->capture_default_str();
+    number("--min-p", p.min_p, 0, 1, "choose from tokens with at least this fraction of the top probability; 0: all");
+    number("--repeat-penalty", p.repetition_penalty, 0.01, 100,
+           "above 1: tokens that occurred before become less likely");
+    app.add_option("--repeat-last-n", p.repeat_last_n, "number of last tokens that the penalties count; -1: all")
+        ->check(within(-1, 1 << 24))
+        ->capture_default_str();
+    number("--presence-penalty", p.presence_penalty, -100, 100,
+           "subtracted from the logits of tokens generated before");
+    number("--frequency-penalty", p.frequency_penalty, -100, 100,
+           "subtracted once for each time a token was generated");
     number("--top-n-sigma,--top-nsigma", p.top_n_sigma, -1, 1e6,
            "choose from tokens within so many standard deviations of the best logit; 0 or -1: all");
     app.add_option("--typical,--typical-p", p.typical_p,
@@ -64,6 +86,7 @@ void add_sampler_flags(CLI::App& app, SamplerChoice& choice) {
         })
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->default_str("\"\\n\" \":\" \"\\\"\" \"*\"");
+    return [&app](const std::string& name) { return app.count(name) > 0; };
 }
 
 } // namespace quire
