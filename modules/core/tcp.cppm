@@ -33,6 +33,9 @@ struct Listener {
 
 // Error: the address, and why it cannot be had. The socket does not block.
 Result<Listener> listen_tcp(const std::string& host, int port);
+// The address alone, so that nobody else gets it: until listen_on() callers are turned away.
+Result<Listener> bind_tcp(const std::string& host, int port);
+Result<void>     listen_on(int fd);
 // The next caller, within `seconds`: a socket that send_all() and receive_all() take. Error: nobody came.
 Result<int> accept_tcp(const Listener& listener, double seconds);
 // Calls again and again until somebody listens there, for at most `seconds`.
@@ -60,6 +63,21 @@ using Clock = std::chrono::steady_clock;
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 Result<Listener> listen_tcp(const std::string& host, int port) {
+    Result<Listener> bound = bind_tcp(host, port);
+    if (!bound) return bound;
+    if (auto ok = listen_on(bound->fd); !ok) {
+        close(bound->fd);
+        return fail_with(ErrorKind::system, "cannot listen on ", quote(host), " port ", port, ": ", ok.error().message);
+    }
+    return bound;
+}
+
+Result<void> listen_on(int fd) {
+    if (::listen(fd, 4096) == 0) return {};
+    return fail_with(ErrorKind::system, std::strerror(errno));
+}
+
+Result<Listener> bind_tcp(const std::string& host, int port) {
     addrinfo hints{}, *found = nullptr;
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags    = AI_PASSIVE;
@@ -72,7 +90,7 @@ Result<Listener> listen_tcp(const std::string& host, int port) {
         if (fd < 0) continue;
         const int on = 1;
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd, 4096) == 0) {
+        if (bind(fd, at->ai_addr, at->ai_addrlen) == 0) {
             sockaddr_storage bound{};
             socklen_t        size = sizeof bound;
             getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size);

@@ -9,6 +9,7 @@ module;
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <expected>
 #include <memory>
@@ -23,6 +24,8 @@ export namespace quire {
 
 // Error: the address, and why it cannot be had.
 Result<Listener> listen_unix(const std::string& path);
+// The same error, as far as it can be seen without taking the path.
+Result<void> can_listen_unix(const std::string& path);
 
 // Of two PEM files. The caller frees it.
 Result<SSL_CTX*> tls_context(const std::string& cert, const std::string& key);
@@ -33,22 +36,49 @@ module :private;
 
 namespace quire {
 
-Result<Listener> listen_unix(const std::string& path) {
+Result<sockaddr_un> unix_address(const std::string& path) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     if (path.empty() || path.size() >= sizeof address.sun_path)
         return fail("a socket's path has 1 to ", sizeof address.sun_path - 1, " bytes, not ", path.size());
     std::memcpy(address.sun_path, path.data(), path.size());
+    return address;
+}
+
+enum class Found : std::uint8_t { nothing, left_behind, in_use };
+
+// What stands at the path: also a socket that a server left behind, since nobody listens to it.
+Result<Found> look_at(const std::string& path, const sockaddr_un& address) {
+    struct stat existing{};
+    if (lstat(path.c_str(), &existing) != 0) return Found::nothing;
+    if (!S_ISSOCK(existing.st_mode)) return Found::in_use;
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return fail_with(ErrorKind::system, "no Unix sockets: ", std::strerror(errno));
-    // Removes a socket that a server left behind: nobody listens to it.
-    struct stat existing{};
-    if (lstat(path.c_str(), &existing) == 0 && S_ISSOCK(existing.st_mode) &&
-        connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 && errno == ECONNREFUSED)
-        unlink(path.c_str());
+    const bool nobody =
+        connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0 && errno == ECONNREFUSED;
     close(fd);
+    return nobody ? Found::left_behind : Found::in_use;
+}
+
+Result<void> can_listen_unix(const std::string& path) {
+    const Result<sockaddr_un> address = unix_address(path);
+    if (!address) return std::unexpected(address.error());
+    const Result<Found> found = look_at(path, *address);
+    if (!found) return std::unexpected(found.error());
+    if (*found == Found::in_use)
+        return fail_with(ErrorKind::system, "cannot listen on ", quote(path), ": ", std::strerror(EADDRINUSE));
+    return {};
+}
+
+Result<Listener> listen_unix(const std::string& path) {
+    const Result<sockaddr_un> known = unix_address(path);
+    if (!known) return std::unexpected(known.error());
+    const sockaddr_un   address = *known;
+    const Result<Found> found   = look_at(path, address);
+    if (!found) return std::unexpected(found.error());
+    if (*found == Found::left_behind) unlink(path.c_str());
     const int fresh = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fresh < 0 || bind(fresh, reinterpret_cast<sockaddr*>(&address), sizeof address) < 0 ||
+    if (fresh < 0 || bind(fresh, reinterpret_cast<const sockaddr*>(&address), sizeof address) < 0 ||
         ::listen(fresh, 4096) < 0) {
         const std::string why = std::strerror(errno);
         if (fresh >= 0) close(fresh);

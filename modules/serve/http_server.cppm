@@ -67,6 +67,9 @@ public:
     // Returns the port, another than 0. Error: the address, and why it cannot be had.
     Result<int>  listen(const std::string& host, int port);
     Result<void> listen_unix(const std::string& path);
+    // In two steps: bind() takes the address, so that nobody else does, and turns callers away; listen() lets them in.
+    Result<int>  bind(const std::string& host, int port);
+    Result<void> listen();
 
     void start(); // its threads; SIGPIPE is ignored from now on
     // Closes all connections and returns when all handlers have returned.
@@ -130,6 +133,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     // Of the epoll thread.
     int                                              epoll = -1, wake = -1;
     std::vector<int>                                 listeners;
+    std::vector<std::pair<int, std::string>>         bound; // to where, and not listened on yet
     std::vector<std::string>                         unix_paths;
     std::unordered_map<std::uint64_t, ConnectionPtr> connections;
     std::uint64_t                                    next_key = first_key;
@@ -649,6 +653,22 @@ Result<int> HttpServer::listen(const std::string& host, int port) {
     return listener->port;
 }
 
+Result<int> HttpServer::bind(const std::string& host, int port) {
+    const Result<Listener> bound = bind_tcp(host, port);
+    if (!bound) return std::unexpected(bound.error());
+    impl_->bound.emplace_back(bound->fd, cat(quote(host), " port ", bound->port));
+    return bound->port;
+}
+
+Result<void> HttpServer::listen() {
+    for (const auto& [fd, where] : std::exchange(impl_->bound, {})) {
+        impl_->add_listener(fd); // closed with the others
+        if (auto ok = listen_on(fd); !ok)
+            return fail_with(ErrorKind::system, "cannot listen on ", where, ": ", ok.error().message);
+    }
+    return {};
+}
+
 Result<void> HttpServer::listen_unix(const std::string& path) {
     const Result<Listener> listener = quire::listen_unix(path);
     if (!listener) return std::unexpected(listener.error());
@@ -679,6 +699,7 @@ void HttpServer::stop() {
     s.ready    = {};
     s.returned = {};
     for (int fd : s.listeners) close(fd);
+    for (const auto& [fd, where] : s.bound) close(fd);
     for (const std::string& path : s.unix_paths) unlink(path.c_str());
 }
 
