@@ -5,7 +5,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <csignal>
-#include <ctime>
 
 import quire.core.base;
 import quire.core.json;
@@ -18,6 +17,7 @@ import quire.serve.api_error;
 import quire.serve.endpoints;
 import quire.serve.file_sampling;
 import quire.serve.http_exchange;
+import quire.serve.http_listener;
 import quire.serve.http_parser;
 import quire.serve.http_server;
 import quire.serve.kv_publisher;
@@ -34,6 +34,7 @@ import quire.tools.common.engine_flags;
 import quire.tools.common.processes;
 import quire.tools.common.sampler_flags;
 import quire.tools.common.foreign_flags;
+import quire.tools.server.server_log;
 
 using namespace quire;
 
@@ -53,6 +54,7 @@ struct Arguments {
     HttpOptions              http;
 };
 
+// For a sentence after which the program ends.
 int complain(const Error& error, int code = 1) {
     std::fprintf(stderr, "server: %s\n", error.message.c_str());
     return code;
@@ -77,56 +79,6 @@ std::vector<std::string> split(const std::string& text, char at) {
         if (!part.empty()) parts.push_back(part);
     }
     return parts;
-}
-
-// -- the access log: one line for each request; no keys, no texts
-
-std::string clock_text() {
-    const std::time_t now = std::time(nullptr);
-    std::tm           parts{};
-    gmtime_r(&now, &parts);
-    char text[32];
-    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    return text;
-}
-
-// A value in quotes where a reader could take it for several values or lines.
-std::string log_value(std::string_view text) {
-    std::string out(text.substr(0, 200));
-    for (char& c : out)
-        if (c < 0x20 || c > 0x7e) c = '?';
-    return out.find_first_of(" \"\\") == std::string::npos ? out : json_dump(Json(out));
-}
-
-bool is_number(const std::string& text) {
-    double     value  = 0;
-    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
-    return result.ec == std::errc{} && result.ptr == text.data() + text.size();
-}
-
-void log_exchange(const HttpExchange& e, double seconds, std::size_t bytes, bool json) {
-    const HttpRequest& r = e.request;
-    std::string        line;
-    if (json) {
-        Json record{{"time", clock_text()}, {"id", r.id},     {"remote", r.remote},
-                    {"method", r.method},   {"path", r.path}, {"status", e.response.status},
-                    {"seconds", seconds},   {"bytes", bytes}};
-        for (const auto& [key, value] : e.notes) {
-            if (key == "unknown_field") record["unknown_fields"].push_back(value);
-            else if (is_number(value)) record[key] = std::strtod(value.c_str(), nullptr);
-            else record[key] = value;
-        }
-        line = json_dump(record);
-    } else {
-        char time[32];
-        std::snprintf(time, sizeof time, "%.3f", seconds);
-        line = cat(clock_text(), ' ', r.id.empty() ? "-" : r.id, ' ', r.remote, ' ', r.method.empty() ? "-" : r.method,
-                   ' ', r.path.empty() ? "-" : log_value(r.path), ' ', e.response.status, ' ',
-                   static_cast<const char*>(time), "s");
-        for (const auto& [key, value] : e.notes) line += cat(' ', key, '=', log_value(value));
-    }
-    std::fprintf(stdout, "%s\n", line.c_str());
-    std::fflush(stdout);
 }
 
 // -- running
@@ -206,31 +158,49 @@ private:
 };
 
 // Serves until the first signal. Then no request is accepted any more, and running ones have --drain-timeout to end.
-int serve(const Arguments& a, Service& service, HttpServer& http) {
+int serve(const Arguments& a, Service& service, HttpServer& http, ServerLog& log) {
     Signals::wait();
     if (const std::string why = service.failure(); !why.empty()) {
-        std::fprintf(stderr, "server: the engine has failed, its requests got an error: %s\n", why.c_str());
+        log.say(cat("the engine has failed, its requests got an error: ", why));
         service.drain();
         for (const Stopwatch watch; http.n_answering() > 0 && watch.seconds() < 2;)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
         http.stop();
-        std::fflush(nullptr);
+        log.flush();
         _exit(1); // a GPU that hangs is waited for by no destructor
     }
-    std::fprintf(stderr, "server: shutting down; %d requests are still running\n", service.in_flight());
+    log.say(cat("shutting down; ", service.in_flight(), " requests are still running"));
     service.drain();
     Stopwatch watch;
     bool      cancelled = false;
     while (service.in_flight() > 0 || http.n_answering() > 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         if (watch.seconds() > a.drain_seconds && !cancelled) {
-            std::fprintf(stderr, "server: %d requests did not end in time\n", service.in_flight());
+            log.say(cat(service.in_flight(), " requests did not end in time"));
             service.cancel_all();
             cancelled = true;
         }
         if (watch.seconds() > a.drain_seconds + 2.0) break; // a client does not read
     }
     return 0;
+}
+
+bool on_port(const Arguments& a) { return a.unix_path.empty() || (a.port != 8080 && !a.host.ends_with(".sock")); }
+
+// Takes the port and looks whether the Unix socket can be had; nobody can connect yet. Returns where that is.
+Result<std::string> take_address(Arguments& a, HttpServer& http) {
+    std::string where;
+    if (a.host.ends_with(".sock") && a.unix_path.empty()) a.unix_path = a.host; // as llama.cpp has it
+    if (!a.unix_path.empty()) {
+        if (auto ok = can_listen_unix(a.unix_path); !ok) return std::unexpected(ok.error());
+        where = cat("unix:", a.unix_path);
+    }
+    if (!on_port(a)) return where;
+    const Result<int> port = http.bind(a.host, a.port);
+    if (!port) return std::unexpected(port.error());
+    const bool six = a.host.find(':') != std::string::npos;
+    return cat(where, where.empty() ? "" : " and ", a.http.tls_cert.empty() ? "http://" : "https://", six ? "[" : "",
+               a.host, six ? "]" : "", ":", *port);
 }
 
 Result<void> check_kv_events(const Arguments& a) {
@@ -244,6 +214,7 @@ Result<void> check_kv_events(const Arguments& a) {
 
 int run(Arguments& a) {
     const Signals signals; // before any other thread is there
+    if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     if (auto ok = check_kv_events(a); !ok) return complain(ok.error(), 2);
     raise_descriptors(a.http.limits.connections);
 
@@ -285,37 +256,56 @@ int run(Arguments& a) {
         options.chat_template = std::move(*chosen);
     }
 
+    // The log's threads are there before anything is said that a reader of it could keep waiting.
+    ServerLog  log(a.log_json);
+    const auto give_up = [&log](const Error& error) {
+        log.say(error.message);
+        log.flush();
+        return 1;
+    };
+    a.http.refusal = [](std::string_view path, int status, const std::string& message) {
+        return error_body(ApiError{status, message, "", ""}, error_form(path));
+    };
+    if (!a.no_log)
+        a.http.log = [&log](const HttpExchange& e, double seconds, std::size_t bytes) { log.add(e, seconds, bytes); };
+    Result<std::unique_ptr<HttpServer>> http = HttpServer::create(a.http);
+    if (!http) return give_up(http.error());
+    // An address that somebody else has is no reason to read a model.
+    const bool  leads = a.engine.processes.rank == 0;
+    std::string where;
+    if (leads) {
+        Result<std::string> taken = take_address(a, **http);
+        if (!taken) return give_up(taken.error());
+        where = std::move(*taken);
+    }
+
     const TerminalFacts facts = terminal_facts();
     // Said once it is clear that there is room, and before the weights are read.
     std::string said;
     if (const Result<Outlook> ahead = look_ahead(a.model, a.engine)) said = describe(*ahead);
-    if (auto ok = read_processes(a.engine); !ok) return complain(ok.error(), 2);
     ProgressBar    bar("loading", facts.err && !facts.dumb);
     Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) {
-        for (const std::string& line : split(std::exchange(said, ""), '\n'))
-            std::fprintf(stderr, "server: %s\n", line.c_str());
+        if (!said.empty()) {
+            for (const std::string& line : split(std::exchange(said, ""), '\n')) log.say(line);
+            log.flush(); // the bar is on the line below
+        }
         bar.show(fraction);
     });
     bar.clear();
-    if (!engine) return complain(engine.error());
+    if (!engine) return give_up(engine.error());
     if (engine->follows()) return follow(*engine, "server");
-    if (const std::string warning = engine->warning(); !warning.empty())
-        std::fprintf(stderr, "server: %s\n", warning.c_str());
+    if (const std::string warning = engine->warning(); !warning.empty()) log.say(warning);
     if (options.chat_template.is_fallback())
-        std::fprintf(stderr, "server: the model has no chat template; using chatml (--chat-template names another)\n");
+        log.say("the model has no chat template; using chatml (--chat-template names another)");
     if (!from_file.refused.empty())
-        std::fprintf(stderr, "server: not taken from the file, since no such value is possible: %s\n",
-                     from_file.refused.c_str());
-    const std::string description =
-        cat(engine->describe(), "\nserver: requests that do not say are sampled with ",
-            describe_sampling(options.limits.samplers.params), from_file.said.empty() ? "" : "; the file says ",
-            from_file.said);
+        log.say(cat("not taken from the file, since no such value is possible: ", from_file.refused));
+    const std::string description = engine->describe();
 
     std::unique_ptr<KvPublisher> publisher; // outlives the service
     if (!a.kv_events.empty()) {
         Result<std::unique_ptr<KvPublisher>> made =
             KvPublisher::create(a.kv_events, a.kv_replay, engine->options().block_size);
-        if (!made) return complain(made.error());
+        if (!made) return give_up(made.error());
         publisher         = std::move(*made);
         options.kv_events = publisher->events_endpoint();
         options.kv_replay = publisher->replay_endpoint();
@@ -328,44 +318,28 @@ int run(Arguments& a) {
     queueing.watchdog_seconds = a.watchdog_seconds;
     queueing.failed           = Signals::stop;
     Service service(std::move(*engine), queueing);
-    if (auto ok = pin_prefixes(a, service); !ok) return complain(ok.error());
+    if (auto ok = pin_prefixes(a, service); !ok) return give_up(ok.error());
 
-    a.http.refusal = [](std::string_view path, int status, const std::string& message) {
-        return error_body(ApiError{status, message, "", ""}, error_form(path));
-    };
-    if (!a.no_log)
-        a.http.log = [json = a.log_json](const HttpExchange& e, double seconds, std::size_t bytes) {
-            log_exchange(e, seconds, bytes, json);
-        };
-    options.local_only = is_loopback(a.host);
-    Endpoints                           endpoints(service, options);
-    Result<std::unique_ptr<HttpServer>> http = HttpServer::create(a.http);
-    if (!http) return complain(http.error());
+    options.local_only        = is_loopback(a.host);
+    options.dropped_log_lines = [&log] { return log.dropped(); };
+    Endpoints endpoints(service, options);
     endpoints.add_to(**http);
 
-    std::string where;
-    if (a.host.ends_with(".sock") && a.unix_path.empty()) a.unix_path = a.host; // as llama.cpp has it
-    if (!a.unix_path.empty()) {
-        if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return complain(ok.error());
-        where = cat("unix:", a.unix_path);
-    }
-    if (a.unix_path.empty() || (a.port != 8080 && !a.host.ends_with(".sock"))) {
-        Result<int> port = (*http)->listen(a.host, a.port);
-        if (!port) return complain(port.error());
-        const bool six = a.host.find(':') != std::string::npos;
-        where += cat(where.empty() ? "" : " and ", a.http.tls_cert.empty() ? "http://" : "https://", six ? "[" : "",
-                     a.host, six ? "]" : "", ":", *port);
-        if (!is_loopback(a.host) && options.api_keys.empty())
-            std::fprintf(stderr,
-                         "server: warning: %s can be reached from other machines, and there is no --api-key: anybody "
-                         "who can connect may use it\n",
-                         a.host.c_str());
-    }
+    if (auto ok = (*http)->listen(); !ok) return give_up(ok.error());
+    if (!a.unix_path.empty())
+        if (auto ok = (*http)->listen_unix(a.unix_path); !ok) return give_up(ok.error());
+    if (on_port(a) && !is_loopback(a.host) && options.api_keys.empty())
+        log.say(cat("warning: ", a.host,
+                    " can be reached from other machines, and there is no --api-key: anybody who can connect may use "
+                    "it"));
     (*http)->start();
     keep_reserve(std::size_t(32) << 20); // from now on no request's lack of memory is the server's
     Signals::serving();
-    std::fprintf(stderr, "server: %s\nserver: listening on %s\n", description.c_str(), where.c_str());
-    const int code = serve(a, service, **http);
+    log.say(description);
+    log.say(cat("requests that do not say are sampled with ", describe_sampling(options.limits.samplers.params),
+                from_file.said.empty() ? "" : cat("; the file says ", from_file.said)));
+    log.say(cat("listening on ", where));
+    const int code = serve(a, service, **http, log);
     (*http)->stop();
     return code;
 }

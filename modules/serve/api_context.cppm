@@ -44,7 +44,8 @@ struct EndpointOptions {
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
     // Memory for all bodies that are being parsed and tokenized.
-    std::size_t working_bytes = std::size_t(512) << 20;
+    std::size_t                    working_bytes = std::size_t(512) << 20;
+    std::function<std::uint64_t()> dropped_log_lines; // for the metrics; none: there is no log
     // Where KV events and those of the past are sent; "": nowhere.
     std::string kv_events, kv_replay;
 };

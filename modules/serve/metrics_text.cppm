@@ -19,8 +19,10 @@ import quire.serve.service;
 
 export namespace quire {
 
-// All families: of the service, the engine, the KV memory, the HTTP server and the process. `model`: their label model_name.
-std::string metrics_text(Service& service, const HttpServer& server, const std::string& model);
+// All families: of the service, the engine, the KV memory, the HTTP server and the process. `dropped_log_lines`: that nobody read in
+// time. `model`: their label model_name.
+std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
+                         const std::string& model);
 
 } // namespace quire
 
@@ -143,7 +145,8 @@ std::string process_metrics() {
 
 } // namespace
 
-std::string metrics_text(Service& service, const HttpServer& server, const std::string& model) {
+std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
+                         const std::string& model) {
     const ServiceMetrics& m = service.metrics;
     const EngineStats     s = service.stats();
     const EngineOptions&  o = service.engine_options();
@@ -225,6 +228,8 @@ std::string metrics_text(Service& service, const HttpServer& server, const std::
     t.counter("quire:requests_refused_total", "", d(m.refused_invalid.load()), {{"reason", "invalid"}});
     t.gauge("quire:http_connections", "Open connections.", server.n_connections());
     t.gauge("quire:http_threads", "Threads that answer requests.", server.n_threads());
+    t.counter("quire:dropped_log_lines_total", "Lines of the log that were dropped because nobody read them in time.",
+              double(dropped_log_lines));
     t.gauge("vllm:cache_config_info", "The settings of the KV cache.", 1,
             {{"block_size", cat(o.block_size)},
              {"cache_dtype", o.kv_type == KvType::f32 ? "float32" : "float16"},

@@ -109,8 +109,9 @@ void answer_props(ApiContext& api, HttpExchange& e) {
 void answer_version(ApiContext&, HttpExchange& e) { answer_json(e, Json{{"version", quire_version}}); }
 
 void answer_metrics(ApiContext& api, HttpExchange& e) {
-    e.response.type = "text/plain; version=0.0.4; charset=utf-8";
-    e.response.body = metrics_text(api.service, *api.server, api.options.aliases[0]);
+    e.response.type     = "text/plain; version=0.0.4; charset=utf-8";
+    const auto& dropped = api.options.dropped_log_lines;
+    e.response.body     = metrics_text(api.service, *api.server, dropped ? dropped() : 0, api.options.aliases[0]);
 }
 
 } // namespace quire
