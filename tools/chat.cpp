@@ -238,7 +238,10 @@ int run(ChatArguments& a) {
     }
 
     Result<ChatTemplate> chat_template = choose_template(a);
-    if (!chat_template) return complain(chat_template.error(), a.chat_template.name.empty() ? 1 : 2);
+    if (!chat_template) {
+        const bool usage = !a.chat_template.name.empty() && chat_template.error().kind != ErrorKind::system;
+        return complain(chat_template.error(), usage ? 2 : 1);
+    }
 
     EngineOptions& options          = a.engine;
     options.max_sequences           = 1;

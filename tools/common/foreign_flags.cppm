@@ -60,6 +60,12 @@ constexpr ForeignFlag foreign_flags[] = {
     {server, "-to --timeout", 1, "", Fate::renamed, "--write-timeout ="},
     {server, "--no-ui --no-webui", 0, "", Fate::renamed, "--no-pages"},
     {talkers, "--no-cache-prompt --no-enable-prefix-caching", 0, "", Fate::renamed, "--no-prefix-cache"},
+    {chat, "--no-perf", 0, "", Fate::renamed, "--no-show-timings"},
+    {server, "--log-disable --disable-log-requests", 0, "", Fate::renamed, "--no-log"},
+    {server, "--async-scheduling", 0, "", Fate::renamed, "--pipeline on"},
+    {server, "--ssl-certfile", 1, "", Fate::renamed, "--tls-cert ="},
+    {server, "--ssl-keyfile", 1, "", Fate::renamed, "--tls-key ="},
+    {server, "--allowed-origins", 1, "", Fate::renamed, "--cors-origins ="},
 
     // -- nothing to choose here: conversation, template, whole model on one device, one prompt cache, threads
     {chat,
@@ -90,9 +96,8 @@ constexpr ForeignFlag foreign_flags[] = {
      0, "", Fate::ignored, ""},
     {server,
      "-cb --cont-batching -kvu --kv-unified --metrics --embedding --embeddings --ui --webui --warmup --no-warmup "
-     "--no-slots --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
-     "--trust-remote-code "
-     "--disable-log-requests --disable-log-stats",
+     "--slots --no-slots --props --rerank --reranking --enable-prefix-caching --enable-chunked-prefill --enforce-eager "
+     "--trust-remote-code --disable-log-stats",
      0, "", Fate::ignored, ""},
     {server, "--tags --swap-space --seed -s --scheduling-policy", 1, "", Fate::ignored, ""},
 
@@ -149,8 +154,7 @@ constexpr ForeignFlag foreign_flags[] = {
      Fate::refused, "quire's chat has nothing like it"},
     {server, "-nocb --no-cont-batching -no-kvu --no-kv-unified", 0, "", Fate::refused,
      "requests always run together, from one pool of blocks"},
-    {server, "--slots --props --rerank --reranking --reuse-port", 0, "", Fate::refused,
-     "the server has nothing like it"},
+    {server, "--reuse-port", 0, "", Fate::refused, "the server has nothing like it"},
     {server,
      "--slot-save-path --path --api-prefix --media-path --models-dir --models-preset --models-max --tools "
      "--sleep-idle-seconds --pooling",

@@ -1,0 +1,152 @@
+// The flags of llama.cpp and vLLM that docs/flags.md names: each program takes each of them as the table says. The programs get a model that
+// is not there, which they say once the command line is right.
+#include <catch2/catch_test_macros.hpp>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "process.h"
+
+using namespace quire::testing;
+
+namespace {
+
+struct Row {
+    std::string              section;
+    std::vector<std::string> flags; // as typed, with the name of a value
+    std::string              here, note;
+};
+
+std::vector<std::string> quoted(const std::string& cell) {
+    std::vector<std::string> out;
+    for (std::size_t at = cell.find('`'); at != std::string::npos;) {
+        const std::size_t end = cell.find('`', at + 1);
+        out.push_back(cell.substr(at + 1, end - at - 1));
+        at = cell.find('`', end + 1);
+    }
+    return out;
+}
+
+std::vector<Row> rows() {
+    std::vector<Row>  out;
+    std::stringstream file(slurp(QUIRE_ROOT "/docs/flags.md"));
+    std::string       section;
+    for (std::string line; std::getline(file, line);) {
+        if (line.starts_with("## ")) section = line.substr(3);
+        if (!line.starts_with("| `")) continue;
+        std::vector<std::string> cells;
+        std::stringstream        row(line.substr(1));
+        for (std::string cell; std::getline(row, cell, '|');) cells.push_back(cell);
+        REQUIRE(cells.size() >= 3);
+        out.push_back({section, quoted(cells[0]), cells[1], cells[2]});
+    }
+    return out;
+}
+
+std::string file_with(const std::string& text) {
+    const std::string path = temporary();
+    std::ofstream(path) << text;
+    return path;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// What to try behind a flag; "": nothing.
+std::vector<std::string> values_of(const std::string& name) {
+    static const std::map<std::string, std::string> known{
+        {"--grammar-file", file_with("root ::= \"a\"\n")},
+        {"-jf", file_with("{}")},
+        {"-f", file_with("Hello")},
+        {"--chat-template-file", file_with("{{ messages[0].content }}")},
+        {"--api-key-file", file_with("key")},
+        {"--chat-template", "chatml"},
+        {"--chat-template-kwargs", "{}"},
+        {"--default-chat-template-kwargs", "{}"},
+        {"--reasoning-format", "none"},
+        {"--color", "on"},
+        {"-ctk", "f16"},
+        {"-ctv", "f16"},
+        {"--kv-cache-dtype", "auto"},
+        {"--scheduling-policy priority", ""},
+        {"--host", "127.0.0.1"},
+        {"-dev", "none"},
+        {"--samplers", "top_k"},
+        {"--rope-scale", "2"},
+        {"--rope-freq-scale", "2"},
+        {"--dtype", "bfloat16"},
+        {"--quantization", "awq"},
+        {"--pipeline-parallel-size", "2"},
+        {"--gpu-memory-utilization", "0.5"},
+    };
+    const auto at = known.find(name);
+    return at == known.end() ? std::vector<std::string>{"", "1"} : std::vector<std::string>{at->second};
+}
+
+std::vector<std::string> spelled_out(const std::string& name) {
+    if (name == "--rope-*") return {"--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale"};
+    if (name == "--yarn-*") return {"--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor"};
+    return {name};
+}
+
+const std::string nowhere = "/nonexistent/model.gguf";
+
+bool is_accepted(const std::string& program, const std::string& flag, std::string& said) {
+    for (const std::string& value : values_of(flag)) {
+        std::vector<std::string> arguments;
+        if (flag != "-m" && flag != "--model") arguments = {"-m", nowhere};
+        arguments.push_back(flag);
+        if (!value.empty()) arguments.push_back(flag == "-m" || flag == "--model" ? nowhere : value);
+        if (flag == "-m" && value.empty()) continue;
+        const Finished f = run_program(program, arguments);
+        said += f.err;
+        if (f.code == 1 && has(f.err, nowhere)) return true;
+        CHECK(f.code == 2); // wrong usage, and nothing else
+    }
+    return false;
+}
+
+} // namespace
+
+TEST_CASE("the flags of docs/flags.md are taken as it says", "[flags]") {
+    const std::vector<Row> table = rows();
+    CHECK(table.size() > 80);
+    std::size_t n = 0;
+    for (const Row& row : table) {
+        if (row.section == "Benchmarks") continue;
+        for (const std::string& program : {std::string("chat"), std::string("server")}) {
+            const std::string other = program == "chat" ? "`server" : "`chat";
+            const bool        of_other =
+                (program == "chat" && row.section.starts_with("vLLM")) || has(row.here, other) ||
+                (has(row.note, other) && !has(row.note, "in `server`") && !has(row.note, "`" + program + "`"));
+            if (of_other) continue;
+            const bool refused = row.here == " – ", maybe = has(row.here, "field") ||
+                                                            has(row.note, "`" + program + "` fields") ||
+                                                            (has(row.note, "field") && program == "server");
+            for (const std::string& flag : row.flags) {
+                if (!flag.starts_with("-")) continue;
+                for (const std::string& name : spelled_out(flag.substr(0, flag.find(' ')))) {
+                    if (program == "chat" && name == "--grammar") continue; // it has one of its own
+                    std::string said;
+                    const bool  accepted = is_accepted(program, name, said);
+                    INFO(program << ' ' << name << ": " << said);
+                    CHECK((maybe || accepted == !refused));
+                    if (!accepted) CHECK(has(said, name)); // by name
+                    if (accepted && (row.here == " always on " || row.here == " not needed "))
+                        CHECK(has(said, "ignored: " + name));
+                    n++;
+                }
+            }
+        }
+    }
+    CHECK(n > 150);
+}
+
+TEST_CASE("the flags that mean the opposite of the default do what they say", "[flags]") {
+    for (const char* flag : {"--log-disable", "--disable-log-requests", "--async-scheduling"})
+        CHECK_FALSE(has(run_program("server", {"-m", nowhere, flag}).err, "ignored"));
+    CHECK_FALSE(has(run_program("chat", {"-m", nowhere, "--no-perf"}).err, "ignored"));
+}
