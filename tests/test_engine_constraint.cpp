@@ -220,7 +220,7 @@ TEST_CASE("a constraint that nothing can follow ends the request with a sentence
     r.min_tokens       = 10; // it would end before
     const auto answers = run(engine, {r});
     for (const auto& [id, answer] : answers) {
-        CHECK(answer.finish == FinishReason::failed);
+        CHECK(answer.finish == FinishReason::unmet);
         CHECK(answer.message.find("constraint") != answer.message.npos);
     }
 }

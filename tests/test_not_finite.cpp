@@ -155,7 +155,7 @@ TEST_CASE("a request that leaves no token to come ends in a sentence", "[engine]
     r.sampling.allowed_tokens     = {20};
     r.sampling.bad_words          = {{20, 20, 20}};
     const std::vector<Output> out = run_one(engine, r);
-    CHECK(out.back().finish == FinishReason::failed);
+    CHECK(out.back().finish == FinishReason::unmet);
     CHECK(out.back().message.find("no token can follow position 4") != std::string::npos);
 }
 

@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.thread_pool;
 import quire.decode.beam_search;
+import quire.decode.mask_makers;
 import quire.decode.pooling;
 import quire.decode.sampler;
 import quire.decode.step_rows;
@@ -28,10 +29,16 @@ public:
     Decoder& operator=(const Decoder&) = delete;
 
     // Before the step: fills in the plan's sampling tasks for a device that samples. Rows beyond its limits are left to deliver().
+    // The masks of all its sequences are made: a sequence whose mask takes too long is put off.
     void plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan);
     // The step has run and is committed: `items` are what it scheduled, `results` what it brought. Appends outputs;
     // requests that are over leave the scheduler, so that their blocks serve the next step.
     void deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out);
+    // Before the step: those whose masks were made beside the steps go on; appends outputs. Whether some wait for theirs.
+    void resume(std::vector<Output>& out);
+    bool waits() const { return !late_.empty(); }
+    // Until one of those masks is there, at most so long.
+    void wait(double seconds) { mask_makers_.wait(seconds); }
     // Ends a request in whatever state it is; its outputs say `reason`. Nothing happens when it does not exist (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
     // Ends one of several answers, whether it has begun or not; the others go on. With the last one its request ends.
@@ -50,7 +57,7 @@ private:
     bool      add_hidden(const Scheduled& item);
     bool      fail(const Scheduled& item, int i, std::string_view what);
     void      fail_without_token(const Scheduled& item);
-    bool      constrain(std::span<const Scheduled> items);
+    bool      constrain(std::span<const Scheduled> items, std::size_t first);
     bool      is_end(Token token) const { return std::ranges::find(end_tokens_, token) != end_tokens_.end(); }
     std::span<const Token> banned(const SequenceGroup& group, const Sequence& sequence);
     bool    add_drawing(const Scheduled& item, std::span<const Token> never, SamplingTask& task, SamplingPlan& plan);
@@ -59,7 +66,11 @@ private:
     void    append(SequenceGroup& group, Sequence& sequence, NextToken next, std::vector<Output>& out,
                    bool forced = false);
     void    fast_forward(SequenceGroup& group, Sequence& sequence, std::vector<Output>& out);
+    void    force(SequenceGroup& group, Sequence& sequence, std::vector<Output>& out);
     void    make_masks(std::span<const Scheduled> items, const SamplingLimits& limits, SamplingPlan& plan);
+    void    make_beside(const SequenceGroup& group, Sequence& sequence, bool forced);
+    bool    can_fast_forward(const SequenceGroup& group, const Sequence& sequence) const;
+    void    remove_done(std::vector<Output>& out, std::size_t first);
     void    output_embedding(SequenceGroup& group, std::vector<Output>& out);
     void    output_prompt(SequenceGroup& group, std::vector<Output>& out);
     void    output_best(SequenceGroup& group, std::vector<Output>& out);
@@ -67,23 +78,40 @@ private:
     Output  output_of(const SequenceGroup& group, int index);
     Output& partial_of(RequestId id);
 
-    Scheduler&                    scheduler_;
-    const Tokenizer*              forces_;
-    int                           force_up_to_;
-    std::vector<Token>            end_tokens_;
-    Sampler                       sampler_;
-    BeamSearch                    beam_search_;
-    StepRows                      rows_;
-    Pooler                        pooler_;
-    std::vector<Output>           partial_; // what was asked for about a prompt that is not computed completely
-    std::vector<Sequence*>        answers_; // scratch
-    std::vector<NextToken>        next_;
-    std::vector<Token>            banned_;
-    std::vector<Ended>            failed_;      // by this step
-    std::vector<std::uint64_t>    mask_;        // [vocab] bits; scratch
-    std::vector<int>              mask_at_;     // of each item of the step: where its mask begins in the plan, or -1
-    std::vector<std::vector<int>> mask_parts_;  // items whose masks one thread makes
-    std::optional<ThreadPool>     mask_makers_; // from the first step on that has masks of several constraints
+    Scheduler&             scheduler_;
+    const Tokenizer*       forces_;
+    int                    force_up_to_;
+    std::vector<Token>     end_tokens_;
+    Sampler                sampler_;
+    BeamSearch             beam_search_;
+    StepRows               rows_;
+    Pooler                 pooler_;
+    std::vector<Output>    partial_; // what was asked for about a prompt that is not computed completely
+    std::vector<Sequence*> answers_; // scratch
+    std::vector<NextToken> next_;
+    std::vector<Token>     banned_;
+    std::vector<Ended>     failed_; // by this step
+    // Of each item of the step.
+    struct ItemMask {
+        int         at    = -1; // where it begins in masks_; -1: it has none
+        int         in    = -1; // where in the plan
+        int         slow  = 0;  // 1: it was not made, and is made beside the steps
+        std::string error = {}; // why there is none
+    };
+    // A sequence that waits for its mask.
+    struct Late {
+        RequestId                id       = 0;
+        Sequence*                sequence = nullptr;
+        std::shared_ptr<MaskJob> job;
+    };
+    std::size_t                           mask_words_;
+    std::vector<std::uint64_t>            masks_; // of the step, bits
+    std::vector<ItemMask>                 item_masks_;
+    std::vector<std::vector<int>>         mask_parts_; // items whose masks one thread makes
+    std::optional<ThreadPool>             mask_pool_;  // from the first step on that has masks of several constraints
+    MaskMakers                            mask_makers_;
+    std::vector<Late>                     late_;
+    std::chrono::steady_clock::time_point forced_until_{}; // in this step
 };
 
 } // namespace quire
@@ -124,11 +152,11 @@ std::optional<Token> forced(const Sequence& s, std::span<const std::uint64_t> bi
 }
 
 // `bits` has a word for each 64 tokens of the model, which may have more or fewer than its tokenizer.
-Result<void> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bits) {
+Result<bool> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bits, const Effort& effort) {
     std::ranges::fill(bits, 0);
-    if (constraint.words() <= bits.size()) return constraint.mask(bits.first(constraint.words()));
+    if (constraint.words() <= bits.size()) return constraint.mask(bits.first(constraint.words()), effort);
     std::vector<std::uint64_t> whole(constraint.words());
-    Result<void>               made = constraint.mask(whole);
+    Result<bool>               made = constraint.mask(whole, effort);
     std::copy_n(whole.begin(), bits.size(), bits.begin());
     return made;
 }
@@ -137,7 +165,7 @@ Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_
                  const Tokenizer* forces, int force_up_to)
     : scheduler_(scheduler), forces_(forces), force_up_to_(force_up_to), end_tokens_(std::move(end_tokens)),
       sampler_(vocab_size), beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
-      mask_((std::size_t(vocab_size) + 63) / 64) {
+      mask_words_((std::size_t(vocab_size) + 63) / 64) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
 }
 
@@ -149,9 +177,10 @@ bool is_sampled(const Scheduled& item) {
 
 void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan) {
     rows_.clear_tasks(limits.tasks > 0 ? plan.logit_rows.size() : 0);
+    SamplingPlan& sampling = plan.sampling;
+    make_masks(items, limits, sampling);
     if (limits.tasks == 0) return;
-    SamplingPlan& sampling  = plan.sampling;
-    int           n_results = 0;
+    int n_results = 0;
     // A task that exceeds the limits is left out.
     const auto add = [&](SamplingTask task) {
         task.first_result = n_results;
@@ -171,7 +200,6 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         return SamplingTask{
             .row = row, .first_edit = int(sampling.edits.size()), .first_uniform = int(sampling.uniforms.size())};
     };
-    make_masks(items, limits, sampling);
     for (std::size_t i = 0; i < items.size(); i++) {
         const Scheduled&      item     = items[i];
         const SequenceGroup&  group    = *item.group;
@@ -190,9 +218,8 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         const std::span<const Token> never = banned(group, sequence);
         if (takes_best(r) && never.empty() && !forced(sequence, {})) continue;
         SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
-        task.first_mask   = mask_at_[i];
-        if (sequence.constraint && task.first_mask < 0)
-            continue; // deliver() makes it again, and says why there is none
+        task.first_mask   = item_masks_[i].in;
+        if (sequence.constraint && task.first_mask < 0) continue; // on the host, or it says why there is none
         task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
         task.logprobs = p.logprobs >= 0 || withheld(r);
         if (r.beam_width == 0 && !add_drawing(item, never, task, sampling)) continue;
@@ -200,18 +227,30 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
     }
 }
 
-// The masks of a step. Those of different constraints are made at the same time.
+// What the masks of a step may take of the engine's thread: this, and a little for each sequence; what forced tokens may take.
+constexpr auto step_patience = std::chrono::microseconds(1500), patience_each = std::chrono::microseconds(30);
+// Of one sequence, once it waits; of all masks of a sequence that were made beside the steps.
+constexpr double late_seconds = 30, all_late_seconds = 15;
+
+// The masks of a step. Those of different constraints are made at the same time. A group is put off where one of its masks is not there in time.
 void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits& limits, SamplingPlan& plan) {
-    const std::size_t words = mask_.size();
+    masks_.clear();
+    item_masks_.assign(items.size(), {});
     for (auto& part : mask_parts_) part.clear();
-    mask_at_.assign(items.size(), -1);
-    int n_parts = 0;
+    int  n_parts = 0;
+    auto until   = std::chrono::steady_clock::now() + step_patience;
     for (int i = 0; i < int(items.size()); i++) {
         const Scheduled&       item = items[std::size_t(i)];
         const ConstraintState& own  = item.sequence->constraint;
-        if (!own || !is_sampled(item) || int(plan.masks.size() + words) > limits.mask_words) continue;
-        mask_at_[std::size_t(i)] = int(plan.masks.size());
-        plan.masks.resize(plan.masks.size() + words);
+        if (!own || !is_sampled(item)) continue;
+        until += patience_each;
+        ItemMask& mask = item_masks_[std::size_t(i)];
+        mask.at        = int(masks_.size());
+        masks_.resize(masks_.size() + mask_words_);
+        if (int(plan.masks.size() + mask_words_) <= limits.mask_words) {
+            mask.in = int(plan.masks.size());
+            plan.masks.resize(plan.masks.size() + mask_words_);
+        }
         const auto same = [&](const std::vector<int>& part) {
             return part.empty() || own.shares_with(items[std::size_t(part[0])].sequence->constraint);
         };
@@ -222,16 +261,73 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
     }
     const auto make = [&](int n, int) {
         for (int i : mask_parts_[std::size_t(n)]) {
-            int& at = mask_at_[std::size_t(i)];
-            if (!make_mask(items[std::size_t(i)].sequence->constraint,
-                           std::span(plan.masks).subspan(std::size_t(at), words)))
-                at = -1;
+            ItemMask&  mask = item_masks_[std::size_t(i)];
+            const auto bits = std::span(masks_).subspan(std::size_t(mask.at), mask_words_);
+            const auto made = make_mask(items[std::size_t(i)].sequence->constraint, bits, {.until = until});
+            if (!made) mask.error = made.error().message;
+            else if (!*made) mask.slow = 1;
+            if (!made || !*made) mask.in = -1;
+            else if (mask.in >= 0) std::ranges::copy(bits, plan.masks.begin() + mask.in);
         }
     };
-    if (n_parts == 1) return make(0, 0);
     if (n_parts == 0) return;
-    if (!mask_makers_) mask_makers_.emplace(std::min(physical_cores(), 8));
-    mask_makers_->run(n_parts, make);
+    if (n_parts == 1) make(0, 0);
+    else {
+        if (!mask_pool_) mask_pool_.emplace(std::min(physical_cores(), 8));
+        mask_pool_->run(n_parts, make);
+    }
+    for (std::size_t i = 0; i < items.size(); i++) {
+        if (item_masks_[i].slow == 0) continue;
+        make_beside(*items[i].group, *items[i].sequence, false);
+        scheduler_.put_off(*items[i].group);
+    }
+}
+
+// From now on the sequence waits.
+void Decoder::make_beside(const SequenceGroup& group, Sequence& s, bool forced) {
+    auto job = std::make_shared<MaskJob>(s.constraint, forced, s.mask_seconds);
+    s.waits  = true;
+    late_.push_back({group.id, &s, job});
+    mask_makers_.add(std::move(job));
+}
+
+void Decoder::resume(std::vector<Output>& out) {
+    const std::size_t first_output = out.size();
+    forced_until_                  = std::chrono::steady_clock::now() + step_patience;
+    std::vector<Late> late         = std::exchange(late_, {});
+    for (Late& l : late) {
+        SequenceGroup* group = scheduler_.find(l.id);
+        const bool     there =
+            group && std::ranges::any_of(group->sequences, [&](const auto& s) { return s.get() == l.sequence; });
+        if (!there) { // it ended meanwhile
+            l.job->stop = true;
+            continue;
+        }
+        Sequence&  s    = *l.sequence;
+        const bool done = mask_makers_.is_done(*l.job);
+        if (!done && std::chrono::steady_clock::now() - l.job->since > std::chrono::duration<double>(late_seconds))
+            failed_.push_back({l.id, FinishReason::unmet,
+                               cat("the constraint's next mask was not there after ", late_seconds, " seconds")});
+        if (!done || group->status != GroupStatus::running) {
+            late_.push_back(std::move(l));
+            continue;
+        }
+        s.waits        = false;
+        s.constraint   = std::move(l.job->state);
+        s.slow_masks   = l.job->slow;
+        s.mask_seconds = l.job->seconds;
+        if (s.mask_seconds > all_late_seconds)
+            failed_.push_back({l.id, FinishReason::unmet,
+                               cat("the constraint's masks have taken more than ", all_late_seconds, " seconds")});
+        if (!l.job->forced) continue;
+        const std::size_t n_tokens = s.tokens.size();
+        force(*group, s, out);
+        if (s.slow_masks && s.finish == FinishReason::none && !s.waits && s.tokens.size() > n_tokens)
+            make_beside(*group, s, false);
+    }
+    remove_done(out, first_output);
+    for (const Ended& e : failed_) finish(e.id, e.finish, e.message, out);
+    failed_.clear();
 }
 
 // What is drawn from the last row of an item: the task's parameters, its edits and random numbers. False: it has to be done on the host.
@@ -244,8 +340,8 @@ bool Decoder::add_drawing(const Scheduled& item, std::span<const Token> never, S
     const auto seed                = [&](int i) { return p.seed + std::uint64_t(first ? i : sequence.index); };
     const auto position            = std::uint64_t(group.length(sequence));
     for (int i = 0; i < task.n_uniforms; i++) plan.uniforms.push_back(random_at(seed(i), position));
-    const auto mask = std::span(plan.masks)
-                          .subspan(std::size_t(std::max(task.first_mask, 0)), task.first_mask < 0 ? 0 : mask_.size());
+    const auto mask =
+        std::span(plan.masks).subspan(std::size_t(std::max(task.first_mask, 0)), task.first_mask < 0 ? 0 : mask_words_);
     if (const auto token = forced(sequence, mask)) {
         task.only_edited = true;
         plan.edits.push_back({*token});
@@ -295,6 +391,7 @@ Output Decoder::output_of(const SequenceGroup& group, int index) {
 void Decoder::deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out) {
     rows_.begin(results);
     const std::size_t first_output = out.size();
+    forced_until_                  = std::chrono::steady_clock::now() + step_patience;
     for (std::size_t i = 0, n = 0; i < items.size(); i += n) {
         SequenceGroup& group = *items[i].group;
         for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;
@@ -308,7 +405,7 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepResults& resul
         if (!own[0].samples) continue;
         if (!group.prompt_done) end_prompt(own[0], out);
         if (!group.request.generates()) continue;
-        if (group.request.constraint && !constrain(own)) continue;
+        if (group.request.constraint && !constrain(own, i)) continue;
         if (group.request.beam_width == 0) {
             sample(own, out);
             continue;
@@ -317,11 +414,15 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepResults& resul
         if (beams.unusable) fail(*beams.unusable, beams.unusable->n_logit_rows - 1, "logits");
         else if (beams.over) output_best(group, out);
     }
-    for (std::size_t i = first_output; i < out.size(); i++)
-        if (out[i].done)
-            if (auto group = scheduler_.remove_finished(out[i].id)) out[i].sharing = group->sharing;
+    remove_done(out, first_output);
     for (const Ended& e : failed_) finish(e.id, e.finish, e.message, out);
     failed_.clear();
+}
+
+void Decoder::remove_done(std::vector<Output>& out, std::size_t first) {
+    for (std::size_t i = first; i < out.size(); i++)
+        if (out[i].done)
+            if (auto group = scheduler_.remove_finished(out[i].id)) out[i].sharing = group->sharing;
 }
 
 // Row i of an item cannot be used: its request ends with this step, the others go on. Always false.
@@ -334,16 +435,18 @@ bool Decoder::fail(const Scheduled& item, int i, std::string_view what) {
 }
 
 // The rows from which tokens are taken on the host get their masks. False: the request failed.
-bool Decoder::constrain(std::span<const Scheduled> items) {
-    for (const Scheduled& item : items) {
-        const int last = item.n_logit_rows - 1;
-        if (!rows_.sampled(item, last).empty()) continue;
-        if (auto ok = make_mask(item.sequence->constraint, mask_); !ok) {
-            failed_.push_back({item.group->id, FinishReason::failed, ok.error().message});
+bool Decoder::constrain(std::span<const Scheduled> items, std::size_t first) {
+    for (std::size_t i = 0; i < items.size(); i++) {
+        const Scheduled& item = items[i];
+        const ItemMask&  mask = item_masks_[first + i];
+        const int        last = item.n_logit_rows - 1;
+        if (!mask.error.empty()) {
+            failed_.push_back({item.group->id, FinishReason::unmet, mask.error});
             return false;
         }
+        if (!rows_.sampled(item, last).empty()) continue;
         if (!usable(rows_.logits(item, last))) return fail(item, last, "logits");
-        rows_.constrain(item, last, mask_);
+        rows_.constrain(item, last, std::span(masks_).subspan(std::size_t(mask.at), mask_words_));
     }
     return true;
 }
@@ -455,16 +558,27 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
 // The tokens behind the last one that the constraint leaves no choice about. Where the request says anything else about single
 // tokens, or wants their probabilities, they are sampled like all others.
 void Decoder::fast_forward(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
-    const Request&        r = group.request;
-    const SamplingParams& p = r.sampling;
-    if (!forces_ || !s.constraint || scheduler_.n_running() > force_up_to_ || withheld(r) || p.logprobs >= 0 ||
-        !p.allowed_tokens.empty() || !p.bad_words.empty() || !p.logit_bias.empty())
-        return;
-    if (s.finish != FinishReason::none || !scheduler_.can_force(group, s) || forced(s, {})) return;
-    for (Token token : forced_tokens(s.constraint, *forces_)) {
+    const bool forces = can_fast_forward(group, s);
+    // Where its masks take long the next one is made beside the steps from the beginning.
+    if (s.constraint && s.finish == FinishReason::none && s.slow_masks) return make_beside(group, s, forces);
+    if (forces) force(group, s, out);
+}
+
+void Decoder::force(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
+    const auto tokens = forced_tokens(s.constraint, *forces_, {.until = forced_until_});
+    if (!tokens) return make_beside(group, s, true);
+    for (Token token : *tokens) {
         append(group, s, {.token = token, .mu = s.mu}, out, true);
         if (s.finish != FinishReason::none || !scheduler_.can_force(group, s) || forced(s, {})) return;
     }
+}
+
+bool Decoder::can_fast_forward(const SequenceGroup& group, const Sequence& s) const {
+    const Request&        r = group.request;
+    const SamplingParams& p = r.sampling;
+    return forces_ && s.constraint && scheduler_.n_running() <= force_up_to_ && !withheld(r) && p.logprobs < 0 &&
+           p.allowed_tokens.empty() && p.bad_words.empty() && p.logit_bias.empty() && s.finish == FinishReason::none &&
+           scheduler_.can_force(group, s) && !forced(s, {});
 }
 
 // Tokens that are forbidden now: those that end an answer which has fewer than min_tokens.
@@ -553,7 +667,7 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
 void Decoder::fail_without_token(const Scheduled& item) {
     const int last = item.n_logit_rows - 1;
     if (!item.sequence->constraint && !usable(rows_.logits(item, last))) return (void)fail(item, last, "logits");
-    failed_.push_back({item.group->id, FinishReason::failed,
+    failed_.push_back({item.group->id, FinishReason::unmet,
                        cat("no token can follow position ", item.first + item.n_tokens - 1, ": the request's ",
                            item.sequence->constraint ? "constraint, " : "",
                            "allowed tokens, bad words, biases and min_tokens leave none")});

@@ -564,7 +564,10 @@ bool Engine::step(std::vector<Output>& out) {
     Impl& e   = *impl_;
     bool  ran = e.finish(out); // pipelined: what the last call began
     e.take_inbox(out);
+    e.decoder.resume(out);
     e.begin();
+    // All that could run waits for masks: there is nothing to do but to look into the inbox now and then.
+    if (e.running.empty() && e.decoder.waits()) e.decoder.wait(0.002);
     if (!e.pipelined) ran = e.finish(out);
     for (const Ended& ended : e.scheduler.take_ended()) e.decoder.finish(ended.id, ended.finish, ended.message, out);
     e.look();

@@ -17,6 +17,7 @@ struct Scheduled {
     int            first = 0, n_tokens = 0; // positions that run
     int            first_logit_row = 0, n_logit_rows = 0;
     bool           samples = false; // the last row is that of its last known token: the next token comes from it
+    bool           again   = false; // it did: its last token runs once more in a later step
 };
 
 // Fills the plan's tokens, positions, slots, block tables and logit rows, and each item's first_logit_row.

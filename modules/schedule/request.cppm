@@ -113,7 +113,8 @@ enum class FinishReason : std::uint8_t {
     length,    // max_tokens, the model's context or the whole pool is used up
     cancelled, // by the caller
     refused,   // can never run: see the message
-    failed,    // the model's numbers are not finite, or no token can come: see the message
+    failed,    // the model's numbers are not finite: see the message
+    unmet,     // what it asks of its text leaves no token, or takes more work than is allowed: see the message
 };
 
 // The blocks of a request, summed over (a sample of) its steps; the paper, section 6.3.
@@ -143,7 +144,7 @@ struct Output {
     double                                score           = 0;     // the value they were ranked by
     int                                   n_preempted     = 0;     // times it was preempted
     SharingStats                          sharing;                 // with `done`
-    std::string                           message;                 // why it was refused, or failed
+    std::string                           message;                 // why it was refused, failed or unmet
     std::chrono::steady_clock::time_point first_run{};             // when its prompt was scheduled for the first time
 };
 

@@ -81,6 +81,9 @@ public:
     // Instead of schedule(): the step that prepare() planned, now with its token ids; empty if an assumption was wrong.
     std::span<const Scheduled> adopt(StepPlan& plan);
 
+    // While a step runs: its sequences of this group get no token from it. Their last tokens run again when none of them waits.
+    void put_off(const SequenceGroup& group);
+
     // -- decoding methods use these three (the paper, section 5.2), between commit() and the next schedule()
 
     // Another sequence with the same tokens and blocks.
@@ -288,20 +291,23 @@ Sequence& Scheduler::fork(SequenceGroup& group, const Sequence& parent) {
     if (group.spare.empty()) group.spare.push_back(std::make_unique<Sequence>());
     group.sequences.push_back(std::move(group.spare.back()));
     group.spare.pop_back();
-    Sequence& child  = *group.sequences.back();
-    child.tokens     = parent.tokens;
-    child.n_computed = parent.n_computed;
-    child.n_new      = parent.n_new;
-    child.logprob    = parent.logprob;
-    child.logprobs   = parent.logprobs;
-    child.finish     = FinishReason::none;
-    child.constraint = parent.constraint;
-    child.reasoning  = parent.reasoning;
-    child.mu         = parent.mu;
-    child.n_dropped  = parent.n_dropped;
-    child.n_kept     = parent.n_kept;
-    child.index      = int(group.sequences.size() + group.finished.size()) - 1;
-    child.table      = blocks_.fork_table(parent.table);
+    Sequence& child    = *group.sequences.back();
+    child.tokens       = parent.tokens;
+    child.n_computed   = parent.n_computed;
+    child.n_new        = parent.n_new;
+    child.logprob      = parent.logprob;
+    child.logprobs     = parent.logprobs;
+    child.finish       = FinishReason::none;
+    child.constraint   = parent.constraint;
+    child.waits        = false;
+    child.slow_masks   = parent.slow_masks;
+    child.mask_seconds = parent.mask_seconds;
+    child.reasoning    = parent.reasoning;
+    child.mu           = parent.mu;
+    child.n_dropped    = parent.n_dropped;
+    child.n_kept       = parent.n_kept;
+    child.index        = int(group.sequences.size() + group.finished.size()) - 1;
+    child.table        = blocks_.fork_table(parent.table);
     stats_.forks++;
     log(MemoryEventKind::fork, group, child.index);
     return child;
@@ -493,7 +499,7 @@ bool Scheduler::admit_next(StepBudget& budget) {
     queue_.erase(queue_.begin());
     const auto at = std::find_if(running_.begin(), running_.end(), [&](const Group& g) { return head.key < g->key; });
     running_.insert(at, std::move(group));
-    if (allocate_slots(head)) schedule_group(head, budget);
+    if (!head.waits() && allocate_slots(head)) schedule_group(head, budget);
     return true;
 }
 
@@ -529,6 +535,11 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     bool preempted = false;
     for (std::size_t i = 0; i < running_.size();) {
         SequenceGroup& group = *running_[i];
+        if (group.waits()) {
+            budget.others -= int(group.sequences.size());
+            i++;
+            continue;
+        }
         if (allocate_slots(group)) {
             budget.others -= int(group.sequences.size());
             schedule_group(group, budget);
@@ -614,7 +625,7 @@ std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
     bool        same = queue_waits();
     for (const Group& group : running_)
         for (const auto& s : group->sequences) {
-            same = same && n < scheduled_.size() && scheduled_[n].sequence == s.get() &&
+            same = same && n < scheduled_.size() && scheduled_[n].sequence == s.get() && !s->waits &&
                    scheduled_[n].first + 1 == int(s->tokens.size());
             if (same) plan.tokens[n++] = s->tokens.back();
         }
@@ -623,11 +634,16 @@ std::span<const Scheduled> Scheduler::adopt(StepPlan& plan) {
     return scheduled_;
 }
 
+void Scheduler::put_off(const SequenceGroup& group) {
+    for (Scheduled& item : scheduled_)
+        if (item.group == &group && std::exchange(item.samples, false)) item.again = true;
+}
+
 void Scheduler::commit() {
     blocks_.commit();
     for (const Scheduled& item : scheduled_) {
         Sequence& s  = *item.sequence;
-        s.n_computed = item.first + item.n_tokens;
+        s.n_computed = item.first + item.n_tokens - int(item.again);
         s.n_new      = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
         blocks_.publish(s.table, s.tokens, s.n_computed);
         // The next query stands at n_computed and sees window - 1 positions before it. A pinned prefix is kept whole.

@@ -31,7 +31,10 @@ struct Sequence {
     double             logprob = 0;         // of what was generated, summed, where answers are ranked by it
     std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
-    ConstraintState               constraint; // after the tokens so far
+    ConstraintState               constraint;    // after the tokens so far
+    bool                          waits = false; // for its next mask, which is made beside the steps: it is in none
+    bool                          slow_masks   = false; // the last one was made so, and took long
+    double                        mask_seconds = 0;     // that they took
     ReasoningBudget               reasoning;
     double                        mu        = 0; // mirostat's state
     int                           n_dropped = 0; // tokens that a full context made it forget; they stood behind n_kept
@@ -68,6 +71,10 @@ struct SequenceGroup {
     std::vector<TableId>                   tables; // scratch of block_tables()
     std::vector<BlockRun> runs; // where a chunk is reserved for each sequence: these (quire.schedule.reservation)
 
+    // Its sequences run together, or not at all.
+    bool waits() const {
+        return std::ranges::any_of(sequences, [](const auto& s) { return s->waits; });
+    }
     // The tables of all sequences that have blocks, valid until the next call.
     std::span<const TableId> block_tables();
 };

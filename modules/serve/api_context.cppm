@@ -19,6 +19,7 @@ import quire.serve.token_texts;
 import quire.text.chat_template;
 import quire.text.grammar.answer;
 import quire.text.grammar.compile;
+import quire.text.grammar.constraint_memory;
 import quire.text.reasoning_form;
 import quire.text.tool_form;
 
@@ -43,7 +44,7 @@ struct EndpointOptions {
     // For a server without keys that only this machine can reach: browsers that use another name than the machine's own are
     // refused. A web page could have made its own name lead to 127.0.0.1 (DNS rebinding).
     bool local_only = false;
-    // Memory for all bodies that are being parsed and tokenized.
+    // Memory for all bodies that are being parsed and tokenized; constraints have half as much beside it, at least 64 MiB.
     std::size_t                    working_bytes = std::size_t(512) << 20;
     std::function<std::uint64_t()> dropped_log_lines; // for the metrics; none: there is no log
     // Where KV events and those of the past are sent; "": nowhere.
@@ -94,6 +95,7 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     rules.form                      = options.tool_form;
     rules.reasoning                 = options.reasoning;
     find_controls(service.tokenizer(), rules);
+    ConstraintMemory::all().limit(std::max(options.working_bytes / 2, std::size_t(64) << 20));
 }
 
 bool ApiContext::hold(HttpExchange& e, std::size_t bytes) const {

@@ -194,11 +194,15 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     const bool may_reason = !asked || !r.constraint->spec.answer || r.constraint->spec.answer->may_reason ||
                             r.constraint->spec.answer->in_reasoning;
     if (r.constraint) {
-        const Result<std::shared_ptr<Constraint>> made = api.constraints.get(r.constraint->spec);
-        if (!made)
+        std::atomic<bool> gone = false;
+        e.peer->when_gone([&] { gone = true; });
+        Result<ConstraintState> begun =
+            api.constraints.begin(r.constraint->spec, api.service.engine().token_trie(), gone);
+        e.peer->when_gone({});
+        if (!begun)
             return api.refuse(
-                e, ApiError{400, cat(r.constraint->param, ": ", made.error().message), r.constraint->param, ""});
-        q.constraint = ConstraintState(*made, api.service.engine().token_trie());
+                e, ApiError{400, cat(r.constraint->param, ": ", begun.error().message), r.constraint->param, ""});
+        q.constraint = std::move(*begun);
     }
     if (q.sampling.dry.on()) q.sampling.dry.breakers = api.token_texts.breakers(r.dry_breakers);
     if (r.reasoning_budget >= 0 && api.options.reasoning && may_reason)

@@ -142,6 +142,11 @@ std::optional<ApiError> Generation::error_of(const OutputDelta& delta) {
         failed_ = true;
         return ApiError{503, delta.message, "", "no_room"};
     }
+    if (delta.finish == FinishReason::unmet) {
+        failed_                 = true;
+        const std::string param = parsed_.constraint ? parsed_.constraint->param : "";
+        return ApiError{400, param.empty() ? delta.message : cat(param, ": ", delta.message), param, "unmet"};
+    }
     if (delta.finish == FinishReason::failed) {
         failed_ = true;
         return service_.failure().empty() ? model_failed(delta.message) : engine_failed(delta.message);

@@ -44,7 +44,8 @@ namespace quire {
 
 namespace {
 
-constexpr int deepest = 16; // references and alternatives in one another
+constexpr int deepest    = 16;     // references and alternatives in one another
+constexpr int most_looks = 10'000; // at schemas, for one: alternatives of references of alternatives are many
 
 const Json* member(const Json& object, std::string_view name) {
     if (!object.is_object()) return nullptr;
@@ -76,10 +77,10 @@ JsonKinds named(const Json& type) {
     return out;
 }
 
-JsonKinds kinds_of(const Json& root, const Json& schema, int depth) {
+JsonKinds kinds_of(const Json& root, const Json& schema, int depth, int& looks) {
     JsonKinds out = JsonKinds::all();
-    if (!schema.is_object() || depth > deepest) return out;
-    if (const Json* to = referred(root, schema)) out.keep(kinds_of(root, *to, depth + 1));
+    if (!schema.is_object() || depth > deepest || ++looks > most_looks) return out;
+    if (const Json* to = referred(root, schema)) out.keep(kinds_of(root, *to, depth + 1, looks));
     if (const Json* type = member(schema, "type")) {
         JsonKinds kinds;
         if (type->is_array())
@@ -100,11 +101,11 @@ JsonKinds kinds_of(const Json& root, const Json& schema, int depth) {
     for (const char* key : {"anyOf", "oneOf"})
         if (const Json* list = member(schema, key); list && list->is_array()) {
             JsonKinds kinds;
-            for (const Json& one : *list) kinds.add(kinds_of(root, one, depth + 1));
+            for (const Json& one : *list) kinds.add(kinds_of(root, one, depth + 1, looks));
             out.keep(kinds);
         }
     if (const Json* list = member(schema, "allOf"); list && list->is_array())
-        for (const Json& one : *list) out.keep(kinds_of(root, one, depth + 1));
+        for (const Json& one : *list) out.keep(kinds_of(root, one, depth + 1, looks));
     return out;
 }
 
@@ -140,6 +141,9 @@ const Json* referred(const Json& root, const Json& schema) {
     return at;
 }
 
-JsonKinds kinds_of(const Json& root, const Json& schema) { return kinds_of(root, schema, 0); }
+JsonKinds kinds_of(const Json& root, const Json& schema) {
+    int looks = 0;
+    return kinds_of(root, schema, 0, looks);
+}
 
 } // namespace quire

@@ -380,9 +380,9 @@ struct Chat::Impl {
             if (!stopped) reply += detokenizer.finish();
             show(true);
         }
-        if (finish == FinishReason::refused || finish == FinishReason::failed) {
+        if (finish == FinishReason::refused || finish == FinishReason::failed || finish == FinishReason::unmet) {
             note(refusal);
-            failed_ = failed_ || finish == FinishReason::failed;
+            failed_ = failed_ || finish != FinishReason::refused;
             return false;
         }
 

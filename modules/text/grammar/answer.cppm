@@ -182,12 +182,10 @@ private:
         return schema;
     }
     Result<GrammarSymbol> json_arguments(const Tool& tool) {
-        const Json schema = parameters_of(tool);
-        if (!tool.exact) {
-            Grammar trial;
-            if (!add_json_schema(trial, schema)) return add_json_schema(g_, Json{{"type", "object"}});
-        }
-        Result<GrammarSymbol> made = add_json_schema(g_, schema);
+        const Json                  schema = parameters_of(tool);
+        const Result<GrammarSymbol> made   = add_json_schema(g_, schema);
+        if (!made && !tool.exact)
+            return add_json_schema(g_, Json{{"type", "object"}}); // nothing leads to what was made
         return made ? made : std::unexpected(in_tool(tool, made.error()));
     }
 
@@ -247,6 +245,7 @@ private:
         static const std::set<std::string, std::less<>> notes{"title",    "description", "default",      "examples",
                                                               "$comment", "deprecated",  "x-order",      "nullable",
                                                               "$defs",    "definitions", "propertyOrder"};
+        pool_.enter();
         if (depth > 16) return fail("references and alternatives are nested too deep");
         if (!schema.is_object()) return schema == Json(false) ? Result<void>() : add_json_like(v, Json::object());
         std::size_t constraining = 0;

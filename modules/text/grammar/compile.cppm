@@ -7,6 +7,7 @@ import quire.core.std;
 import quire.text.call_marks;
 export import quire.text.grammar.answer;
 export import quire.text.grammar.constraint;
+import quire.text.grammar.constraint_memory;
 import quire.text.grammar.gbnf;
 import quire.text.grammar.grammar;
 export import quire.text.grammar.json_schema;
@@ -34,8 +35,11 @@ constexpr std::size_t most_constraint_bytes = std::size_t(256) << 10;
 // What a schema may be as JSON text.
 constexpr JsonLimits schema_json_limits{.bytes = most_constraint_bytes, .depth = 64};
 
-// Error: what is wrong with it and where, what is not supported, or which limit it exceeds.
-Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec);
+// Error: what is wrong with it and where, what is not supported, or which limit it exceeds. Null: it takes more than `work`, which is less
+// than the limit, or `stop` has become true.
+Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec, const GrammarLimits& limits = {},
+                                                       std::size_t              work = WorkBudget::endless,
+                                                       const std::atomic<bool>* stop = nullptr);
 // The same for a schema that is parsed already. A limit on its text is the caller's.
 Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options);
 
@@ -76,37 +80,67 @@ Result<GrammarSymbol> add_spec(Grammar& g, const ConstraintSpec& spec) {
     return fail("a constraint of unknown kind");
 }
 
-Result<std::shared_ptr<Constraint>> finished(Grammar g, const Result<GrammarSymbol>& start) {
-    if (!start) return std::unexpected(start.error());
-    g.start = start->is_lexeme() ? g.add_rules({{*start}}) : *start;
-    if (g.pool.too_deep()) return fail_with(ErrorKind::limit, "the constraint's expressions are nested too deep");
-    if (auto ok = g.finish(); !ok) return fail("the constraint cannot be met: ", ok.error().message);
-    (void)TokenTrie::plain_character(g.pool); // its classes of bytes are needed before the lexer starts
-    return std::make_shared<Constraint>(std::move(g));
+// While a grammar grows, which is no constraint yet.
+class Growing final : public ConstraintMemory::Holder {
+public:
+    Growing() { join(); }
+    ~Growing() { leave(); }
+};
+
+template <class Make>
+Result<std::shared_ptr<Constraint>> compile(const GrammarLimits& limits, std::size_t work,
+                                            const std::atomic<bool>* stop, const Make& make) {
+    using Why                = WorkEnded::Why;
+    const std::size_t most   = limits.bytes / 2; // automata grow beside it
+    ConstraintMemory& memory = ConstraintMemory::all();
+    Growing           growing;
+    Grammar           g;
+    WorkBudget        budget(std::min(work, limits.compile_work), {.stop = stop}, [&] {
+        growing.holds(g.pool.bytes() + g.symbols.size() * 256);
+        if (growing.held() > most || (memory.over() && !memory.make_room(growing, growing.held())))
+            throw WorkEnded{Why::memory};
+    });
+    try {
+        const RegexPool::Under      under(g.pool, budget);
+        const Result<GrammarSymbol> start = make(g);
+        if (!start) return std::unexpected(start.error());
+        g.start = start->is_lexeme() ? g.add_rules({{*start}}) : *start;
+        if (g.pool.too_deep()) throw WorkEnded{Why::depth};
+        if (auto ok = g.finish(); !ok) return fail("the constraint cannot be met: ", ok.error().message);
+        (void)TokenTrie::plain_character(g.pool); // its classes of bytes are needed before the lexer starts
+    } catch (const WorkEnded& e) {
+        if (e.why == Why::depth) return fail_with(ErrorKind::limit, "it is nested too deep");
+        if (e.why == Why::memory)
+            return fail_with(ErrorKind::limit, "it takes more memory to compile than is allowed (", most >> 20,
+                             " MiB of the ", memory.limit() >> 20, " MiB that all constraints have)");
+        if (e.why == Why::interrupted || work < limits.compile_work) return nullptr;
+        return fail_with(ErrorKind::limit, "it takes more work to compile than is allowed (", limits.compile_work,
+                         " steps)");
+    }
+    return std::make_shared<Constraint>(std::move(g), limits);
 }
 
 Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options) {
-    Grammar    g;
-    const auto start = add_json_schema(g, schema, options);
-    return finished(std::move(g), start);
+    return compile(options.limits, WorkBudget::endless, nullptr,
+                   [&](Grammar& g) { return add_json_schema(g, schema, options); });
 }
 
-Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec) {
+Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec, const GrammarLimits& limits,
+                                                       std::size_t work, const std::atomic<bool>* stop) {
     std::size_t bytes = spec.text.size();
     for (const std::string& c : spec.choices) bytes += c.size();
     if (bytes > most_constraint_bytes)
         return fail_with(ErrorKind::limit, "a constraint of ", bytes, " bytes; ", most_constraint_bytes,
                          " are allowed");
-    Grammar                      g;
-    std::optional<GrammarSymbol> text;
-    if (spec.kind != ConstraintSpec::Kind::any || !spec.answer) {
-        const Result<GrammarSymbol> made = add_spec(g, spec);
-        if (!made) return std::unexpected(made.error());
-        text = *made;
-    }
-    if (!spec.answer) return finished(std::move(g), *text);
-    const Result<GrammarSymbol> answer = add_answer(g, *spec.answer, text);
-    return finished(std::move(g), answer);
+    return compile(limits, work, stop, [&](Grammar& g) -> Result<GrammarSymbol> {
+        std::optional<GrammarSymbol> text;
+        if (spec.kind != ConstraintSpec::Kind::any || !spec.answer) {
+            const Result<GrammarSymbol> made = add_spec(g, spec);
+            if (!made) return made;
+            text = *made;
+        }
+        return spec.answer ? add_answer(g, *spec.answer, text) : *text;
+    });
 }
 
 std::shared_ptr<const TokenTrie> make_token_trie(const Tokenizer& tokenizer, int vocab_size) {

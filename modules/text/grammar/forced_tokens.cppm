@@ -11,8 +11,9 @@ import quire.text.tokenizer;
 export namespace quire {
 
 // The bytes that leave no choice, as the tokenizer writes them. Without those at the end that a longer token could have in it, which
-// the model may prefer: "a": may go on as "a":[ .
-std::vector<Token> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer);
+// the model may prefer: "a": may go on as "a":[ . Nothing: it ended before it was done, as `effort` says.
+std::optional<std::vector<Token>> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer,
+                                                const Effort& effort);
 
 } // namespace quire
 
@@ -20,9 +21,12 @@ module :private;
 
 namespace quire {
 
-std::vector<Token> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer) {
-    const std::string forced = state.forced_bytes();
-    if (forced.empty()) return {};
+std::optional<std::vector<Token>> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer,
+                                                const Effort& effort) {
+    const std::optional<std::string> found = state.forced_bytes(effort);
+    if (!found) return std::nullopt;
+    const std::string& forced = *found;
+    if (forced.empty()) return std::vector<Token>();
     const TokenTrie&   trie = state.tokens();
     std::vector<Token> tokens;
     const auto append = [&](const std::vector<Token>& more) { tokens.insert(tokens.end(), more.begin(), more.end()); };

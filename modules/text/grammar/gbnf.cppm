@@ -347,12 +347,14 @@ private:
     }
 
     bool is_regular(int id) const {
+        g_.pool.enter();
         const GbnfNode& n = at(id);
         if (n.kind == GbnfKind::rule) return regular_[std::size_t(n.rule)];
         return std::ranges::all_of(n.parts, [&](int p) { return is_regular(p); });
     }
 
     RegexId regex_of(int id) {
+        g_.pool.enter();
         const GbnfNode& n = at(id);
         switch (n.kind) {
             case GbnfKind::set: return character(g_.pool, n.set, TextSpelling::utf8);
@@ -434,6 +436,7 @@ private:
     }
 
     Result<GrammarSymbol> symbol_of(int id, int depth) {
+        g_.pool.enter();
         const GbnfNode& n = at(id);
         if (depth > most_groups) return fail_with(ErrorKind::limit, "the grammar's groups are nested too deep");
         if (n.kind == GbnfKind::rule) return rule_symbol(n.rule);
@@ -443,6 +446,7 @@ private:
         }
         Result<GrammarSymbol> one = symbol_of(n.parts[0], depth + 1);
         if (!one) return one;
+        g_.pool.spend(n.min);
         std::vector<GrammarSymbol> row(n.min, *one);
         if (n.max == RegexPool::endless) {
             const GrammarSymbol more       = g_.add_empty();

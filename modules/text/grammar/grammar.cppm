@@ -70,7 +70,11 @@ struct Grammar {
 };
 
 struct GrammarLimits {
-    std::size_t symbols = 50'000, expressions = 1'000'000, lexer_states = 250'000, rows = 200'000, work = 2'000'000;
+    std::size_t symbols = 50'000, expressions = 1'000'000, lexer_states = 250'000;
+    std::size_t kept_items = 200'000;              // of a text
+    std::size_t rows = 200'000, items = 2'000'000; // with those of the tokens that a mask looks at
+    // Of one constraint, in what WorkBudget counts: to compile it, for the mask of one token; and what it may take in all.
+    std::size_t compile_work = 25'000'000, work = 25'000'000, bytes = std::size_t(64) << 20;
 };
 
 } // namespace quire

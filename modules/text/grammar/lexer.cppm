@@ -4,6 +4,7 @@ export module quire.text.grammar.lexer;
 import quire.core.base;
 import quire.core.std;
 import quire.text.grammar.regex;
+import quire.text.grammar.work;
 
 export namespace quire {
 
@@ -22,7 +23,7 @@ public:
     // The pool stays where it is; no more expressions are made from outside.
     GrammarLexer(RegexPool& pool, std::size_t max_states) : pool_(&pool), max_states_(max_states) {}
 
-    // Where the lexemes (ascending, each once) begin. `dead` when there are none, or when there is no room: see full().
+    // Where the lexemes (ascending, each once) begin. `dead` when there are none. Throws WorkEnded here and below.
     LexerState start(std::span<const RegexId> lexemes);
     // A state of one lexeme of which `left` is left.
     LexerState        only(Pair pair) { return add({&pair, 1}); }
@@ -43,8 +44,10 @@ public:
     inline bool has_ends(LexerState s) const { return (flags_[std::size_t(s)] & ends_here) != 0; }
     // Whether one of them can go on.
     inline bool goes_on(LexerState s) const { return (flags_[std::size_t(s)] & goes_further) != 0; }
-    bool        full() const { return full_; }
     std::size_t size() const { return states_.size(); }
+    std::size_t bytes() const; // that it takes
+    // Forgets all states.
+    void reset();
 
 private:
     static constexpr LexerState unknown = -2;
@@ -53,21 +56,21 @@ private:
         std::uint32_t first = 0, n = 0, first_end = 0, n_ends = 0;
     };
 
-    LexerState build(LexerState state, int byte_class);
-    LexerState add(std::span<const Pair> pairs);
+    LexerState           build(LexerState state, int byte_class);
+    LexerState           add(std::span<const Pair> pairs);
+    static std::uint64_t hash_of(std::span<const Pair> pairs);
 
-    RegexPool*                                                 pool_;
-    std::size_t                                                max_states_;
-    std::size_t                                                width_ = 0; // classes of bytes
-    std::array<std::uint8_t, 256>                              class_of_{};
-    std::vector<State>                                         states_;
-    std::vector<std::uint8_t>                                  flags_; // of states
-    std::vector<Pair>                                          pairs_;
-    std::vector<RegexId>                                       ends_;
-    std::vector<LexerState>                                    next_; // [states × width]
-    std::unordered_map<std::uint64_t, std::vector<LexerState>> index_;
-    std::vector<Pair>                                          made_; // scratch
-    bool                                                       full_ = false;
+    RegexPool*                    pool_;
+    std::size_t                   max_states_;
+    std::size_t                   width_ = 0; // classes of bytes
+    std::array<std::uint8_t, 256> class_of_{};
+    std::vector<State>            states_;
+    std::vector<std::uint8_t>     flags_; // of states
+    std::vector<Pair>             pairs_;
+    std::vector<RegexId>          ends_;
+    std::vector<LexerState>       next_;  // [states × width]
+    std::vector<LexerState>       index_; // by hash of the pairs, open addressing; dead: free
+    std::vector<Pair>             made_;  // scratch
 };
 
 } // namespace quire
@@ -76,39 +79,62 @@ module :private;
 
 namespace quire {
 
-LexerState GrammarLexer::add(std::span<const Pair> pairs) {
-    if (pairs.empty()) return dead;
+std::uint64_t GrammarLexer::hash_of(std::span<const Pair> pairs) {
     std::uint64_t h = 0;
     for (const Pair& p : pairs) {
         h = (h ^ (std::uint64_t(p.lexeme) << 32 | p.left)) * 0x9e3779b97f4a7c15ull;
         h ^= h >> 29;
     }
-    std::vector<LexerState>& same = index_[h];
-    for (LexerState s : same) {
-        const State& state = states_[std::size_t(s)];
-        if (std::ranges::equal(std::span(pairs_).subspan(state.first, state.n), pairs)) return s;
+    return h;
+}
+
+std::size_t GrammarLexer::bytes() const {
+    return states_.capacity() * sizeof(State) + flags_.capacity() +
+           (pairs_.capacity() + made_.capacity()) * sizeof(Pair) + ends_.capacity() * sizeof(RegexId) +
+           (next_.capacity() + index_.capacity()) * sizeof(LexerState);
+}
+
+void GrammarLexer::reset() {
+    width_  = 0;
+    states_ = {}, flags_ = {}, pairs_ = {}, ends_ = {}, next_ = {}, index_ = {}, made_ = {};
+}
+
+LexerState GrammarLexer::add(std::span<const Pair> pairs) {
+    if (pairs.empty()) return dead;
+    pool_->spend(1 + pairs.size());
+    if (2 * (states_.size() + 1) > index_.size()) {
+        std::vector<LexerState> index(std::max<std::size_t>(64, 2 * index_.size()), dead);
+        for (LexerState s = 0; s < LexerState(states_.size()); s++) {
+            std::size_t at = std::size_t(hash_of(this->pairs(s))) & (index.size() - 1);
+            while (index[at] != dead) at = (at + 1) & (index.size() - 1);
+            index[at] = s;
+        }
+        index_ = std::move(index);
     }
-    if (states_.size() >= max_states_) {
-        full_ = true;
-        return dead;
-    }
+    std::size_t at = std::size_t(hash_of(pairs)) & (index_.size() - 1);
+    for (; index_[at] != dead; at = (at + 1) & (index_.size() - 1))
+        if (std::ranges::equal(this->pairs(index_[at]), pairs)) return index_[at];
+    if (states_.size() >= max_states_) throw WorkEnded{WorkEnded::Why::memory};
     if (width_ == 0) {
         width_ = std::size_t(pool_->n_classes());
         for (int b = 0; b < 256; b++) class_of_[std::size_t(b)] = std::uint8_t(pool_->class_of(b));
     }
     check(width_ == std::size_t(pool_->n_classes()), "a lexer's classes of bytes changed");
+    ByteSet can_come = {};
+    for (const Pair& p : pairs) {
+        const ByteSet first = pool_->first_bytes(p.left);
+        for (std::size_t w = 0; w < 4; w++) can_come.words[w] |= first.words[w];
+    }
+    pool_->spend(1 + width_ / 8);
     State state;
-    state.first           = std::uint32_t(pairs_.size());
-    state.n               = std::uint32_t(pairs.size());
-    state.first_end       = std::uint32_t(ends_.size());
-    std::uint8_t flags    = 0;
-    ByteSet      can_come = {};
+    state.first        = std::uint32_t(pairs_.size());
+    state.n            = std::uint32_t(pairs.size());
+    state.first_end    = std::uint32_t(ends_.size());
+    std::uint8_t flags = 0;
     for (const Pair& p : pairs) {
         pairs_.push_back(p);
         if (pool_->nullable(p.left)) ends_.push_back(p.lexeme), flags |= ends_here;
         if (p.left != RegexPool::blank) flags |= goes_further;
-        const ByteSet first = pool_->first_bytes(p.left);
-        for (std::size_t w = 0; w < 4; w++) can_come.words[w] |= first.words[w];
     }
     state.n_ends = std::uint32_t(ends_.size()) - state.first_end;
     states_.push_back(state);
@@ -116,12 +142,12 @@ LexerState GrammarLexer::add(std::span<const Pair> pairs) {
     next_.resize(states_.size() * width_, dead);
     for (std::size_t c = 0; c < width_; c++)
         if (can_come.has(pool_->byte_of(int(c)))) next_[(states_.size() - 1) * width_ + c] = unknown;
-    same.push_back(LexerState(states_.size() - 1));
-    return same.back();
+    return index_[at] = LexerState(states_.size() - 1);
 }
 
 LexerState GrammarLexer::start(std::span<const RegexId> lexemes) {
     made_.clear();
+    pool_->spend(lexemes.size());
     for (RegexId id : lexemes)
         if (!pool_->is_void(id)) made_.push_back({id, id});
     return add(made_);
@@ -131,14 +157,14 @@ LexerState GrammarLexer::build(LexerState from, int byte_class) {
     const State state = states_[std::size_t(from)];
     const int   byte  = pool_->byte_of(byte_class);
     made_.clear();
+    pool_->spend(1 + state.n);
     for (std::uint32_t i = 0; i < state.n; i++) {
         const Pair    p    = pairs_[state.first + i];
         const RegexId left = pool_->derive(p.left, byte);
         if (!pool_->is_void(left)) made_.push_back({p.lexeme, left});
     }
-    const LexerState to = add(made_);
-    if (!full_) next_[std::size_t(from) * width_ + std::size_t(byte_class)] = to;
-    return to;
+    const LexerState to                                                = add(made_);
+    return next_[std::size_t(from) * width_ + std::size_t(byte_class)] = to;
 }
 
 } // namespace quire

@@ -10,6 +10,7 @@ import quire.core.std;
 import quire.text.grammar.grammar;
 import quire.text.grammar.lexer;
 import quire.text.grammar.regex;
+import quire.text.grammar.work;
 
 export namespace quire {
 
@@ -32,6 +33,10 @@ public:
     GrammarLexer&        lexer() { return lexer_; }
     RegexPool&           pool() { return grammar_.pool; }
     const GrammarLimits& limits() const { return limits_; }
+
+    std::size_t bytes() const; // that it takes
+    // Forgets what texts made it learn: the rows of all texts are void.
+    void reset();
 
 private:
     friend class Rows;
@@ -64,8 +69,8 @@ private:
 
     std::uint32_t               intern(Seen seen);
     const std::vector<RegexId>& keys(std::uint32_t symbol, std::uint32_t seen);
-    bool                        may_close(std::uint32_t symbol, std::uint32_t seen) const;
-    bool                        may_take(const ObjectShape& o, const Seen& seen, std::uint32_t member) const;
+    bool                        may_close(std::uint32_t symbol, std::uint32_t seen);
+    bool                        may_take(const ObjectShape& o, const Seen& seen, std::uint32_t member);
 
     Grammar                                                       grammar_;
     GrammarLimits                                                 limits_;
@@ -78,6 +83,7 @@ private:
     std::vector<Seen>                                             seen_;
     std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> seen_index_;
     std::unordered_map<std::uint64_t, std::vector<RegexId>>       keys_; // of (symbol, seen)
+    std::size_t own_bytes_ = 0, learnt_bytes_ = 0;                       // beside pool and lexer
 };
 
 // Says what can follow: 128 bits of hash, the same wherever the same can follow, and of no two others ever seen.
@@ -106,12 +112,17 @@ public:
     StateKey key(std::int32_t row);
 
     std::size_t size() const { return rows_.size(); }
+    std::size_t bytes() const {
+        return items_.capacity() * sizeof(Item) + rows_.capacity() * sizeof(Row) + keys_.capacity() * sizeof(StateKey);
+    }
+    // After an exception in the middle of a row: it, and those from there on, are forgotten.
+    void abandon(std::size_t n_rows);
+    // Gives back memory that a mask left.
+    void shrink();
     // Forgets the rows from there on.
     void cut(std::size_t n_rows);
     // Forgets the rows that no thread can come back to. Their numbers change.
-    void compact(std::span<Thread> threads);
-    // Items made since the last call.
-    std::size_t take_work() { return std::exchange(work_, 0); }
+    void        compact(std::span<Thread> threads);
     std::size_t items() const { return items_.size(); }
 
 private:
@@ -139,7 +150,6 @@ private:
     std::vector<Item>     items_;
     std::vector<Row>      rows_;
     std::vector<StateKey> keys_; // of the first rows, as far as they were asked for
-    std::size_t           work_ = 0;
     // scratch of the row that is made
     std::vector<std::uint32_t>                          table_;     // of items by hash: index + 1 into items_
     std::vector<std::pair<std::uint32_t, std::int32_t>> completed_; // symbol and origin: still to be followed
@@ -190,6 +200,20 @@ Machine::Machine(Grammar grammar, const GrammarLimits& limits)
                 places_.push_back({Kind::value, true, s, m.value, i++});
             }
     }
+    constexpr std::size_t of_symbol =
+        sizeof(Grammar::Definition) + sizeof(starts_[0]) + sizeof(base_[0]) + 2 * sizeof(member_of_[0]);
+    own_bytes_ =
+        grammar_.symbols.size() * of_symbol + places_.size() * (sizeof(Place) + 64); // rules and members likewise
+    grammar_.pool.seal();
+}
+
+std::size_t Machine::bytes() const { return grammar_.pool.bytes() + lexer_.bytes() + own_bytes_ + learnt_bytes_; }
+
+void Machine::reset() {
+    grammar_.pool.reset();
+    lexer_.reset();
+    seen_ = {}, seen_index_ = {}, keys_ = {};
+    learnt_bytes_ = 0;
 }
 
 std::uint32_t Machine::intern(Seen seen) {
@@ -198,13 +222,16 @@ std::uint32_t Machine::intern(Seen seen) {
     std::vector<std::uint32_t>& same = seen_index_[h];
     for (std::uint32_t id : same)
         if (seen_[id] == seen) return id;
+    const std::size_t bytes = sizeof(Seen) + seen.bits.size() * 8 + 96;
+    pool().spend(bytes / 8);
     seen_.push_back(std::move(seen));
+    learnt_bytes_ += bytes;
     same.push_back(std::uint32_t(seen_.size() - 1));
     return same.back();
 }
 
 // Whether, with this member, the object can still be completed.
-bool Machine::may_take(const ObjectShape& o, const Seen& seen, std::uint32_t index) const {
+bool Machine::may_take(const ObjectShape& o, const Seen& seen, std::uint32_t index) {
     const auto          n      = std::uint32_t(o.members.size());
     const std::uint32_t i      = std::min(index, n);
     std::uint32_t       needed = 0, available = 0; // of the members that would be left
@@ -213,6 +240,7 @@ bool Machine::may_take(const ObjectShape& o, const Seen& seen, std::uint32_t ind
     };
     if (i < n && has(i)) return false;
     if (o.min == 0 && o.max == RegexPool::endless && !o.ordered) return true;
+    pool().spend(1 + n / 4);
     for (std::uint32_t k = o.ordered ? seen.next : 0; k < n; k++) {
         if (k == i || has(k)) continue;
         if (o.ordered && k < i) {
@@ -227,10 +255,11 @@ bool Machine::may_take(const ObjectShape& o, const Seen& seen, std::uint32_t ind
     return count >= o.min || !o.others.empty() || count + available >= o.min;
 }
 
-bool Machine::may_close(std::uint32_t symbol, std::uint32_t id) const {
+bool Machine::may_close(std::uint32_t symbol, std::uint32_t id) {
     const ObjectShape& o    = grammar_.objects[grammar_.symbols[symbol].shape];
     const Seen&        seen = seen_[id];
     if (seen.count < o.min) return false;
+    pool().spend(1 + o.members.size() / 4);
     for (std::uint32_t k = o.ordered ? seen.next : 0; k < o.members.size(); k++)
         if (o.members[k].required && (o.ordered || (seen.bits[k / 64] >> (k % 64) & 1) == 0)) return false;
     return true;
@@ -250,6 +279,8 @@ const std::vector<RegexId>& Machine::keys(std::uint32_t symbol, std::uint32_t id
     }
     if (!o.others.empty() && may_take(o, seen, n))
         for (const ObjectShape::Member& m : o.others) all.push_back(m.key);
+    pool().spend(1 + n);
+    learnt_bytes_ += all.capacity() * sizeof(RegexId) + 64;
     return keys_.emplace(at, std::move(all)).first->second;
 }
 
@@ -288,7 +319,7 @@ bool Rows::waits_for(const Machine& m, const Item& item, std::uint32_t symbol) c
 // Adds an item to the row that is made, and what follows from it.
 void Rows::add(Machine& m, Item item) {
     using Kind = Machine::Place::Kind;
-    work_++;
+    m.pool().spend(1);
     const Machine::Place& p   = m.places_[item.code];
     Row&                  row = rows_.back();
     if (std::size_t(row.n + 1) * 2 > table_.size()) {
@@ -307,6 +338,7 @@ void Rows::add(Machine& m, Item item) {
     std::size_t at = std::size_t(h >> 20) & (table_.size() - 1);
     for (; table_[at] != 0; at = (at + 1) & (table_.size() - 1))
         if (items_[row.first + table_[at] - 1] == item) return;
+    if (items_.size() >= m.limits_.items) throw WorkEnded{WorkEnded::Why::memory};
     items_.push_back(item);
     table_[at] = ++row.n;
     if (p.kind == Kind::done) completed_.push_back({p.owner, item.origin});
@@ -326,11 +358,11 @@ void Rows::complete(Machine& m, std::uint32_t symbol, std::int32_t origin) {
     if (origin == 0 && m.grammar_.start == GrammarSymbol::symbol(symbol)) row_ends_ = true;
     if (std::size_t(origin) + 1 == rows_.size()) return; // the empty text: seen when it was predicted
     const Row row = rows_[std::size_t(origin)];
+    m.pool().spend(row.n);
     for (std::uint32_t i = 0; i < row.n; i++) {
         const Item item = items_[row.first + i];
         if (waits_for(m, item, symbol)) advance(m, item);
     }
-    work_ += row.n;
 }
 
 void Rows::advance(Machine& m, const Item& item) {
@@ -389,6 +421,7 @@ void Rows::advance_over(Machine& m, const Item& item, RegexId lexeme) {
     const auto key = m.member_of_[p.owner].find(lexeme);
     if (key == m.member_of_[p.owner].end()) return;
     const std::vector<RegexId>& keys = m.keys(p.owner, item.param);
+    m.pool().spend(keys.size() / 8);
     if (std::ranges::find(keys, lexeme) == keys.end()) return;
     const ObjectShape& o    = g.objects[g.symbols[p.owner].shape];
     Machine::Seen      seen = m.seen_[item.param];
@@ -405,8 +438,8 @@ void Rows::predict(Machine& m, GrammarSymbol symbol) {
     const std::uint32_t s = symbol.index();
     if (predicted_.size() < m.grammar_.symbols.size()) predicted_.resize(m.grammar_.symbols.size());
     if (predicted_[s]) return;
-    predicted_[s] = true;
     predicted_list_.push_back(s);
+    predicted_[s]                    = true;
     const auto                 here  = std::int32_t(rows_.size() - 1);
     const Grammar::Definition& d     = m.grammar_.symbols[s];
     std::uint32_t              param = 0;
@@ -451,6 +484,7 @@ std::int32_t Rows::close_row(Machine& m) {
             case Kind::element:
                 if (p.object) {
                     const std::vector<RegexId>& keys = m.keys(p.owner, item.param);
+                    m.pool().spend(keys.size());
                     lexemes_.insert(lexemes_.end(), keys.begin(), keys.end());
                     next = GrammarSymbol::lexeme(RegexPool::nothing);
                 } else {
@@ -466,10 +500,11 @@ std::int32_t Rows::close_row(Machine& m) {
             if (g.symbols[next.index()].nullable) advance(m, item);
         }
         follow_completed(m);
-        work_++;
+        m.pool().spend(1);
     }
     for (std::uint32_t s : predicted_list_) predicted_[s] = false;
     predicted_list_.clear();
+    m.pool().spend((table_.size() + lexemes_.size()) / 16);
     std::fill(table_.begin(), table_.end(), 0);
     std::sort(lexemes_.begin(), lexemes_.end());
     lexemes_.erase(std::unique(lexemes_.begin(), lexemes_.end()), lexemes_.end());
@@ -479,15 +514,16 @@ std::int32_t Rows::close_row(Machine& m) {
 }
 
 std::int32_t Rows::row_after(Machine& m, std::span<const Thread> ended) {
+    if (rows_.size() >= m.limits_.rows) throw WorkEnded{WorkEnded::Why::work};
     rows_.push_back({.first = std::uint32_t(items_.size())});
     for (const Thread& t : ended)
         for (RegexId lexeme : m.lexer_.ends(t.state)) {
             const Row from = rows_[std::size_t(t.row)];
+            m.pool().spend(from.n);
             for (std::uint32_t i = 0; i < from.n; i++) {
                 const Item item = items_[from.first + i];
                 advance_over(m, item, lexeme);
             }
-            work_ += from.n;
         }
     return close_row(m);
 }
@@ -537,6 +573,25 @@ void Rows::cut(std::size_t n_rows) {
     items_.resize(rows_[n_rows].first);
     rows_.resize(n_rows);
     keys_.resize(std::min(keys_.size(), n_rows));
+}
+
+void Rows::abandon(std::size_t n_rows) {
+    cut(n_rows);
+    completed_.clear();
+    for (std::uint32_t s : predicted_list_)
+        if (s < predicted_.size()) predicted_[s] = false;
+    predicted_list_.clear();
+    std::fill(table_.begin(), table_.end(), 0);
+    row_ends_ = false;
+}
+
+void Rows::shrink() {
+    constexpr std::size_t much = 16'384;
+    const auto            cut  = [](auto& list) {
+        if (list.capacity() > much && list.capacity() / 4 > list.size()) list.shrink_to_fit();
+    };
+    cut(items_), cut(rows_), cut(keys_);
+    if (table_.size() > much) table_ = {};
 }
 
 void Rows::compact(std::span<Thread> threads) {

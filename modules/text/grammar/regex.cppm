@@ -7,6 +7,7 @@ export module quire.text.grammar.regex;
 
 import quire.core.base;
 import quire.core.std;
+import quire.text.grammar.work;
 
 export namespace quire {
 
@@ -58,7 +59,7 @@ public:
     // Whether no text matches. After `most_steps` derivatives without an answer: false.
     bool is_void(RegexId a);
     // Bytes with which a text may begin; a few more may be among them.
-    ByteSet first_bytes(RegexId a) const;
+    ByteSet first_bytes(RegexId a);
     // A text is made of these (characters) in one way only: counts of them can be intersected.
     void add_unit(RegexId a) { units_.push_back(a); }
     bool is_unit(RegexId a) const { return std::ranges::find(units_, a) != units_.end(); }
@@ -84,8 +85,36 @@ public:
     int byte_of(int byte_class) const { return byte_of_[std::size_t(byte_class)]; }
 
     std::size_t size() const { return nodes_.size(); }
-    // The expressions were nested too deep for derivatives: none of the results holds.
+    // The expressions were nested too deep for derivatives: none of the results holds. Not once it is sealed.
     bool too_deep() const { return too_deep_; }
+
+    // While it lives, work with the pool is counted, and may throw WorkEnded; what the pool has then is as before it, or more.
+    class Under {
+    public:
+        Under(RegexPool& pool, WorkBudget& budget) : pool_(pool), before_(std::exchange(pool.budget_, &budget)) {}
+        ~Under() { pool_.budget_ = before_; }
+        Under(const Under&)            = delete;
+        Under& operator=(const Under&) = delete;
+
+    private:
+        RegexPool&  pool_;
+        WorkBudget* before_;
+    };
+    // Counts work that others do for the same purpose: so many units; a function that calls itself.
+    void spend(std::size_t units) {
+        if (budget_) budget_->spend(units);
+    }
+    void enter() {
+        if (budget_) budget_->enter();
+    }
+    WorkBudget* budget() const { return budget_; }
+    // What it takes, with what others say they take beside it.
+    std::size_t bytes() const;
+    void        hold(std::size_t bytes) { held_ += bytes; }
+
+    // The expressions made so far are those of the grammar. reset() forgets what was made since.
+    void seal();
+    void reset();
 
 private:
     struct Node {
@@ -104,8 +133,13 @@ private:
         int           decimals;
         bool          operator==(const Divisor&) const = default;
     };
+    struct Derivative {
+        std::uint64_t key = 0; // expression, class
+        RegexId       to  = none;
+    };
+    static constexpr RegexId       none         = 0xffffffff;
     static constexpr std::uint32_t state_digits = 1u << 28; // in b of compare: position below it, relation above
-    static constexpr int           most_depth   = 4000;
+    static constexpr int           most_depth   = 800;      // of what is sealed; later the stack is the limit
     static constexpr int           most_steps   = 20000;
 
     RegexId                  add(Node node, std::span<const RegexId> list = {});
@@ -116,6 +150,9 @@ private:
     bool                     compare_ends(const Node& n) const;
     RegexId                  decided(const Node& n, int relation);
     RegexId                  find_derivative(RegexId a, int byte);
+    RegexId                  known_derivative(std::uint64_t key) const;
+    void                     keep_derivative(std::uint64_t key, RegexId to);
+    void                     index_all(std::size_t places);
     bool                     search_void(RegexId a);
     void                     split_classes(const ByteSet& set);
     std::uint64_t            hash_of(const Node& n, std::span<const RegexId> list) const;
@@ -125,18 +162,24 @@ private:
                                                                 : std::span<const RegexId>();
     }
 
-    std::vector<Node>                          nodes_;
-    std::vector<RegexId>                       lists_;
-    std::vector<ByteSet>                       sets_;
-    std::vector<Magnitude>                     bounds_;
-    std::vector<Divisor>                       divisors_;
-    std::vector<RegexId>                       index_;       // by hash, open addressing; 0: free
-    std::unordered_map<std::uint64_t, RegexId> derivatives_; // of (expression, class)
-    std::array<std::uint8_t, 256>              class_of_{};
-    std::vector<int>                           byte_of_{0};
-    int                                        n_classes_ = 1;
-    std::vector<RegexId>                       units_;
-    bool                                       too_deep_ = false;
+    std::vector<Node>             nodes_;
+    std::vector<RegexId>          lists_;
+    std::vector<ByteSet>          sets_;
+    std::vector<Magnitude>        bounds_;
+    std::vector<Divisor>          divisors_;
+    std::vector<RegexId>          index_;       // by hash, open addressing; 0: free
+    std::vector<Derivative>       derivatives_; // by hash, open addressing; to: none where it is free
+    std::size_t                   n_derivatives_ = 0;
+    std::array<std::uint8_t, 256> class_of_{};
+    std::vector<int>              byte_of_{0};
+    int                           n_classes_ = 1;
+    std::vector<RegexId>          units_;
+    bool                          too_deep_ = false, sealed_ = false;
+    WorkBudget*                   budget_ = nullptr; // none: nothing is counted
+    std::size_t                   held_   = 0;
+    struct {
+        std::size_t nodes = 0, lists = 0, sets = 0;
+    } grammar_; // when it was sealed
 };
 
 } // namespace quire
@@ -181,6 +224,7 @@ void RegexPool::split_classes(const ByteSet& set) {
     class_of_  = next;
     n_classes_ = n;
     derivatives_.clear();
+    n_derivatives_ = 0;
 }
 
 std::uint64_t RegexPool::hash_of(const Node& n, std::span<const RegexId> list) const {
@@ -205,17 +249,43 @@ bool RegexPool::same(RegexId id, const Node& n, std::span<const RegexId> wanted)
     return m.a == n.a && m.b == n.b && m.c == n.c;
 }
 
-RegexId RegexPool::add(Node node, std::span<const RegexId> list) {
-    const auto place_of = [&](std::uint64_t hash) { return std::size_t(hash) & (index_.size() - 1); };
-    if (2 * nodes_.size() >= index_.size()) {
-        index_.assign(std::max<std::size_t>(1024, 2 * index_.size()), 0);
-        for (RegexId id = 2; id < nodes_.size(); id++) {
-            std::size_t at = place_of(hash_of(nodes_[id], this->list(nodes_[id])));
-            while (index_[at] != 0) at = (at + 1) & (index_.size() - 1);
-            index_[at] = id;
-        }
+void RegexPool::index_all(std::size_t places) {
+    std::vector<RegexId> index(places);
+    for (RegexId id = 2; id < nodes_.size(); id++) {
+        std::size_t at = std::size_t(hash_of(nodes_[id], list(nodes_[id]))) & (places - 1);
+        while (index[at] != 0) at = (at + 1) & (places - 1);
+        index[at] = id;
     }
-    std::size_t at = place_of(hash_of(node, list));
+    index_ = std::move(index);
+}
+
+std::size_t RegexPool::bytes() const {
+    return nodes_.capacity() * sizeof(Node) +
+           (lists_.capacity() + index_.capacity() + units_.capacity()) * sizeof(RegexId) +
+           sets_.capacity() * sizeof(ByteSet) + derivatives_.capacity() * sizeof(Derivative) + held_;
+}
+
+void RegexPool::seal() {
+    sealed_  = true;
+    held_    = 0;
+    grammar_ = {nodes_.size(), lists_.size(), sets_.size()};
+}
+
+void RegexPool::reset() {
+    check(sealed_, "expressions of a grammar that is not complete");
+    const auto cut = [](auto& list, std::size_t n) { list = {list.begin(), list.begin() + std::ptrdiff_t(n)}; };
+    cut(nodes_, grammar_.nodes);
+    cut(lists_, grammar_.lists);
+    cut(sets_, grammar_.sets);
+    derivatives_   = {};
+    n_derivatives_ = 0;
+    index_all(std::bit_ceil(std::max<std::size_t>(1024, 4 * nodes_.size())));
+}
+
+RegexId RegexPool::add(Node node, std::span<const RegexId> list) {
+    spend(1 + list.size());
+    if (2 * nodes_.size() >= index_.size()) index_all(std::max<std::size_t>(1024, 2 * index_.size()));
+    std::size_t at = std::size_t(hash_of(node, list)) & (index_.size() - 1);
     for (; index_[at] != 0; at = (at + 1) & (index_.size() - 1))
         if (same(index_[at], node, list)) return index_[at];
     if (node.kind == Kind::any_of || node.kind == Kind::all_of) {
@@ -224,7 +294,7 @@ RegexId RegexPool::add(Node node, std::span<const RegexId> list) {
         lists_.insert(lists_.end(), list.begin(), list.end());
     }
     if (node.depth > most_depth) {
-        too_deep_  = true;
+        too_deep_  = too_deep_ || !sealed_;
         node.depth = most_depth;
     }
     if (node.plain) node.is_void = 0;
@@ -234,6 +304,7 @@ RegexId RegexPool::add(Node node, std::span<const RegexId> list) {
 
 RegexId RegexPool::bytes(const ByteSet& set) {
     if (set == ByteSet{}) return nothing;
+    spend(1 + sets_.size() / 8);
     auto at = std::ranges::find(sets_, set);
     if (at == sets_.end()) {
         split_classes(set);
@@ -294,9 +365,11 @@ RegexId RegexPool::list_of(Kind kind, std::vector<RegexId> parts) {
         has_set = true;
     };
     for (RegexId id : parts)
-        if (nodes_[id].kind == kind)
+        if (nodes_[id].kind == kind) {
+            spend(nodes_[id].b);
             for (RegexId inner : list(nodes_[id])) take(inner);
-        else take(id);
+        } else take(id);
+    spend(1 + flat.size());
     if (has_set) flat.push_back(bytes(set));
     std::sort(flat.begin(), flat.end());
     flat.erase(std::unique(flat.begin(), flat.end()), flat.end());
@@ -483,14 +556,44 @@ RegexId RegexPool::derive(RegexId a, int byte) {
     const Kind kind = nodes_[a].kind;
     if (kind == Kind::nothing || kind == Kind::blank || too_deep_) return nothing;
     if (kind == Kind::bytes) return sets_[nodes_[a].a].has(byte) ? blank : nothing;
-    const std::uint64_t key = std::uint64_t(a) << 8 | std::uint64_t(class_of(byte));
-    if (const auto known = derivatives_.find(key); known != derivatives_.end()) return known->second;
+    spend(1);
+    const auto key = [&] { return std::uint64_t(a) << 8 | std::uint64_t(class_of(byte)); };
+    if (const RegexId known = known_derivative(key()); known != none) return known;
     const RegexId found = find_derivative(a, byte);
-    derivatives_.emplace(std::uint64_t(a) << 8 | std::uint64_t(class_of(byte)), found);
+    keep_derivative(key(), found); // classes of bytes may have changed
     return found;
 }
 
+std::size_t place_of(std::uint64_t key, std::size_t places) {
+    key *= 0x9e3779b97f4a7c15ull;
+    return std::size_t(key ^ key >> 32) & (places - 1);
+}
+
+RegexId RegexPool::known_derivative(std::uint64_t key) const {
+    if (derivatives_.empty()) return none;
+    std::size_t at = place_of(key, derivatives_.size());
+    while (derivatives_[at].to != none && derivatives_[at].key != key) at = (at + 1) & (derivatives_.size() - 1);
+    return derivatives_[at].to;
+}
+
+void RegexPool::keep_derivative(std::uint64_t key, RegexId to) {
+    const auto put = [](std::vector<Derivative>& all, const Derivative& d) {
+        std::size_t at = place_of(d.key, all.size());
+        while (all[at].to != none) at = (at + 1) & (all.size() - 1);
+        all[at] = d;
+    };
+    if (2 * (n_derivatives_ + 1) > derivatives_.size()) {
+        std::vector<Derivative> more(std::max<std::size_t>(256, 2 * derivatives_.size()));
+        for (const Derivative& d : derivatives_)
+            if (d.to != none) put(more, d);
+        derivatives_ = std::move(more);
+    }
+    put(derivatives_, {key, to});
+    n_derivatives_++;
+}
+
 RegexId RegexPool::find_derivative(RegexId a, int byte) {
+    enter();
     const Node n = nodes_[a]; // nodes_ grows
     switch (n.kind) {
         case Kind::concat: {
@@ -500,6 +603,7 @@ RegexId RegexPool::find_derivative(RegexId a, int byte) {
         case Kind::any_of:
         case Kind::all_of: {
             std::vector<RegexId> parts;
+            parts.reserve(n.b);
             for (std::uint32_t i = 0; i < n.b; i++) {
                 const RegexId d = derive(lists_[n.a + i], byte);
                 if (d == nothing && n.kind == Kind::all_of) return nothing;
@@ -519,9 +623,15 @@ RegexId RegexPool::find_derivative(RegexId a, int byte) {
 bool RegexPool::is_void(RegexId a) {
     const Node n = nodes_[a];
     if (n.is_void >= 0) return n.is_void == 1;
+    enter();
     bool found = false;
-    switch (n.kind) { // of the parts, where they say it
-        case Kind::concat: found = is_void(n.a) || is_void(n.b); break;
+    switch (n.kind) {        // of the parts, where they say it
+        case Kind::concat: { // a chain to the right
+            RegexId rest = a;
+            for (; !found && nodes_[rest].kind == Kind::concat; rest = nodes_[rest].b) found = is_void(nodes_[rest].a);
+            found = found || is_void(rest);
+            break;
+        }
         case Kind::repeat: found = is_void(n.a); break;
         case Kind::any_of:
             found = true;
@@ -567,19 +677,22 @@ bool RegexPool::search_void(RegexId a) {
     return true;
 }
 
-ByteSet RegexPool::first_bytes(RegexId a) const {
+ByteSet RegexPool::first_bytes(RegexId a) {
+    enter();
     const Node n = nodes_[a];
     switch (n.kind) {
         case Kind::nothing:
         case Kind::blank: return {};
         case Kind::bytes: return sets_[n.a];
         case Kind::repeat: return first_bytes(n.a);
-        case Kind::concat: {
-            ByteSet first = first_bytes(n.a);
-            if (!nodes_[n.a].nullable) return first;
-            const ByteSet second = first_bytes(n.b);
-            for (std::size_t w = 0; w < 4; w++) first.words[w] |= second.words[w];
-            return first;
+        case Kind::concat: { // a chain to the right
+            ByteSet first;
+            for (RegexId rest = a;; rest = nodes_[rest].b) {
+                const bool    chain = nodes_[rest].kind == Kind::concat;
+                const ByteSet more  = first_bytes(chain ? nodes_[rest].a : rest);
+                for (std::size_t w = 0; w < 4; w++) first.words[w] |= more.words[w];
+                if (!chain || !nodes_[nodes_[rest].a].nullable) return first;
+            }
         }
         case Kind::any_of:
         case Kind::all_of: {

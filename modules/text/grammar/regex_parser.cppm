@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.unicode;
 import quire.text.grammar.regex;
+import quire.text.grammar.work;
 
 export namespace quire {
 
@@ -87,6 +88,7 @@ void utf8_ranges(RegexPool& pool, const std::string& first, const std::string& l
 }
 
 RegexId character(RegexPool& pool, CharSet set, TextSpelling spelling) {
+    pool.spend(1 + set.size());
     normalise(set);
     std::vector<RegexId> parts;
     ByteSet              ascii;
@@ -397,6 +399,7 @@ public:
 
     // left: texts that may stand before; right: texts that may follow, up to the end of all.
     Result<RegexId> whole(int id, bool left_open, bool right_open) {
+        pool_.enter();
         if (++steps_ > most_steps) return fail("pattern ", quote(text_), " has too many alternatives with anchors");
         const PatternNode& n = at(id);
         if (n.kind == PatternKind::alt) {
@@ -417,6 +420,7 @@ private:
 
     const PatternNode& at(int id) const { return nodes_[std::size_t(id)]; }
     bool               anchored(int id) const {
+        pool_.enter();
         const PatternNode& n = at(id);
         if (n.kind == PatternKind::start || n.kind == PatternKind::end || n.kind == PatternKind::ahead ||
             n.kind == PatternKind::not_ahead)
@@ -425,10 +429,11 @@ private:
     }
 
     Result<RegexId> sequence(std::vector<int> row, bool left_open, bool right_open) {
-        while (!row.empty() && at(row.front()).kind == PatternKind::start) {
-            left_open = false;
-            row.erase(row.begin());
-        }
+        pool_.enter();
+        pool_.spend(row.size());
+        const auto first = std::ranges::find_if(row, [&](int p) { return at(p).kind != PatternKind::start; });
+        if (first != row.begin()) left_open = false;
+        row.erase(row.begin(), first);
         while (!row.empty() && at(row.back()).kind == PatternKind::end) {
             right_open = false;
             row.pop_back();
@@ -508,6 +513,7 @@ private:
     }
 
     Result<RegexId> plain(int id) {
+        pool_.enter();
         const PatternNode& n = at(id);
         switch (n.kind) {
             case PatternKind::set: return character(pool_, n.set, spelling_);
@@ -542,9 +548,15 @@ Result<RegexId> parse_regex(RegexPool& pool, std::string_view pattern, TextSpell
     PatternParser parser(pattern);
     Result<int>   root = parser.parse();
     if (!root) return std::unexpected(root.error());
-    Result<RegexId> made = PatternBuilder(pool, parser.nodes, pattern, spelling).whole(*root, !whole, !whole);
-    if (made && pool.too_deep()) return fail("pattern ", quote(pattern), " is nested too deep");
-    return made;
+    const auto too_deep = [&] { return fail("pattern ", quote(pattern), " is nested too deep"); };
+    try {
+        Result<RegexId> made = PatternBuilder(pool, parser.nodes, pattern, spelling).whole(*root, !whole, !whole);
+        if (made && pool.too_deep()) return too_deep();
+        return made;
+    } catch (const WorkEnded& e) {
+        if (e.why != WorkEnded::Why::depth) throw;
+        return too_deep();
+    }
 }
 
 } // namespace quire

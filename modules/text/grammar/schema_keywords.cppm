@@ -31,11 +31,11 @@ private:
     ValueSet         text_rule(RegexId only, bool negated) const;
     Result<ValueSet> type(const Json& schema, const Json& value, bool negated) const;
 
-    RegexPool&                                                      pool_;
-    const JsonShapes&                                               shapes_;
-    const SchemaReferences&                                         references_;
-    bool                                                            plain_numbers_;
-    mutable std::unordered_map<std::string, std::optional<RegexId>> formats_; // that were used before
+    RegexPool&                                            pool_;
+    const JsonShapes&                                     shapes_;
+    const SchemaReferences&                               references_;
+    bool                                                  plain_numbers_;
+    mutable std::map<std::string, std::optional<RegexId>> formats_; // that were used before
 };
 
 } // namespace quire

@@ -13,10 +13,16 @@ const Json::object_t& members(const Json& object);
 
 class SchemaReferences {
 public:
+    // What a value is where it stands: what unknown keywords hold is no schema, unless something refers to it.
+    enum class Role : std::uint8_t { schema, schemas, other };
+    static Role role_of(const std::string& keyword);
+
     explicit SchemaReferences(const Json& root);
 
     // Notes all $id and $anchor.
     void read() { read(*root_, "", "#", 0, Role::schema); }
+    // Values that were read.
+    std::size_t size() const { return places_.size(); }
     // Error: $schema names a dialect other than the drafts: its keywords may mean anything.
     Result<void> check_dialect() const;
 
@@ -39,10 +45,7 @@ public:
     const Json& never() const { return never_; }
 
 private:
-    // What a value is where it stands: what unknown keywords hold is no schema, unless something refers to it.
-    enum class Role : std::uint8_t { schema, schemas, other };
     void        read(const Json& schema, const std::string& base, const std::string& place, int depth, Role role);
-    static Role role_of(const std::string& keyword);
     const Json* pointer(const Json& from, std::string_view path) const;
 
     const Json*                                  root_;

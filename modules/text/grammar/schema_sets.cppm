@@ -93,7 +93,22 @@ SchemaSets::SchemaSets(const Json& schema, RegexPool& pool, const GrammarLimits&
     pool_.add_unit(shapes_.any_character);
 }
 
+// What a set of values takes, in units of work; of memory, some 16 bytes each.
+std::size_t cost(const ValueSet& v) {
+    std::size_t n = 1;
+    for (const ArrayTerms& a : v.arrays) {
+        n += 8 + a.layers.size();
+        for (const auto& [at, terms] : a.at) n += 4 + terms.size();
+    }
+    for (const ObjectTerms& o : v.objects) {
+        n += 16 + o.layers.size() + 4 * (o.required.size() + o.forbidden.size()) + o.names.size() + o.breaches.size();
+        for (const auto& [name, terms] : o.members) n += 6 + terms.size();
+    }
+    return n;
+}
+
 Result<ValueSet> SchemaSets::values(const Terms& terms) {
+    pool_.spend(1 + terms.size());
     if (const auto known = values_.find(terms); known != values_.end()) return known->second;
     if (values_.size() > most_terms || pool_.size() > limits_.expressions)
         return fail_with(ErrorKind::limit, "the schema has too many combinations");
@@ -105,12 +120,16 @@ Result<ValueSet> SchemaSets::values(const Terms& terms) {
         if (!cut) return cut;
         all = std::move(*cut);
     }
+    pool_.hold((cost(all) + terms.size() + 16) * 16);
+    pool_.spend(cost(all));
     values_.emplace(terms, all);
     return all;
 }
 
 // Intersection; where it makes several alternatives, without those that nothing satisfies.
 Result<ValueSet> SchemaSets::meet(const ValueSet& a, const ValueSet& b) {
+    pool_.spend(1 + cost(a) * (1 + b.objects.size() + b.arrays.size()) +
+                cost(b) * (1 + a.objects.size() + a.arrays.size()));
     steps_ += 1 + a.objects.size() * b.objects.size() + a.arrays.size() * b.arrays.size();
     if (steps_ > most_steps) return fail_with(ErrorKind::limit, "the schema has too many combinations of alternatives");
     Result<ValueSet> c = intersect(pool_, shapes_, a, b);
@@ -161,6 +180,7 @@ Result<bool> SchemaSets::is_void(const Terms& terms) {
 }
 
 Result<bool> SchemaSets::is_void(const ObjectTerms& o) {
+    pool_.enter();
     for (const std::string& name : o.required) {
         Result<Terms> terms = member_terms(o, name);
         if (!terms) return std::unexpected(terms.error());
@@ -171,6 +191,7 @@ Result<bool> SchemaSets::is_void(const ObjectTerms& o) {
 }
 
 Result<ValueSet> SchemaSets::values_of(const Term& t) {
+    pool_.enter();
     if (t.schema->is_boolean()) return t.schema->get<bool>() != t.negated ? ValueSet::any(shapes_) : ValueSet{};
     if (!t.schema->is_object()) return fail(references_.place_of(*t.schema), "a schema is an object, true or false");
     const auto same = std::ranges::find(active_, t);
@@ -371,6 +392,8 @@ Result<ValueSet> SchemaSets::combined(const Json& list, bool all, bool negated) 
 }
 
 Result<bool> SchemaSets::overlap(const ValueSet& a, const ValueSet& b) {
+    pool_.spend(cost(a) * (1 + b.objects.size() + b.arrays.size()) +
+                cost(b) * (1 + a.objects.size() + a.arrays.size()));
     Result<ValueSet> common = intersect(pool_, shapes_, a, b);
     if (!common) return std::unexpected(common.error());
     if (!pool_.is_void(scalar_text(pool_, common->scalars))) return true;
@@ -488,6 +511,7 @@ Result<Terms> SchemaSets::member_terms(const ObjectTerms& o, const std::string& 
     for (const Json* layer : o.layers) {
         bool       named = false;
         const auto props = layer->find("properties");
+        if (props != layer->end()) pool_.spend(1 + props->size() / 4);
         if (props != layer->end())
             if (const auto at = props->find(name); at != props->end()) {
                 terms.push_back({&*at, false});
@@ -527,6 +551,7 @@ std::vector<std::string> SchemaSets::names_of(const ObjectTerms& o) const {
     std::vector<std::string>        names;
     std::unordered_set<std::string> seen;
     const auto                      add = [&](const std::string& name) {
+        pool_.spend(4);
         if (seen.insert(name).second) names.push_back(name);
     };
     for (const Json* layer : o.layers)

@@ -22,11 +22,16 @@ public:
     // few bytes cannot exhaust are gone.
     RegexId relaxed(RegexId a, std::uint32_t most);
 
+    std::size_t bytes() const; // that it takes
+    // Forgets what it found.
+    void reset();
+
 private:
     using Kind = RegexPool::Kind;
     // Of an intersection, counts are dropped only where its texts can be completed by this many bytes from anywhere.
     static constexpr std::uint32_t most_completion = 16;
     static constexpr std::size_t   most_states     = 512;
+    static constexpr std::size_t   most_searched   = 16'000;
 
     struct How {
         std::uint32_t most;     // bytes: counts that they cannot exhaust are dropped
@@ -44,7 +49,7 @@ private:
     std::map<std::pair<RegexId, How>, RegexId> relaxed_;
     std::unordered_map<RegexId, std::uint32_t> completions_; // of states that were searched
     std::unordered_map<RegexId, std::uint32_t> shortest_;
-    std::size_t                                budget_ = 16'000; // derivatives of searches
+    std::size_t                                budget_ = most_searched; // derivatives of searches
 };
 
 } // namespace quire
@@ -53,9 +58,20 @@ module :private;
 
 namespace quire {
 
+std::size_t ShortTexts::bytes() const {
+    constexpr std::size_t entry = 64; // of a map, with its node
+    return entry * (covers_plain_.size() + relaxed_.size() + completions_.size() + shortest_.size());
+}
+
+void ShortTexts::reset() {
+    covers_plain_ = {}, relaxed_ = {}, completions_ = {}, shortest_ = {};
+    budget_ = most_searched;
+}
+
 RegexId ShortTexts::relaxed(RegexId a, std::uint32_t most) { return relax(a, {most, false}); }
 
 RegexId ShortTexts::relax(RegexId a, How how) {
+    pool_.enter();
     const auto known = relaxed_.find({a, how});
     if (known != relaxed_.end()) return known->second;
     const RegexId found = find_relaxed(a, how);
@@ -113,6 +129,7 @@ std::uint32_t ShortTexts::shortest(RegexId a) {
     const RegexPool::View v = pool_.view(a);
     if (v.kind == Kind::nothing || pool_.nullable(a)) return 0;
     if (v.kind == Kind::bytes) return 1;
+    pool_.enter();
     if (const auto known = shortest_.find(a); known != shortest_.end()) return known->second;
     constexpr std::uint64_t most  = 255;
     std::uint64_t           found = 1;
@@ -138,15 +155,21 @@ std::optional<std::uint32_t> ShortTexts::completion(RegexId a) {
     std::vector<RegexId>                       states{a};
     std::unordered_map<RegexId, std::uint32_t> index{{a, 0}};
     std::vector<std::vector<std::uint32_t>>    before(1); // of each state: those that lead to it
+    // What an interrupted search has used does not count: it comes again.
+    std::size_t used = 0;
+    const auto  over = [&]() -> std::optional<std::uint32_t> {
+        budget_ -= used;
+        return {};
+    };
     for (std::uint32_t s = 0; s < states.size(); s++)
         for (int c = 0; c < pool_.n_classes(); c++) {
-            if (budget_ == 0) return {};
-            budget_--;
+            if (used == budget_) return over();
+            used++;
             const RegexId to = pool_.derive(states[s], pool_.byte_of(c));
             if (to == RegexPool::nothing) continue;
             const auto [at, added] = index.emplace(to, std::uint32_t(states.size()));
             if (added) states.push_back(to), before.emplace_back();
-            if (states.size() > most_states) return {};
+            if (states.size() > most_states) return over();
             if (before[at->second].empty() || before[at->second].back() != s) before[at->second].push_back(s);
         }
     std::vector<std::uint32_t> way, distance(states.size(), RegexPool::endless);
@@ -158,11 +181,13 @@ std::optional<std::uint32_t> ShortTexts::completion(RegexId a) {
         for (std::uint32_t s : before[way[i]])
             if (distance[s] == RegexPool::endless) distance[s] = longest + 1, way.push_back(s);
     }
+    budget_ -= used;
     for (RegexId s : states) completions_.emplace(s, longest);
     return longest;
 }
 
 ShortTexts::PlainRun ShortTexts::plain_run(RegexId a) {
+    pool_.enter();
     const ByteSet first = pool_.first_bytes(a), plain = pool_.first_bytes(plain_);
     bool          none = true;
     for (std::size_t w = 0; w < 4; w++) none = none && (first.words[w] & plain.words[w]) == 0;

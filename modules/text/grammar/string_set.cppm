@@ -28,6 +28,7 @@ public:
     StringSet(RegexPool& pool, const Json& root) : pool_(pool), root_(root) {}
 
     Result<RegexId> of(const Json& schema, int depth) {
+        pool_.enter();
         if (depth > 16) return fail("references and alternatives are nested too deep");
         if (!schema.is_object()) return schema == Json(false) ? RegexPool::nothing : all();
         sets_.push_back({all()});

@@ -72,6 +72,7 @@ public:
     }
 
     Result<GrammarSymbol> format(const Json& f, int depth, std::string_view end = {}) {
+        g_.pool.enter();
         if (depth > most_formats) return fail("structural_tag is nested too deep");
         const std::string* type = text(f, "type");
         if (!type) return fail("a format of structural_tag has no \"type\"");

@@ -26,6 +26,9 @@ public:
     // Tokens longer than 255 bytes are left out.
     TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends);
 
+    // No other trie of this process has or had it.
+    std::uint64_t id() const { return id_; }
+
     int         vocab_size() const { return int(next_same_.size()); }
     std::size_t words() const { return (next_same_.size() + 63) / 64; }
     // Those of at most short_bytes, and the others, of at most long_bytes.
@@ -58,6 +61,9 @@ public:
 private:
     TokenTree build(const std::vector<Token>& sorted) const;
 
+    static std::uint64_t next_id();
+
+    std::uint64_t              id_ = next_id();
     std::string                text_; // of all tokens
     std::vector<std::uint32_t> first_;
     std::vector<Token>         next_same_, ends_;
@@ -100,6 +106,11 @@ int plain_characters(std::string_view text) {
 
 RegexId TokenTrie::plain_character(RegexPool& pool) {
     return character(pool, all_but({{0, 0x1f}, {'"', '"'}, {'\\', '\\'}, {0x7f, 0x7f}}), TextSpelling::utf8);
+}
+
+std::uint64_t TokenTrie::next_id() {
+    static std::atomic<std::uint64_t> last = 0;
+    return ++last;
 }
 
 TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> ends)

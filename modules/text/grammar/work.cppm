@@ -1,0 +1,84 @@
+// quire.text.grammar.work: how much work a constraint may take. What is touched and created is counted wherever it happens; the work ends at
+// a bound, at a time, or when it is told to. Owns nothing.
+export module quire.text.grammar.work;
+
+import quire.core.base;
+import quire.core.std;
+
+export namespace quire {
+
+// Thrown where a piece of work ends before it is done. What it found until then is kept, and holds.
+struct WorkEnded {
+    enum class Why : std::uint8_t {
+        work,        // more was touched and created than is allowed
+        memory,      // more bytes were taken than are allowed
+        depth,       // expressions, rules or schemas are nested too deep for the stack
+        interrupted, // by the time, or because it was told to stop
+    } why;
+};
+
+// What ends a piece of work early.
+struct Effort {
+    using Time                    = std::chrono::steady_clock::time_point;
+    const std::atomic<bool>* stop = nullptr; // when it becomes true
+    // At this time. Where there is one, the work does not wait for another thread's, and lets go of nothing large.
+    std::optional<Time> until{};
+};
+
+// Of one piece of work, on the thread that made it.
+class WorkBudget {
+public:
+    // At most so many units: a node, an element of a list, an item. About 5 ns each.
+    static constexpr std::size_t endless = ~std::size_t(0);
+    // Stack that the work may take below the place where the budget was made: threads of the server have 1 MiB.
+    static constexpr std::ptrdiff_t most_stack = 256 << 10;
+
+    // bytes: called now and then; throws where there are too many.
+    WorkBudget(std::size_t units, const Effort& effort, std::function<void()> bytes)
+        : units_(units), effort_(effort), bytes_(std::move(bytes)),
+          stack_(static_cast<const char*>(__builtin_frame_address(0))) {}
+    WorkBudget(const WorkBudget&)            = delete;
+    WorkBudget& operator=(const WorkBudget&) = delete;
+
+    // Before it is done. Throws WorkEnded.
+    inline void spend(std::size_t units) {
+        spent_ += units;
+        if (spent_ >= look_at_) look();
+    }
+    // At the beginning of a function that calls itself. Throws WorkEnded.
+    inline void enter() {
+        spend(1);
+        if (stack_ - static_cast<const char*>(__builtin_frame_address(0)) > most_stack)
+            throw WorkEnded{WorkEnded::Why::depth};
+    }
+    std::size_t spent() const { return spent_; }
+    // More units for what does not count.
+    void allow(std::size_t units) { units_ += std::min(units, endless - units_); }
+
+private:
+    static constexpr std::size_t look_each = 1024;
+
+    void look();
+
+    std::size_t           units_, spent_ = 0, look_at_ = look_each;
+    Effort                effort_;
+    std::function<void()> bytes_;
+    const char*           stack_;
+};
+
+} // namespace quire
+
+module :private;
+
+namespace quire {
+
+void WorkBudget::look() {
+    using Why = WorkEnded::Why;
+    if (spent_ > units_) throw WorkEnded{Why::work};
+    if (effort_.stop && effort_.stop->load(std::memory_order_relaxed)) throw WorkEnded{Why::interrupted};
+    if (effort_.until && std::chrono::steady_clock::now() > *effort_.until) throw WorkEnded{Why::interrupted};
+    if (bytes_) bytes_();
+    look_at_ = spent_ + look_each;
+}
+
+} // namespace quire
