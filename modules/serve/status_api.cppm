@@ -85,7 +85,9 @@ void answer_props(ApiContext& api, HttpExchange& e) {
     usual.request.sampling = l.samplers.params;
     usual.dry_breakers     = l.samplers.dry_breakers;
     if (l.default_tokens >= 0) usual.max_tokens = l.default_tokens;
-    answer_json(e, Json{{"default_generation_settings", {{"n_ctx", o.context}, {"params", settings_json(usual)}}},
+    Json params    = settings_json(usual);
+    params["seed"] = -1; // another one for each request
+    answer_json(e, Json{{"default_generation_settings", {{"n_ctx", o.context}, {"params", std::move(params)}}},
                         {"total_slots", o.max_sequences},
                         {"model_alias", api.options.aliases[0]},
                         {"model_path", api.options.model_file},
