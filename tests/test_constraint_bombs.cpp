@@ -16,6 +16,7 @@ import quire.text.grammar.canonical_schema;
 import quire.text.grammar.compile;
 import quire.text.grammar.constraint_memory;
 import quire.text.grammar.grammar;
+import quire.text.tool_form;
 
 using namespace quire;
 using namespace quire::testing;
@@ -125,6 +126,18 @@ TEST_CASE("no pattern, grammar or schema takes a worker's stack", "[grammar]") {
     CHECK(has(errors[7], "nested too deep"));
     CHECK(has(errors[11], "at '#': pattern"));
     CHECK(has(errors[11], "nested too deep"));
+}
+
+TEST_CASE("a tool whose schema is nested too deep may have any arguments, unless a call is required", "[grammar]") {
+    ConstraintSpec spec{.kind = Kind::any};
+    AnswerRules&   rules = spec.answer.emplace();
+    rules.form           = {ToolForm::hermes};
+    rules.tools =
+        *json_parse(cat(R"([{"type":"function","function":{"name":"f","parameters":{"properties":{"x":{"pattern":"^)",
+                        times(3990, "a?"), R"($"}}}}}])"));
+    CHECK(error_of(spec, {}) == "");
+    rules.required = true;
+    CHECK(has(error_of(spec, {}), "nested too deep"));
 }
 
 TEST_CASE("work on a constraint ends at a bound, whatever takes it", "[grammar]") {

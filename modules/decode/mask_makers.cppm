@@ -105,7 +105,10 @@ void MaskMakers::work() {
         running_.push_back(job);
         lock.unlock();
         const Stopwatch watch;
-        if (!job->stop) (void)job->state.prepare(job->forced, {.stop = &job->stop});
+        try {
+            if (!job->stop) (void)job->state.prepare(job->forced, {.stop = &job->stop});
+        } catch (const std::bad_alloc&) { // then it comes again
+        }
         const double took = watch.seconds();
         lock.lock();
         job->slow = took > long_seconds;

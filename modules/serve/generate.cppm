@@ -194,10 +194,10 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     const bool may_reason = !asked || !r.constraint->spec.answer || r.constraint->spec.answer->may_reason ||
                             r.constraint->spec.answer->in_reasoning;
     if (r.constraint) {
-        std::atomic<bool> gone = false;
-        e.peer->when_gone([&] { gone = true; });
+        const auto gone = std::make_shared<std::atomic<bool>>(false);
+        e.peer->when_gone([gone] { *gone = true; });
         Result<ConstraintState> begun =
-            api.constraints.begin(r.constraint->spec, api.service.engine().token_trie(), gone);
+            api.constraints.begin(r.constraint->spec, api.service.engine().token_trie(), *gone);
         e.peer->when_gone({});
         if (!begun)
             return api.refuse(

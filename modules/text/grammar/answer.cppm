@@ -15,6 +15,7 @@ import quire.text.grammar.json_text;
 import quire.text.grammar.regex;
 import quire.text.grammar.regex_parser;
 import quire.text.grammar.string_set;
+import quire.text.grammar.work;
 import quire.text.reasoning_form;
 import quire.text.tool_form;
 import quire.text.tool_parameter;
@@ -182,10 +183,15 @@ private:
         return schema;
     }
     Result<GrammarSymbol> json_arguments(const Tool& tool) {
-        const Json                  schema = parameters_of(tool);
-        const Result<GrammarSymbol> made   = add_json_schema(g_, schema);
-        if (!made && !tool.exact)
-            return add_json_schema(g_, Json{{"type", "object"}}); // nothing leads to what was made
+        const Json            schema = parameters_of(tool);
+        Result<GrammarSymbol> made   = fail_with(ErrorKind::limit, "it is nested too deep");
+        try {
+            made = add_json_schema(g_, schema);
+        } catch (const WorkEnded& e) {
+            if (e.why != WorkEnded::Why::depth) throw;
+        }
+        // Nothing leads to what was made of one that cannot be used.
+        if (!made && !tool.exact) return add_json_schema(g_, Json{{"type", "object"}});
         return made ? made : std::unexpected(in_tool(tool, made.error()));
     }
 

@@ -294,6 +294,7 @@ RegexId RegexPool::add(Node node, std::span<const RegexId> list) {
         lists_.insert(lists_.end(), list.begin(), list.end());
     }
     if (node.depth > most_depth) {
+        if (budget_ && !sealed_) throw WorkEnded{WorkEnded::Why::depth};
         too_deep_  = too_deep_ || !sealed_;
         node.depth = most_depth;
     }
