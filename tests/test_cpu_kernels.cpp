@@ -288,6 +288,62 @@ TEST_CASE("attention over paged blocks equals the plain formula") {
                         }
 }
 
+TEST_CASE("attention of one token in passes has the same bits, in pieces of any size") {
+    std::mt19937 random(7);
+    for (const CpuKernels* k : all_kernels())
+        for (int D : {8, 64, 80, 128})
+            for (int heads : {1, 3, 8})
+                for (int window : {0, 100})
+                    for (DType type : {DType::F32, DType::F16})
+                        for (int first : {0, 63, 64, 130, 517}) {
+                            CAPTURE(k->name, D, heads, window, int(type), first);
+                            const int                 block_size = 16, n_blocks = first / block_size + 2;
+                            const std::size_t         row = row_bytes(type, D), n = std::size_t(n_blocks * block_size * D);
+                            std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
+                            std::iota(table.begin(), table.end(), 0);
+                            std::shuffle(table.begin(), table.end(), random);
+                            std::vector<std::byte> cache[2];
+                            for (int i = 0; i < 2; i++) {
+                                const auto values = noise(n, 7 + i);
+                                cache[i].resize(n * 4);
+                                for (std::size_t j = 0; j < n; j++) {
+                                    const std::uint16_t half = f32_to_f16(3 * values[j]);
+                                    if (type == DType::F16) std::memcpy(cache[i].data() + 2 * j, &half, 2);
+                                    else std::memcpy(cache[i].data() + 4 * j, &values[j], 4);
+                                }
+                            }
+                            const auto         q = noise(std::size_t(heads * D), 9), sinks = noise(std::size_t(heads), 10);
+                            std::vector<float> out(q.size(), 1e9f), again(out), scratch(attention_scratch(heads, D));
+                            const AttentionPart part{q.data(), out.data(), 1, first, table.data()};
+                            AttentionPart       other = part;
+                            other.out                 = again.data();
+                            AttentionTask task;
+                            task.parts = std::span(&part, 1), task.q_stride = task.out_stride = heads * D;
+                            task.n_heads = heads, task.head_dim = task.value_dim = D;
+                            task.window = window, task.scale = 0.4f, task.softcap = D == 80 ? 5.0f : 0.0f;
+                            task.sinks = D == 64 ? sinks.data() : nullptr;
+                            task.k = cache[0].data(), task.v = cache[1].data();
+                            task.block_stride = std::size_t(block_size) * row, task.block_size = block_size;
+                            task.kv_type = type, task.scratch = scratch.data();
+                            k->attention(task);
+                            SplitAttention split;
+                            split.n_chunks = attention_chunks(first, window);
+                            std::vector<float> memory(split_attention_floats(heads, split.n_chunks));
+                            const auto         each = memory.size() / std::size_t(attention_chunk + 3);
+                            split.scores = memory.data(), split.highest = split.scores + each * attention_chunk;
+                            split.sums = split.highest + each, split.rescale = split.sums + each;
+                            task.parts         = std::span(&other, 1);
+                            const auto in_pieces = [&](auto kernel, int size, int piece) { // the last one first
+                                for (int at = (size - 1) / piece * piece; at >= 0; at -= piece)
+                                    kernel(task, split, at, std::min(at + piece, size));
+                            };
+                            in_pieces(k->attention_scores, split.n_chunks, 1 + first % 3);
+                            in_pieces(k->attention_weights, split.n_chunks, 1 + first % 2);
+                            in_pieces(k->attention_values, D, first % 2 ? 16 : 32);
+                            REQUIRE(std::memcmp(out.data(), again.data(), out.size() * sizeof(float)) == 0);
+                        }
+}
+
 TEST_CASE("norm, SwiGLU and the fp16 store over odd lengths") {
     for (const CpuKernels* k : all_kernels())
         for (int n : {1, 7, 16, 31, 200}) {

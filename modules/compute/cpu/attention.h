@@ -29,7 +29,7 @@ INLINE void load_chunk(const AttentionTask& task, const std::int32_t* table, int
         return std::size_t(table[p / task.block_size]) * task.block_stride +
                std::size_t(p % task.block_size) * row_size;
     };
-    for (int p = from; p < to; p++)
+    for (int p = from; p < to && c.v; p++)
         widen_row<Fma>(task.kv_type, task.v + offset_of(p), c.v + std::size_t(p - chunk) * std::size_t(c.padded_v),
                        task.value_dim);
     for (int first = from / 16 * 16; first < to; first += 16) {
@@ -80,12 +80,11 @@ INLINE void weighted_sums(const float* const* a, const float* b, std::int64_t b_
         }
 }
 
-// Converts one query's scores of a chunk, of which it sees positions a .. b-1, into weights exp(score - row max), and updates row max
-// and row sum. Returns the factor by which the earlier sums are rescaled.
+// Scales one query's scores of a chunk, of which it sees positions a .. b-1; the others become -inf. Returns the largest.
 template <bool Fma>
-INLINE float online_softmax(float* score, int a, int b, float scale, float softcap, float* row_max, float* row_sum) {
+INLINE float scale_scores(float* score, int a, int b, float scale, float softcap) {
     i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best, total{};
+    f32x16 best = f32x16{} - std::numeric_limits<float>::infinity(), hidden = best;
     for (int j = 0; j < attention_chunk; j += 16) {
         f32x16       s;
         const i32x16 seen = (lane + j >= a) & (lane + j < b);
@@ -96,7 +95,14 @@ INLINE float online_softmax(float* score, int a, int b, float scale, float softc
         best = __builtin_elementwise_max(best, s);
         STORE16(score + j, s);
     }
-    const float highest = std::max(*row_max, largest_lane(best));
+    return largest_lane(best);
+}
+
+// Converts them into weights exp(score - highest), and returns their sum.
+template <bool Fma>
+INLINE float scores_to_weights(float* score, int a, int b, float highest) {
+    i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    f32x16 total{};
     for (int j = 0; j < attention_chunk; j += 16) {
         f32x16       s;
         const i32x16 seen = (lane + j >= a) & (lane + j < b);
@@ -111,10 +117,32 @@ INLINE float online_softmax(float* score, int a, int b, float scale, float softc
     }
     float lanes[16];
     STORE16(lanes, total);
+    return sum_lanes(lanes);
+}
+
+// Converts one query's scores of a chunk, of which it sees positions a .. b-1, into weights exp(score - row max), and updates row max
+// and row sum. Returns the factor by which the earlier sums are rescaled.
+template <bool Fma>
+INLINE float online_softmax(float* score, int a, int b, float scale, float softcap, float* row_max, float* row_sum) {
+    const float highest = std::max(*row_max, scale_scores<Fma>(score, a, b, scale, softcap));
+    const float sum     = scores_to_weights<Fma>(score, a, b, highest);
     const float rescale = *row_max == highest ? 1.0f : std::exp(*row_max - highest);
     *row_max            = highest;
-    *row_sum            = *row_sum * rescale + sum_lanes(lanes);
+    *row_sum            = *row_sum * rescale + sum;
     return rescale;
+}
+
+// q · Kᵀ of Q queries and a chunk.
+template <bool Fma, int Q, int V>
+INLINE void chunk_scores(const float* const* q, const float* k, int head_dim, float* const* row) {
+    float *out[Q], ones[Q];
+    for (int i = 0; i < Q; i++) ones[i] = 1;
+    for (int j = 0; j < attention_chunk; j += 16 * V) {
+        for (int i = 0; i < Q; i++) out[i] = row[i] + j;
+        for (int d = 0; d < head_dim; d += 32) // sums of sums: shorter chains round less
+            weighted_sums<Fma, Q, V>(q, k + j, attention_chunk, d, std::min(d + 32, head_dim), d > 0 ? ones : nullptr,
+                                     out);
+    }
 }
 
 // Queries first .. first + Q - 1 over a chunk, of which `from` .. `to` are there.
@@ -122,19 +150,13 @@ template <bool Fma, int Q, int V>
 INLINE void chunk_queries(const AttentionTask& task, const Query* query, const Chunk& c, int chunk, int from, int to,
                           int first, float* acc, float* row_max, float* row_sum, float* scores) {
     const float* q[Q];
-    float *      row[Q], *out[Q], rescale[Q], ones[Q];
+    float *      row[Q], *out[Q], rescale[Q];
     int          low = attention_chunk, high = 0; // what any of them sees
     for (int i = 0; i < Q; i++) {
-        q[i]    = query[first + i].q;
-        row[i]  = scores + i * attention_chunk;
-        ones[i] = 1;
+        q[i]   = query[first + i].q;
+        row[i] = scores + i * attention_chunk;
     }
-    for (int j = 0; j < attention_chunk; j += 16 * V) {
-        for (int i = 0; i < Q; i++) out[i] = row[i] + j;
-        for (int d = 0; d < task.head_dim; d += 32) // sums of sums: shorter chains round less
-            weighted_sums<Fma, Q, V>(q, c.k + j, attention_chunk, d, std::min(d + 32, task.head_dim),
-                                     d > 0 ? ones : nullptr, out);
-    }
+    chunk_scores<Fma, Q, V>(q, c.k, task.head_dim, row);
     for (int i = 0; i < Q; i++) {
         const int position = int(query[first + i].position);
         const int a        = (task.window > 0 ? std::max(from, position - task.window + 1) : from) - chunk;
@@ -225,4 +247,111 @@ INLINE void attention_body(const AttentionTask& task) {
                 float* out = part.out + t * task.out_stride + h * value_dim;
                 for (int d = 0; d < value_dim; d++) out[d] = acc[next * padded_v + d] / row_sum[next];
             }
+}
+
+// -- one token's attention in three passes (SplitAttention). What is computed for a query, and in which order, is as above.
+
+// Of the i-th chunk that the token sees: where it begins, and which of its positions are seen.
+struct SeenChunk {
+    int chunk, from, to;
+};
+INLINE SeenChunk seen_chunk(const AttentionTask& task, int i) {
+    const int position = task.parts[0].first_position;
+    const int begin    = task.window > 0 ? std::max(position - task.window + 1, 0) : 0;
+    const int chunk    = (begin / attention_chunk + i) * attention_chunk;
+    return {chunk, std::max(chunk, begin), std::min(chunk + attention_chunk, position + 1)};
+}
+
+template <bool Fma, int Q, int V>
+INLINE void attention_scores_body(const AttentionTask& task, const SplitAttention& split, int first, int last) {
+    const int   D = task.head_dim, padded = (D + 15) / 16 * 16;
+    const Chunk c{task.scratch, nullptr, task.scratch + padded * attention_chunk, padded, 0};
+    const auto  row_of = [&](int h, int i) __attribute__((always_inline)) {
+        return split.scores + (std::int64_t(h) * split.n_chunks + i) * attention_chunk;
+    };
+    for (int i = first; i < last; i++) {
+        const SeenChunk seen = seen_chunk(task, i);
+        load_chunk<Fma>(task, task.parts[0].table, seen.chunk, seen.from, seen.to, c);
+        int h = 0;
+        for (; h + Q <= task.n_heads; h += Q) {
+            const float* q[Q];
+            float*       row[Q];
+            for (int j = 0; j < Q; j++) q[j] = task.parts[0].q + (h + j) * D, row[j] = row_of(h + j, i);
+            chunk_scores<Fma, Q, V>(q, c.k, D, row);
+        }
+        for (; h < task.n_heads; h++) {
+            const float* q   = task.parts[0].q + h * D;
+            float*       row = row_of(h, i);
+            chunk_scores<Fma, 1, V>(&q, c.k, D, &row);
+        }
+        for (h = 0; h < task.n_heads; h++)
+            split.highest[h * split.n_chunks + i] = scale_scores<Fma>(row_of(h, i), seen.from - seen.chunk,
+                                                                      seen.to - seen.chunk, task.scale, task.softcap);
+    }
+}
+
+template <bool Fma>
+INLINE void attention_weights_body(const AttentionTask& task, const SplitAttention& split, int first, int last) {
+    for (int h = 0; h < task.n_heads; h++) {
+        const std::int64_t row     = std::int64_t(h) * split.n_chunks;
+        float              row_max = task.sinks ? task.sinks[h] : -std::numeric_limits<float>::infinity();
+        for (int i = 0; i < first; i++) row_max = std::max(row_max, split.highest[row + i]);
+        for (int i = first; i < last; i++) {
+            const SeenChunk seen    = seen_chunk(task, i);
+            const float     highest = std::max(row_max, split.highest[row + i]);
+            split.sums[row + i]     = scores_to_weights<Fma>(split.scores + (row + i) * attention_chunk,
+                                                             seen.from - seen.chunk, seen.to - seen.chunk, highest);
+            split.rescale[row + i]  = row_max == highest ? 1.0f : std::exp(row_max - highest);
+            row_max                 = highest;
+        }
+    }
+}
+
+// Adds the i-th chunk, of which low .. high-1 are seen, to the sums of heads h .. h + Q - 1. v [64 × padded], acc [n_heads × padded].
+template <bool Fma, int Q, int V>
+INLINE void head_values(const SplitAttention& split, int i, int h, const float* v, int padded, int low, int high,
+                        float* acc) {
+    const float* row[Q];
+    float *      out[Q], rescale[Q];
+    for (int j = 0; j < Q; j++) {
+        row[j]     = split.scores + (std::int64_t(h + j) * split.n_chunks + i) * attention_chunk;
+        rescale[j] = split.rescale[(h + j) * split.n_chunks + i];
+    }
+    int d = 0;
+    for (; d + 16 * V <= padded; d += 16 * V) {
+        for (int j = 0; j < Q; j++) out[j] = acc + (h + j) * padded + d;
+        weighted_sums<Fma, Q, V>(row, v + d, padded, low, high, rescale, out);
+    }
+    for (; d < padded; d += 16) {
+        for (int j = 0; j < Q; j++) out[j] = acc + (h + j) * padded + d;
+        weighted_sums<Fma, Q, 1>(row, v + d, padded, low, high, rescale, out);
+    }
+}
+
+template <bool Fma, int Q, int V>
+INLINE void attention_values_body(const AttentionTask& task, const SplitAttention& split, int first, int last) {
+    const AttentionPart& part     = task.parts[0];
+    const std::size_t    row_size = row_bytes(task.kv_type, task.head_dim);
+    const int            n = last - first, padded = (n + 15) / 16 * 16;
+    float* const         v   = task.scratch;
+    float* const         acc = v + attention_chunk * padded;
+    std::fill(v, acc + task.n_heads * padded, 0.0f); // the padding of V's rows stays zero
+    for (int i = 0; i < split.n_chunks; i++) {
+        const SeenChunk seen = seen_chunk(task, i);
+        for (int p = seen.from; p < seen.to; p++)
+            widen_row<Fma>(task.kv_type,
+                           task.v + std::size_t(part.table[p / task.block_size]) * task.block_stride +
+                               std::size_t(p % task.block_size) * row_size + row_bytes(task.kv_type, first),
+                           v + (p - seen.chunk) * padded, n);
+        const int low = seen.from - seen.chunk, high = seen.to - seen.chunk;
+        int       h = 0;
+        for (; h + Q <= task.n_heads; h += Q) head_values<Fma, Q, V>(split, i, h, v, padded, low, high, acc);
+        for (; h < task.n_heads; h++) head_values<Fma, 1, V>(split, i, h, v, padded, low, high, acc);
+    }
+    for (int h = 0; h < task.n_heads; h++) {
+        float row_sum = task.sinks ? 1.0f : 0.0f;
+        for (int i = 0; i < split.n_chunks; i++)
+            row_sum = row_sum * split.rescale[h * split.n_chunks + i] + split.sums[h * split.n_chunks + i];
+        for (int d = 0; d < n; d++) part.out[h * task.value_dim + first + d] = acc[h * padded + d] / row_sum;
+    }
 }

@@ -95,6 +95,7 @@ private:
     static constexpr std::int64_t few_rows   = 32; // of a step that decodes
     // Multiply-adds below which waking the other threads costs more than they save.
     static constexpr std::int64_t worth_threads = 200'000;
+    static constexpr std::int64_t worth_split   = 1'000'000; // likewise of one kv head, for three passes
 
     struct QueryTile {
         int sequence, first_row, n_rows;
@@ -187,6 +188,7 @@ private:
     // each (token, slot) is. And their inputs and outputs.
     std::vector<std::int32_t>       expert_begin_, row_token_, slot_row_;
     std::vector<float>              scores_, gathered_, expert_out_;
+    std::vector<float>              split_;   // of attention in passes
     std::vector<std::vector<float>> vectors_; // copies of the weights that are vectors
     // Repacked copies of weights, by their address in the file.
     std::unordered_map<const void*, const std::byte*> repacked_;
@@ -890,11 +892,10 @@ void CpuBackend::execute(const Attention& params) {
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
-    auto one_head = [&](int item, int thread) {
+    const auto task_of = [&](int item, std::array<AttentionPart, group_size>& parts) {
         const TileGroup&                      tiles = groups_[std::size_t(item / K)];
         const int                             h     = item % K;
-        std::array<AttentionPart, group_size> parts;
-        int                                   n_queries = 0, shared = tiles.shared_blocks * cache.block_size;
+        int                                   shared = tiles.shared_blocks * cache.block_size;
         for (int i = 0; i < tiles.n; i++) {
             const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part = parts[std::size_t(i)];
@@ -904,7 +905,6 @@ void CpuBackend::execute(const Attention& params) {
                                      plan_->positions[std::size_t(tile.first_row)],
                                      plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
                     params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
-            n_queries += tile.n_rows * group;
             shared = std::min(shared, part.first_position + 1);
         }
         AttentionTask task;
@@ -924,11 +924,48 @@ void CpuBackend::execute(const Attention& params) {
         task.block_stride = cache.block_bytes();
         task.block_size   = cache.block_size;
         task.kv_type      = cache.type;
-        task.scratch      = scratch(thread, attention_scratch(n_queries, D));
+        return task;
+    };
+    const auto one_head = [&](int item, int thread) {
+        std::array<AttentionPart, group_size> parts;
+        AttentionTask                         task      = task_of(item, parts);
+        int                                   n_queries = 0;
+        for (const AttentionPart& part : task.parts) n_queries += part.n_tokens * group;
+        task.scratch = scratch(thread, attention_scratch(n_queries, D));
         kernels_.attention(task);
     };
-    const int items = int(groups_.size()) * K;
-    if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
+    // All threads work on one kv head of a token: on its chunks, then on the columns of V.
+    const auto split_head = [&](int item) {
+        constexpr int                         columns = 32;
+        std::array<AttentionPart, group_size> parts;
+        const AttentionTask                   task = task_of(item, parts);
+        SplitAttention                        pass;
+        pass.n_chunks       = attention_chunks(parts[0].first_position, params.window);
+        const std::size_t n = std::size_t(group) * std::size_t(pass.n_chunks);
+        pass.scores         = grown(split_, split_attention_floats(group, pass.n_chunks));
+        pass.highest        = pass.scores + n * attention_chunk;
+        pass.sums           = pass.highest + n;
+        pass.rescale        = pass.sums + n;
+        const int  grain    = std::max((pass.n_chunks + 4 * pool_.n_threads() - 1) / (4 * pool_.n_threads()), 1);
+        const auto passes = [&](auto kernel, int size, int piece) {
+            pool_.run((size + piece - 1) / piece, [&](int i, int thread) {
+                AttentionTask own = task;
+                own.scratch       = scratch(thread, attention_scratch(group, D));
+                kernel(own, pass, i * piece, std::min((i + 1) * piece, size));
+            });
+        };
+        passes(kernels_.attention_scores, pass.n_chunks, grain);
+        passes(kernels_.attention_weights, pass.n_chunks, grain);
+        passes(kernels_.attention_values, Dv, Dv >= columns * pool_.n_threads() ? columns : 16);
+    };
+    const int  items  = int(groups_.size()) * K;
+    const bool splits = items < pool_.n_threads() && params.causal && work >= worth_split * items &&
+                        std::ranges::all_of(groups_, [&](const TileGroup& g) {
+                            return g.n == 1 && tiles_[std::size_t(g.first)].n_rows == 1;
+                        });
+    if (splits) {
+        for (int item = 0; item < items; item++) split_head(item);
+    } else if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
         for (int item = 0; item < items; item++) one_head(item, 0);
     } else {
         pool_.run(items, one_head);

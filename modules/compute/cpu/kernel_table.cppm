@@ -114,6 +114,24 @@ constexpr std::size_t attention_scratch(int n_queries, int head_dim) {
            std::size_t(n_queries) * (d + 2 + attention_query_floats);
 }
 
+// One token's queries, worked on in three passes, each in any number of pieces, instead of by attention() alone; the same bits. The
+// chunks are those of `attention_chunk` positions from the first that the token sees.
+struct SplitAttention {
+    int    n_chunks = 0;
+    float* scores   = nullptr; // [n_heads][n_chunks × attention_chunk] then weights
+    float* highest  = nullptr; // [n_heads][n_chunks] the largest score of each chunk
+    float* sums     = nullptr; // likewise: the sum of its weights
+    float* rescale  = nullptr; // likewise: the factor for what is summed up before it
+};
+// Floats for the four, and how many chunks there are.
+constexpr std::size_t split_attention_floats(int n_heads, int n_chunks) {
+    return std::size_t(n_heads) * std::size_t(n_chunks) * std::size_t(attention_chunk + 3);
+}
+constexpr int attention_chunks(int first_position, int window) {
+    const int begin = window > 0 && first_position >= window ? first_position - window + 1 : 0;
+    return first_position / attention_chunk - begin / attention_chunk + 1;
+}
+
 // The kernels of one instruction set.
 struct CpuKernels {
     const char* name = nullptr;
@@ -129,6 +147,11 @@ struct CpuKernels {
     void (*integer_gemm)(const GemmTask&)       = nullptr;
     void (*float_gemm)(const GemmTask&)         = nullptr;
     void (*attention)(const AttentionTask&)     = nullptr;
+    // The passes over a task with one part of one token, whose last position is its own: scores of chunks first .. last-1; their weights;
+    // the output's columns first .. last-1 of each head, `first` a multiple of 16.
+    void (*attention_scores)(const AttentionTask&, const SplitAttention&, int first, int last)  = nullptr;
+    void (*attention_weights)(const AttentionTask&, const SplitAttention&, int first, int last) = nullptr;
+    void (*attention_values)(const AttentionTask&, const SplitAttention&, int first, int last)  = nullptr;
     // One row: residual += x if there is a residual, then out = rmsnorm(residual or x) * weight. All [n].
     void (*norm)(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) = nullptr;
     // gate = activation(gate), times `up` if there is one. [n]

@@ -26,6 +26,15 @@ void pack_panels(const float* x, std::int64_t n, std::int64_t cols, float* out, 
     pack_panels_body(x, n, cols, out, first, last);
 }
 void attention(const AttentionTask& task) { attention_body<FUSED, ATTENTION_TILE>(task); }
+void attention_scores(const AttentionTask& task, const SplitAttention& split, int first, int last) {
+    attention_scores_body<FUSED, ATTENTION_TILE>(task, split, first, last);
+}
+void attention_weights(const AttentionTask& task, const SplitAttention& split, int first, int last) {
+    attention_weights_body<FUSED>(task, split, first, last);
+}
+void attention_values(const AttentionTask& task, const SplitAttention& split, int first, int last) {
+    attention_values_body<FUSED, ATTENTION_TILE>(task, split, first, last);
+}
 void norm(const float* x, float* residual, const float* weight, float eps, float* out, std::int64_t n) {
     norm_body<FUSED>(x, residual, weight, eps, out, n);
 }

@@ -10,14 +10,17 @@ void use_integer_kernels(CpuKernels& to) {
 
 #if FLOAT_KERNELS
 void use_float_kernels(CpuKernels& to) {
-    to.token_tiles = token_tiles;
-    to.pack_panels = pack_panels;
-    to.float_gemm  = float_gemm;
-    to.attention   = attention;
-    to.norm        = norm;
-    to.activate    = activate;
-    to.softcap     = softcap;
-    to.add         = add;
-    to.store_f16   = store_f16;
+    to.token_tiles       = token_tiles;
+    to.pack_panels       = pack_panels;
+    to.float_gemm        = float_gemm;
+    to.attention         = attention;
+    to.attention_scores  = attention_scores;
+    to.attention_weights = attention_weights;
+    to.attention_values  = attention_values;
+    to.norm              = norm;
+    to.activate          = activate;
+    to.softcap           = softcap;
+    to.add               = add;
+    to.store_f16         = store_f16;
 }
 #endif
