@@ -426,6 +426,46 @@ TEST_CASE("cached blocks count as free for others, but not twice for who finds t
     CHECK(m.blocks_to_allocate({}, a) == 1);
 }
 
+TEST_CASE("what the sequences of a request take together is known before, also once others have gone") {
+    std::mt19937 random(11);
+    const auto   below = [&](int n) { return int(random() % unsigned(n)); };
+    int          shared = 0, hits = 0;
+    for (int trial = 0; trial < 2000; trial++) {
+        const int            size = 1 + below(5);
+        BlockManager         m({400, size, 0, {}});
+        std::vector<TableId> others; // that go, and that stay
+        const auto           tokens_of = [&](int n) {
+            std::vector<Token> tokens;
+            const int          differs = below(2 * n);
+            for (int i = 0; i < n; i++) tokens.push_back(i < differs ? 7 : below(2));
+            return tokens;
+        };
+        for (int i = below(5); i > 0; i--) others.push_back(filled(m, tokens_of(1 + below(30))));
+        for (int i = below(3); i > 0 && !others.empty(); i--) m.close_table(others.back()), others.pop_back();
+        std::vector<std::vector<Token>>     texts(std::size_t(1 + below(4)));
+        std::vector<std::span<const Token>> spans;
+        const int                           n = 1 + below(30);
+        for (auto& text : texts) spans.emplace_back(text = tokens_of(n));
+        const std::span<const TableId> closing   = std::span(others).first(std::size_t(below(int(others.size()) + 1)));
+        const int                      need      = m.blocks_to_allocate({}, spans, closing), room = m.n_free(closing);
+        const int                      untouched = m.n_free();
+        for (TableId t : closing) m.close_table(t);
+        REQUIRE(m.n_free() == room);
+        hits += room > untouched;
+        int apart = 0;
+        for (const auto& text : texts) apart += m.blocks_for(int(text.size()));
+        for (const auto& text : texts) {
+            REQUIRE(m.allocate(m.open_table(), text));
+            BlockMoves moves;
+            m.take_moves(moves); // what is copied is free again
+        }
+        REQUIRE(m.n_free() == room - need);
+        shared += need < apart;
+    }
+    CHECK(shared > 500);
+    CHECK(hits > 100);
+}
+
 TEST_CASE("what was generated is found once its block is full") {
     BlockManager m({8, 4, 0, {}});
     auto         a = text(3);

@@ -476,6 +476,58 @@ TEST_CASE("blocks behind the window of every layer are given back, and the text 
     CHECK(both.stats().memory.released_blocks == 0);
 }
 
+TEST_CASE("a text longer than the pool goes on after a preemption where its window fits") {
+    pipelined              = GENERATE(false, true);
+    const std::string path = reference("models/mistral-swa-Q8_0.gguf"); // a window of 32 in all layers
+    const auto        kind = std::array{"greedy", "sampled", "two alike"}[std::size_t(GENERATE(0, 1, 2))];
+    Request           r    = greedy(prompt_of(30), 260);
+    if (kind == std::string("sampled")) r = sampled(prompt_of(30), 260, 3);
+    if (kind == std::string("two alike")) r.return_logits = false, r.n = 2;
+    r.priority          = 5;
+    EngineOptions roomy = with_blocks(400);
+    roomy.context       = 400;
+    Engine        other = load(path, roomy);
+    const Answers want  = run_one(other, r);
+    for (PreemptionMode mode : {PreemptionMode::swap, PreemptionMode::recompute})
+        for (int block_size : {8, 16})
+            for (bool cache : {true, false}) {
+                EngineOptions o   = with_blocks(r.width() * ((31 + block_size - 1) / block_size + 3), block_size);
+                o.context         = 400;
+                o.preemption_mode = mode;
+                o.prefix_cache    = cache;
+                const int pool    = o.kv_blocks * block_size;
+                CAPTURE(kind, int(mode), block_size, cache, pool);
+                REQUIRE(pool < 290);
+                // Two of them, each of which takes the pool for itself; the second while the text is computed again.
+                const Request urgent = greedy(prompt_of(pool - 8, 300), 5);
+                Engine        engine = load(path, o);
+                const auto    got    = run_all(engine, {{r}, {urgent, 200}, {urgent, 207}});
+                CHECK(identical(got[0], want));
+                CHECK(got[0].n_preempted == 2);
+                CHECK(got[1].by_index.at(0).tokens.size() == 5);
+                if (mode == PreemptionMode::recompute) CHECK(engine.stats().memory.recomputations >= 2);
+                CHECK(totals(engine.snapshot()).used == 0);
+            }
+}
+
+TEST_CASE("a prompt longer than the pool gives back what is behind its window") {
+    pipelined              = GENERATE(false, true);
+    const std::string path = reference("models/mistral-swa-Q8_0.gguf");
+    EngineOptions     o    = with_blocks(64);
+    o.context              = 600;
+    o.max_batch_tokens     = 48;
+    Engine  roomy          = load(path, o);
+    Request r              = greedy(prompt_of(500), 20);
+    if (GENERATE(false, true)) r.prompt_logprobs = 1;
+    const Answers want = run_one(roomy, r);
+    o.kv_blocks        = 5;
+    Engine     small   = load(path, o);
+    const auto got     = run_all(small, {{r}, {r}});
+    CHECK(identical(got[0], want));
+    CHECK(identical(got[1], want));
+    CHECK(totals(small.snapshot()).used == 0);
+}
+
 TEST_CASE("blocks that were given back are found again by the next prompt that begins like theirs") {
     const std::string path   = reference("models/mistral-swa-Q8_0.gguf");
     Engine            engine = load(path, with_blocks(64));

@@ -1,4 +1,5 @@
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 
 import quire.core.base;
 import quire.paging.block_manager;
@@ -353,6 +354,67 @@ TEST_CASE("priority preemption: only by strictly more urgent requests, and not f
     CHECK(s.stats().priority_preemptions == 3); // the fourth has to wait
 }
 
+TEST_CASE("nobody gives way to an urgent request that does not fit even then") {
+    SchedulerOptions o = small(10);
+    o.max_batch_tokens = 64;
+    const auto urgent  = [](int n_prompt, int priority, Token first) {
+        Request r  = request(n_prompt, 8, first);
+        r.priority = priority;
+        return r;
+    };
+    SECTION("because of the watermark") {
+        o.watermark = 0.2; // two blocks
+        Scheduler s(o);
+        StepPlan  plan;
+        s.add(1, urgent(13, 0, 100)); // four blocks
+        s.add(2, urgent(9, 5, 200));  // three
+        run_step(s, plan);
+        s.add(3, urgent(23, 0, 300)); // six: those of 2 and the free ones
+        run_step(s, plan);
+        CHECK(s.stats().priority_preemptions == 0);
+        CHECK(s.n_running() == 2);
+    }
+    SECTION("because the blocks are shared") {
+        o.watermark = 0;
+        Scheduler s(o);
+        StepPlan  plan;
+        s.add(1, urgent(13, 0, 100));
+        run_step(s, plan);
+        s.add(2, urgent(14, 5, 100)); // three of its blocks are those of 1
+        run_step(s, plan);
+        CHECK(s.blocks().n_free() == 5);
+        s.add(3, urgent(27, 0, 300)); // seven
+        run_step(s, plan);
+        CHECK(s.stats().priority_preemptions == 0);
+        CHECK(s.n_running() == 2);
+    }
+    SECTION("because the step takes some of them") {
+        o.watermark = 0;
+        Scheduler s(o);
+        StepPlan  plan;
+        s.add(1, urgent(16, 0, 100)); // four blocks, and one for the token of the next step
+        s.add(2, urgent(9, 5, 200));
+        run_step(s, plan);
+        s.add(3, urgent(23, 0, 300)); // six
+        run_step(s, plan);
+        CHECK(s.stats().priority_preemptions == 0);
+        CHECK(s.n_running() == 2);
+    }
+    SECTION("but where it fits then, it runs in the same step") {
+        o.watermark = 0;
+        Scheduler s(o);
+        StepPlan  plan;
+        s.add(1, urgent(13, 0, 100));
+        s.add(2, urgent(9, 5, 200));
+        run_step(s, plan);
+        s.add(3, urgent(23, 0, 300));
+        run_step(s, plan);
+        CHECK(s.stats().priority_preemptions == 1);
+        CHECK(s.n_running() == 2);
+        CHECK(std::ranges::find(plan.tokens, Token(300)) != plan.tokens.end());
+    }
+}
+
 TEST_CASE("a group is admitted, preempted and resumed as one") {
     for (PreemptionMode mode : {PreemptionMode::swap, PreemptionMode::recompute}) {
         SchedulerOptions o = small(12);
@@ -557,4 +619,125 @@ TEST_CASE("nothing is planned ahead where that takes more than a token for each"
     r.pin                = false;
     SchedulerOptions one = small(1);
     CHECK_FALSE(prepares(request(4, 8), one)); // no block is left
+}
+
+// -- several prompts in a step
+
+namespace {
+
+// The steps until the request has its first token.
+int steps_to_first_token(Scheduler& s, RequestId id, StepPlan& plan) {
+    for (int n = 1; n < 1000; n++) {
+        run_step(s, plan);
+        const SequenceGroup* group = s.find(id);
+        if (!group || group->prompt_done) return n;
+    }
+    return 1000;
+}
+
+SchedulerOptions long_prompts() {
+    SchedulerOptions o = small(4096);
+    o.context          = 4096;
+    o.max_batch_tokens = 64;
+    o.max_sequences    = 8;
+    o.watermark        = 0;
+    return o;
+}
+
+} // namespace
+
+TEST_CASE("a short prompt does not wait for the whole of a long one, which has half of each step") {
+    Scheduler s(long_prompts());
+    StepPlan  plan;
+    s.add(1, request(2048, 4, 10'000));
+    run_step(s, plan);
+    CHECK(plan.n_tokens() == 64);
+    s.add(2, request(20, 4, 20'000));
+    CHECK(steps_to_first_token(s, 2, plan) == 1);
+    CHECK(plan.n_tokens() == 64); // the rest is the long one's
+    CHECK(plan.token_start == std::vector<std::int32_t>{0, 44, 64});
+    // While short ones keep coming it has half of each step, and all of what they leave.
+    RequestId id = 2;
+    int       n  = 0;
+    for (; s.find(1) && !s.find(1)->prompt_done; n++) {
+        for (int i = 0; i < 2; i++, id++) s.add(id + 1, request(40, 1, Token(30'000 + 100 * id)));
+        const int before = s.find(1)->sequences[0]->n_computed;
+        run_step(s, plan);
+        if (!s.find(1) || s.find(1)->prompt_done) break;
+        CHECK(s.find(1)->sequences[0]->n_computed - before >= 28); // but what decodes
+        REQUIRE(n < 100);
+    }
+    CHECK(n < 72);
+}
+
+TEST_CASE("of the prompts in a step the oldest has half, the shortest the other half; what one leaves is the others'") {
+    Scheduler s(long_prompts());
+    StepPlan  plan;
+    const auto computed = [&](RequestId id) { return s.find(id)->sequences[0]->n_computed; };
+    s.add(1, request(1000, 1, 10'000));
+    s.add(2, request(900, 1, 20'000));
+    s.add(3, request(500, 1, 30'000));
+    run_step(s, plan);
+    CHECK(plan.n_tokens() == 64);
+    CHECK(computed(1) == 32);
+    CHECK(computed(2) == 0);
+    CHECK(computed(3) == 32);
+    s.remove(1);
+    run_step(s, plan);
+    CHECK(plan.n_tokens() == 64);
+    CHECK(computed(2) > 30);
+    CHECK(computed(3) > 60);
+    // The more urgent before the shorter.
+    Request urgent  = request(600, 1, 40'000);
+    urgent.priority = -1;
+    s.add(4, urgent);
+    run_step(s, plan);
+    CHECK(computed(4) >= 60);
+    // One prompt alone has all of a step.
+    for (RequestId id : {2, 3}) s.remove(id);
+    const int before = computed(4);
+    run_step(s, plan);
+    CHECK(computed(4) == before + 64);
+}
+
+TEST_CASE("few prompts are begun before the one that came first is through") {
+    Scheduler s(long_prompts());
+    StepPlan  plan;
+    for (RequestId id = 1; id <= 8; id++) s.add(id, request(400, 1, Token(1000 * id)));
+    run_step(s, plan);
+    CHECK(s.n_running() == 4); // their blocks are taken, so there are not more
+    CHECK(run_all(s).size() == 8);
+}
+
+// -- windows: what no layer sees any more has no block, neither when it is computed again
+
+TEST_CASE("a prompt that is longer than the pool runs in chunks where its window fits, and comes back after a preemption") {
+    SchedulerOptions o = small(7); // 28 tokens
+    o.context          = 256;
+    o.window           = 12;
+    o.n_swap           = 0;
+    o.prefix_cache     = GENERATE(true, false);
+    Scheduler s(o);
+    StepPlan  plan;
+    Request   low = request(100, 60, 1000);
+    low.priority  = 5;
+    REQUIRE(s.check_request(low));
+    s.add(1, low);
+    CHECK(steps_to_first_token(s, 1, plan) < 30);
+    for (int i = 0; i < 20; i++) run_step(s, plan);
+    Request high = request(23, 5, 2000); // with its answer the whole pool
+    s.add(2, high);
+    run_step(s, plan);
+    CHECK(s.stats().priority_preemptions == 1);
+    CHECK(s.n_running() == 1);
+    CHECK(run_all(s) == std::vector<RequestId>{2, 1});
+    CHECK(s.stats().recomputations == 1);
+    // The window has to fit.
+    o.n_blocks = 3;
+    CHECK_FALSE(Scheduler(o).check_request(request(100, 60)));
+    o.n_blocks = 4;
+    CHECK(Scheduler(o).check_request(request(100, 60)));
+    Request pin = request(100, 60);
+    pin.pin     = true; // is kept whole
+    CHECK_FALSE(Scheduler(o).check_request(pin));
 }

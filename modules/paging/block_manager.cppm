@@ -60,8 +60,18 @@ public:
     // would stay free. With `read_cache`, cached blocks with the same beginning are shared, and a block that matches only in
     // part is copied. The last token is always left to compute, because its logits are needed.
     bool allocate(TableId table, std::span<const Token> tokens, int keep_free = 0, bool read_cache = true);
-    // Most blocks that allocate() would take from the free list.
-    int blocks_to_allocate(const CacheNamespace& space, std::span<const Token> tokens) const;
+    // Blocks that allocate() takes from the free list for the sequences of one request together, one after the other. As in all
+    // functions with `closing`: once these tables are closed, and nothing else has changed.
+    int blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                           std::span<const TableId> closing = {}) const;
+    int blocks_to_allocate(const CacheNamespace& space, std::span<const Token> tokens) const {
+        return blocks_to_allocate(space, std::array{tokens});
+    }
+    int n_free(std::span<const TableId> closing) const;
+    // Sliding windows: a table that holds a beginning of `tokens` gets the blocks before `end`, as allocate() would; those that lie
+    // behind the window of the first position that is not written yet, of those from `from` on, are given back as it goes. It ends
+    // earlier where no block is free. Returns that position.
+    int grow(TableId table, std::span<const Token> tokens, int from, int end, int window, bool read_cache = true);
     // The first position, of n_tokens known tokens and at or after `from`, that the sequence has to compute itself. Tokens that
     // others have written, or write in this step, are skipped, but never the last token.
     int next_unwritten(TableId table, int from, int n_tokens) const;
@@ -71,8 +81,9 @@ public:
     // True if the last token's slot is in a block that is in flight, which cannot be copied yet.
     bool must_wait(TableId table, int n_tokens) const;
     // Slots for all `writes`, or for none (false): appends blocks as needed and replaces a shared block by a copy
-    // (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place.
-    bool allocate_slots(std::span<const Write> writes);
+    // (copy-on-write). Of n sharers the first n - 1 copy, the last one writes in place. `may_copy` false: nor where that takes a copy.
+    bool allocate_slots(std::span<const Write> writes, bool may_copy = true);
+    int  blocks_to_write(std::span<const Write> writes) const; // most that allocate_slots() takes from the free list
     bool allocate_slots(TableId table, int first, int n) { return allocate_slots(std::array{Write{table, first, n}}); }
     // This step will write those positions; sequences scheduled later in the step can rely on it.
     void will_write(const Write& write);
@@ -102,7 +113,8 @@ public:
 
     // False, with nothing changed, if the swap pool has too few free blocks.
     bool swap_out(std::span<const TableId> tables);
-    int  blocks_to_swap_in(std::span<const TableId> tables) const; // most that swap_in() takes from the free list
+    // Most blocks that swap_in() takes from the free list.
+    int blocks_to_swap_in(std::span<const TableId> tables, std::span<const TableId> closing = {}) const;
     // The physical blocks differ from before; blocks that are still in the prefix cache are shared instead of copied.
     bool swap_in(std::span<const TableId> tables, int keep_free = 0);
     bool is_swapped(TableId table) const { return table_at(table).swapped; }
@@ -110,6 +122,7 @@ public:
     std::span<const BlockId> blocks(
         TableId table) const; // of the swap pool while swapped; the first ones may be released_block
     int n_released(TableId table) const { return table_at(table).n_released; }
+    int n_found(TableId table) const { return table_at(table).n_found; } // leading blocks that allocate() did not have to take
     int slot(TableId table, int position) const; // block * block_size + offset
     int distinct_blocks(std::span<const TableId> tables) const;
 
@@ -133,6 +146,7 @@ private:
         std::vector<BlockId> blocks;
         CacheNamespace       space;
         int                  n_released   = 0;  // leading entries that are released_block
+        int                  n_found      = 0;  // see n_found()
         int                  n_hashed     = 0;  // leading full blocks whose hashes are in the chain
         int                  copied_until = 0;  // position up to which a copied block came filled
         BlockId              placed       = -1; // the first block, where the table is contiguous
@@ -151,10 +165,20 @@ private:
     const Table& table_at(TableId table) const;
     BlockId      take_block();
     BlockId      take_block(const Table& table);
+    bool         take_known(Table& table, std::span<const Token> tokens);
     void         release(BlockId block);
     void         release_swap(BlockId block);
     bool         needs_copy(BlockId block, int n_leaving) const;
+    bool         can_evict(BlockId block, int n_leaving) const;
     BlockId      resident(BlockId swapped) const;
+    void         count_leaving(std::span<const TableId> closing) const;
+    void         forget_leaving() const;
+    bool         is_free_now(BlockId block) const; // or would be, without the tables that were counted as leaving
+    struct SlotCount {
+        int fresh = 0, avoidable = 0; // blocks; avoidable: copies of what only the prefix cache could find
+        int copies = 0;
+    };
+    SlotCount count_slots(std::span<const Write> writes) const;
 
     BlockPool                 pool_, swap_; // on the device; in host memory
     PrefixCache               cache_;       // of pool_
@@ -163,13 +187,12 @@ private:
     std::vector<Table>        tables_;
     std::vector<TableId>      closed_tables_; // to be used again, with the memory of their vectors
     BlockMoves                moves_;         // pending
-    // Scratch, [n_blocks or n_swap] by block: when distinct_blocks() saw it last; how many sharers allocate_slots() has counted
-    // that leave it for a copy; where a swap at hand moves it, or -1.
-    mutable std::vector<int>  seen_;
-    mutable int               now_ = 0;
-    std::vector<int>          leaving_;
-    std::vector<BlockId>      destination_;
-    std::vector<BlockId>      touched_; // the blocks to reset in one of these
+    // Scratch, [n_blocks or n_swap] by block.
+    mutable std::vector<int>     seen_; // when a count met it last
+    mutable int                  now_ = 0;
+    mutable std::vector<int>     leaving_;     // how many of its sharers a count takes for gone
+    std::vector<BlockId>         destination_; // where a swap at hand moves it, or -1
+    mutable std::vector<BlockId> touched_;     // the blocks to reset in one of the last two
     std::vector<MemoryEvent>* log_ = nullptr;
 };
 
@@ -241,14 +264,67 @@ TableId BlockManager::open_table(const CacheNamespace& space) {
     table.in_use   = true;
     table.hashable = true;
     table.placed   = -1;
-    table.n_hashed = table.copied_until = table.n_released = 0;
-    table.prefix                                           = {chain_root(space)};
+    table.n_hashed = table.copied_until = table.n_released = table.n_found = 0;
+    table.prefix                                                           = {chain_root(space)};
     return id;
 }
 
-int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<const Token> tokens) const {
-    const CacheHit hit = cache_.match(space, tokens);
-    return blocks_for(int(tokens.size())) - hit.n_blocks + hit.n_free;
+void BlockManager::count_leaving(std::span<const TableId> closing) const {
+    for (TableId id : closing) {
+        if (table_at(id).swapped) continue;
+        for (BlockId block : held(table_at(id)))
+            if (leaving_[std::size_t(block)]++ == 0) touched_.push_back(block);
+    }
+}
+
+void BlockManager::forget_leaving() const {
+    for (BlockId block : touched_) leaving_[std::size_t(block)] = 0;
+    touched_.clear();
+}
+
+bool BlockManager::is_free_now(BlockId block) const {
+    const int n_leaving = leaving_[std::size_t(block)];
+    return pool_.is_free(block) || (n_leaving > 0 && n_leaving == pool_.ref_count(block));
+}
+
+int BlockManager::n_free(std::span<const TableId> closing) const {
+    count_leaving(closing);
+    int n = pool_.n_free();
+    for (BlockId block : touched_) n += is_free_now(block);
+    forget_leaving();
+    return n;
+}
+
+int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
+                                     std::span<const TableId> closing) const {
+    count_leaving(closing);
+    now_++;
+    const auto size = std::size_t(block_size());
+    int        n    = 0;
+    for (std::size_t i = 0; i < sequences.size(); i++) {
+        const std::span<const Token> tokens = sequences[i];
+        std::size_t                  shared = 0; // whole blocks with one of the sequences before it
+        for (std::span<const Token> other : sequences.first(i)) {
+            const auto same = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
+            shared          = std::max(shared, std::size_t(same) / size);
+        }
+        Prefix      parent{chain_root(space)};
+        std::size_t found = 0;
+        for (; (found + 1) * size <= tokens.size(); found++) {
+            const std::span<const Token> want = tokens.subspan(found * size, size);
+            const BlockId                here = cache_.find(cache_.hash_of(parent, want));
+            if (here < 0 || !cache_.holds(here, parent, space, want)) break;
+            if ((found + 1) * size == tokens.size() && pool_.state(here) == HashState::cached) { // as in match()
+                shared = std::min(shared, found);
+                break;
+            }
+            n += is_free_now(here) && std::exchange(seen_[std::size_t(here)], now_) != now_;
+            parent = cache_.prefix_of(here);
+        }
+        n += blocks_for(int(tokens.size())) - int(std::max(found, shared));
+    }
+    forget_leaving();
+    return n;
 }
 
 bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_free, bool read_cache) {
@@ -263,6 +339,7 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
 
     const auto size = std::size_t(block_size());
     const auto full = tokens.size() / size;
+    table.n_found   = hit.n_blocks;
     table.blocks.reserve(std::size_t(blocks_for(int(tokens.size()))));
     for (std::size_t i = 0; i < full && read_cache; i++) {
         const std::span<const Token> want = tokens.subspan(i * size, size);
@@ -294,6 +371,56 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
         table.copied_until = hit.n_blocks * block_size() + hit.n_partial_tokens;
     }
     return true;
+}
+
+// The next block of a table, which is full with `tokens`: one that holds the same, or that another sequence will write, if there is
+// any, else a free one, which others can find from now on. False: there is none.
+bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
+    const auto size = std::size_t(block_size()), i = table.blocks.size();
+    const auto want = tokens.subspan(i * size, size);
+    const auto hash = cache_.hash_of(table.prefix, want);
+    const auto holds = [&](BlockId here) { return cache_.holds(here, table.prefix, table.space, want); };
+    BlockId    here  = cache_.find(hash);
+    // The last token is computed, because its logits are needed.
+    const bool is_end = (i + 1) * size == tokens.size();
+    if (here >= 0 && holds(here) && !(is_end && pool_.state(here) == HashState::cached)) {
+        pool_.acquire(here);
+        table.blocks.push_back(here);
+    } else {
+        if (n_free() == 0) return false;
+        table.blocks.push_back(take_block());
+        here = cache_.find(hash);                            // taking a block may have evicted it,
+        if (!cache_.is_known(table.prefix)) return true;     // or what stands before it, which the table has given back
+        if (here < 0) {
+            here = table.blocks.back();
+            cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
+        } else if (!holds(here)) {
+            table.hashable = false; // another text with the same hash: whatever follows must not be found by it
+            return true;
+        }
+    }
+    table.prefix = cache_.prefix_of(here);
+    table.n_hashed++;
+    return true;
+}
+
+int BlockManager::grow(TableId id, std::span<const Token> tokens, int from, int end, int window, bool read_cache) {
+    Table&     table = table_at(id);
+    const auto held_to = [&] { return int(table.blocks.size()) * block_size(); };
+    check(end <= int(tokens.size()), "a table was grown past the end");
+    for (;;) {
+        if (read_cache) from = next_unwritten(id, from, std::min(held_to() + 1, int(tokens.size())));
+        release_before(id, from - window + 1);
+        if (held_to() >= end) return from;
+        const bool known = read_cache && table.hashable && table.n_hashed == int(table.blocks.size()) &&
+                           held_to() + block_size() <= int(tokens.size()) && cache_.is_known(table.prefix);
+        if (known) {
+            if (!take_known(table, tokens)) return from;
+        } else {
+            if (n_free() == 0) return from;
+            table.blocks.push_back(take_block());
+        }
+    }
 }
 
 int BlockManager::next_unwritten(TableId id, int from, int n_tokens) const {
@@ -334,35 +461,48 @@ bool BlockManager::needs_copy(BlockId id, int n_leaving) const {
     return state == HashState::cached || (state == HashState::none && pool_.ref_count(id) - n_leaving > 1);
 }
 
-bool BlockManager::allocate_slots(std::span<const Write> writes) {
-    // Count first, as the writes would happen: each copy takes a sharer away from its block.
-    int        fresh = 0, avoidable = 0;
-    const auto each_entry = [&](const Write& w, std::vector<BlockId>& entries, auto&& body) {
-        const int end = std::min(blocks_for(w.first + w.n), int(entries.size()));
-        for (int i = w.first / block_size(); i < end; i++) body(entries[std::size_t(i)]);
-    };
-    // Found by nobody but through the prefix cache, which may lose it where there is no room for a copy.
-    const auto can_evict = [&](BlockId id, int n_leaving) {
-        return pool_.ref_count(id) - n_leaving == 1 && pins_[std::size_t(id)] == 0;
-    };
+// Found by nobody but through the prefix cache, which may lose it where there is no room for a copy.
+bool BlockManager::can_evict(BlockId id, int n_leaving) const {
+    return pool_.ref_count(id) - n_leaving == 1 && pins_[std::size_t(id)] == 0;
+}
+
+template <class Body>
+void each_entry(const Write& w, int block_size, auto& entries, Body&& body) {
+    const int end = std::min((w.first + w.n + block_size - 1) / block_size, int(entries.size()));
+    for (int i = w.first / block_size; i < end; i++) body(entries[std::size_t(i)]);
+}
+
+// As the writes would happen: each copy takes a sharer away from its block.
+BlockManager::SlotCount BlockManager::count_slots(std::span<const Write> writes) const {
+    SlotCount count;
     for (const Write& w : writes) {
-        std::vector<BlockId>& entries = table_at(w.table).blocks;
-        each_entry(w, entries, [&](BlockId id) {
+        const std::vector<BlockId>& entries = table_at(w.table).blocks;
+        each_entry(w, block_size(), entries, [&](BlockId id) {
             int& n_leaving = leaving_[std::size_t(id)];
             if (!needs_copy(id, n_leaving)) return;
-            (can_evict(id, n_leaving) ? avoidable : fresh)++;
+            (can_evict(id, n_leaving) ? count.avoidable : count.fresh)++;
+            count.copies++;
             n_leaving++;
             touched_.push_back(id);
         });
-        fresh += std::max(blocks_for(w.first + w.n) - int(entries.size()), 0);
+        count.fresh += std::max(blocks_for(w.first + w.n) - int(entries.size()), 0);
     }
-    for (BlockId id : touched_) leaving_[std::size_t(id)] = 0;
-    touched_.clear();
-    if (fresh > n_free()) return false;
+    forget_leaving();
+    return count;
+}
+
+int BlockManager::blocks_to_write(std::span<const Write> writes) const {
+    const SlotCount count = count_slots(writes);
+    return count.fresh + count.avoidable;
+}
+
+bool BlockManager::allocate_slots(std::span<const Write> writes, bool may_copy) {
+    const auto [fresh, avoidable, copies] = count_slots(writes);
+    if (fresh > n_free() || (copies > 0 && !may_copy)) return false;
     const bool in_place = fresh + avoidable > n_free();
     for (const Write& w : writes) {
         Table& table = table_at(w.table);
-        each_entry(w, table.blocks, [&](BlockId& entry) {
+        each_entry(w, block_size(), table.blocks, [&](BlockId& entry) {
             if (!needs_copy(entry, 0)) return;
             table.copied_until = w.first; // what stands before is there, in the copy as well
             if (in_place && can_evict(entry, 0)) {
@@ -545,15 +685,17 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
     return true;
 }
 
-int BlockManager::blocks_to_swap_in(std::span<const TableId> tables) const {
+int BlockManager::blocks_to_swap_in(std::span<const TableId> tables, std::span<const TableId> closing) const {
+    count_leaving(closing);
     now_++;
     int n = 0;
     for (TableId id : tables)
         for (BlockId entry : held(table_at(id))) {
             if (std::exchange(seen_[std::size_t(entry)], now_) == now_) continue;
             const BlockId here = resident(entry);
-            n += here < 0 || pool_.is_free(here);
+            n += here < 0 || is_free_now(here);
         }
+    forget_leaving();
     return n;
 }
 

@@ -1,10 +1,11 @@
-// quire.schedule.chunks: how many tokens of each sequence of a request run in a step. Owns nothing.
+// quire.schedule.chunks: how the tokens of a step are shared among the requests, and how many of each sequence run. Owns nothing.
 export module quire.schedule.chunks;
 
 import quire.core.base;
 import quire.core.std;
 import quire.paging.block_manager;
 import quire.schedule.batch;
+import quire.schedule.request;
 import quire.schedule.sequence;
 
 export namespace quire {
@@ -12,8 +13,21 @@ export namespace quire {
 // What is left of a step.
 struct StepBudget {
     int tokens = 0, logit_rows = 0;
-    int others = 0; // sequences of later groups, each of which needs a token
+    int others = 0, other_rows = 0; // of these, what is kept for later groups
 };
+
+// What a group can run in a step.
+struct Claim {
+    SequenceGroup* group  = nullptr;
+    int            tokens = 0;     // at least one for each sequence
+    bool           prompt = false; // more than the next tokens: a prompt, or what is computed again
+};
+Claim claim_of(SequenceGroup& group, const BlockManager& blocks);
+
+// Sets each group's `share` of the `tokens` of a step; together at most these. First the next tokens of what decodes. Half of the rest
+// goes to prompts in the order of their keys, so that the first one gets on whatever comes after it; the other half to the most
+// urgent and shortest first, so that a short prompt does not wait for the whole of a long one. What one half leaves is the other's.
+void share_step(std::span<Claim> claims, int tokens);
 
 // Appends what the group's sequences do in this step, and takes it out of the budget. `whole_prompts`: a prompt runs in one step or
 // not at all.
@@ -26,6 +40,51 @@ module :private;
 
 namespace quire {
 
+int tokens_with_slots(const Sequence& s, const BlockManager& blocks) {
+    return int(blocks.blocks(s.table).size()) * blocks.block_size();
+}
+
+Claim claim_of(SequenceGroup& group, const BlockManager& blocks) {
+    Claim      claim{&group, 0, false};
+    const bool all_rows = group.request.wants_all_rows() && !group.prompt_done;
+    for (const auto& s : group.sequences) {
+        const int n    = std::min(int(s->tokens.size()), tokens_with_slots(*s, blocks));
+        int       from = s->n_computed;
+        if (n <= from) continue; // it waits for another one of its group
+        // Blocks that were found are written by others, unless these leave.
+        if (!all_rows)
+            from = std::min(std::max(blocks.next_unwritten(s->table, from, n), blocks.n_found(s->table) * blocks.block_size()),
+                            n - 1);
+        claim.tokens += n - from;
+        claim.prompt = claim.prompt || int(s->tokens.size()) - from > s->n_new;
+    }
+    return claim;
+}
+
+void share_step(std::span<Claim> claims, int tokens) {
+    const auto give = [&](Claim& c, int n) {
+        n = std::clamp(n, 0, c.tokens);
+        c.group->share += n;
+        c.tokens -= n;
+        tokens -= n;
+        return n;
+    };
+    bool prompts = false;
+    for (Claim& c : claims) c.group->share = 0, prompts = prompts || c.prompt;
+    if (prompts) std::ranges::sort(claims, {}, [](const Claim& c) { return c.group->key; }); // some were admitted in this step
+    for (Claim& c : claims)
+        if (!c.prompt) give(c, int(c.group->sequences.size())); // there is one for each
+    for (Claim& c : claims)
+        if (!c.prompt) give(c, tokens); // forced tokens
+    int half = tokens - tokens / 2;
+    for (Claim& c : claims)
+        if (c.prompt) half -= give(c, half);
+    if (tokens == 0) return;
+    std::ranges::sort(claims, {}, [](const Claim& c) { return std::tuple(c.group->request.priority, c.tokens, c.group->key); });
+    for (Claim& c : claims)
+        if (c.prompt) give(c, tokens);
+}
+
 // Chunked prefill and decode: each sequence runs as many tokens as the budget allows, except the last one. The last tokens of a
 // group run in one step, once only these remain, because beams are compared with one another.
 void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prompts, StepBudget& budget,
@@ -35,25 +94,25 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
     const bool        all_rows   = group.request.wants_all_rows() && !group.prompt_done;
     bool              last       = true;
     for (const auto& s : group.sequences) {
-        const int n = int(s->tokens.size());
+        const int n = int(s->tokens.size()), have = std::min(n, tokens_with_slots(*s, blocks));
         if (!all_rows) {
-            const int next = blocks.next_unwritten(s->table, s->n_computed, n);
+            const int next = blocks.next_unwritten(s->table, s->n_computed, std::min(n, have + 1));
             if (!group.prompt_done && group.n_preempted == 0) group.n_cached += next - s->n_computed;
             s->n_computed = next;
         }
-        int take = std::min(n - 1 - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
-        if (all_rows) take = std::min(take, budget.logit_rows - budget.others - (own > 1 ? own : 0));
+        int take = std::min(std::min(n - 1, have) - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
+        if (all_rows) take = std::min(take, budget.logit_rows - budget.other_rows - (own > 1 ? own : 0));
         take = std::max(take, 0);
         if (whole_prompts && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
-                              budget.logit_rows - (all_rows ? take : 0) - budget.others < 1))
+                              budget.logit_rows - (all_rows ? take : 0) - budget.other_rows < 1))
             take = 0, last = false;
         items.push_back({&group, s.get(), s->n_computed, take, 0, all_rows ? take : 0, false});
         blocks.will_write({s->table, s->n_computed, take});
         budget.tokens -= take;
         budget.logit_rows -= all_rows ? take : 0;
-        last = last && s->n_computed + take + 1 == n && !blocks.must_wait(s->table, n);
+        last = last && s->n_computed + take + 1 == n && have == n && !blocks.must_wait(s->table, n);
     }
-    last = last && budget.tokens - budget.others >= own && budget.logit_rows - budget.others >= own;
+    last = last && budget.tokens - budget.others >= own && budget.logit_rows - budget.other_rows >= own;
     for (std::size_t i = first_item; i < items.size() && last; i++) {
         Scheduled& item = items[i];
         item.n_tokens++;

@@ -9,7 +9,11 @@ export namespace quire {
 
 struct RequestBounds {
     int context = 0, max_sequences = 0, n_blocks = 0, block_size = 0;
+    int window = 0; // a sequence gives back what lies behind so many positions; 0: nothing
 };
+
+// Blocks that a sequence of n_tokens holds at any one time, at most.
+int blocks_at_once(int n_tokens, int block_size, int window);
 
 // Error: why the request can never run.
 Result<void> check_request(const Request& request, const RequestBounds& bounds);
@@ -22,15 +26,23 @@ module :private;
 
 namespace quire {
 
-// The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token.
-int blocks_needed(const Request& request, int block_size) {
+// A block's first position sees window - 1 positions in the blocks before it.
+int blocks_at_once(int n_tokens, int block_size, int window) {
+    const int all = (n_tokens + block_size - 1) / block_size;
+    return window > 0 ? std::min(all, (window - 1 + block_size - 1) / block_size + 1) : all;
+}
+
+// The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token. A pinned prompt is kept
+// whole.
+int blocks_needed(const Request& request, const RequestBounds& b) {
     const int n = int(request.prompt.size());
-    return request.generates() ? n / block_size + request.width() : (n + block_size - 1) / block_size;
+    return blocks_at_once(n + (request.generates() ? 1 : 0), b.block_size, request.pin ? 0 : b.window) +
+           (request.generates() ? request.width() - 1 : 0);
 }
 
 std::string too_large(const Request& request, const RequestBounds& b, int available) {
     const int width = request.generates() ? request.width() : 0;
-    return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b.block_size),
+    return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b),
                " blocks of ", b.block_size,
                width > 1    ? cat(" with the first token of ", width, " sequences")
                : width == 1 ? std::string(" with the token to generate")
@@ -49,7 +61,7 @@ Result<void> check_request(const Request& request, const RequestBounds& b) {
     if (request.width() > b.max_sequences)
         return fail_with(ErrorKind::limit, "the request needs ", request.width(), " sequences at once; ",
                          b.max_sequences, " can run");
-    if (blocks_needed(request, b.block_size) > b.n_blocks)
+    if (blocks_needed(request, b) > b.n_blocks)
         return fail_with(ErrorKind::limit, too_large(request, b, b.n_blocks));
     return {};
 }

@@ -135,22 +135,30 @@ private:
     using Group = std::unique_ptr<SequenceGroup>;
 
     void          preempt_for_priority();
-    bool          fits(SequenceGroup& group);
+    bool          fits(SequenceGroup& group, std::size_t n_staying);
+    int           blocks_to_admit(SequenceGroup& group, std::span<const TableId> closing = {}, bool alone = false);
+    int           blocks_for_step(std::size_t n_groups);
+    int           tokens_at_once(const SequenceGroup& group) const;
+    bool          is_whole(const Sequence& sequence) const;
+    bool          grow(SequenceGroup& group);
+    int           window() const { return options_.whole_prompts || reservations_ ? 0 : options_.window; }
     bool          admit(SequenceGroup& group, int keep_free);
-    bool          admit_next(StepBudget& budget);
+    bool          may_admit() const;
+    bool          admit_next();
+    void          claim(SequenceGroup& group);
+    void          run_shares();
     void          preempt_last();
     void          shift_full();
     void          shift(std::size_t i);
     void          to_queue(std::size_t i);
     bool          allocate_slots(SequenceGroup& group);
-    void          schedule_group(SequenceGroup& group, StepBudget& budget);
     bool          ends_by_length(const SequenceGroup& group, const Sequence& sequence, int n_more) const;
     bool          must_shift(const SequenceGroup& group, int n_tokens) const;
     bool          queue_waits() const;
     void          end(SequenceGroup& group, FinishReason reason, std::string message = {});
     void          measure_sharing(SequenceGroup& group);
     void          log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
-    int           blocks_to_keep_free(const SequenceGroup& group) const;
+    int           blocks_to_keep_free(const SequenceGroup& group, std::size_t n_running) const;
     int           watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
     RequestBounds bounds() const;
 
@@ -163,7 +171,11 @@ private:
     std::unordered_map<RequestId, SequenceGroup*> index_;
     std::vector<Scheduled>                        scheduled_;
     std::vector<Scheduled>                        next_;   // prepared
-    std::vector<Write>                            writes_; // scratch
+    std::vector<Write>                            writes_; // scratch, and these two
+    std::vector<TableId>                          closing_;
+    std::vector<std::span<const Token>>           texts_;
+    std::vector<Claim>                            claims_; // of the step at hand
+    int                                           claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0; // together; of these, prompts
     std::vector<Ended>                            ended_;
     PreemptionCosts                               costs_;
     SchedulerStats                                stats_;
@@ -192,6 +204,7 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     check(options.max_logit_rows >= options.max_sequences, "fewer rows of logits than running sequences");
     check(options.max_batch_tokens >= options.max_sequences, "a step has to hold a token of each running sequence");
     for (auto* items : {&scheduled_, &next_}) items->reserve(std::size_t(options.max_sequences));
+    claims_.reserve(std::size_t(options.max_sequences));
     writes_.reserve(std::size_t(options.max_sequences));
     running_.reserve(std::size_t(options.max_sequences));
     limit_step(options.max_batch_tokens);
@@ -206,7 +219,7 @@ Scheduler::~Scheduler() = default;
 // -- requests come and go
 
 RequestBounds Scheduler::bounds() const {
-    return {options_.context, options_.max_sequences, blocks_.n_blocks(), options_.block_size};
+    return {options_.context, options_.max_sequences, blocks_.n_blocks(), options_.block_size, window()};
 }
 
 Result<void> Scheduler::check_request(const Request& request) const {
@@ -393,37 +406,137 @@ void Scheduler::shift_full() {
 void Scheduler::preempt_for_priority() {
     if (queue_.empty() || running_.empty() || reservations_) return;
     SequenceGroup& head = *queue_.begin()->second;
-    if (!can_preempt(head, *running_.back()) || fits(head)) return;
-    int         width = options_.max_sequences - n_sequences_, blocks = blocks_.n_free();
+    if (!can_preempt(head, *running_.back()) || fits(head, running_.size())) return;
     std::size_t first = running_.size();
-    while (first > 0 && can_preempt(head, *running_[first - 1])) {
-        first--;
-        width += running_[first]->request.width();
-        blocks += blocks_.distinct_blocks(running_[first]->block_tables());
-    }
-    const int need = head.status == GroupStatus::swapped
-                         ? blocks_.blocks_to_swap_in(head.block_tables())
-                         : blocks_.blocks_to_allocate(head.space, head.sequences[0]->tokens);
-    if (width < head.request.width() || blocks < need) return;
-    while (running_.size() > first && !fits(head)) {
+    while (first > 0 && can_preempt(head, *running_[first - 1])) first--;
+    if (!fits(head, first)) return; // nobody gives way for nothing
+    while (running_.size() > first && !fits(head, running_.size())) {
         running_.back()->n_priority_preempted++;
         stats_.priority_preemptions++;
         preempt_last();
     }
 }
 
-// Blocks that an admission must leave free: the watermark, and one for the next token of each sequence of the group.
-int Scheduler::blocks_to_keep_free(const SequenceGroup& group) const {
-    return watermark() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
+// Where every row of the prompt is wanted, all of it is computed.
+bool reads_cache(const SequenceGroup& group) { return !group.request.wants_all_rows() || group.prompt_done; }
+
+// Blocks that an admission beside the first running groups must leave free: the watermark, one for the next token of each sequence of
+// the group, and what the others will take until they have got as far as their windows.
+int Scheduler::blocks_to_keep_free(const SequenceGroup& group, std::size_t n_running) const {
+    int n = watermark() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
+    for (std::size_t i = 0; i < n_running && window() > 0; i++)
+        for (const auto& s : running_[i]->sequences)
+            if (!is_whole(*s))
+                n += std::max(blocks_.blocks_for(tokens_at_once(*running_[i])) + 1 -
+                                  (int(blocks_.blocks(s->table).size()) - blocks_.n_released(s->table)),
+                              0);
+    return n;
 }
 
-bool Scheduler::fits(SequenceGroup& group) {
-    if (n_sequences_ + group.request.width() > options_.max_sequences) return false;
-    int need = running_.empty() ? 0 : blocks_to_keep_free(group);
-    if (group.status == GroupStatus::swapped) need += blocks_.blocks_to_swap_in(group.block_tables());
-    else
-        for (const auto& s : group.sequences) need += blocks_.blocks_to_allocate(group.space, s->tokens);
-    return need <= blocks_.n_free();
+// Whether a group that waits can be admitted in this step, once the running ones behind the first n_staying have given up theirs.
+bool Scheduler::fits(SequenceGroup& group, std::size_t n_staying) {
+    int width = group.request.width();
+    for (std::size_t i = 0; i < n_staying; i++) width += running_[i]->request.width();
+    if (width > options_.max_sequences) return false;
+    closing_.clear();
+    for (std::size_t i = n_staying; i < running_.size(); i++)
+        for (TableId table : running_[i]->block_tables()) closing_.push_back(table);
+    const int keep = n_staying == 0 ? 0 : blocks_to_keep_free(group, n_staying) + blocks_for_step(n_staying);
+    return blocks_to_admit(group, closing_, n_staying == 0) + keep <= blocks_.n_free(closing_);
+}
+
+// What admit() takes from the free list, or must be there for the sequences to come through. Alone a group does with less.
+int Scheduler::blocks_to_admit(SequenceGroup& group, std::span<const TableId> closing, bool alone) {
+    if (group.status == GroupStatus::swapped) return blocks_.blocks_to_swap_in(group.block_tables(), closing);
+    const int  n = int(group.sequences[0]->tokens.size()), most = tokens_at_once(group);
+    const bool pieces = alone && !group.request.pin;
+    const int  least  = pieces ? blocks_at_once(n, options_.block_size, window()) : std::numeric_limits<int>::max();
+    if (most < n) return std::min({blocks_.blocks_for(most) + int(group.sequences.size()), blocks_.n_blocks(), least});
+    if (!reads_cache(group)) return std::min(blocks_.blocks_for(n), least);
+    texts_.clear();
+    for (const auto& s : group.sequences) texts_.push_back(s->tokens);
+    const int all = blocks_.blocks_to_allocate(group.space, texts_, closing);
+    return window() > 0 && n > window() ? std::min(all, least) : all;
+}
+
+// What the first running groups take for their next tokens, before anybody is admitted.
+int Scheduler::blocks_for_step(std::size_t n_groups) {
+    writes_.clear();
+    for (std::size_t i = 0; i < n_groups; i++)
+        for (const auto& s : running_[i]->sequences)
+            if (is_whole(*s)) writes_.push_back({s->table, int(s->tokens.size()) - s->n_new, s->n_new});
+    return blocks_.blocks_to_write(writes_);
+}
+
+// -- windows: a sequence that is much longer than the window of all layers is computed with no more blocks than it needs at any one
+// time. It gets those of its next tokens in each step, and gives back what lies behind the window after it.
+
+// How many tokens of each of its sequences have blocks at once while they are computed.
+int Scheduler::tokens_at_once(const SequenceGroup& group) const {
+    const int n = int(group.sequences[0]->tokens.size());
+    if (window() == 0 || group.request.pin) return n;
+    const int chunk = std::min(options_.max_batch_tokens, std::max(window(), 256));
+    return n - window() > chunk ? window() + chunk : n;
+}
+
+// Whether a sequence has blocks for all tokens but those that were just appended.
+bool Scheduler::is_whole(const Sequence& s) const {
+    return int(blocks_.blocks(s.table).size()) >= blocks_.blocks_for(int(s.tokens.size()) - s.n_new);
+}
+
+// Whole blocks that a sequence of a group has in common with one before it, the one with which it has most; so far that one is computed
+// for both. Not the last token.
+std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std::size_t i, int block_size) {
+    const std::vector<Token>& tokens = group.sequences[i]->tokens;
+    const Sequence*           with   = nullptr;
+    int                       most   = 0;
+    for (std::size_t j = 0; j < i; j++) {
+        const std::vector<Token>& other = group.sequences[j]->tokens;
+        const auto same = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
+        const int  n    = std::min(int(same), int(std::min(tokens.size(), other.size())) - 1) / block_size * block_size;
+        if (n > most) with = group.sequences[j].get(), most = n;
+    }
+    return {with, most};
+}
+
+// Blocks for the next tokens of a group whose sequences do not have all; false: there is none for any of them. The sequences go on
+// side by side, a block at a time, so that what they share is there for all; what they have in common is computed once, then forked.
+bool Scheduler::grow(SequenceGroup& group) {
+    const int size = options_.block_size, chunk = tokens_at_once(group) - window(), n = int(group.sequences[0]->tokens.size());
+    int       end = n, computed = n;
+    for (std::size_t i = 0; i < group.sequences.size(); i++) {
+        Sequence& s = *group.sequences[i];
+        s.growing   = true;
+        if (i > 0 && s.n_computed == 0 && blocks_.blocks(s.table).empty()) {
+            const auto [other, common] = common_beginning(group, i, size);
+            if (other && other->n_computed == common) {
+                blocks_.close_table(s.table);
+                s.table      = blocks_.fork_table(other->table);
+                s.n_computed = common;
+            } else if (other && other->n_computed < common) {
+                if (other->growing) end = std::min(end, common);
+                s.growing = false;
+                continue;
+            } // or it is past that, because the one that this was to follow has ended
+        }
+        computed = std::min(computed, s.n_computed);
+    }
+    const int step = std::max(size, chunk / size * size);
+    bool      more = true, runs = false;
+    for (int to = (computed / size + 1) * size; more; to += size) {
+        to   = std::min(to, end);
+        more = to < end;
+        for (auto& s : group.sequences) {
+            if (!s->growing) continue;
+            const int from = blocks_.grow(s->table, s->tokens, s->n_computed, to, window(), reads_cache(group));
+            const int have = int(blocks_.blocks(s->table).size()) * size;
+            if (!group.prompt_done && group.n_preempted == 0) group.n_cached += from - s->n_computed;
+            s->n_computed = from;
+            runs          = runs || std::min(have, n - 1) > from;
+            more          = more && have >= to && to < from + step;
+        }
+    }
+    return runs || std::ranges::all_of(group.sequences, [&](const auto& s) { return is_whole(*s); });
 }
 
 // -- admission
@@ -447,18 +560,22 @@ bool Scheduler::admit(SequenceGroup& group, int keep_free) {
         log(MemoryEventKind::swap_in, group);
         return true;
     }
-    // Every row of the prompt is wanted: compute all of it.
-    const bool read_cache = !group.request.wants_all_rows() || group.prompt_done;
-    // Each further sequence takes at least a block of its own: do not begin what cannot succeed.
-    const int others = int(group.sequences.size()) - 1;
-    if (others > 0 &&
-        blocks_.blocks_to_allocate(group.space, group.sequences[0]->tokens) + others + keep_free > blocks_.n_free())
-        return false;
+    const bool alone = running_.empty();
+    const int  need  = blocks_to_admit(group, {}, alone);
+    if (need + keep_free > blocks_.n_free()) return false;
+    if (tokens_at_once(group) < int(group.sequences[0]->tokens.size()) ||
+        (alone && window() > 0 && blocks_to_admit(group) > blocks_.n_free())) {
+        for (auto& s : group.sequences) s->table = blocks_.open_table(group.space), s->n_new = 1;
+        log(MemoryEventKind::admit, group);
+        return true;
+    }
+    int left = need; // what the sequences take together
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
-        s.table     = blocks_.open_table(group.space);
-        s.n_new     = 1;
-        if (blocks_.allocate(s.table, s.tokens, keep_free, read_cache)) continue;
+        left = group.sequences.size() > 1 ? std::max(left - blocks_.blocks_to_allocate(group.space, s.tokens), 0) : 0;
+        s.table = blocks_.open_table(group.space);
+        s.n_new = 1;
+        if (blocks_.allocate(s.table, s.tokens, keep_free + left, reads_cache(group))) continue;
         for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
         return false;
     }
@@ -466,14 +583,31 @@ bool Scheduler::admit(SequenceGroup& group, int keep_free) {
     return true;
 }
 
+void Scheduler::claim(SequenceGroup& group) {
+    group.ready       = true;
+    Claim&     c      = claims_.emplace_back(claim_of(group, blocks_));
+    const bool rows   = group.request.wants_all_rows() && !group.prompt_done;
+    if (rows && !options_.whole_prompts) c.tokens = std::min(c.tokens, options_.max_logit_rows);
+    claimed_ += c.tokens;
+    claimed_rows_ += rows ? c.tokens : int(group.sequences.size());
+    n_prompts_ += c.prompt;
+}
+
+// Whether the step has tokens for another request: those that run leave some, or few prompts share it, whose blocks are taken
+// before they are computed.
+bool Scheduler::may_admit() const {
+    constexpr int most_prompts = 4;
+    return !queue_.empty() && claimed_rows_ < options_.max_logit_rows &&
+           (claimed_ < step_tokens_ || (n_prompts_ > 0 && n_prompts_ < most_prompts && !options_.whole_prompts));
+}
+
 // Admits the first of the queue, if it can run now; no request overtakes it. So a preempted request resumes before any new one
 // of its priority starts.
-bool Scheduler::admit_next(StepBudget& budget) {
-    if (queue_.empty() || budget.tokens <= 0 || budget.logit_rows <= 0) return false;
+bool Scheduler::admit_next() {
     SequenceGroup& head = *queue_.begin()->second;
     if (n_sequences_ + head.request.width() > options_.max_sequences) return false;
     const bool alone = running_.empty();
-    if (!admit(head, alone ? 0 : blocks_to_keep_free(head))) {
+    if (!admit(head, alone ? 0 : blocks_to_keep_free(head, running_.size()))) {
         if (alone) {
             // No block will ever become free: pins keep them, or it outgrew the pool before it was preempted.
             const bool fresh = head.n_preempted == 0;
@@ -499,7 +633,7 @@ bool Scheduler::admit_next(StepBudget& budget) {
     queue_.erase(queue_.begin());
     const auto at = std::find_if(running_.begin(), running_.end(), [&](const Group& g) { return head.key < g->key; });
     running_.insert(at, std::move(group));
-    if (!head.waits() && allocate_slots(head)) schedule_group(head, budget);
+    if (!head.waits() && allocate_slots(head)) claim(head);
     return true;
 }
 
@@ -509,16 +643,27 @@ bool Scheduler::admit_next(StepBudget& budget) {
 // that is shared may have to be copied now.
 bool Scheduler::allocate_slots(SequenceGroup& group) {
     if (reservations_ && group.sequences.size() > 1) reservations_->place_forks(group, blocks_);
+    const auto whole = [&](const auto& s) { return is_whole(*s); };
+    if (!std::ranges::all_of(group.sequences, whole) && !grow(group)) return false;
     writes_.clear();
     for (const auto& s : group.sequences) {
         const int n = int(s->tokens.size());
-        if (!blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - s->n_new, s->n_new});
+        if (whole(s) && !blocks_.must_wait(s->table, n)) writes_.push_back({s->table, n - s->n_new, s->n_new});
     }
     return blocks_.allocate_slots(writes_);
 }
 
-void Scheduler::schedule_group(SequenceGroup& group, StepBudget& budget) {
-    schedule_chunks(group, blocks_, options_.whole_prompts, budget, scheduled_);
+// Every group that has its slots runs its share, in the order of their keys.
+void Scheduler::run_shares() {
+    share_step(claims_, step_tokens_);
+    StepBudget budget{step_tokens_, options_.max_logit_rows, 0, 0};
+    for (const Group& g : running_)
+        if (g->ready && !options_.whole_prompts) budget.others += g->share, budget.other_rows += int(g->sequences.size());
+    for (const Group& g : running_) {
+        if (!g->ready) continue;
+        if (!options_.whole_prompts) budget.others -= g->share, budget.other_rows -= int(g->sequences.size());
+        schedule_chunks(*g, blocks_, options_.whole_prompts, budget, scheduled_);
+    }
 }
 
 std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
@@ -530,19 +675,18 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     preempt_for_priority();
     shift_full();
 
-    StepBudget budget{step_tokens_, options_.max_logit_rows, 0};
-    for (const Group& g : running_) budget.others += int(g->sequences.size());
+    claims_.clear();
+    claimed_ = claimed_rows_ = n_prompts_ = 0;
+    for (const Group& g : running_) g->ready = false;
     bool preempted = false;
     for (std::size_t i = 0; i < running_.size();) {
         SequenceGroup& group = *running_[i];
         if (group.waits()) {
-            budget.others -= int(group.sequences.size());
             i++;
             continue;
         }
         if (allocate_slots(group)) {
-            budget.others -= int(group.sequences.size());
-            schedule_group(group, budget);
+            claim(group);
             i++;
             continue;
         }
@@ -557,18 +701,20 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
             break;
         }
         preempted = true;
-        budget.others -= int(running_.back()->sequences.size());
         preempt_last();
     }
-    budget.others   = 0;
-    const bool open = !reservations_ || reservations_->joins() || running_.empty();
-    while (!preempted && open && admit_next(budget)) {}
-    if (!queue_.empty() && queue_.begin()->second->id == head && !preempted && budget.tokens > 0 &&
-        budget.logit_rows > 0) { // it was tried, and blocks or sequences were missing
+    const bool open  = !preempted && (!reservations_ || reservations_->joins() || running_.empty());
+    bool       tried = false;
+    while (open && may_admit()) {
+        tried = true;
+        if (!admit_next()) break;
+    }
+    if (tried && !queue_.empty() && queue_.begin()->second->id == head) { // blocks or sequences were missing
         blocked_             = head;
         blocked_n_free_      = blocks_.n_free();
         blocked_n_sequences_ = n_sequences_;
     }
+    run_shares();
 
     plan_items(scheduled_, blocks_, plan);
     blocks_.take_moves(plan.moves);
@@ -609,8 +755,9 @@ bool Scheduler::prepare(StepPlan& plan) {
             writes_.push_back({s->table, position, 1});
         }
     }
-    // Every sequence is in this step, and each gets a slot in the next, without a copy.
-    if (n_running != scheduled_.size() || !blocks_.allocate_slots(writes_) || blocks_.n_copies() > 0) {
+    // Every sequence is in this step, and each gets a slot in the next, without a copy: whose source would not be free until the
+    // step after this one, whatever ends in between.
+    if (n_running != scheduled_.size() || !blocks_.allocate_slots(writes_, false)) {
         next_.clear();
         return false;
     }

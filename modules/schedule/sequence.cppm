@@ -28,6 +28,7 @@ struct Sequence {
     int                n_computed = 0; // leading tokens whose KV is written
     int                n_new = 1; // last tokens that may have no slots yet: the sampled one, and those forced behind it
     TableId            table = -1;          // while it has blocks
+    bool               growing = false;     // scratch of the scheduler: gets blocks in this step
     double             logprob = 0;         // of what was generated, summed, where answers are ranked by it
     std::vector<PositionLogprobs> logprobs; // of each generated token, where the answer is given as a whole
     FinishReason                  finish = FinishReason::none;
@@ -67,6 +68,8 @@ struct SequenceGroup {
     // -- the scheduler's
     QueueKey                               key;
     CacheNamespace                         space;
+    bool                                   ready = false; // for this step: it has its slots
+    int                                    share = 0;     // and may run so many tokens
     std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
     std::vector<TableId>                   tables; // scratch of block_tables()
     std::vector<BlockRun> runs; // where a chunk is reserved for each sequence: these (quire.schedule.reservation)
