@@ -1,7 +1,12 @@
 // KV events for routers: their bytes, batches that are handed out again, and the sockets, seen by a consumer of ZeroMQ's own.
 #include <catch2/catch_test_macros.hpp>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <zmq.h>
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "reference.h"
@@ -293,4 +298,101 @@ TEST_CASE("KV events: consumers that ask and never read, or send no requests, do
     CHECK(receive(monitor).size() == 2); // the event, and from where
     for (void* socket : sockets) zmq_close(socket);
     zmq_ctx_term(context);
+}
+
+namespace {
+
+// A client of ZMTP 3.0 that says what it likes. The endpoint is tcp://127.0.0.1:PORT.
+class RawClient {
+public:
+    RawClient(const std::string& endpoint, const std::string& kind) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+        sockaddr_in to{};
+        to.sin_family      = AF_INET;
+        to.sin_port        = htons(std::uint16_t(std::stoi(endpoint.substr(endpoint.rfind(':') + 1))));
+        to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        const timeval patience{20, 0};
+        for (int option : {SO_RCVTIMEO, SO_SNDTIMEO})
+            setsockopt(socket_, SOL_SOCKET, option, &patience, sizeof patience);
+        REQUIRE(connect(socket_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
+        std::string greeting = "\xff" + std::string(8, '\0') + "\x7f\x03" + std::string(1, '\0') + "NULL";
+        greeting.resize(64);
+        const std::string ready = "\x05READY\x0bSocket-Type" + std::string(3, '\0') + char(kind.size()) + kind;
+        REQUIRE(send("" + greeting + '\4' + char(ready.size()) + ready));
+    }
+    ~RawClient() { close(socket_); }
+    RawClient(const RawClient&)            = delete;
+    RawClient& operator=(const RawClient&) = delete;
+
+    bool send(std::string_view bytes) {
+        while (!bytes.empty()) {
+            const ssize_t n = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+            if (n <= 0) return false;
+            bytes.remove_prefix(std::size_t(n));
+        }
+        return true;
+    }
+    // Whether the other side ends the connection; false: it has said nothing more for 20 s.
+    bool is_ended() {
+        char    bytes[4096];
+        ssize_t n = 0;
+        while ((n = recv(socket_, bytes, sizeof bytes, 0)) > 0) {}
+        return n == 0 || errno == ECONNRESET;
+    }
+
+private:
+    int socket_;
+};
+
+} // namespace
+
+TEST_CASE("KV events: endless parts of a message and endless subscriptions end their connection", "[kv-events]") {
+    auto publisher = KvPublisher::create("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", 2);
+    REQUIRE(publisher);
+    const std::size_t before = resident();
+    {
+        std::string parts;
+        while (parts.size() < 100'000) parts += std::string("\1\0", 2); // empty, and more to come
+        RawClient client((*publisher)->replay_endpoint(), "DEALER");
+        for (int i = 0; i < 40 && client.send(parts); i++) {} // 2 million, of 64 bytes in libzmq
+        CHECK(client.is_ended());
+    }
+    {
+        RawClient client((*publisher)->events_endpoint(), "SUB");
+        int       n = 0;
+        for (bool open = true; open && n < 400'000;) {
+            std::string subscriptions;
+            while (subscriptions.size() < 100'000) {
+                const std::string topic = cat("topic ", n++);
+                subscriptions += std::string(1, '\0') + char(topic.size() + 1) + '\1' + topic;
+            }
+            open = client.send(subscriptions);
+        }
+        CHECK(client.is_ended());
+    }
+    CHECK(resident() < before + (std::size_t(60) << 20));
+    // Others are served as before.
+    void* const context  = zmq_ctx_new();
+    void* const dealer   = zmq_socket(context, ZMQ_DEALER);
+    const int   patience = 10'000; // milliseconds
+    zmq_setsockopt(dealer, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    REQUIRE(zmq_connect(dealer, (*publisher)->replay_endpoint().c_str()) == 0);
+    zmq_send(dealer, "", 0, ZMQ_SNDMORE);
+    zmq_send(dealer, "\0\0\0\0\0\0\0", 8, 0);
+    CHECK(receive(dealer).size() == 4);
+    CHECK(receive(dealer)[2] == std::string(8, '\xff'));
+    zmq_close(dealer);
+    zmq_ctx_term(context);
+}
+
+TEST_CASE("KV events: a batch of all blocks is made once for all that ask for it", "[kv-events]") {
+    KvEventLog log(2, 0, 3);
+    for (int i = 0; i < 10; i++) log.add(std::vector{stored(BlockHash(100 + i), {}, {1, 2})}, 1);
+    const auto first = log.next(0, 10);
+    CHECK(log.next(1, 10.5).get() == first.get());
+    log.add(std::vector{stored(BlockHash(200), {}, {1, 2})}, 10.6);
+    CHECK(log.next(0, 10.7).get() == first.get()); // what came after it is kept
+    CHECK(log.next(first->number + 1, 10.7)->number == first->number + 1);
+    CHECK(log.next(0, 11.5)->number == first->number + 1);
+    for (int i = 0; i < 5; i++) log.add(std::vector{stored(BlockHash(300 + i), {}, {1, 2})}, 11.6);
+    CHECK(log.next(0, 11.7)->number == first->number + 6); // it is not
 }

@@ -1127,6 +1127,13 @@ TEST_CASE("the changes of the blocks add up to the blocks", "[server]") {
     CHECK(blocks == Json::parse(s.get("/blocks").body)["blocks"]);
 }
 
+TEST_CASE("the block pool is looked at ten times a second at most, whoever asks how often", "[server]") {
+    const Server s({"--kv-blocks", "80"});
+    const auto   start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 12; i++) CHECK(s.get("/blocks").status == 200);
+    CHECK(std::chrono::steady_clock::now() - start >= std::chrono::seconds(1));
+}
+
 TEST_CASE("a Unix socket, and names of the model", "[server]") {
     const std::string path = temporary() + ".sock";
     {

@@ -31,10 +31,11 @@ public:
 
     // The next batch.
     const KvBatch& add(std::span<const CacheChange> changes, double now);
-    // For a consumer that lacks the batches from `first` on: the first of them; or, if it is no longer kept, one with the number of the
-    // last batch that clears all and says which blocks there are, parents before what follows them. Nothing: it has all.
-    std::optional<KvBatch> next(std::int64_t first, double now) const;
-    std::vector<KvBatch>   from(std::int64_t first, double now) const; // next() again and again
+    // For a consumer that lacks the batches from `first` on: the first of them; or, if it is no longer kept, one with the number of a
+    // batch that is among the last ones, which clears all and says which blocks there were then, parents before what follows them.
+    // It is made at most once a second, however many ask for it. Null: the consumer has all.
+    std::shared_ptr<const KvBatch> next(std::int64_t first, double now) const;
+    std::vector<KvBatch>           from(std::int64_t first, double now) const; // next() again and again
 
 private:
     struct Stored {
@@ -47,7 +48,9 @@ private:
     int                                          block_size_;
     std::size_t                                  keep_, keep_bytes_, bytes_ = 0;
     std::int64_t                                 next_ = 0;
-    std::deque<KvBatch>                          batches_;
+    std::deque<std::shared_ptr<const KvBatch>>   batches_;
+    mutable std::shared_ptr<const KvBatch>       whole_; // see next(), and when it was made
+    mutable double                               whole_at_ = 0;
     std::map<std::uint64_t, Stored>              blocks_; // in the order in which they came
     std::unordered_map<BlockHash, std::uint64_t> order_;
     std::uint64_t                                last_order_ = 0;
@@ -158,12 +161,12 @@ KvEventLog::KvEventLog(int block_size, double now, std::size_t keep_last, std::s
 
 const KvBatch& KvEventLog::keep(std::string bytes) {
     bytes_ += bytes.size();
-    batches_.emplace_back(next_++, std::move(bytes));
+    batches_.push_back(std::make_shared<const KvBatch>(next_++, std::move(bytes)));
     while (batches_.size() > keep_ || (bytes_ > keep_bytes_ && batches_.size() > 1)) {
-        bytes_ -= batches_.front().bytes.size();
+        bytes_ -= batches_.front()->bytes.size();
         batches_.pop_front();
     }
-    return batches_.back();
+    return *batches_.back();
 }
 
 const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now) {
@@ -202,21 +205,28 @@ const KvBatch& KvEventLog::add(std::span<const CacheChange> changes, double now)
     }));
 }
 
-std::optional<KvBatch> KvEventLog::next(std::int64_t first, double now) const {
+std::shared_ptr<const KvBatch> KvEventLog::next(std::int64_t first, double now) const {
     if (first >= next_) return {};
-    if (first >= batches_.front().number) return batches_[std::size_t(first - batches_.front().number)];
-    return KvBatch{next_ - 1, batch(now, 1 + blocks_.size(), [&](Packer& p) {
-                       cleared(p);
-                       for (const auto& [order, block] : blocks_)
-                           stored(p, std::span(&block.hash, 1), block.parent, block.tokens, block_size_);
-                   })};
+    const std::int64_t kept = batches_.front()->number;
+    if (first >= kept) return batches_[std::size_t(first - kept)];
+    // What came after it must be kept, so that the consumer can go on.
+    if (!whole_ || whole_->number + 1 < kept || now - whole_at_ >= 1) {
+        whole_at_ = now;
+        whole_    = std::make_shared<const KvBatch>(next_ - 1, batch(now, 1 + blocks_.size(), [&](Packer& p) {
+                                                     cleared(p);
+                                                     for (const auto& [order, block] : blocks_)
+                                                         stored(p, std::span(&block.hash, 1), block.parent,
+                                                                   block.tokens, block_size_);
+                                                 }));
+    }
+    return whole_;
 }
 
 std::vector<KvBatch> KvEventLog::from(std::int64_t first, double now) const {
     std::vector<KvBatch> out;
-    while (auto one = next(first, now)) {
+    while (const auto one = next(first, now)) {
         first = one->number + 1;
-        out.push_back(std::move(*one));
+        out.push_back(*one);
     }
     return out;
 }

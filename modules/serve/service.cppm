@@ -123,7 +123,7 @@ public:
     EngineStats stats() const;
     int         in_flight() const;
 
-    // The KV memory between two steps; null when the engine does not answer in time.
+    // The KV memory between two steps, up to a tenth of a second from now; null when the engine does not answer in time.
     std::shared_ptr<const Snapshot> snapshot(double seconds = 5);
     // The first one after that with `serial`, which is set to its own; null when the time is up. listen() first.
     std::shared_ptr<const Snapshot> next_snapshot(std::uint64_t& serial, double seconds);
@@ -148,6 +148,7 @@ private:
     void run();
     void deliver(std::vector<Output>& events);
     void publish();
+    TimePoint next_snapshot_at() const;
     void fail_all(const std::string& why);
     void wake();
     void cancel(RequestId id, int index = -1);
@@ -175,6 +176,7 @@ private:
     // The engine thread's.
     bool        logging_ = false, moved_ = false;
     TimePoint   last_snapshot_{};
+    double      snapshot_seconds_ = 0; // the last one took
     std::thread thread_;
 };
 
@@ -263,7 +265,11 @@ void Service::run() {
         heartbeat_ = nanoseconds_now();
         {
             std::unique_lock lock(mutex_);
-            if (!busy) wake_cv_.wait_for(lock, std::chrono::milliseconds(200), [&] { return woken_ || stopping_; });
+            if (!busy) {
+                const TimePoint later = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+                wake_cv_.wait_until(lock, wanted_ ? std::min(later, next_snapshot_at()) : later,
+                                    [&] { return woken_ || stopping_; });
+            }
             woken_ = false;
             if (stopping_) break;
             if (const bool log = listeners_ > 0; log != logging_) engine_.log_events(logging_ = log);
@@ -328,22 +334,30 @@ void Service::deliver(std::vector<Output>& events) {
     if (entries_.empty()) idle_cv_.notify_all();
 }
 
+// A snapshot looks at every block of the pool. So all that want one share it, at most ten are taken a second, and all together take at
+// most a twentieth of the engine's time.
+TimePoint Service::next_snapshot_at() const {
+    constexpr double least_apart = 0.1; // seconds
+    return last_snapshot_ + std::chrono::duration_cast<TimePoint::duration>(
+                                in_seconds(std::max(least_apart, 20 * snapshot_seconds_)));
+}
+
 void Service::publish() {
-    constexpr double least_apart = 0.1; // seconds between the snapshots that listeners get
-    EngineStats      stats       = engine_.stats();
+    EngineStats stats = engine_.stats();
     if (stats.step_tokens > 0) metrics.step_tokens.observe(stats.step_tokens);
     bool wanted = false;
     {
         std::scoped_lock lock(mutex_);
         moved_ |= stats.steps != stats_.steps || stats.running != stats_.running;
         stats_ = stats;
-        wanted = wanted_ || (listeners_ > 0 && moved_ &&
-                             std::chrono::steady_clock::now() - last_snapshot_ > in_seconds(least_apart));
+        wanted = (wanted_ || (listeners_ > 0 && moved_)) && std::chrono::steady_clock::now() >= next_snapshot_at();
     }
     if (!wanted) return;
-    auto snapshot  = std::make_shared<const Snapshot>(engine_.snapshot());
-    last_snapshot_ = std::chrono::steady_clock::now();
-    moved_         = false;
+    Stopwatch watch;
+    auto      snapshot = std::make_shared<const Snapshot>(engine_.snapshot());
+    snapshot_seconds_  = watch.seconds();
+    last_snapshot_     = std::chrono::steady_clock::now();
+    moved_             = false;
     std::scoped_lock lock(mutex_);
     snapshot_ = std::move(snapshot);
     wanted_   = false;
