@@ -145,13 +145,13 @@ private:
         int                          prompt = 0;
     };
 
-    void run();
-    void deliver(std::vector<Output>& events);
-    void publish();
+    void      run();
+    void      deliver(std::vector<Output>& events);
+    void      publish();
     TimePoint next_snapshot_at() const;
-    void fail_all(const std::string& why);
-    void wake();
-    void cancel(RequestId id, int index = -1);
+    void      fail_all(const std::string& why);
+    void      wake();
+    void      cancel(RequestId id, int index = -1);
 
     Engine         engine_;
     ServiceOptions options_;
@@ -338,8 +338,8 @@ void Service::deliver(std::vector<Output>& events) {
 // most a twentieth of the engine's time.
 TimePoint Service::next_snapshot_at() const {
     constexpr double least_apart = 0.1; // seconds
-    return last_snapshot_ + std::chrono::duration_cast<TimePoint::duration>(
-                                in_seconds(std::max(least_apart, 20 * snapshot_seconds_)));
+    return last_snapshot_ +
+           std::chrono::duration_cast<TimePoint::duration>(in_seconds(std::max(least_apart, 20 * snapshot_seconds_)));
 }
 
 void Service::publish() {
