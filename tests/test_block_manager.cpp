@@ -428,7 +428,7 @@ TEST_CASE("cached blocks count as free for others, but not twice for who finds t
 
 TEST_CASE("what the sequences of a request take together is known before, also once others have gone") {
     std::mt19937 random(11);
-    const auto   below = [&](int n) { return int(random() % unsigned(n)); };
+    const auto   below  = [&](int n) { return int(random() % unsigned(n)); };
     int          shared = 0, hits = 0;
     for (int trial = 0; trial < 2000; trial++) {
         const int            size = 1 + below(5);
@@ -446,8 +446,8 @@ TEST_CASE("what the sequences of a request take together is known before, also o
         std::vector<std::span<const Token>> spans;
         const int                           n = 1 + below(30);
         for (auto& text : texts) spans.emplace_back(text = tokens_of(n));
-        const std::span<const TableId> closing   = std::span(others).first(std::size_t(below(int(others.size()) + 1)));
-        const int                      need      = m.blocks_to_allocate({}, spans, closing), room = m.n_free(closing);
+        const std::span<const TableId> closing = std::span(others).first(std::size_t(below(int(others.size()) + 1)));
+        const int                      need = m.blocks_to_allocate({}, spans, closing), room = m.n_free(closing);
         const int                      untouched = m.n_free();
         for (TableId t : closing) m.close_table(t);
         REQUIRE(m.n_free() == room);

@@ -297,8 +297,8 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                     for (DType type : {DType::F32, DType::F16})
                         for (int first : {0, 63, 64, 130, 517}) {
                             CAPTURE(k->name, D, heads, window, int(type), first);
-                            const int                 block_size = 16, n_blocks = first / block_size + 2;
-                            const std::size_t         row = row_bytes(type, D), n = std::size_t(n_blocks * block_size * D);
+                            const int         block_size = 16, n_blocks = first / block_size + 2;
+                            const std::size_t row = row_bytes(type, D), n = std::size_t(n_blocks * block_size * D);
                             std::vector<std::int32_t> table(static_cast<std::size_t>(n_blocks));
                             std::iota(table.begin(), table.end(), 0);
                             std::shuffle(table.begin(), table.end(), random);
@@ -312,8 +312,8 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                                     else std::memcpy(cache[i].data() + 4 * j, &values[j], 4);
                                 }
                             }
-                            const auto         q = noise(std::size_t(heads * D), 9), sinks = noise(std::size_t(heads), 10);
-                            std::vector<float> out(q.size(), 1e9f), again(out), scratch(attention_scratch(heads, D));
+                            const auto q = noise(std::size_t(heads * D), 9), sinks = noise(std::size_t(heads), 10);
+                            std::vector<float>  out(q.size(), 1e9f), again(out), scratch(attention_scratch(heads, D));
                             const AttentionPart part{q.data(), out.data(), 1, first, table.data()};
                             AttentionPart       other = part;
                             other.out                 = again.data();
@@ -332,7 +332,7 @@ TEST_CASE("attention of one token in passes has the same bits, in pieces of any 
                             const auto         each = memory.size() / std::size_t(attention_chunk + 3);
                             split.scores = memory.data(), split.highest = split.scores + each * attention_chunk;
                             split.sums = split.highest + each, split.rescale = split.sums + each;
-                            task.parts         = std::span(&other, 1);
+                            task.parts           = std::span(&other, 1);
                             const auto in_pieces = [&](auto kernel, int size, int piece) { // the last one first
                                 for (int at = (size - 1) / piece * piece; at >= 0; at -= piece)
                                     kernel(task, split, at, std::min(at + piece, size));

@@ -266,7 +266,7 @@ TEST_CASE("GPU: the workspace of attention does not grow with contexts times seq
     }
 }
 
-// The same bits in each process and each build, whatever kernels read early: only kernels of quire itself run in steps of at most 128
+// The same bits in each process and each build, whatever kernels read early: only kernels of quire itself run in steps of at most 64
 // rows, and the library's are chosen by timing. Prints a digest to compare (docs/cuda-notes.md, "Early reads").
 TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") {
     if (no_gpu()) return;
@@ -283,7 +283,7 @@ TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") 
                 plain.context       = 400;
                 plain.swap_blocks   = 200;
                 EngineOptions o     = random_options(plain, random, round);
-                o.max_batch_tokens  = std::min(o.max_batch_tokens, 128);
+                o.max_batch_tokens  = std::min(o.max_batch_tokens, 64);
                 Engine engine       = load(file.path, o);
                 Mix    mix          = random_mix(random, engine.config().vocab_size, true);
                 std::ranges::fill(mix.cancel_at, -1);

@@ -671,8 +671,8 @@ TEST_CASE("a short prompt does not wait for the whole of a long one, which has h
 }
 
 TEST_CASE("of the prompts in a step the oldest has half, the shortest the other half; what one leaves is the others'") {
-    Scheduler s(long_prompts());
-    StepPlan  plan;
+    Scheduler  s(long_prompts());
+    StepPlan   plan;
     const auto computed = [&](RequestId id) { return s.find(id)->sequences[0]->n_computed; };
     s.add(1, request(1000, 1, 10'000));
     s.add(2, request(900, 1, 20'000));
@@ -711,7 +711,8 @@ TEST_CASE("few prompts are begun before the one that came first is through") {
 
 // -- windows: what no layer sees any more has no block, neither when it is computed again
 
-TEST_CASE("a prompt that is longer than the pool runs in chunks where its window fits, and comes back after a preemption") {
+TEST_CASE(
+    "a prompt that is longer than the pool runs in chunks where its window fits, and comes back after a preemption") {
     SchedulerOptions o = small(7); // 28 tokens
     o.context          = 256;
     o.window           = 12;

@@ -122,7 +122,9 @@ public:
     std::span<const BlockId> blocks(
         TableId table) const; // of the swap pool while swapped; the first ones may be released_block
     int n_released(TableId table) const { return table_at(table).n_released; }
-    int n_found(TableId table) const { return table_at(table).n_found; } // leading blocks that allocate() did not have to take
+    int n_found(TableId table) const {
+        return table_at(table).n_found;
+    }                                            // leading blocks that allocate() did not have to take
     int slot(TableId table, int position) const; // block * block_size + offset
     int distinct_blocks(std::span<const TableId> tables) const;
 
@@ -193,7 +195,7 @@ private:
     mutable std::vector<int>     leaving_;     // how many of its sharers a count takes for gone
     std::vector<BlockId>         destination_; // where a swap at hand moves it, or -1
     mutable std::vector<BlockId> touched_;     // the blocks to reset in one of the last two
-    std::vector<MemoryEvent>* log_ = nullptr;
+    std::vector<MemoryEvent>*    log_ = nullptr;
 };
 
 } // namespace quire
@@ -305,8 +307,9 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
         const std::span<const Token> tokens = sequences[i];
         std::size_t                  shared = 0; // whole blocks with one of the sequences before it
         for (std::span<const Token> other : sequences.first(i)) {
-            const auto same = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
-            shared          = std::max(shared, std::size_t(same) / size);
+            const auto same =
+                std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
+            shared = std::max(shared, std::size_t(same) / size);
         }
         Prefix      parent{chain_root(space)};
         std::size_t found = 0;
@@ -377,8 +380,8 @@ bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_
 // any, else a free one, which others can find from now on. False: there is none.
 bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
     const auto size = std::size_t(block_size()), i = table.blocks.size();
-    const auto want = tokens.subspan(i * size, size);
-    const auto hash = cache_.hash_of(table.prefix, want);
+    const auto want  = tokens.subspan(i * size, size);
+    const auto hash  = cache_.hash_of(table.prefix, want);
     const auto holds = [&](BlockId here) { return cache_.holds(here, table.prefix, table.space, want); };
     BlockId    here  = cache_.find(hash);
     // The last token is computed, because its logits are needed.
@@ -389,8 +392,8 @@ bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
     } else {
         if (n_free() == 0) return false;
         table.blocks.push_back(take_block());
-        here = cache_.find(hash);                            // taking a block may have evicted it,
-        if (!cache_.is_known(table.prefix)) return true;     // or what stands before it, which the table has given back
+        here = cache_.find(hash);                        // taking a block may have evicted it,
+        if (!cache_.is_known(table.prefix)) return true; // or what stands before it, which the table has given back
         if (here < 0) {
             here = table.blocks.back();
             cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
@@ -405,7 +408,7 @@ bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
 }
 
 int BlockManager::grow(TableId id, std::span<const Token> tokens, int from, int end, int window, bool read_cache) {
-    Table&     table = table_at(id);
+    Table&     table   = table_at(id);
     const auto held_to = [&] { return int(table.blocks.size()) * block_size(); };
     check(end <= int(tokens.size()), "a table was grown past the end");
     for (;;) {

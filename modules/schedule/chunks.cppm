@@ -53,8 +53,9 @@ Claim claim_of(SequenceGroup& group, const BlockManager& blocks) {
         if (n <= from) continue; // it waits for another one of its group
         // Blocks that were found are written by others, unless these leave.
         if (!all_rows)
-            from = std::min(std::max(blocks.next_unwritten(s->table, from, n), blocks.n_found(s->table) * blocks.block_size()),
-                            n - 1);
+            from = std::min(
+                std::max(blocks.next_unwritten(s->table, from, n), blocks.n_found(s->table) * blocks.block_size()),
+                n - 1);
         claim.tokens += n - from;
         claim.prompt = claim.prompt || int(s->tokens.size()) - from > s->n_new;
     }
@@ -71,7 +72,8 @@ void share_step(std::span<Claim> claims, int tokens) {
     };
     bool prompts = false;
     for (Claim& c : claims) c.group->share = 0, prompts = prompts || c.prompt;
-    if (prompts) std::ranges::sort(claims, {}, [](const Claim& c) { return c.group->key; }); // some were admitted in this step
+    if (prompts)
+        std::ranges::sort(claims, {}, [](const Claim& c) { return c.group->key; }); // some were admitted in this step
     for (Claim& c : claims)
         if (!c.prompt) give(c, int(c.group->sequences.size())); // there is one for each
     for (Claim& c : claims)
@@ -80,7 +82,8 @@ void share_step(std::span<Claim> claims, int tokens) {
     for (Claim& c : claims)
         if (c.prompt) half -= give(c, half);
     if (tokens == 0) return;
-    std::ranges::sort(claims, {}, [](const Claim& c) { return std::tuple(c.group->request.priority, c.tokens, c.group->key); });
+    std::ranges::sort(claims, {},
+                      [](const Claim& c) { return std::tuple(c.group->request.priority, c.tokens, c.group->key); });
     for (Claim& c : claims)
         if (c.prompt) give(c, tokens);
 }

@@ -42,8 +42,8 @@ int blocks_needed(const Request& request, const RequestBounds& b) {
 
 std::string too_large(const Request& request, const RequestBounds& b, int available) {
     const int width = request.generates() ? request.width() : 0;
-    return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b),
-               " blocks of ", b.block_size,
+    return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b), " blocks of ",
+               b.block_size,
                width > 1    ? cat(" with the first token of ", width, " sequences")
                : width == 1 ? std::string(" with the token to generate")
                             : std::string(),
@@ -61,8 +61,7 @@ Result<void> check_request(const Request& request, const RequestBounds& b) {
     if (request.width() > b.max_sequences)
         return fail_with(ErrorKind::limit, "the request needs ", request.width(), " sequences at once; ",
                          b.max_sequences, " can run");
-    if (blocks_needed(request, b) > b.n_blocks)
-        return fail_with(ErrorKind::limit, too_large(request, b, b.n_blocks));
+    if (blocks_needed(request, b) > b.n_blocks) return fail_with(ErrorKind::limit, too_large(request, b, b.n_blocks));
     return {};
 }
 

@@ -174,14 +174,14 @@ private:
     std::vector<Write>                            writes_; // scratch, and these two
     std::vector<TableId>                          closing_;
     std::vector<std::span<const Token>>           texts_;
-    std::vector<Claim>                            claims_; // of the step at hand
-    int                                           claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0; // together; of these, prompts
-    std::vector<Ended>                            ended_;
-    PreemptionCosts                               costs_;
-    SchedulerStats                                stats_;
-    std::uint64_t                                 step_ = 0, n_arrived_ = 0;
-    int                                           step_tokens_ = 0; // that a step may have
-    int                                           n_sequences_ = 0; // that running groups can have at once
+    std::vector<Claim>                            claims_;              // of the step at hand
+    int                claimed_ = 0, claimed_rows_ = 0, n_prompts_ = 0; // together; of these, prompts
+    std::vector<Ended> ended_;
+    PreemptionCosts    costs_;
+    SchedulerStats     stats_;
+    std::uint64_t      step_ = 0, n_arrived_ = 0;
+    int                step_tokens_ = 0; // that a step may have
+    int                n_sequences_ = 0; // that running groups can have at once
     // The first of the queue if it could not be admitted, and what was free then.
     std::optional<RequestId> blocked_;
     int                      blocked_n_free_ = 0, blocked_n_sequences_ = 0;
@@ -492,8 +492,9 @@ std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std
     int                       most   = 0;
     for (std::size_t j = 0; j < i; j++) {
         const std::vector<Token>& other = group.sequences[j]->tokens;
-        const auto same = std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
-        const int  n    = std::min(int(same), int(std::min(tokens.size(), other.size())) - 1) / block_size * block_size;
+        const auto                same =
+            std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
+        const int n = std::min(int(same), int(std::min(tokens.size(), other.size())) - 1) / block_size * block_size;
         if (n > most) with = group.sequences[j].get(), most = n;
     }
     return {with, most};
@@ -502,8 +503,9 @@ std::pair<const Sequence*, int> common_beginning(const SequenceGroup& group, std
 // Blocks for the next tokens of a group whose sequences do not have all; false: there is none for any of them. The sequences go on
 // side by side, a block at a time, so that what they share is there for all; what they have in common is computed once, then forked.
 bool Scheduler::grow(SequenceGroup& group) {
-    const int size = options_.block_size, chunk = tokens_at_once(group) - window(), n = int(group.sequences[0]->tokens.size());
-    int       end = n, computed = n;
+    const int size = options_.block_size, chunk = tokens_at_once(group) - window(),
+              n = int(group.sequences[0]->tokens.size());
+    int end = n, computed = n;
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
         s.growing   = true;
@@ -584,9 +586,9 @@ bool Scheduler::admit(SequenceGroup& group, int keep_free) {
 }
 
 void Scheduler::claim(SequenceGroup& group) {
-    group.ready       = true;
-    Claim&     c      = claims_.emplace_back(claim_of(group, blocks_));
-    const bool rows   = group.request.wants_all_rows() && !group.prompt_done;
+    group.ready     = true;
+    Claim&     c    = claims_.emplace_back(claim_of(group, blocks_));
+    const bool rows = group.request.wants_all_rows() && !group.prompt_done;
     if (rows && !options_.whole_prompts) c.tokens = std::min(c.tokens, options_.max_logit_rows);
     claimed_ += c.tokens;
     claimed_rows_ += rows ? c.tokens : int(group.sequences.size());
@@ -658,7 +660,8 @@ void Scheduler::run_shares() {
     share_step(claims_, step_tokens_);
     StepBudget budget{step_tokens_, options_.max_logit_rows, 0, 0};
     for (const Group& g : running_)
-        if (g->ready && !options_.whole_prompts) budget.others += g->share, budget.other_rows += int(g->sequences.size());
+        if (g->ready && !options_.whole_prompts)
+            budget.others += g->share, budget.other_rows += int(g->sequences.size());
     for (const Group& g : running_) {
         if (!g->ready) continue;
         if (!options_.whole_prompts) budget.others -= g->share, budget.other_rows -= int(g->sequences.size());

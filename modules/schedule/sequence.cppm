@@ -70,8 +70,8 @@ struct SequenceGroup {
     CacheNamespace                         space;
     bool                                   ready = false; // for this step: it has its slots
     int                                    share = 0;     // and may run so many tokens
-    std::vector<std::unique_ptr<Sequence>> spare;  // for forks, so that they take no memory
-    std::vector<TableId>                   tables; // scratch of block_tables()
+    std::vector<std::unique_ptr<Sequence>> spare;         // for forks, so that they take no memory
+    std::vector<TableId>                   tables;        // scratch of block_tables()
     std::vector<BlockRun> runs; // where a chunk is reserved for each sequence: these (quire.schedule.reservation)
 
     // Its sequences run together, or not at all.

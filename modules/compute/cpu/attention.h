@@ -285,8 +285,8 @@ INLINE void attention_scores_body(const AttentionTask& task, const SplitAttentio
             chunk_scores<Fma, 1, V>(&q, c.k, D, &row);
         }
         for (h = 0; h < task.n_heads; h++)
-            split.highest[h * split.n_chunks + i] = scale_scores<Fma>(row_of(h, i), seen.from - seen.chunk,
-                                                                      seen.to - seen.chunk, task.scale, task.softcap);
+            split.highest[h * split.n_chunks + i] =
+                scale_scores<Fma>(row_of(h, i), seen.from - seen.chunk, seen.to - seen.chunk, task.scale, task.softcap);
     }
 }
 

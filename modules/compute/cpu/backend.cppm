@@ -893,9 +893,9 @@ void CpuBackend::execute(const Attention& params) {
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
     const auto task_of = [&](int item, std::array<AttentionPart, group_size>& parts) {
-        const TileGroup&                      tiles = groups_[std::size_t(item / K)];
-        const int                             h     = item % K;
-        int                                   shared = tiles.shared_blocks * cache.block_size;
+        const TileGroup& tiles  = groups_[std::size_t(item / K)];
+        const int        h      = item % K;
+        int              shared = tiles.shared_blocks * cache.block_size;
         for (int i = 0; i < tiles.n; i++) {
             const QueryTile& tile = tiles_[std::size_t(tiles.first) + std::size_t(i)];
             AttentionPart&   part = parts[std::size_t(i)];
@@ -905,7 +905,7 @@ void CpuBackend::execute(const Attention& params) {
                                      plan_->positions[std::size_t(tile.first_row)],
                                      plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
                     params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
-            shared = std::min(shared, part.first_position + 1);
+            shared                = std::min(shared, part.first_position + 1);
         }
         AttentionTask task;
         task.parts      = std::span(parts).first(std::size_t(tiles.n));
@@ -947,7 +947,7 @@ void CpuBackend::execute(const Attention& params) {
         pass.sums           = pass.highest + n;
         pass.rescale        = pass.sums + n;
         const int  grain    = std::max((pass.n_chunks + 4 * pool_.n_threads() - 1) / (4 * pool_.n_threads()), 1);
-        const auto passes = [&](auto kernel, int size, int piece) {
+        const auto passes   = [&](auto kernel, int size, int piece) {
             pool_.run((size + piece - 1) / piece, [&](int i, int thread) {
                 AttentionTask own = task;
                 own.scratch       = scratch(thread, attention_scratch(group, D));
@@ -958,11 +958,11 @@ void CpuBackend::execute(const Attention& params) {
         passes(kernels_.attention_weights, pass.n_chunks, grain);
         passes(kernels_.attention_values, Dv, Dv >= columns * pool_.n_threads() ? columns : 16);
     };
-    const int  items  = int(groups_.size()) * K;
-    const bool splits = items < pool_.n_threads() && params.causal && work >= worth_split * items &&
-                        std::ranges::all_of(groups_, [&](const TileGroup& g) {
-                            return g.n == 1 && tiles_[std::size_t(g.first)].n_rows == 1;
-                        });
+    const int  items = int(groups_.size()) * K;
+    const bool splits =
+        items < pool_.n_threads() && params.causal && work >= worth_split * items &&
+        std::ranges::all_of(
+            groups_, [&](const TileGroup& g) { return g.n == 1 && tiles_[std::size_t(g.first)].n_rows == 1; });
     if (splits) {
         for (int item = 0; item < items; item++) split_head(item);
     } else if (work < worth_threads && int(tiles_.size()) == plan_->n_seqs()) {
