@@ -379,6 +379,30 @@ TEST_CASE("step_seconds cuts prompts by the time that steps take") {
     CHECK(chunks(1e-9) == std::vector{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 6});
 }
 
+TEST_CASE("shared_step_seconds cuts prompts only beside requests that generate") {
+    pipelined                  = false;
+    EngineOptions o            = with_blocks(64);
+    o.max_sequences            = 4;
+    o.max_batch_tokens         = 64;
+    o.shared_step_seconds      = 1e-9;
+    Engine              engine = load(model(), o);
+    std::vector<Output> events;
+    REQUIRE(engine.submit(greedy(prompt_of(110), 1)).has_value());
+    engine.step(events);
+    CHECK(engine.stats().step_tokens == 64); // alone
+    engine.step(events);
+    CHECK(engine.stats().step_tokens == 46);
+    REQUIRE(engine.submit(greedy(prompt_of(3), 100)).has_value());
+    engine.step(events);
+    Request beside    = greedy(prompt_of(120), 1);
+    beside.cache_salt = "nothing of it is cached";
+    REQUIRE(engine.submit(beside).has_value());
+    for (int step = 0; step < 5; step++) {
+        engine.step(events);
+        CHECK(engine.stats().step_tokens == 8); // a token of the other, 7 of the prompt
+    }
+}
+
 TEST_CASE("a salt keeps a cache to itself") {
     pipelined            = GENERATE(false, true);
     Engine        engine = load(model(), with_blocks(64));

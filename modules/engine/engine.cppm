@@ -148,7 +148,8 @@ struct Engine::Impl {
     // The step that runs, none when empty, since when, and whether next_plan is to follow it.
     std::span<const Scheduled> running;
     Stopwatch                  since;
-    int                        step_tokens = 0; // of prompts, where step_seconds cuts them
+    double                     pace        = 0; // seconds that the step is to take; 0: as long as it takes
+    int                        step_tokens = 0; // of prompts, where it is to take so long
     bool                       prepared    = false;
     bool                       pipelined   = false; // as the options say
 
@@ -168,9 +169,7 @@ struct Engine::Impl {
           decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), &tokenizer,
                   options.fast_forward),
           pipelined(options.pipeline.value_or(false)) {
-        if (options.step_seconds <= 0 || options.device != "cpu") return;
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
-        scheduler.limit_step(step_tokens);
     }
     Impl(const Impl&)            = delete;
     Impl& operator=(const Impl&) = delete;
@@ -182,6 +181,7 @@ struct Engine::Impl {
     void measure_moves();
     void count(std::span<const Scheduled> scheduled, double seconds);
     void keep_pace(double seconds);
+    void set_pace();
     void look();
 };
 
@@ -498,10 +498,18 @@ void Engine::Impl::count(std::span<const Scheduled> scheduled, double seconds) {
 // The size of the next chunk of a prompt by the time of a whole one: at most twice as many tokens, since no step tells what
 // a larger one takes; whole tiles of the products.
 void Engine::Impl::keep_pace(double seconds) {
-    if (step_tokens == 0 || plan.n_tokens() < step_tokens) return;
-    const double fits = step_tokens * std::clamp(options.step_seconds / std::max(seconds, 1e-9), 0.0, 2.0);
+    if (pace <= 0 || plan.n_tokens() < step_tokens) return;
+    const double fits = step_tokens * std::clamp(pace / std::max(seconds, 1e-9), 0.0, 2.0);
     step_tokens       = std::max(least_step_tokens, std::min(int(fits), options.max_batch_tokens) / 8 * 8);
-    scheduler.limit_step(step_tokens);
+}
+
+// How long the next step is to take.
+void Engine::Impl::set_pace() {
+    if (options.device != "cpu") return;
+    pace = options.step_seconds;
+    if (options.shared_step_seconds > 0 && scheduler.generates())
+        pace = pace > 0 ? std::min(pace, options.shared_step_seconds) : options.shared_step_seconds;
+    scheduler.limit_step(pace > 0 ? step_tokens : options.max_batch_tokens);
 }
 
 void Engine::Impl::look() {
@@ -533,6 +541,7 @@ void Engine::Impl::move_blocks() {
 void Engine::Impl::begin() {
     if (new_decoding) decoding = std::move(*new_decoding);
     new_decoding.reset();
+    set_pace();
     if (std::exchange(prepared, false)) running = scheduler.adopt(next_plan);
     if (!running.empty()) std::swap(plan, next_plan), stats.planned_ahead++;
     else running = scheduler.schedule(plan);

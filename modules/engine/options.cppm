@@ -39,10 +39,12 @@ struct EngineOptions {
     int max_batch_tokens = 0;
     // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
     // between two steps.
-    double               step_seconds  = 0;
-    int                  max_sequences = 16; // running at once
-    bool                 prefix_cache  = true;
-    std::vector<BlockId> free_order    = {}; // the order in which blocks are first allocated
+    double step_seconds = 0;
+    // The same for steps beside requests that generate, each of which gets a token a step: a long prompt does not hold them up.
+    double               shared_step_seconds = 0;
+    int                  max_sequences       = 16; // running at once
+    bool                 prefix_cache        = true;
+    std::vector<BlockId> free_order          = {}; // the order in which blocks are first allocated
     // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
     // tokens either way. Nobody says: on a GPU.
     std::optional<bool> pipeline = {};

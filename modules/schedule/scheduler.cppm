@@ -110,7 +110,7 @@ public:
     SequenceGroup*     find(RequestId id) const;
     std::vector<Ended> take_ended();
     void               set_costs(const PreemptionCosts& costs) { costs_ = costs; }
-    // The most tokens of a step from now on, within max_sequences .. max_batch_tokens.
+    // The most tokens of a step from now on, up to max_batch_tokens; a step has one for each sequence in any case.
     void limit_step(int n_tokens);
 
     bool idle() const { return running_.empty() && queue_.empty(); }
@@ -118,6 +118,7 @@ public:
     std::span<const std::unique_ptr<SequenceGroup>> running() const { return running_; }
     MemoryUse                                       memory_use() const; // what the slots hold
     int                                             n_running() const { return int(running_.size()); }
+    bool                                            generates() const;     // whether some request is past its prompt
     int                   n_waiting() const { return int(queue_.size()); } // including preempted ones
     int                   n_swapped() const;                               // of these
     const SchedulerStats& stats() const { return stats_; }
@@ -180,8 +181,9 @@ private:
     PreemptionCosts    costs_;
     SchedulerStats     stats_;
     std::uint64_t      step_ = 0, n_arrived_ = 0;
-    int                step_tokens_ = 0; // that a step may have
-    int                n_sequences_ = 0; // that running groups can have at once
+    int                most_step_tokens_ = 0; // as limit_step() says
+    int                step_tokens_      = 0; // that the step at hand may have
+    int                n_sequences_      = 0; // that running groups can have at once
     // The first of the queue if it could not be admitted, and what was free then.
     std::optional<RequestId> blocked_;
     int                      blocked_n_free_ = 0, blocked_n_sequences_ = 0;
@@ -210,9 +212,11 @@ Scheduler::Scheduler(const SchedulerOptions& options)
     limit_step(options.max_batch_tokens);
 }
 
-void Scheduler::limit_step(int n_tokens) {
-    step_tokens_ = std::clamp(n_tokens, options_.max_sequences, options_.max_batch_tokens);
+bool Scheduler::generates() const {
+    return std::ranges::any_of(running_, [](const Group& g) { return g->prompt_done && g->request.generates(); });
 }
+
+void Scheduler::limit_step(int n_tokens) { most_step_tokens_ = std::clamp(n_tokens, 1, options_.max_batch_tokens); }
 
 Scheduler::~Scheduler() = default;
 
@@ -675,6 +679,8 @@ std::span<const Scheduled> Scheduler::schedule(StepPlan& plan) {
     blocked_.reset();
     step_++;
     const std::optional<RequestId> head = queue_.empty() ? std::nullopt : std::optional(queue_.begin()->second->id);
+    // At least a token for each sequence.
+    step_tokens_ = std::max(most_step_tokens_, std::min(n_sequences_ + 1, options_.max_batch_tokens));
     preempt_for_priority();
     shift_full();
 
