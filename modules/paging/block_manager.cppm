@@ -87,8 +87,14 @@ public:
     bool allocate_slots(TableId table, int first, int n) { return allocate_slots(std::array{Write{table, first, n}}); }
     // This step will write those positions; sequences scheduled later in the step can rely on it.
     void will_write(const Write& write);
+    // Whether a sequence that was scheduled earlier in the step writes a part of the block of that position: the rest of it, which this
+    // one shares, comes in the next steps.
+    bool is_partly_written(TableId table, int position) const;
     // The step has run: everything announced by will_write() is written, and all moves are done.
-    void commit() { cache_.commit(); }
+    void commit() {
+        cache_.commit();
+        partly_written_.clear();
+    }
     // What can be found in the prefix cache from now on, and what no longer; off at first.
     void                     log_cache(bool on) { cache_.log_changes(on); }
     std::vector<CacheChange> take_cache_changes() { return cache_.take_changes(); }
@@ -124,7 +130,7 @@ public:
     int n_released(TableId table) const { return table_at(table).n_released; }
     int n_found(TableId table) const {
         return table_at(table).n_found;
-    }                                            // leading blocks that allocate() did not have to take
+    } // leading blocks that allocate() did not have to take
     int slot(TableId table, int position) const; // block * block_size + offset
     int distinct_blocks(std::span<const TableId> tables) const;
 
@@ -187,8 +193,9 @@ private:
     std::vector<std::int32_t> pins_;        // [n_blocks] pinned tables that a block is in
     int                       n_pinned_ = 0;
     std::vector<Table>        tables_;
-    std::vector<TableId>      closed_tables_; // to be used again, with the memory of their vectors
-    BlockMoves                moves_;         // pending
+    std::vector<TableId>      closed_tables_;  // to be used again, with the memory of their vectors
+    BlockMoves                moves_;          // pending
+    std::vector<BlockId>      partly_written_; // in this step
     // Scratch, [n_blocks or n_swap] by block.
     mutable std::vector<int>     seen_; // when a count met it last
     mutable int                  now_ = 0;
@@ -544,6 +551,17 @@ void BlockManager::will_write(const Write& w) {
     const Table& table = table_at(w.table);
     for (int i = w.first / block_size(); i < table.n_hashed && (i + 1) * block_size() <= w.first + w.n; i++)
         cache_.begin_write(table.blocks[std::size_t(i)]);
+    const int end = w.first + w.n, last = end / block_size();
+    if (w.n > 0 && end % block_size() != 0 && last < table.n_hashed) {
+        const BlockId id = table.blocks[std::size_t(last)];
+        if (pool_.state(id) == HashState::reserved && pool_.ref_count(id) > 1) partly_written_.push_back(id);
+    }
+}
+
+bool BlockManager::is_partly_written(TableId id, int position) const {
+    const Table& table = table_at(id);
+    const auto   i     = std::size_t(position / block_size());
+    return i < table.blocks.size() && std::ranges::find(partly_written_, table.blocks[i]) != partly_written_.end();
 }
 
 void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_written) {

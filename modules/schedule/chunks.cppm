@@ -106,6 +106,7 @@ void schedule_chunks(SequenceGroup& group, BlockManager& blocks, bool whole_prom
         int take = std::min(std::min(n - 1, have) - s->n_computed, budget.tokens - budget.others - (own > 1 ? own : 0));
         if (all_rows) take = std::min(take, budget.logit_rows - budget.other_rows - (own > 1 ? own : 0));
         take = std::max(take, 0);
+        if (!all_rows && blocks.is_partly_written(s->table, s->n_computed)) take = 0, last = false; // not twice
         if (whole_prompts && (take < n - 1 - s->n_computed || budget.tokens - take - budget.others < 1 ||
                               budget.logit_rows - (all_rows ? take : 0) - budget.other_rows < 1))
             take = 0, last = false;
