@@ -40,7 +40,7 @@ void check(bool ok, std::string_view what, std::source_location at = std::source
 // Text from outside, made safe for one line of a message: control and non-ASCII bytes as \xNN, at most `max` bytes, no character of
 // UTF-8 cut, and "…" where there was more.
 std::string quote(std::string_view text, std::size_t max = 64);
-// The same text without quotes and as it is, where another program's words have it so.
+// A text unchanged, without quotes: at most `max` bytes, no character of UTF-8 cut, and "…" where there was more.
 std::string cut_short(std::string_view text, std::size_t max = 64);
 // Whether an id from outside can be echoed and logged unchanged: at most 128 letters, digits and - _ . :
 bool is_plain_word(std::string_view text);

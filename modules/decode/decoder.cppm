@@ -227,7 +227,8 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
     }
 }
 
-// What the masks of a step may take of the engine's thread: this, and a little for each sequence; what forced tokens may take.
+// Time of the engine's thread for all masks of a step: `step_patience`, and `patience_each` for each sequence.
+// All forced tokens of a step: `step_patience`.
 constexpr auto step_patience = std::chrono::microseconds(1500), patience_each = std::chrono::microseconds(30);
 // Of one sequence, once it waits; of all masks of a sequence that were made beside the steps.
 constexpr double late_seconds = 30, all_late_seconds = 15;

@@ -40,7 +40,7 @@ struct EngineOptions {
     // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
     // between two steps.
     double step_seconds = 0;
-    // The same for steps beside requests that generate, each of which gets a token a step: a long prompt does not hold them up.
+    // Seconds of a step beside requests that generate, on a CPU; 0: no bound. A step gives each of them one token.
     double               shared_step_seconds = 0;
     int                  max_sequences       = 16; // running at once
     bool                 prefix_cache        = true;

@@ -16,7 +16,7 @@ struct StepBudget {
     int others = 0, other_rows = 0; // of these, what is kept for later groups
 };
 
-// What a group can run in a step.
+// The tokens that a group can run in a step.
 struct Claim {
     SequenceGroup* group  = nullptr;
     int            tokens = 0;     // at least one for each sequence

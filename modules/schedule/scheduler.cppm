@@ -449,7 +449,7 @@ bool Scheduler::fits(SequenceGroup& group, std::size_t n_staying) {
     return blocks_to_admit(group, closing_, n_staying == 0) + keep <= blocks_.n_free(closing_);
 }
 
-// What admit() takes from the free list, or must be there for the sequences to come through. Alone a group does with less.
+// The blocks that admit() takes from the free list, or that the group's sequences will need later. A group that runs alone needs fewer.
 int Scheduler::blocks_to_admit(SequenceGroup& group, std::span<const TableId> closing, bool alone) {
     if (group.status == GroupStatus::swapped) return blocks_.blocks_to_swap_in(group.block_tables(), closing);
     const int  n = int(group.sequences[0]->tokens.size()), most = tokens_at_once(group);

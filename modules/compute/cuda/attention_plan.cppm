@@ -25,7 +25,7 @@ struct AttentionWork {
     int  n_tiles  = 0; // PrefillTiles
 };
 
-// What the largest steps need: places in a list of items, and items of a launch, for whose splits there is memory. In deterministic
+// Room for the largest steps: places in a list of items, and items of a launch, whose splits have memory. In deterministic
 // steps every row is cut at the same positions, and what exceeds a launch takes another one.
 struct AttentionRoom {
     int list = 0, launch = 0;
