@@ -42,7 +42,11 @@ std::vector<Row> rows() {
         std::stringstream        row(line.substr(1));
         for (std::string cell; std::getline(row, cell, '|');) cells.push_back(cell);
         REQUIRE(cells.size() >= 3);
-        out.push_back({section, quoted(cells[0]), cells[1], cells[2]});
+        Row& here    = out.emplace_back();
+        here.section = section;
+        here.flags   = quoted(cells[0]);
+        here.here    = cells[1];
+        here.note    = cells[2];
     }
     return out;
 }
