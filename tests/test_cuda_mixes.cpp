@@ -266,8 +266,8 @@ TEST_CASE("GPU: the workspace of attention does not grow with contexts times seq
     }
 }
 
-// The same bits in each process and each build, whatever kernels read early: only kernels of quire itself run in steps of at most 64
-// rows, and the library's are chosen by timing. Prints a digest to compare (docs/cuda-notes.md, "Early reads").
+// Prints digests of bits, to compare processes and builds (docs/cuda-notes.md, "Early reads"). Steps have at most 64 rows, so that most
+// kernels are quire's own; the library's are chosen by timing.
 TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") {
     if (no_gpu()) return;
     for (const MixModel& model : mix_models)
