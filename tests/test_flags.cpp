@@ -21,7 +21,8 @@ struct Row {
     std::string              here, note;
 };
 
-std::vector<std::string> quoted(const std::string& cell) {
+// The texts between backticks. (Another name than std::quoted(), which a call with a std::string would find, too.)
+std::vector<std::string> flags_in(const std::string& cell) {
     std::vector<std::string> out;
     for (std::size_t at = cell.find('`'); at != std::string::npos;) {
         const std::size_t end = cell.find('`', at + 1);
@@ -42,11 +43,7 @@ std::vector<Row> rows() {
         std::stringstream        row(line.substr(1));
         for (std::string cell; std::getline(row, cell, '|');) cells.push_back(cell);
         REQUIRE(cells.size() >= 3);
-        Row& here    = out.emplace_back();
-        here.section = section;
-        here.flags   = quoted(cells[0]);
-        here.here    = cells[1];
-        here.note    = cells[2];
+        out.push_back({section, flags_in(cells[0]), cells[1], cells[2]});
     }
     return out;
 }
