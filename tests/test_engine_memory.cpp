@@ -503,17 +503,20 @@ TEST_CASE("blocks behind the window of every layer are given back, and the text 
 TEST_CASE("a text longer than the pool goes on after a preemption where its window fits") {
     pipelined              = GENERATE(false, true);
     const std::string path = reference("models/mistral-swa-Q8_0.gguf"); // a window of 32 in all layers
-    const auto        kind = std::array{"greedy", "sampled", "two alike"}[std::size_t(GENERATE(0, 1, 2))];
-    Request           r    = greedy(prompt_of(30), 260);
+    const auto        kind =
+        std::array{"greedy", "sampled", "two alike", "three", "beams"}[std::size_t(GENERATE(0, 1, 2, 3, 4))];
+    Request r = greedy(prompt_of(30), 260);
     if (kind == std::string("sampled")) r = sampled(prompt_of(30), 260, 3);
     if (kind == std::string("two alike")) r.return_logits = false, r.n = 2;
+    if (kind == std::string("three")) r = sampled(prompt_of(30), 260, 3), r.n = 3;
+    if (kind == std::string("beams")) r.return_logits = false, r.beam_width = 2;
     r.priority          = 5;
     EngineOptions roomy = with_blocks(400);
     roomy.context       = 400;
     Engine        other = load(path, roomy);
     const Answers want  = run_one(other, r);
     for (PreemptionMode mode : {PreemptionMode::swap, PreemptionMode::recompute})
-        for (int block_size : {8, 16})
+        for (int block_size : {1, 8, 16})
             for (bool cache : {true, false}) {
                 EngineOptions o   = with_blocks(r.width() * ((31 + block_size - 1) / block_size + 3), block_size);
                 o.context         = 400;

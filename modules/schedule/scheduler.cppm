@@ -483,9 +483,12 @@ int Scheduler::tokens_at_once(const SequenceGroup& group) const {
     return n - window() > chunk ? window() + chunk : n;
 }
 
-// Whether a sequence has blocks for all tokens but those that were just appended.
+// Whether a sequence has blocks for all tokens, or all but those that were just appended are computed. (While older ones are not, the
+// window does not give back yet what the new ones need.)
 bool Scheduler::is_whole(const Sequence& s) const {
-    return int(blocks_.blocks(s.table).size()) >= blocks_.blocks_for(int(s.tokens.size()) - s.n_new);
+    const int n = int(s.tokens.size()), held = int(blocks_.blocks(s.table).size());
+    return held >= blocks_.blocks_for(n) ||
+           (held >= blocks_.blocks_for(n - s.n_new) && (window() == 0 || s.n_computed >= n - s.n_new));
 }
 
 // Whole blocks that a sequence of a group has in common with one before it, the one with which it has most; so far that one is computed
