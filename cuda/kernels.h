@@ -109,8 +109,8 @@ void dequantize(const Weight& weight, Half* out, Context& gpu);
 // Split-KV: the attention of one query over a long sequence is split over its positions, so that a few long sequences keep all
 // SMs busy, too. An item is one split; a reduction adds the splits of a query up. The items of a sequence stand together.
 struct SplitKvItem {
-    std::int32_t row   = -1;         // of q; -1: nothing to do
-    std::int32_t table = 0;          // where the sequence's blocks begin in Plan::block_tables
+    std::int32_t row   = -1; // of q; -1: nothing to do
+    std::int32_t table = 0;  // where the sequence's first block would stand in Plan::block_tables; can be negative
     std::int32_t begin = 0, end = 0; // positions of the split
     std::int32_t n_splits = 1;       // of the sequence
     std::int32_t split    = 0;       // which of them
@@ -127,12 +127,14 @@ struct SplitKvItems {
 
 // The step's plan on the device. Entries beyond a step's own (graphs are captured for rounded sizes) have slot -1.
 struct Plan {
-    const std::int32_t* tokens       = nullptr; // [T]
-    const std::int32_t* positions    = nullptr; // [T]
+    const std::int32_t* tokens    = nullptr; // [T]
+    const std::int32_t* positions = nullptr; // [T]
+    // Slots, and the tables further down, are those of the layers that a kernel runs: each cache group has its own, and in it each block
+    // of an entry.
     const std::int32_t* slots        = nullptr; // [T]
     const std::int32_t* logit_rows   = nullptr; // [L]
-    const std::int32_t* table_start  = nullptr; // [S]
-    const std::int32_t* block_tables = nullptr;
+    const std::int32_t* table_start  = nullptr; // [S] SplitKvItem::table
+    const std::int32_t* block_tables = nullptr; // those behind a layer's window may be missing, but for 256 positions
     SplitKvItems        items;
 };
 

@@ -10,6 +10,7 @@ struct OddShape {
     const char* name;
     DType       type;
     int         hidden, heads, kv_heads, head_dim, rope_dim, ff, vocab, layers = 2;
+    int         window = 0, period = 0; // of each `period` layers the last sees all; 0: none does
 };
 
 // Random rows of `type` whose values are of about 1 / √cols.
@@ -116,6 +117,8 @@ inline void write_odd_model(const std::string& path, const OddShape& s, const st
     number("attention.value_length", s.head_dim);
     number("rope.dimension_count", s.rope_dim);
     w.set("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    if (s.window > 0) number("attention.sliding_window", s.window);
+    if (s.period > 0) number("attention.sliding_window_pattern", s.period);
     std::vector<std::string>  tokens{"<unk>", "<s>", "</s>"};
     std::vector<float>        scores;
     std::vector<std::int32_t> types{2, 3, 3};

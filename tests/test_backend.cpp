@@ -96,12 +96,10 @@ TEST_CASE("rope rotates pairs by position, and K and V land in their slots") {
         StepPlan plan;
         plan.tokens       = {0, 0};
         plan.positions    = {5, 6};
-        plan.slots        = {9, 10}; // block 2, offsets 1 and 2
         plan.token_start  = {0, 2};
         plan.context_lens = {7};
         plan.readable     = {5};
-        plan.block_tables = {0, 2};
-        plan.table_start  = {0, 2};
+        plan.groups[0]    = {{0, 2}, {0}, {{{0, 2}, {9, 10}}}}; // block 2, offsets 1 and 2
         OneOperation  one;
         const ValueId q_id = one.value("q", 16), k_id = one.value("k", 8), v_id = one.value("v", 8);
         one.compile(b, RopeAndStore{q_id, k_id, v_id, {freq, 2.0f, neox}, 0, 8, 0}, cache->layers(), 2);
@@ -169,18 +167,20 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
                     else static_cast<std::uint16_t*>(array)[i] = f32_to_f16(x);
                 }
             // Sequence s: of the prefix 30, 30, 17 or no blocks, then some of its own; the last one runs 21 tokens at once.
-            StepPlan all;
-            all.token_start = all.table_start = {0};
+            StepPlan   all;
+            GroupPlan& tables = all.groups[0];
+            all.token_start = tables.table_start = {0};
             for (int s = 0, own = shared; s < n_seqs; s++) {
                 const int of_prefix = std::array{shared, shared, 17, 0}[std::size_t(s % 4)],
                           n = s == n_seqs - 1 ? 21 : 1, length = (of_prefix + s) * block + 22;
                 for (int i = 0; i < (length + block - 1) / block; i++)
-                    all.block_tables.push_back(i < of_prefix ? i : own++);
+                    tables.parts[0].tables.push_back(i < of_prefix ? i : own++);
                 for (int t = 0; t < n; t++) all.tokens.push_back(0), all.positions.push_back(length - n + t);
                 all.context_lens.push_back(length);
                 all.readable.push_back(length - n);
                 all.token_start.push_back(int(all.tokens.size()));
-                all.table_start.push_back(int(all.block_tables.size()));
+                tables.table_start.push_back(int(tables.parts[0].tables.size()));
+                tables.first_entry.push_back(0);
                 REQUIRE(own < 400);
             }
             std::vector<float> q(all.tokens.size() * cols), together(q.size()), alone(q.size());
@@ -196,12 +196,13 @@ TEST_CASE("attention over a shared prefix gives every sequence what it gets alon
                 StepPlan  one;
                 one.tokens.assign(std::size_t(n), 0);
                 one.positions.assign(all.positions.begin() + first, all.positions.begin() + first + n);
-                one.token_start  = {0, n};
-                one.context_lens = {all.context_lens[s]};
-                one.readable     = {all.readable[s]};
-                one.block_tables.assign(all.block_tables.begin() + all.table_start[s],
-                                        all.block_tables.begin() + all.table_start[s + 1]);
-                one.table_start = {0, int(one.block_tables.size())};
+                one.token_start                  = {0, n};
+                one.context_lens                 = {all.context_lens[s]};
+                one.readable                     = {all.readable[s]};
+                const std::vector<BlockId>& from = tables.parts[0].tables;
+                const std::vector<BlockId>  own_table(from.begin() + tables.table_start[s],
+                                                      from.begin() + tables.table_start[s + 1]);
+                one.groups[0] = {{0, int(own_table.size())}, {0}, {{own_table, {}}}};
                 std::copy_n(q.begin() + first * cols, n * cols, attend.data(q_id));
                 b.run(one);
                 std::copy_n(attend.data(out_id), n * cols, alone.begin() + first * cols);

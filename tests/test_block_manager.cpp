@@ -1,11 +1,14 @@
 // The golden vectors V1, V2, V3, V7 and V8 are those of the paper (section 4.3, Fig. 6 and 8), of a lesson on block
 // pools and of miniVLLM's documentation.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 
 #include "process.h"
 
 import quire.core.base;
 import quire.paging.block_manager;
+import quire.paging.cache_layout;
+import quire.core.tensor;
 import quire.paging.block_hash;
 import quire.paging.prefix_cache;
 import quire.paging.block;
@@ -696,7 +699,9 @@ TEST_CASE("misuse stops the process in every build") {
 }
 
 TEST_CASE("blocks behind a window are given back once, stay cached, and follow a fork and a swap", "[blocks]") {
-    BlockManager       m({.n_blocks = 12, .block_size = 4, .n_swap = 8});
+    CacheLayout layout;
+    layout.groups[0].window = 9;
+    BlockManager       m({.n_blocks = 12, .block_size = 4, .n_swap = 8, .layout = layout});
     std::vector<Token> tokens(20);
     std::iota(tokens.begin(), tokens.end(), 1);
     const TableId t = m.open_table();
@@ -705,13 +710,14 @@ TEST_CASE("blocks behind a window are given back once, stay cached, and follow a
     m.commit();
     m.publish(t, tokens, 20);
     const std::vector<BlockId> before(m.blocks(t).begin(), m.blocks(t).end());
-    CHECK(m.release_before(t, 3) == 0); // not wholly behind
-    CHECK(m.release_before(t, 11) == 2);
-    CHECK(m.release_before(t, 11) == 0);
+    CHECK(m.release_behind(t, 11) == 0); // position 3 is seen, in the first block
+    CHECK(m.release_behind(t, 19) == 2);
+    CHECK(m.release_behind(t, 19) == 0);
     CHECK(m.n_released(t) == 2);
     CHECK(m.blocks(t)[1] == released_block);
     CHECK(m.blocks(t)[2] == before[2]);
     CHECK(m.n_used() == 3);
+    CHECK(m.n_held(t) == 3);
     CHECK(m.is_cached(before[0]));
     m.check_invariants();
     const TableId child = m.fork_table(t);
@@ -731,9 +737,112 @@ TEST_CASE("blocks behind a window are given back once, stay cached, and follow a
     tokens.resize(28, 7);
     REQUIRE(m.allocate_slots(t, 20, 8));
     m.publish(t, tokens, 28);
-    CHECK(m.release_before(t, 24) == 4);
+    CHECK(m.release_behind(t, 32) == 4);
     m.check_invariants();
     m.close_table(t);
     CHECK(m.n_used() == 0);
     m.check_invariants();
+}
+
+TEST_CASE("a prefix is found where a window's last blocks are left, though the first ones are gone", "[blocks]") {
+    CacheLayout layout;
+    layout.groups[0].window = 8;
+    const bool with_all     = GENERATE(false, true); // beside a group that keeps all
+    if (with_all) layout.groups.insert(layout.groups.begin(), CacheGroup{});
+    BlockManager       m({.n_blocks = with_all ? 14 : 6, .block_size = 4, .layout = layout});
+    std::vector<Token> tokens(24);
+    std::iota(tokens.begin(), tokens.end(), 1);
+    const int     window = with_all; // its group
+    const TableId t      = m.open_table();
+    for (int n = 4; n <= 24; n += 4) {
+        REQUIRE(m.allocate_slots(t, n - 4, 4));
+        m.commit();
+        m.publish(t, tokens, n);
+        m.release_behind(t, n);
+    }
+    CHECK(m.n_released(t, window) == 4);
+    m.close_table(t);
+    const TableId other = m.open_table(); // takes the oldest blocks: of positions 0 to 15
+    REQUIRE(m.allocate_slots(other, 0, 8));
+    tokens.resize(27, 99);
+    const TableId again = m.open_table();
+    REQUIRE(m.allocate(again, tokens));
+    CHECK(m.next_unwritten(again, 0, 27) == 24);
+    CHECK(m.n_released(again, window) == 4);
+    CHECK(m.n_found(again) == 6);
+    m.check_invariants();
+}
+
+TEST_CASE("an entry of several blocks is taken, shared, copied and given back as one", "[blocks]") {
+    CacheLayout layout;
+    layout.groups           = {CacheGroup{0, 1, {}, {}}, CacheGroup{8, 3, {}, {}}};
+    layout.layers_per_block = 2;
+    BlockManager  m({.n_blocks = 16, .block_size = 4, .n_swap = 8, .layout = layout});
+    const TableId t = m.open_table();
+    REQUIRE(m.allocate_slots(t, 0, 6));
+    CHECK(m.n_used() == 8);
+    CHECK(m.n_held(t) == 8);
+    const TableId child = m.fork_table(t);
+    CHECK(m.n_used() == 8);
+    REQUIRE(m.allocate_slots(child, 6, 1)); // both groups' last entries are copied
+    CHECK(m.n_used() == 12);
+    BlockMoves moves;
+    m.take_moves(moves);
+    REQUIRE(moves.copies.size() == 4);
+    BlockId from = m.blocks(t, 1)[1], to = m.blocks(child, 1)[1];
+    for (std::size_t i = 1; i < 4; i++, from = m.next_of(from), to = m.next_of(to)) {
+        CHECK(moves.copies[i].from == from);
+        CHECK(moves.copies[i].to == to);
+    }
+    REQUIRE(m.swap_out(std::array{child}));
+    CHECK(m.n_swap_free() == 0);
+    m.check_invariants();
+    CHECK_FALSE(m.swap_out(std::array{t}));
+    m.close_table(t);
+    CHECK(m.n_used() == 0);
+    REQUIRE(m.swap_in(std::array{child}));
+    CHECK(m.n_used() == 8);
+    m.check_invariants();
+    m.close_table(child);
+    CHECK(m.n_free() == 16);
+    m.check_invariants();
+}
+
+TEST_CASE("a layout puts layers with equal caches together and wastes at most 2 % of the pool", "[blocks]") {
+    const std::vector<CacheArray> arrays{{DType::F16, 8, 128}, {DType::F16, 8, 128}};
+    const auto                    layout = [&](int n, int period, int window, int context) {
+        std::vector<LayerCache> layers;
+        for (int i = 0; i < n; i++) layers.push_back({period > 0 && (i + 1) % period == 0 ? 0 : window, arrays});
+        return make_cache_layout(layers, context);
+    };
+    struct Expected {
+        int n, period, window, context;
+        int all, windowed, layers_per_block; // blocks of an entry
+    };
+    for (const Expected& e : {Expected{24, 2, 128, 131072, 1, 1, 12},  // gpt-oss-20b
+                              Expected{48, 6, 1024, 131072, 1, 5, 8},  // Gemma 3 12B
+                              Expected{62, 6, 1024, 131072, 5, 26, 2}, // Gemma 3 27B
+                              Expected{34, 6, 1024, 131072, 5, 29, 1}, // Gemma 3 4B
+                              Expected{42, 2, 4096, 8192, 1, 1, 21},   // Gemma 2 9B
+                              Expected{42, 2, 4096, 4096, 1, 0, 42},   // its context is no longer than its window
+                              Expected{32, 0, 4096, 32768, 0, 1, 32},  // Mistral 7B
+                              Expected{32, 1, 0, 32768, 1, 0, 32}}) {
+        CAPTURE(e.n, e.period, e.window);
+        const CacheLayout made = layout(e.n, e.period, e.window, e.context);
+        CHECK(made.layers_per_block == e.layers_per_block);
+        CHECK(made.waste() <= 0.02);
+        CHECK(made.keeps_all() == (e.all > 0));
+        REQUIRE(made.groups.size() == std::size_t((e.all > 0) + (e.windowed > 0)));
+        if (e.all > 0) CHECK(made.groups.front().blocks == e.all);
+        if (e.windowed > 0) CHECK(made.groups.back().blocks == e.windowed);
+        if (e.windowed > 0) CHECK(made.groups.back().window == e.window);
+        std::size_t n = 0;
+        for (const CacheGroup& g : made.groups) n += g.layers.size();
+        CHECK(n == std::size_t(e.n));
+    }
+    const CacheLayout gemma = layout(48, 6, 1024, 131072);
+    CHECK(gemma.blocks_per_entry() == 6);
+    CHECK(gemma.blocks_at_once(32768, 16) == 2048 + 5 * 65);
+    CHECK(gemma.blocks_at_once(100, 16) == 7 * 6);
+    CHECK(gemma.blocks_at_once(32768, 16, true) == 2048 * 6);
 }

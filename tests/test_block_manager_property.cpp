@@ -7,6 +7,7 @@
 
 import quire.core.base;
 import quire.paging.block_manager;
+import quire.paging.cache_layout;
 import quire.paging.block_hash;
 import quire.paging.block;
 import quire.core.std;
@@ -23,13 +24,13 @@ struct Live {
     std::vector<std::vector<Token>> tokens;
     std::vector<int>                computed;
     CacheNamespace                  space;
-    bool                            swapped = false, pinned = false;
+    bool                            swapped = false, pinned = false, whole = false;
 };
 
 class World {
 public:
-    World(int n_blocks, int block_size, unsigned seed, ChainHash hash = chain_hash)
-        : random_(seed), size_(block_size), m_({n_blocks, block_size, n_blocks / 2, {}, hash}),
+    World(int n_blocks, int block_size, unsigned seed, ChainHash hash = chain_hash, const CacheLayout& layout = {})
+        : random_(seed), size_(block_size), m_({n_blocks, block_size, n_blocks / 2, {}, hash, layout}),
           device_(std::size_t(n_blocks * block_size)), swap_(std::size_t(n_blocks / 2 * block_size)) {}
 
     void operation() {
@@ -47,6 +48,7 @@ public:
             } else if (what == 5) fork(l);
             else if (what == 6) free_one(at);
             else if (what == 7 && below(4) == 0) pin(l);
+            else if (what == 8) give_back(l);
             else append(l);
         }
         m_.check_invariants();
@@ -86,15 +88,28 @@ private:
         happened["swap_in"] += int(moves.swap_in.size());
     }
 
-    // Writes positions first .. n-1 of one sequence, after looking at all that it would read.
+    // Writes positions first .. n-1 of one sequence, after looking at all that it would read, in the blocks of each group.
     void write(Live& l, std::size_t i, int first, int n) {
         Content content = 0;
         for (int p = 0; p < n; p++) {
-            content     = next_content(content, l.space, l.tokens[i][std::size_t(p)]);
-            Content& at = device_[std::size_t(m_.slot(l.tables[i], p))];
-            if (p < first) REQUIRE(at == content);
-            at = content;
+            content = next_content(content, l.space, l.tokens[i][std::size_t(p)]);
+            for (int g = 0; g < m_.n_groups(); g++) {
+                const int window = m_.layout().groups[std::size_t(g)].window;
+                if (window > 0 && p < first - window + 1) continue;
+                BlockId block = m_.blocks(l.tables[i], g)[std::size_t(p / size_)];
+                REQUIRE(block >= 0);
+                for (Content own = content + Content(g); block >= 0; block = m_.next_of(block), own *= 3) {
+                    Content& at = device_[std::size_t(block * size_ + p % size_)];
+                    if (p < first) REQUIRE(at == own);
+                    at = own;
+                }
+            }
         }
+    }
+
+    void give_back(Live& l) {
+        for (std::size_t i = 0; i < l.tables.size(); i++)
+            happened["given back"] += m_.release_behind(l.tables[i], l.computed[i]);
     }
 
     void admit() {
@@ -106,7 +121,8 @@ private:
         const int          n = 1 + below(most), kind = below(3), differs = below(2 * most);
         for (int p = 0; p < n; p++) tokens.push_back(p >= differs ? below(2) : kind);
         const TableId t = m_.open_table(l.space);
-        if (!m_.allocate(t, tokens, below(3))) {
+        l.whole         = below(4) == 0;
+        if (!m_.allocate(t, tokens, below(3), true, l.whole)) {
             m_.close_table(t);
             happened["refused"]++;
             return;
@@ -180,6 +196,8 @@ private:
 
     void pin(Live& l) {
         if (l.tables.size() != 1 || m_.n_pinned() > m_.n_blocks() / 4) return;
+        for (int g = 0; g < m_.n_groups(); g++)
+            if (m_.n_released(l.tables[0], g) > 0) return;
         m_.pin_table(l.tables[0], l.tokens[0]);
         l.pinned = true;
         happened["pin"]++;
@@ -220,8 +238,17 @@ namespace {
 
 // Of a pool of n_blocks blocks, and how many operations.
 struct Pool {
-    int n_blocks, block_size, operations;
+    int         n_blocks, block_size, operations;
+    CacheLayout layout = {};
 };
+
+// (window, blocks of an entry) of each group.
+CacheLayout groups(std::initializer_list<std::pair<int, int>> all) {
+    CacheLayout layout;
+    layout.groups.clear();
+    for (auto [window, blocks] : all) layout.groups.push_back({window, blocks, {}, {}});
+    return layout;
+}
 
 // QUIRE_LONG=1: so many on each, whatever the pool says.
 std::map<std::string, int> try_out(const std::vector<Pool>& pools, ChainHash hash, int many) {
@@ -231,7 +258,8 @@ std::map<std::string, int> try_out(const std::vector<Pool>& pools, ChainHash has
     std::map<std::string, int> happened;
     for (const Pool& pool : pools) {
         CAPTURE(seed, pool.n_blocks, pool.block_size);
-        World world(pool.n_blocks, pool.block_size, seed + unsigned(pool.n_blocks * 1000 + pool.block_size), hash);
+        World world(pool.n_blocks, pool.block_size, seed + unsigned(pool.n_blocks * 1000 + pool.block_size), hash,
+                    pool.layout);
         for (int i = 0, n = all ? many : pool.operations; i < n; i++) {
             CAPTURE(i);
             world.operation();
@@ -272,8 +300,30 @@ TEST_CASE("random histories: every invariant after each operation, and every slo
     }
 }
 
+TEST_CASE("random histories with windows, several groups, and entries of several blocks") {
+    auto happened = try_out({{8, 4, 60'000, groups({{6, 1}})},
+                             {16, 3, 60'000, groups({{0, 1}, {5, 1}})},
+                             {40, 4, 60'000, groups({{0, 1}, {9, 3}})},
+                             {60, 2, 60'000, groups({{0, 2}, {0, 1}, {4, 3}})},
+                             {50, 4, 60'000, groups({{0, 1}, {20, 1}, {7, 2}, {1, 1}})},
+                             {37, 16, 30'000, groups({{20, 2}, {8, 1}})},
+                             {600, 8, 2'000, groups({{0, 1}, {16, 5}})}},
+                            chain_hash, 500'000);
+    for (const char* what : {"copies", "swap_out", "swap_in", "refused", "hit", "miss", "partial", "append", "no room",
+                             "fork", "cancel", "pin", "given back"}) {
+        CAPTURE(what);
+        CHECK(happened[what] > 100);
+    }
+}
+
 TEST_CASE("random histories with hashes that collide") {
-    const std::vector<Pool> pools = {{3, 4, 20'000}, {8, 1, 40'000}, {16, 3, 40'000}, {37, 4, 40'000}, {64, 2, 20'000}};
+    const std::vector<Pool> pools = {{3, 4, 20'000},
+                                     {8, 1, 40'000},
+                                     {16, 3, 40'000},
+                                     {37, 4, 40'000},
+                                     {64, 2, 20'000},
+                                     {40, 4, 20'000, groups({{0, 1}, {9, 3}})},
+                                     {16, 4, 20'000, groups({{6, 1}})}};
     for (const ChainHash hash : {short_hash<0>, short_hash<1>, short_hash<3>, short_hash<5>}) {
         auto happened = try_out(pools, hash, 250'000);
         for (const char* what : {"hit", "partial", "swap_in", "pin"}) {

@@ -28,14 +28,19 @@ namespace {
 struct MixModel {
     const char* name;
     int         heads = 0, kv_heads = 0, head_dim = 0;
-    DType       type = DType::F16;
-    const char* file = nullptr;
+    DType       type   = DType::F16;
+    const char* file   = nullptr;
+    int         layers = 4, window = 0, period = 0;
 };
 constexpr MixModel mix_models[] = {{"heads of 64", 9, 3, 64},
                                    {"heads of 96", 8, 4, 96},
                                    {"heads of 128", 8, 2, 128},
                                    {"heads of 256", 4, 1, 256},
                                    {"heads of 64, Q8_0", 8, 8, 64, DType::Q8_0},
+                                   {"heads of 64, a window", 9, 3, 64, DType::F16, nullptr, 4, 50},
+                                   {"heads of 128, windows in half", 8, 2, 128, DType::F16, nullptr, 4, 100, 2},
+                                   {"heads of 256, windows in 5 of 6", 4, 1, 256, DType::F16, nullptr, 6, 40, 6},
+                                   {.name = "windows and caps", .file = "models/gemma2-Q8_0.gguf"},
                                    {.name = "experts", .file = "models/qwen3moe-Q8_0.gguf"},
                                    {.name = "latent attention and experts", .file = "models/deepseek2-Q8_0.gguf"}};
 
@@ -44,7 +49,8 @@ class ModelFile {
 public:
     explicit ModelFile(const MixModel& m) : path(m.file ? reference(m.file) : temporary()), is_own_(m.file == nullptr) {
         if (is_own_)
-            write_odd_model(path, {m.name, m.type, 1024, m.heads, m.kv_heads, m.head_dim, m.head_dim, 2048, 512, 4});
+            write_odd_model(path, {m.name, m.type, 1024, m.heads, m.kv_heads, m.head_dim, m.head_dim, 2048, 512,
+                                   m.layers, m.window, m.period});
     }
     ModelFile(const ModelFile&)            = delete;
     ModelFile& operator=(const ModelFile&) = delete;

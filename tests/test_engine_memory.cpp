@@ -452,8 +452,8 @@ TEST_CASE("a pinned prefix outlives any pressure, and is let go on request") {
 
 TEST_CASE("in every preemption mode a preempted request goes on as if nothing had been") {
     pipelined               = GENERATE(false, true);
-    const std::string model = reference(cat("models/", kinds[std::size_t(GENERATE(0, 2, 3, 4))]));
-    CAPTURE(model); // but the one whose windows leave room for both
+    const std::string model = reference(cat("models/", kinds[std::size_t(GENERATE(0, 3, 4))]));
+    CAPTURE(model); // but those whose windows leave room for both
     // vLLM's output was once incomplete after a recomputation.
     const Request a = greedy(prompt_of(30), 60), b = greedy(prompt_of(30, 200), 60);
     Engine        roomy  = load(model, with_blocks(64));
@@ -493,11 +493,81 @@ TEST_CASE("blocks behind the window of every layer are given back, and the text 
     CHECK(small.stats().memory.released_blocks >= 30);
     CHECK(totals(small.snapshot()).used == 0);
     small.check_invariants();
-    // A model with a layer that sees everything keeps all of them.
-    EngineOptions all  = with_blocks(64);
-    Engine        both = load(reference("models/gemma2-Q8_0.gguf"), all);
-    run_one(both, greedy(prompt_of(40), 100));
-    CHECK(both.stats().memory.released_blocks == 0);
+}
+
+TEST_CASE("layers with a window give their blocks back beside layers that see all, and the text stays the same") {
+    pipelined              = GENERATE(false, true);
+    const std::string path = reference("models/gemma2-Q8_0.gguf"); // a window in every other layer
+    const Request     r = greedy(prompt_of(40), 150), other = sampled(prompt_of(30, 100), 120, 3);
+    Engine            roomy  = load(path, with_blocks(64));
+    const int         window = roomy.config().sliding_window;
+    REQUIRE(window < 64);
+    const Answers want = run_one(roomy, r), want_other = run_one(roomy, other);
+    CHECK(roomy.stats().memory.released_blocks > 0);
+    for (int block_size : {4, 16})
+        for (const auto mode : {PreemptionMode::swap, PreemptionMode::recompute}) {
+            // Together they hold 190 + 150 positions of some layers and a window of the others.
+            const int entries = (190 + block_size - 1) / block_size + (150 + block_size - 1) / block_size + 2,
+                      seen    = 2 * (window / block_size + 3);
+            EngineOptions o   = with_blocks((entries + seen) / 2 + 1, block_size);
+            o.preemption_mode = mode;
+            o.watermark       = 0;
+            Engine     engine = load(path, o);
+            const auto got    = run_all(engine, {{r}, {other}});
+            CAPTURE(block_size, int(mode));
+            CHECK(identical(got[0], want));
+            CHECK(identical(got[1], want_other));
+            CHECK(engine.stats().preemptions == 0);
+            CHECK(totals(engine.snapshot()).used == 0);
+            // And with less, where one of them has to wait.
+            o.kv_blocks      = ((190 + block_size - 1) / block_size + window / block_size + 11) / 2;
+            Engine     small = load(path, o);
+            const auto again = run_all(small, {{r}, {other}, {r, 40}});
+            CHECK(identical(again[0], want));
+            CHECK(identical(again[1], want_other));
+            CHECK(identical(again[2], want));
+            CHECK(small.stats().preemptions > 0);
+            CHECK(totals(small.snapshot()).used == 0);
+        }
+}
+
+TEST_CASE("answers and beams that share blocks of several groups are those of a large pool") {
+    pipelined               = GENERATE(false, true);
+    const std::string path  = reference("models/gemma2-Q8_0.gguf");
+    Request           many  = sampled(prompt_of(50), 90, 5);
+    many.n                  = 3;
+    const Request search    = beam(prompt_of(45, 7), 60, 3);
+    Engine        roomy     = load(path, with_blocks(200));
+    const Answers want_many = run_one(roomy, many), want_search = run_one(roomy, search);
+    for (const auto mode : {PreemptionMode::swap, PreemptionMode::recompute})
+        for (int block_size : {4, 16}) {
+            EngineOptions o   = with_blocks(440 / block_size, block_size);
+            o.preemption_mode = mode;
+            Engine     engine = load(path, o);
+            const auto got    = run_all(engine, {{many}, {search}, {many, 20}});
+            CAPTURE(block_size, int(mode));
+            CHECK(identical(got[0], want_many));
+            CHECK(identical(got[1], want_search));
+            CHECK(identical(got[2], want_many));
+        }
+}
+
+TEST_CASE("a prompt is found again though the first blocks of a window are gone, in every family with windows") {
+    pipelined              = GENERATE(false, true);
+    const std::string path = reference(GENERATE("models/mistral-swa-Q8_0.gguf", "models/gemma2-Q8_0.gguf"));
+    CAPTURE(path);
+    EngineOptions o           = with_blocks(30, 8);
+    o.watermark               = 0;
+    Engine             engine = load(path, o);
+    std::vector<Token> text   = prompt_of(150);
+    const Request      r      = greedy(text, 30);
+    const Answers      want   = run_one(engine, r);
+    // Another text takes blocks that were given back first: those at the beginning of the windows.
+    run_one(engine, greedy(prompt_of(60, 300), 4));
+    const Answers again = run_one(engine, r);
+    CHECK(identical(again, want));
+    CHECK(again.cached_tokens >= 144); // all whole blocks before its last token
+    CHECK(totals(engine.snapshot()).used == 0);
 }
 
 TEST_CASE("a text longer than the pool goes on after a preemption where its window fits") {
@@ -526,9 +596,9 @@ TEST_CASE("a text longer than the pool goes on after a preemption where its wind
                 CAPTURE(kind, int(mode), block_size, cache, pool);
                 REQUIRE(pool < 290);
                 // Two of them, each of which takes the pool for itself; the second while the text is computed again.
-                const Request urgent = greedy(prompt_of(pool - 8, 300), 5);
+                const Request urgent = greedy(prompt_of(pool - 8, 300), 5), next = greedy(prompt_of(pool - 8, 500), 5);
                 Engine        engine = load(path, o);
-                const auto    got    = run_all(engine, {{r}, {urgent, 200}, {urgent, 207}});
+                const auto    got    = run_all(engine, {{r}, {urgent, 200}, {next, 207}});
                 CHECK(identical(got[0], want));
                 CHECK(got[0].n_preempted == 2);
                 CHECK(got[1].by_index.at(0).tokens.size() == 5);

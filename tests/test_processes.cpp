@@ -25,13 +25,13 @@ using namespace quire::testing;
 
 namespace {
 
-constexpr StepMessageLimits limits{.block_size    = 4,
-                                   .n_blocks      = 500,
-                                   .n_swap        = 20,
-                                   .context       = 200,
-                                   .max_tokens    = 300,
-                                   .max_sequences = 70,
-                                   .vocab_size    = 200'000};
+const StepMessageLimits limits{.block_size    = 4,
+                               .n_blocks      = 500,
+                               .n_swap        = 20,
+                               .context       = 200,
+                               .max_tokens    = 300,
+                               .max_sequences = 70,
+                               .vocab_size    = 200'000};
 
 struct Planned {
     int                  context = 0, n_tokens = 1;
@@ -41,19 +41,20 @@ struct Planned {
 StepPlan plan_of(const std::vector<Planned>& sequences, std::mt19937& random) {
     StepPlan plan;
     plan.token_start.push_back(0);
-    plan.table_start.push_back(0);
+    plan.groups[0].table_start.push_back(0);
     for (const Planned& s : sequences) {
         for (int position = s.context - s.n_tokens; position < s.context; position++) {
             plan.tokens.push_back(int(random() % 128'000));
             plan.positions.push_back(position);
-            plan.slots.push_back(s.table[std::size_t(position / 4)] * 4 + position % 4);
+            plan.groups[0].parts[0].slots.push_back(s.table[std::size_t(position / 4)] * 4 + position % 4);
         }
         plan.token_start.push_back(plan.n_tokens());
         plan.context_lens.push_back(s.context);
         plan.readable.push_back(random() % 4 == 0 ? int(random() % unsigned(s.context - s.n_tokens + 1))
                                                   : s.context - s.n_tokens);
-        plan.block_tables.insert(plan.block_tables.end(), s.table.begin(), s.table.end());
-        plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
+        plan.groups[0].parts[0].tables.insert(plan.groups[0].parts[0].tables.end(), s.table.begin(), s.table.end());
+        plan.groups[0].first_entry.push_back(0);
+        plan.groups[0].table_start.push_back(std::int32_t(plan.groups[0].parts[0].tables.size()));
         plan.logit_rows.push_back(plan.n_tokens() - 1);
     }
     return plan;
@@ -165,12 +166,13 @@ TEST_CASE("a step arrives in another process as it was sent", "[ranks]") {
         REQUIRE(ok);
         CHECK(got.tokens == plan.tokens);
         CHECK(got.positions == plan.positions);
-        CHECK(got.slots == plan.slots);
+        CHECK(got.groups[0].parts[0].slots == plan.groups[0].parts[0].slots);
         CHECK(got.token_start == plan.token_start);
         CHECK(got.context_lens == plan.context_lens);
         CHECK(got.readable == plan.readable);
-        CHECK(got.block_tables == plan.block_tables);
-        CHECK(got.table_start == plan.table_start);
+        CHECK(got.groups[0].parts[0].tables == plan.groups[0].parts[0].tables);
+        CHECK(got.groups[0].table_start == plan.groups[0].table_start);
+        CHECK(got.groups[0].first_entry == plan.groups[0].first_entry);
         CHECK(got.logit_rows == plan.logit_rows);
     }
 }
@@ -215,7 +217,7 @@ TEST_CASE("a step message that cannot be is refused, whatever is wrong with it",
             const bool ok = StepReceiver(limits).read(broken, plan).has_value();
             refused += !ok;
             if (!ok) continue;
-            for (std::int32_t slot : plan.slots) REQUIRE((slot >= 0 && slot < 2000));
+            for (std::int32_t slot : plan.groups[0].parts[0].slots) REQUIRE((slot >= 0 && slot < 2000));
             for (Token t : plan.tokens) REQUIRE((t >= 0 && t < limits.vocab_size));
         } else if (auto ok = read_moves(broken, limits, moves); ok) {
             for (auto [from, to] : moves.swap_in) REQUIRE((from >= 0 && from < 20 && to >= 0 && to < 500));

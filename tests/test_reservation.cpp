@@ -60,8 +60,8 @@ std::vector<RequestId> step(Scheduler& s, StepPlan& plan) {
 }
 
 std::vector<BlockId> table_of(const StepPlan& plan, std::size_t sequence) {
-    return {plan.block_tables.begin() + plan.table_start[sequence],
-            plan.block_tables.begin() + plan.table_start[sequence + 1]};
+    return {plan.groups[0].parts[0].tables.begin() + plan.groups[0].table_start[sequence],
+            plan.groups[0].parts[0].tables.begin() + plan.groups[0].table_start[sequence + 1]};
 }
 
 } // namespace

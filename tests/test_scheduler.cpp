@@ -35,19 +35,23 @@ Request request(int n_prompt, int max_tokens, Token first = 0) {
 void check_readable(const StepPlan& plan, int block_size) {
     REQUIRE(plan.readable.size() == std::size_t(plan.n_seqs()));
     std::map<BlockId, int> written; // the first offset in a block that a row of this step writes
-    for (std::int32_t slot : plan.slots) {
-        const auto [at, is_new] = written.try_emplace(slot / block_size, slot % block_size);
-        at->second              = std::min(at->second, slot % block_size);
-    }
+    for (const GroupPlan& group : plan.groups)
+        for (const GroupPlan::Part& part : group.parts)
+            for (std::int32_t slot : part.slots) {
+                const auto [at, is_new] = written.try_emplace(slot / block_size, slot % block_size);
+                at->second              = std::min(at->second, slot % block_size);
+            }
     for (std::size_t s = 0; s < plan.readable.size(); s++) {
         const int first = plan.positions[std::size_t(plan.token_start[s])];
         REQUIRE(plan.readable[s] >= 0);
         REQUIRE(plan.readable[s] <= first);
-        for (int i = 0; i * block_size < first; i++) {
-            const BlockId id = plan.block_tables[std::size_t(plan.table_start[s] + i)];
-            if (const auto at = written.find(id); at != written.end())
-                REQUIRE(std::min(plan.readable[s], (i + 1) * block_size) <= i * block_size + at->second);
-        }
+        for (const GroupPlan& group : plan.groups)
+            for (const GroupPlan::Part& part : group.parts)
+                for (int i = group.first_entry[s]; i * block_size < first; i++) {
+                    const BlockId id = part.tables[std::size_t(group.origin(s) + i)];
+                    if (const auto at = written.find(id); id >= 0 && at != written.end())
+                        REQUIRE(std::min(plan.readable[s], (i + 1) * block_size) <= i * block_size + at->second);
+                }
     }
 }
 
@@ -74,7 +78,7 @@ std::vector<RequestId> run_step(Scheduler& s, StepPlan& plan) {
 std::vector<RequestId> run_all(Scheduler& s) {
     StepPlan               plan;
     std::vector<RequestId> done;
-    for (int i = 0; i < 200 && !s.idle(); i++)
+    for (int i = 0; i < 2000 && !s.idle(); i++)
         for (RequestId id : run_step(s, plan)) done.push_back(id);
     CHECK(s.idle());
     CHECK(s.blocks().n_used() == 0);
@@ -114,8 +118,9 @@ TEST_CASE("the plan's slots are the table's blocks") {
     for (std::size_t seq = 0; seq < 2; seq++)
         for (int row = plan.token_start[seq]; row < plan.token_start[seq + 1]; row++) {
             const int     position = plan.positions[std::size_t(row)];
-            const BlockId block    = plan.block_tables[std::size_t(plan.table_start[seq] + position / 4)];
-            CHECK(plan.slots[std::size_t(row)] == block * 4 + position % 4);
+            const BlockId block =
+                plan.groups[0].parts[0].tables[std::size_t(plan.groups[0].table_start[seq] + position / 4)];
+            CHECK(plan.groups[0].parts[0].slots[std::size_t(row)] == block * 4 + position % 4);
         }
 }
 
@@ -530,14 +535,15 @@ TEST_CASE("a step that was planned ahead is the one that would have been schedul
             REQUIRE(plan_b.positions == plan_a.positions);
             REQUIRE(plan_b.token_start == plan_a.token_start);
             REQUIRE(plan_b.context_lens == plan_a.context_lens);
-            REQUIRE(plan_b.table_start == plan_a.table_start);
+            REQUIRE(plan_b.groups[0].table_start == plan_a.groups[0].table_start);
             REQUIRE(plan_b.logit_rows == plan_a.logit_rows);
             for (int s = 0; s < plan_b.n_seqs(); s++) // other blocks, perhaps, but the slots are theirs
                 for (int row = plan_b.token_start[std::size_t(s)]; row < plan_b.token_start[std::size_t(s) + 1];
                      row++) {
                     const int  position = plan_b.positions[std::size_t(row)];
-                    const auto table    = std::size_t(plan_b.table_start[std::size_t(s)] + position / 4);
-                    REQUIRE(plan_b.slots[std::size_t(row)] == plan_b.block_tables[table] * 4 + position % 4);
+                    const auto table    = std::size_t(plan_b.groups[0].table_start[std::size_t(s)] + position / 4);
+                    REQUIRE(plan_b.groups[0].parts[0].slots[std::size_t(row)] ==
+                            plan_b.groups[0].parts[0].tables[table] * 4 + position % 4);
                 }
             (ahead ? adopted : scheduled)++;
         }
@@ -574,8 +580,8 @@ TEST_CASE("equal prompts that share a step write no slot twice in it") {
     for (int step = 0; step < 20; step++) {
         run_step(s, plan);
         std::set<std::int32_t> written;
-        for (std::size_t row = 0; row < plan.slots.size(); row++) {
-            CHECK(written.insert(plan.slots[row]).second);
+        for (std::size_t row = 0; row < plan.groups[0].parts[0].slots.size(); row++) {
+            CHECK(written.insert(plan.groups[0].parts[0].slots[row]).second);
             rows += plan.positions[row] < 32;
         }
     }
@@ -733,11 +739,11 @@ TEST_CASE("few prompts are begun before the one that came first is through") {
 
 TEST_CASE(
     "a prompt that is longer than the pool runs in chunks where its window fits, and comes back after a preemption") {
-    SchedulerOptions o = small(7); // 28 tokens
-    o.context          = 256;
-    o.window           = 12;
-    o.n_swap           = 0;
-    o.prefix_cache     = GENERATE(true, false);
+    SchedulerOptions o        = small(7); // 28 tokens
+    o.context                 = 256;
+    o.layout.groups[0].window = 12;
+    o.n_swap                  = 0;
+    o.prefix_cache            = GENERATE(true, false);
     Scheduler s(o);
     StepPlan  plan;
     Request   low = request(100, 60, 1000);
@@ -761,4 +767,79 @@ TEST_CASE(
     Request pin = request(100, 60);
     pin.pin     = true; // is kept whole
     CHECK_FALSE(Scheduler(o).check_request(pin));
+}
+
+// -- cache groups
+
+TEST_CASE("a plan has the tables of every group, each from its window on") {
+    SchedulerOptions o = small(60);
+    o.context          = 256;
+    o.layout.groups    = {CacheGroup{0, 1, {}, {}}, CacheGroup{6, 2, {}, {}}};
+    Scheduler s(o);
+    StepPlan  plan;
+    s.add(1, request(20, 20));
+    for (int step = 0; step < 10; step++) {
+        run_step(s, plan);
+        REQUIRE(plan.groups.size() == 2);
+        REQUIRE(plan.groups[0].parts.size() == 1);
+        REQUIRE(plan.groups[1].parts.size() == 2);
+        std::set<BlockId> all;
+        for (const GroupPlan& group : plan.groups)
+            for (const GroupPlan::Part& part : group.parts)
+                for (int row = 0; row < plan.n_tokens(); row++) {
+                    const int     position = plan.positions[std::size_t(row)];
+                    const BlockId block    = part.tables[std::size_t(group.origin(0) + position / 4)];
+                    CHECK(part.slots[std::size_t(row)] == block * 4 + position % 4);
+                    all.insert(block);
+                }
+        CHECK(all.size() >= 3); // no two groups, and no two blocks of an entry, are one
+    }
+    const int length = plan.context_lens[0];
+    CHECK(s.blocks().n_released(s.find(1)->sequences[0]->table, 1) == (length - 6 + 1) / 4);
+    CHECK(s.blocks().n_released(s.find(1)->sequences[0]->table, 0) == 0);
+    CHECK(s.stats().released_blocks > 0);
+    CHECK(run_all(s).size() == 1);
+    CHECK(s.blocks().n_used() == 0);
+}
+
+TEST_CASE("requests of every kind end, whatever groups a model has") {
+    const std::vector<std::vector<CacheGroup>> layouts{
+        {{0, 1, {}, {}}, {6, 1, {}, {}}},
+        {{0, 2, {}, {}}, {9, 3, {}, {}}},
+        {{12, 1, {}, {}}, {5, 2, {}, {}}},
+        {{0, 1, {}, {}}, {0, 1, {}, {}}, {8, 1, {}, {}}, {1, 1, {}, {}}}};
+    SchedulerStats sum;
+    for (unsigned seed = 0; seed < 120; seed++) {
+        std::mt19937     random(seed);
+        auto             below = [&](int n) { return int(random() % unsigned(n)); };
+        SchedulerOptions o     = small(70 + below(40));
+        o.layout.groups        = layouts[seed % layouts.size()];
+        o.context              = 128;
+        o.n_swap               = below(2) * 120;
+        o.preemption_mode      = below(2) ? PreemptionMode::swap : PreemptionMode::recompute;
+        o.max_batch_tokens     = 8 + below(40);
+        Scheduler s(o);
+        const int n = 3 + below(5);
+        for (int i = 0; i < n; i++) {
+            Request r  = request(1 + below(30), 20 + below(60), below(2) ? 0 : Token(100 * i));
+            r.n        = 1 + below(2);
+            r.priority = below(3);
+            if (s.check_request(r)) s.add(RequestId(i) + 1, r);
+            else s.add(RequestId(i) + 1, request(3, 3));
+        }
+        CAPTURE(seed);
+        CHECK(run_all(s).size() == std::size_t(n));
+        CHECK(s.blocks().n_used() == 0);
+        sum.released_blocks += s.stats().released_blocks;
+        sum.swaps_in += s.stats().swaps_in;
+        sum.swaps_out += s.stats().swaps_out;
+        sum.preemptions += s.stats().preemptions;
+        sum.recomputations += s.stats().recomputations;
+        sum.copied_blocks += s.stats().copied_blocks;
+    }
+    CHECK(sum.released_blocks > 100);
+    CAPTURE(sum.preemptions, sum.swaps_out);
+    CHECK(sum.swaps_in > 0);
+    CHECK(sum.recomputations > 0);
+    CHECK(sum.copied_blocks > 0);
 }

@@ -27,6 +27,9 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 10'000))
         ->capture_default_str();
     blocks_command->add_flag("--json", json, "print JSON instead of a Markdown table");
+    CLI::App* windows_command = app.add_subcommand(
+        "windows", "KV memory of models whose layers see different windows, without a model");
+    windows_command->add_flag("--json", json, "print JSON instead of a Markdown table");
     Arguments  a;
     const auto model_options = [&](CLI::App* c) {
         c->add_option("-m,--model", a.model, "GGUF file")->required();
@@ -185,6 +188,7 @@ int run(int argc, char** argv) {
     if (replicas_command->parsed()) return replicas(replicas_arguments);
     if (paper_command->parsed()) return paper(std::move(paper_arguments));
     if (make_command->parsed()) return make_model(a);
+    if (windows_command->parsed()) return windows(json);
     return blocks(repetitions, json);
 }
 

@@ -29,8 +29,9 @@ struct KvLayer {
     void* v        = nullptr;    // latent: null
     DType type     = DType::F16; // or F32
     int   n_blocks = 0, block_size = 0, n_kv_heads = 0, head_dim = 0;
-    int   value_dim = 0;     // head_dim, unless latent
-    bool  on_host   = false; // the swap pool
+    int   value_dim = 0;       // head_dim, unless latent
+    bool  on_host   = false;   // the swap pool
+    int   group = 0, part = 0; // whose block tables and slots of a plan lead to its blocks: GroupPlan::parts
 
     bool latent() const { return v == nullptr; }
 
@@ -41,10 +42,11 @@ struct KvLayer {
 
 // Upper bounds of an engine's steps; memory for them is allocated once.
 struct StepLimits {
-    int max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
-    int n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
-    int n_windows = 1; // different sliding windows of the layers, where none counts as one
-    int n_experts = 0, experts_used = 0, hidden_size = 0;
+    int              max_tokens = 0, max_logit_rows = 0, max_sequences = 0, max_blocks_per_sequence = 0, context = 0;
+    int              n_layers = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0, value_dim = 0, vocab_size = 0;
+    int              n_windows = 1;   // different sliding windows of the layers, where none counts as one
+    std::vector<int> parts     = {1}; // of each cache group: GroupPlan::parts
+    int              n_experts = 0, experts_used = 0, hidden_size = 0;
     int n_ranks = 1, rank_vocab = 0; // that run the model together; rows of this rank's part of the logits' matrix
 };
 
@@ -79,8 +81,8 @@ private:
     StepShape          most_;
 };
 
-// One step is run(plan), sample(), results(). run() and sample() may return before the device is done; results() is the one
-// wait, and comes before the next run() or copy_blocks(). The tokens, positions, slots, block tables and lengths that the
+// One step is run(plan), sample(), results(). run(), sample() and copy_blocks() may return before the device is done, which does all of
+// them in order; results() is the one wait of a step, and comes before the next run() or copy_blocks(). The tokens, positions, slots, block tables and lengths that the
 // operations speak of are the plan's.
 class Backend {
 public:
@@ -129,7 +131,8 @@ public:
     // -- the program
     // Before the first step, after the weights.
     virtual Result<void> prepare_steps(const StepLimits& limits) = 0;
-    // What every step runs from now on, with its values and the KV cache of each layer. All three outlive the last step.
+    // What every step runs from now on, with its values and the KV cache of each layer. All three outlive the last step. Layers whose
+    // blocks have other parts share arrays.
     virtual void compile(const Program& program, const Activations& values, std::span<const KvLayer> layers) = 0;
     // How: text for a person, one line per operation or kernel.
     virtual std::string explain() const = 0;
@@ -144,10 +147,12 @@ public:
     virtual StepResults results() { return {}; }
     // Rows of float32 in memory that the host can read, valid until the next call.
     virtual std::span<const float> to_host(const Tensor& tensor) = 0;
-    // Copies whole blocks, K and V of every layer, all of the list in one call, with the result of doing them in order. For
-    // copy-on-write `from` and `to` are the device's layers; for swapping one of them is the swap pool's.
+    // Copies whole blocks, all of the list in one call, with the result of doing them in order. `from` and `to` are the arrays of a pool:
+    // for copy-on-write the device's, for swapping one of them is the swap pool's.
     virtual void copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                              std::span<const KvLayer> to) = 0;
+    // Waits for the copies that copy_blocks() has begun.
+    virtual void finish_copies() {}
 };
 
 } // namespace quire

@@ -1,4 +1,4 @@
-// quire.compute.kv_cache: the K and V arrays of every layer in blocks, on the device and, for swapping, on the host.
+// quire.compute.kv_cache: the K and V arrays of the layers in blocks, on the device and, for swapping, on the host.
 // **Owns** their memory; the block manager knows which block holds what.
 export module quire.compute.kv_cache;
 
@@ -8,31 +8,40 @@ import quire.core.base;
 import quire.core.std;
 import quire.core.tensor;
 import quire.model_file.config;
+import quire.model_file.family;
 import quire.paging.block;
+import quire.paging.cache_layout;
 
 export namespace quire {
 
+// The groups of a model's layers (quire.paging.cache_layout), with keys and values of a type and sequences of at most `context`
+// tokens. Where prompts are computed whole, all layers keep all positions.
+CacheLayout cache_layout(const ModelConfig& config, DType type, int context);
+
 class KvCache {
 public:
-    // Allocates memory for n_blocks × block_size tokens on the device and for n_swap blocks on the host. Error: how much did
-    // not fit.
+    // Allocates memory for n_blocks blocks of block_size tokens on the device and for n_swap on the host. A layout without layers: one
+    // group of all layers. Error: how much did not fit.
     static Result<KvCache> create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
-                                  int n_swap = 0);
+                                  int n_swap = 0, const CacheLayout& layout = {});
 
-    std::span<const KvLayer> layers() const { return layers_; }
+    std::span<const KvLayer> layers() const { return layers_; } // of the model
     std::size_t              bytes() const { return memory_.bytes(); }
-    std::size_t              swap_bytes() const { return swap_layers_.empty() ? 0 : swap_memory_.bytes(); }
-    std::size_t              block_bytes() const; // of one block across all layers: what a swap moves
+    std::size_t              swap_bytes() const { return swap_arrays_.empty() ? 0 : swap_memory_.bytes(); }
 
     // Runs the block moves of a step, before its tokens.
     void move_blocks(Backend& backend, const BlockMoves& moves) const;
 
     // The bytes of one token's K and V across all layers (the paper, section 3).
     static std::size_t bytes_per_token(const ModelConfig& config, DType type);
+    // Of a block: block_size tokens in layers_per_block layers.
+    static std::size_t block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size);
 
 private:
     Buffer               memory_, swap_memory_;
-    std::vector<KvLayer> layers_, swap_layers_;
+    std::vector<KvLayer> layers_;
+    // What the layers of a block have their K and V in, one after another: layer i of a group uses array i % layers_per_block.
+    std::vector<KvLayer> arrays_, swap_arrays_;
 };
 
 } // namespace quire
@@ -41,12 +50,33 @@ module :private;
 
 namespace quire {
 
+CacheLayout cache_layout(const ModelConfig& config, DType type, int context) {
+    std::vector<LayerCache> layers;
+    for (const LayerConfig& l : config.layers) {
+        LayerCache& cache = layers.emplace_back();
+        cache.window      = config.family->encoder ? 0 : l.window;
+        cache.arrays.push_back({type, config.n_kv_heads, config.head_dim});
+        if (!config.latent) cache.arrays.push_back({type, config.n_kv_heads, config.value_dim});
+    }
+    return make_cache_layout(layers, context);
+}
+
 std::size_t KvCache::bytes_per_token(const ModelConfig& config, DType type) {
     return std::size_t(config.n_layers) * row_bytes(type, config.cache_width());
 }
 
+std::size_t KvCache::block_bytes(const ModelConfig& config, DType type, const CacheLayout& layout, int block_size) {
+    return std::size_t(layout.layers_per_block) * row_bytes(type, config.cache_width()) * std::size_t(block_size);
+}
+
 Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DType type, int n_blocks, int block_size,
-                                int n_swap) {
+                                int n_swap, const CacheLayout& given) {
+    CacheLayout layout = given;
+    if (layout.groups[0].layers.empty()) {
+        layout.groups[0].layers.resize(std::size_t(config.n_layers));
+        std::iota(layout.groups[0].layers.begin(), layout.groups[0].layers.end(), 0);
+        layout.layers_per_block = config.n_layers;
+    }
     KvCache cache;
     for (const bool swap : {false, true}) {
         const int n = swap ? n_swap : n_blocks;
@@ -54,31 +84,36 @@ Result<KvCache> KvCache::create(Backend& backend, const ModelConfig& config, DTy
         KvLayer           shape{nullptr,         nullptr,          type, n, block_size, config.n_kv_heads,
                       config.head_dim, config.value_dim, swap};
         const std::size_t array = shape.block_bytes() * std::size_t(n), layer = config.latent ? array : 2 * array,
-                          bytes = layer * std::size_t(config.n_layers);
+                          bytes = layer * std::size_t(layout.layers_per_block);
         Result<Buffer> memory   = swap ? backend.allocate_host(bytes) : backend.allocate(bytes);
         if (!memory)
             return fail_with(ErrorKind::system, swap ? "the swap pool needs " : "the KV cache needs ", n, " blocks of ",
-                             block_size, " tokens at ", bytes_per_token(config, type),
+                             block_size, " tokens at ",
+                             block_bytes(config, type, layout, block_size) / std::size_t(block_size),
                              " bytes each: ", memory.error().message);
         auto* at = static_cast<std::byte*>(memory->data());
-        for (int i = 0; i < config.n_layers; i++, at += layer) {
+        for (int i = 0; i < layout.layers_per_block; i++, at += layer) {
             shape.k = at;
             shape.v = config.latent ? nullptr : at + array;
-            (swap ? cache.swap_layers_ : cache.layers_).push_back(shape);
+            (swap ? cache.swap_arrays_ : cache.arrays_).push_back(shape);
         }
         (swap ? cache.swap_memory_ : cache.memory_) = std::move(*memory);
     }
+    cache.layers_.resize(std::size_t(config.n_layers));
+    for (std::size_t g = 0; g < layout.groups.size(); g++)
+        for (int i = 0; int layer : layout.groups[g].layers) {
+            KvLayer& of = cache.layers_[std::size_t(layer)];
+            of          = cache.arrays_[std::size_t(i % layout.layers_per_block)];
+            of.group    = int(g);
+            of.part     = i++ / layout.layers_per_block;
+        }
     return cache;
 }
 
-std::size_t KvCache::block_bytes() const {
-    return layers_.empty() ? 0 : (layers_[0].latent() ? 1 : 2) * layers_[0].block_bytes() * layers_.size();
-}
-
 void KvCache::move_blocks(Backend& backend, const BlockMoves& moves) const {
-    backend.copy_blocks(moves.swap_out, layers_, swap_layers_);
-    backend.copy_blocks(moves.swap_in, swap_layers_, layers_);
-    backend.copy_blocks(moves.copies, layers_, layers_);
+    backend.copy_blocks(moves.swap_out, arrays_, swap_arrays_);
+    backend.copy_blocks(moves.swap_in, swap_arrays_, arrays_);
+    backend.copy_blocks(moves.copies, arrays_, arrays_);
 }
 
 } // namespace quire

@@ -284,7 +284,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
     scheduling.watermark        = o.watermark;
     scheduling.keep_preempted   = o.keep_preempted;
     scheduling.system           = o.system;
-    scheduling.window           = config->widest_window();
+    scheduling.layout           = o.layout;
     scheduling.whole_prompts    = config->family->encoder;
     scheduling.free_order       = o.free_order;
     if (!o.free_order.empty() && int(o.free_order.size()) != o.kv_blocks)
@@ -338,7 +338,8 @@ Result<void> Engine::follow() {
                           .context       = o.context,
                           .max_tokens    = o.max_batch_tokens,
                           .max_sequences = o.max_sequences,
-                          .vocab_size    = impl_->config.vocab_size});
+                          .vocab_size    = impl_->config.vocab_size,
+                          .parts         = o.layout.parts()});
 }
 
 Snapshot Engine::snapshot(bool with_text) {
@@ -383,9 +384,12 @@ std::string Engine::memory_use() const {
         return bytes >= std::size_t(10) << 30 ? cat(bytes >> 30, " GiB") : cat(bytes >> 20, " MiB");
     };
     const ExecutorMemory memory = e.executor->memory();
-    return cat(memory.weights > 0 ? cat("weights ", size(memory.weights), ", ") : std::string(), "workspaces ",
-               size(memory.workspaces), ", KV ", size(memory.kv), ": ", o.kv_blocks, " blocks of ", o.block_size,
-               o.block_size == 1 ? " token = " : " tokens = ", std::int64_t(o.kv_blocks) * o.block_size, " tokens");
+    const std::int64_t   tokens = std::int64_t(o.kv_blocks) * o.block_size;
+    return cat(
+        memory.weights > 0 ? cat("weights ", size(memory.weights), ", ") : std::string(), "workspaces ",
+        size(memory.workspaces), ", KV ", size(memory.kv), ": ", o.kv_blocks, " blocks of ", o.block_size,
+        o.block_size == 1 ? " token" : " tokens",
+        o.layout.groups.size() > 1 ? cat(" in ", o.layout.layers_per_block, " layers") : cat(" = ", tokens, " tokens"));
 }
 
 Result<RequestId> Engine::submit(Request request) {
@@ -466,9 +470,9 @@ void Engine::Impl::measure_moves() {
         trial.swap_out.push_back({i, i});
     trial.swap_in = trial.swap_out;
     if (trial.swap_out.empty()) return;
-    executor->move_blocks(trial); // the first time also brings the memory
+    executor->wait_for_moves(executor->move_blocks(trial)); // the first time also brings the memory
     Stopwatch watch;
-    executor->move_blocks(trial);
+    executor->wait_for_moves(executor->move_blocks(trial));
     stats.costs.seconds_per_block = watch.seconds() / double(2 * trial.swap_out.size());
     scheduler.set_costs(stats.costs);
 }
@@ -527,13 +531,13 @@ void Engine::Impl::look() {
 void Engine::Impl::move_blocks() {
     if (plan.moves.empty()) return;
     Stopwatch watch;
-    executor->move_blocks(plan.moves);
+    plan.after           = executor->move_blocks(plan.moves);
     const double seconds = watch.seconds();
     stats.move_seconds += seconds;
     stats.swapped_out += plan.moves.swap_out.size();
     stats.swapped_in += plan.moves.swap_in.size();
     if (const std::size_t n = plan.moves.swap_out.size() + plan.moves.swap_in.size();
-        n >= 4 && plan.moves.copies.empty())
+        n >= 4 && plan.moves.copies.empty() && options.device == "cpu") // elsewhere they are not done yet
         track(stats.costs.seconds_per_block, seconds / double(n));
 }
 

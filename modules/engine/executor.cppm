@@ -22,6 +22,8 @@ import quire.model_file.config;
 import quire.model_file.family;
 import quire.model_file.weights;
 import quire.paging.block;
+import quire.paging.cache_layout;
+import quire.schedule.scheduler;
 import quire.schedule.step_plan;
 
 export namespace quire {
@@ -37,9 +39,11 @@ class Executor {
 public:
     virtual ~Executor() = default;
 
-    // Runs the plan's block moves. Returns when they are done.
-    virtual void move_blocks(const BlockMoves& moves) = 0;
-    // Starts the model on the plan's tokens, after its block moves.
+    // Starts block moves, which run after those before them, when no step runs. The ticket says when they are done: launch() of a plan
+    // that has it runs after them, and wait_for_moves() returns then.
+    virtual MoveTicket move_blocks(const BlockMoves& moves) = 0;
+    virtual void       wait_for_moves(MoveTicket ticket)    = 0;
+    // Starts the model on the plan's tokens, after the moves of its ticket.
     virtual void launch(const StepPlan& plan) = 0;
     // What sample() supports in one step; zeros: the host reads the logits.
     virtual SamplingLimits sampling_limits() const = 0;
@@ -93,10 +97,16 @@ public:
     LocalExecutor& operator=(const LocalExecutor&) = delete;
     ~LocalExecutor() override;
 
-    void move_blocks(const BlockMoves& moves) override {
+    MoveTicket move_blocks(const BlockMoves& moves) override {
         threads_.run([&](int r) { ranks_[std::size_t(r)].cache.move_blocks(*ranks_[std::size_t(r)].backend, moves); });
+        return ++last_ticket_;
+    }
+    void wait_for_moves(MoveTicket ticket) override {
+        check(ticket <= last_ticket_, "a ticket of moves that were not started");
+        threads_.run([&](int r) { ranks_[std::size_t(r)].backend->finish_copies(); });
     }
     void launch(const StepPlan& plan) override {
+        check(plan.after <= last_ticket_, "a step after moves that were not started"); // a device does all in order
         n_logit_rows_ = plan.logit_rows.size();
         running_      = true;
         threads_.run([&](int r) { ranks_[std::size_t(r)].backend->run(plan); });
@@ -132,6 +142,7 @@ private:
 
     std::vector<Rank> ranks_;
     RankThreads       threads_;
+    MoveTicket        last_ticket_  = 0;
     std::size_t       n_logit_rows_ = 0;
     bool              running_      = false;
 };
@@ -301,16 +312,26 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     if (o.max_batch_tokens == 0)
         o.max_batch_tokens = std::max(o.max_sequences, tokens_of_step(o, config, *ranks[0].backend));
     // How long a sequence may be and how many blocks there are, the one from the other where only one is given.
-    const DType       kv_dtype    = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
-    const std::size_t block_bytes = KvCache::bytes_per_token((*shapes)[0].config, kv_dtype) * std::size_t(o.block_size);
-    const auto        blocks_for  = [&](int tokens) {
+    const DType kv_dtype = o.kv_type == KvType::f16 ? DType::F16 : DType::F32;
+    // Systems that reserve contiguous memory give nothing back: as if no window were shorter than the context.
+    const int longest             = o.context > 0 ? o.context : config.context_length;
+    o.layout                      = cache_layout(config, kv_dtype, o.system == System::quire ? longest : 1);
+    const auto        per_entry   = std::size_t(o.layout.blocks_per_entry());
+    const std::size_t block_bytes = KvCache::block_bytes((*shapes)[0].config, kv_dtype, o.layout, o.block_size);
+    const auto        entries_for = [&](int tokens) {
         return (std::size_t(tokens) + std::size_t(o.block_size) - 1) / std::size_t(o.block_size);
     };
-    const std::size_t swap_asked = std::size_t(std::max(o.swap_blocks, 0));
-    if (auto ok = check_room(*ranks[0].backend, o, o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : blocks_for(o.context),
-                             swap_asked, block_bytes);
+    const auto blocks_for      = [&](int tokens) { return std::size_t(o.layout.blocks_at_once(tokens, o.block_size)); };
+    const std::size_t kv_asked = std::size_t(o.kv_blocks) * per_entry;
+    const std::size_t swap_asked = std::size_t(std::max(o.swap_blocks, 0)) * per_entry;
+    if (auto ok =
+            check_room(*ranks[0].backend, o, kv_asked > 0 ? kv_asked : blocks_for(o.context), swap_asked, block_bytes);
         !ok)
         return std::unexpected(ok.error());
+    if (swap_asked > std::size_t(most_positions))
+        return fail_with(ErrorKind::limit, swap_asked, " swap blocks are more than there can be");
+    o.kv_blocks = int(kv_asked);
+    if (o.swap_blocks > 0) o.swap_blocks = int(swap_asked);
 
     const auto shape_of = [&](std::size_t local) -> const RankShape& {
         return (*shapes)[std::size_t(group->first()) + local];
@@ -335,7 +356,7 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     };
     const auto context_with = [&](std::size_t blocks) { // where none is asked for
         return o.context > 0 ? o.context
-                             : int(std::min(std::size_t(config.context_length), blocks * std::size_t(o.block_size)));
+                             : std::max(o.layout.longest(std::int64_t(blocks), o.block_size, config.context_length), 1);
     };
     // The workspaces come first, so that the pool is made of what is really left.
     const int     most_context = context_with(o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable_blocks());
@@ -347,7 +368,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         limits.max_tokens              = o.max_batch_tokens;
         limits.max_logit_rows          = max_logit_rows;
         limits.max_sequences           = o.max_sequences;
-        limits.max_blocks_per_sequence = int(blocks_for(most_context));
+        limits.max_blocks_per_sequence = int(entries_for(most_context));
+        limits.parts                   = o.layout.parts();
         limits.context                 = most_context;
         limits.n_layers                = mine.n_layers;
         limits.n_heads                 = mine.n_heads;
@@ -373,8 +395,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
     }
     o.context = context_with(o.kv_blocks > 0 ? std::size_t(o.kv_blocks) : affordable);
     if (o.kv_blocks == 0) {
-        const std::size_t one = blocks_for(o.context);
-        o.kv_blocks           = int(std::max(one, std::min(affordable, one * std::size_t(o.max_sequences))));
+        const std::size_t all = entries_for(o.context) * per_entry * std::size_t(o.max_sequences);
+        o.kv_blocks           = int(std::max(blocks_for(o.context), std::min(affordable, all)));
     }
 
     if (config.family->learned_positions && o.context > config.context_length)
@@ -399,8 +421,8 @@ Result<std::unique_ptr<Executor>> make_local_executor(const std::string& path, E
         return std::unexpected(ok.error());
 
     const auto create_cache = [&](std::size_t r) -> Result<void> {
-        Result<KvCache> cache =
-            KvCache::create(*ranks[r].backend, shape_of(r).config, kv_dtype, o.kv_blocks, o.block_size, o.swap_blocks);
+        Result<KvCache> cache = KvCache::create(*ranks[r].backend, shape_of(r).config, kv_dtype, o.kv_blocks,
+                                                o.block_size, o.swap_blocks, o.layout);
         if (!cache) return std::unexpected(cache.error());
         ranks[r].cache = std::move(*cache);
         return {};

@@ -15,23 +15,26 @@ struct EngineOptions {
     std::string device                 = "auto"; // "cpu", "cuda", or the GPU if there is one
     double      gpu_memory_utilization = 0.92;   // fraction of the GPU's memory for weights and KV together
     // Bit-identical logits on any number of ranks, and on a GPU in any batch, which a CPU has anyway.
-    bool           deterministic   = false;
-    int            tensor_parallel = 1;    // ranks: GPUs that share the model, or parts of the CPU's threads
-    int            ranks_per_gpu   = 1;    // more: ranks share a GPU, which is slow, to test where there are few
-    ProcessSpec    processes{};            // that have these ranks, as many each
-    double         rank_seconds = 0;       // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
-    bool           fusion       = true;    // false: on a GPU every operation runs alone
-    int            threads      = 0;       // 0: the physical cores
-    std::string    isa{};                  // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
-    bool           tune            = true; // on a CPU: measure at start how weights are best prefetched
-    int            block_size      = 16;   // tokens, 1..256
-    int            context         = 0;    // longest sequence in tokens; 0: the model's, less if its KV would not fit
-    int            kv_blocks       = 0;    // 0: a full context for each sequence, at most what the device can spare
-    int            swap_blocks     = -1;   // of the swap pool; -1: as many as KV blocks
+    bool        deterministic   = false;
+    int         tensor_parallel = 1; // ranks: GPUs that share the model, or parts of the CPU's threads
+    int         ranks_per_gpu   = 1; // more: ranks share a GPU, which is slow, to test where there are few
+    ProcessSpec processes{};         // that have these ranks, as many each
+    double      rank_seconds = 0;    // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
+    bool        fusion       = true; // false: on a GPU every operation runs alone
+    int         threads      = 0;    // 0: the physical cores
+    std::string isa{};               // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
+    bool        tune       = true;   // on a CPU: measure at start how weights are best prefetched
+    int         block_size = 16;     // tokens, 1..256
+    int         context    = 0;      // longest sequence in tokens; 0: the model's, less if its KV would not fit
+    // KV blocks as if all layers kept all positions; 0: a full context for each sequence, at most what the device can spare. An engine's
+    // options() say how many blocks the pool has: with several cache groups more, of fewer layers each.
+    int            kv_blocks       = 0;
+    int            swap_blocks     = -1;                        // of the swap pool, likewise; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
     // A request that is computed again uses those of its blocks that nobody took meanwhile.
-    bool   keep_preempted = true;
+    bool        keep_preempted = true;
+    CacheLayout layout{};           // of the model: an engine's options() say it
     System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
     KvType kv_type = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to

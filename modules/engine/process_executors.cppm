@@ -31,12 +31,13 @@ public:
         : own_(std::move(own)), processes_(std::move(processes)), sender_(block_size) {}
     ~LeadingExecutor() override { processes_->end(); }
 
-    void move_blocks(const BlockMoves& moves) override {
+    MoveTicket move_blocks(const BlockMoves& moves) override {
         message_.clear();
         write_moves(moves, message_);
         tell(ProcessGroup::Kind::moves);
-        own_->move_blocks(moves);
+        return own_->move_blocks(moves);
     }
+    void wait_for_moves(MoveTicket ticket) override { own_->wait_for_moves(ticket); }
     void launch(const StepPlan& plan) override {
         message_.clear();
         sender_.write(plan, message_);
@@ -74,6 +75,7 @@ std::unique_ptr<Executor> lead(std::unique_ptr<Executor> own, std::shared_ptr<Pr
 Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLimits& limits) try {
     StepReceiver receiver(limits);
     StepPlan     plan;
+    MoveTicket   moved = 0;
     for (;;) {
         const Result<ProcessGroup::Message> message = processes.listen();
         if (!message) return std::unexpected(message.error());
@@ -81,10 +83,11 @@ Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLim
             case ProcessGroup::Kind::end: processes.end(); return {};
             case ProcessGroup::Kind::moves:
                 if (auto ok = read_moves(message->content, limits, plan.moves); !ok) return ok;
-                own.move_blocks(plan.moves);
+                moved = own.move_blocks(plan.moves);
                 break;
             case ProcessGroup::Kind::step:
                 if (auto ok = receiver.read(message->content, plan); !ok) return ok;
+                plan.after = moved;
                 own.launch(plan);
                 (void)own.results();
                 break;

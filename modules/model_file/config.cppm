@@ -76,8 +76,6 @@ struct ModelConfig {
     std::optional<LatentConfig> latent;
     std::vector<LayerConfig>    layers;
 
-    // A position that every layer has lost sight of: `p` sees no more than this many positions. 0: there is a layer that sees all.
-    int widest_window() const;
     // How many numbers of K and V a layer's cache holds for one token.
     std::int64_t cache_width() const { return std::int64_t(n_kv_heads) * (head_dim + (latent ? 0 : value_dim)); }
 };
@@ -330,15 +328,6 @@ void refuse_unknown(Keys& keys, const ModelConfig& c) {
     if (causal == c.family->encoder)
         keys.refuse(cat(keys.full("attention.causal"), causal ? " is true" : " is false",
                         ", which quire does not support in the family ", c.family->name));
-}
-
-int ModelConfig::widest_window() const {
-    int widest = 0;
-    for (const LayerConfig& l : layers) {
-        if (l.window == 0) return 0;
-        widest = std::max(widest, l.window);
-    }
-    return widest;
 }
 
 // The family whose name differs least: by the fewest letters to insert, remove or replace.

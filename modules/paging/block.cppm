@@ -12,7 +12,7 @@ struct BlockCopy {
     BlockId from = 0, to = 0;
 };
 
-// The copies that must run before a step, in this order: `swap_out` (device → swap pool), `swap_in` (swap pool → device), then
+// The copies that must be done before a step, in this order: `swap_out` (device → swap pool), `swap_in` (swap pool → device), then
 // `copies` inside the device pool (copy-on-write). Each list runs in order: a block can be the target of a copy after it
 // was the source of an earlier one.
 struct BlockMoves {
@@ -21,6 +21,9 @@ struct BlockMoves {
     bool empty() const { return swap_out.empty() && swap_in.empty() && copies.empty(); }
     void clear();
 };
+
+// Moves that were started, and all those before them; they can be waited for. 0: none.
+using MoveTicket = std::uint64_t;
 
 } // namespace quire
 

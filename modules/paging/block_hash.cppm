@@ -9,6 +9,7 @@ export module quire.paging.block_hash;
 
 import quire.core.base;
 import quire.core.std;
+import quire.paging.block;
 
 export namespace quire {
 
@@ -64,6 +65,8 @@ struct CacheEntry {
     Prefix         parent;
     CacheNamespace space;
     std::uint64_t  serial = 0; // from 1, in the order in which entries are made
+    // Of an entry in another lane than the first: the block of the first lane that it belongs to, whose hash and serial it has.
+    BlockId owner = -1;
 };
 
 } // namespace quire

@@ -1,5 +1,9 @@
 // quire.paging.block_manager: which physical KV block holds which tokens of which sequence (the paper, sections 4.2 to 4.5): block
 // tables, copy-on-write, swapping. **Owns** all block metadata: tables, device pool, swap pool, prefix cache. Handles no tensors.
+//
+// A sequence has a table for each cache group (quire.paging.cache_layout). Inside, a table is a list of lanes, one for each group, of
+// which the first one keeps all positions, because the prefix cache is indexed by it; where no group does, that lane has markers:
+// entries without memory.
 export module quire.paging.block_manager;
 
 import quire.core.base;
@@ -7,6 +11,7 @@ import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
+import quire.paging.cache_layout;
 import quire.paging.prefix_cache;
 import quire.paging.snapshot;
 
@@ -25,7 +30,11 @@ struct BlockManagerOptions {
     // The order in which free blocks are first allocated; empty: 0, 1, 2, …
     std::vector<BlockId> free_order = {};
     // Tests set another one. Collisions may cost hits but never cause a wrong one.
-    ChainHash hash = chain_hash;
+    ChainHash   hash   = chain_hash;
+    CacheLayout layout = {};
+    // Entries without memory, where no group keeps all positions: as many as tables have together, and some for the prefix cache. A
+    // sequence for which there is none is not found by others. 0: some for each block.
+    int n_markers = 0;
 };
 
 // Positions `first` .. `first + n - 1` of a sequence are about to be written.
@@ -40,38 +49,45 @@ public:
     BlockManager(const BlockManager&)            = delete;
     BlockManager& operator=(const BlockManager&) = delete;
 
-    int n_blocks() const { return pool_.size(); }
-    int block_size() const { return pool_.block_size(); }
-    int n_free() const { return pool_.n_free(); } // in no table, including cached ones
-    int n_used() const { return n_blocks() - n_free(); }
+    int                n_blocks() const { return pool_.size(); }
+    int                block_size() const { return pool_.block_size(); }
+    const CacheLayout& layout() const { return layout_; }
+    int                n_groups() const { return int(layout_.groups.size()); }
+    int                n_free() const { return pool_.n_free(); } // in no table, including cached ones
+    int                n_used() const { return n_blocks() - n_free(); }
     int n_cached_free() const { return pool_.n_cached_free(); } // in no table, but still in the prefix cache
     int n_pinned() const { return n_pinned_; }
     int n_copies() const { return int(moves_.copies.size()); } // waiting for take_moves()
     int n_swap() const { return swap_.size(); }
     int n_swap_free() const { return swap_.n_free(); }
 
-    // Number of blocks for `n_tokens` tokens.
-    int blocks_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
+    // Entries of a table for `n_tokens` tokens, and the blocks of such entries of all groups.
+    int entries_for(int n_tokens) const { return (n_tokens + block_size() - 1) / block_size(); }
+    int blocks_for(int n_tokens) const { return entries_for(n_tokens) * blocks_per_entry_; }
 
     // -- a sequence's table
 
     TableId open_table(const CacheNamespace& space = {});
     // Fills an empty table with blocks for all of `tokens`, or returns false and changes nothing if fewer than `keep_free` blocks
     // would stay free. With `read_cache`, cached blocks with the same beginning are shared, and a block that matches only in
-    // part is copied. The last token is always left to compute, because its logits are needed.
-    bool allocate(TableId table, std::span<const Token> tokens, int keep_free = 0, bool read_cache = true);
+    // part is copied. The last token is always left to compute, because its logits are needed. Groups with a window get no blocks
+    // for what lies behind it already; `whole`: they do.
+    bool allocate(TableId table, std::span<const Token> tokens, int keep_free = 0, bool read_cache = true,
+                  bool whole = false);
     // Blocks that allocate() takes from the free list for the sequences of one request together, one after the other. As in all
-    // functions with `closing`: once these tables are closed, and nothing else has changed.
+    // functions with `closing`: once these tables are closed, and nothing else has changed. `most_entries`: so many at once, of groups
+    // with a window.
     int blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
-                           std::span<const TableId> closing = {}) const;
+                           std::span<const TableId> closing = {}, bool whole = false,
+                           int most_entries = std::numeric_limits<int>::max()) const;
     int blocks_to_allocate(const CacheNamespace& space, std::span<const Token> tokens) const {
         return blocks_to_allocate(space, std::array{tokens});
     }
     int n_free(std::span<const TableId> closing) const;
     // Sliding windows: a table that holds a beginning of `tokens` gets the blocks before `end`, as allocate() would; those that lie
-    // behind the window of the first position that is not written yet, of those from `from` on, are given back as it goes. It ends
+    // behind the windows of the first position that is not written yet, of those from `from` on, are given back as it goes. It ends
     // earlier where no block is free. Returns that position.
-    int grow(TableId table, std::span<const Token> tokens, int from, int end, int window, bool read_cache = true);
+    int grow(TableId table, std::span<const Token> tokens, int from, int end, bool read_cache = true);
     // The first position, of n_tokens known tokens and at or after `from`, that the sequence has to compute itself. Tokens that
     // others have written, or write in this step, are skipped, but never the last token.
     int next_unwritten(TableId table, int from, int n_tokens) const;
@@ -100,9 +116,9 @@ public:
     std::vector<CacheChange> take_cache_changes() { return cache_.take_changes(); }
     // Reports that positions 0 .. n_written-1 hold the KV of `tokens`; blocks that became full enter the prefix cache.
     void publish(TableId table, std::span<const Token> tokens, int n_written);
-    // Sliding windows: nobody reads this sequence's positions below `first` any more. Gives back the blocks that lie wholly below it;
+    // Sliding windows: `next` is the sequence's next position. Gives back the blocks that lie wholly behind the window of their group;
     // they stay in the prefix cache until their memory is needed. Returns how many.
-    int release_before(TableId table, int first);
+    int release_behind(TableId table, int next);
     // Contiguous memory: entry i of the table is block first + i from now on, which the caller knows to be free; blocks that the
     // table has are copied there. It is not in the prefix cache.
     void    place(TableId table, BlockId first);
@@ -125,13 +141,18 @@ public:
     bool swap_in(std::span<const TableId> tables, int keep_free = 0);
     bool is_swapped(TableId table) const { return table_at(table).swapped; }
 
-    std::span<const BlockId> blocks(
-        TableId table) const; // of the swap pool while swapped; the first ones may be released_block
-    int n_released(TableId table) const { return table_at(table).n_released; }
-    int n_found(TableId table) const {
-        return table_at(table).n_found;
-    } // leading blocks that allocate() did not have to take
-    int slot(TableId table, int position) const; // block * block_size + offset
+    // The entries of a group's table: the first block of each. Those of the swap pool while it is swapped; the first ones may be
+    // released_block.
+    std::span<const BlockId> blocks(TableId table, int group = 0) const;
+    int                      n_entries(TableId table) const { return int(table_at(table).lanes[0].blocks.size()); }
+    int n_released(TableId table, int group = 0) const { return lane_of(table_at(table), group).n_released; }
+    // Blocks that the table holds, of all groups.
+    int n_held(TableId table) const;
+    // The block behind one in its entry, of a table that is not swapped.
+    BlockId next_of(BlockId block) const { return pool_.next_of(block); }
+    // Leading entries that allocate() did not have to take.
+    int n_found(TableId table) const { return table_at(table).n_found; }
+    int slot(TableId table, int position) const; // of the first group: block * block_size + offset
     int distinct_blocks(std::span<const TableId> tables) const;
 
     // Appends the pending block copies, which must run before the step, to `moves`.
@@ -150,35 +171,51 @@ public:
     void check_invariants() const;
 
 private:
+    struct LaneTable {
+        std::vector<BlockId> blocks;         // all lanes of a table have as many
+        int                  n_released = 0; // leading entries that are released_block
+    };
     struct Table {
-        std::vector<BlockId> blocks;
-        CacheNamespace       space;
-        int                  n_released   = 0;  // leading entries that are released_block
-        int                  n_found      = 0;  // see n_found()
-        int                  n_hashed     = 0;  // leading full blocks whose hashes are in the chain
-        int                  copied_until = 0;  // position up to which a copied block came filled
-        BlockId              placed       = -1; // the first block, where the table is contiguous
-        Prefix               prefix;            // of these n_hashed blocks
-        bool                 in_use = false, hashable = true, swapped = false, pinned = false;
+        std::array<LaneTable, most_lanes> lanes;
+        CacheNamespace                    space;
+        int                               n_found      = 0;  // see n_found()
+        int                               n_hashed     = 0;  // leading full blocks whose hashes are in the chain
+        int                               copied_until = 0;  // position up to which a copied block came filled
+        BlockId                           placed       = -1; // the first block, where the table is contiguous
+        Prefix                            prefix;            // of these n_hashed blocks
+        bool                              in_use = false, hashable = true, swapped = false, pinned = false;
     };
 
-    // The entries of a table that are blocks.
-    static std::span<BlockId> held(Table& table) {
-        return std::span(table.blocks).subspan(std::size_t(table.n_released));
+    // The entries of a lane that are blocks, or markers.
+    static std::span<BlockId> held(LaneTable& lane) {
+        return std::span(lane.blocks).subspan(std::size_t(lane.n_released));
     }
-    static std::span<const BlockId> held(const Table& table) {
-        return std::span(table.blocks).subspan(std::size_t(table.n_released));
+    static std::span<const BlockId> held(const LaneTable& lane) {
+        return std::span(lane.blocks).subspan(std::size_t(lane.n_released));
     }
+    std::span<LaneTable>       lanes(Table& table) const { return std::span(table.lanes).first(lanes_.size()); }
+    std::span<const LaneTable> lanes(const Table& table) const { return std::span(table.lanes).first(lanes_.size()); }
+    int                        lane_of(int group) const { return group + int(lanes_.size()) - n_groups(); }
+    const LaneTable& lane_of(const Table& table, int group) const { return table.lanes[std::size_t(lane_of(group))]; }
+    HashState        chain_state(const Table& table, int entry) const { // of the first lane's
+        const BlockId id = table.lanes[0].blocks[std::size_t(entry)];
+        return id < 0 ? HashState::none : pool_.state(id);
+    }
+    bool         has_memory(int lane) const { return lanes_[std::size_t(lane)].blocks > 0; }
     Table&       table_at(TableId table);
     const Table& table_at(TableId table) const;
-    BlockId      take_block();
-    BlockId      take_block(const Table& table);
+    BlockId      take_block(int lane);
+    void         append(Table& table);
+    void         adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens);
     bool         take_known(Table& table, std::span<const Token> tokens);
+    void         attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state);
+    static void  add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from,
+                          const BlockPool& to_pool, BlockId to);
     void         release(BlockId block);
     void         release_swap(BlockId block);
     bool         needs_copy(BlockId block, int n_leaving) const;
     bool         can_evict(BlockId block, int n_leaving) const;
-    BlockId      resident(BlockId swapped) const;
+    BlockId      resident(BlockId swapped, int lane) const;
     void         count_leaving(std::span<const TableId> closing) const;
     void         forget_leaving() const;
     bool         is_free_now(BlockId block) const; // or would be, without the tables that were counted as leaving
@@ -188,15 +225,18 @@ private:
     };
     SlotCount count_slots(std::span<const Write> writes) const;
 
+    CacheLayout               layout_;
+    std::vector<Lane>         lanes_;
+    int                       blocks_per_entry_;
     BlockPool                 pool_, swap_; // on the device; in host memory
     PrefixCache               cache_;       // of pool_
-    std::vector<std::int32_t> pins_;        // [n_blocks] pinned tables that a block is in
+    std::vector<std::int32_t> pins_;        // [n_ids] pinned tables that a block is in
     int                       n_pinned_ = 0;
     std::vector<Table>        tables_;
     std::vector<TableId>      closed_tables_;  // to be used again, with the memory of their vectors
     BlockMoves                moves_;          // pending
     std::vector<BlockId>      partly_written_; // in this step
-    // Scratch, [n_blocks or n_swap] by block.
+    // Scratch, [n_ids or n_swap] by block.
     mutable std::vector<int>     seen_; // when a count met it last
     mutable int                  now_ = 0;
     mutable std::vector<int>     leaving_;     // how many of its sharers a count takes for gone
@@ -211,11 +251,34 @@ module :private;
 
 namespace quire {
 
+std::vector<Lane> lanes_of(const CacheLayout& layout) {
+    check(!layout.groups.empty() && int(layout.groups.size()) <= most_cache_groups, "more cache groups than lanes");
+    std::vector<Lane> lanes;
+    if (!layout.keeps_all()) lanes.push_back({0, 0});
+    for (const CacheGroup& g : layout.groups) lanes.push_back({g.window, g.blocks});
+    return lanes;
+}
+
+std::array<int, most_lanes> bundles_of(std::span<const Lane> lanes) {
+    std::array<int, most_lanes> bundles;
+    bundles.fill(1);
+    for (std::size_t i = 0; i < lanes.size(); i++) bundles[i] = lanes[i].blocks;
+    return bundles;
+}
+
+int markers_of(const BlockManagerOptions& o) {
+    if (o.layout.keeps_all()) return 0;
+    return o.n_markers > 0 ? o.n_markers : 8 * o.n_blocks + 1024;
+}
+
 BlockManager::BlockManager(BlockManagerOptions options)
-    : pool_(options.n_blocks, options.block_size, FreeOrder::fifo, std::move(options.free_order)),
-      swap_(options.n_swap, options.block_size, FreeOrder::lifo), cache_(pool_, options.hash),
-      pins_(std::size_t(options.n_blocks)), seen_(std::size_t(std::max(options.n_blocks, options.n_swap))),
-      leaving_(std::size_t(options.n_blocks)), destination_(seen_.size(), -1) {
+    : layout_(options.layout), lanes_(lanes_of(layout_)), blocks_per_entry_(layout_.blocks_per_entry()),
+      pool_(options.n_blocks, options.block_size, FreeOrder::fifo, std::move(options.free_order), bundles_of(lanes_),
+            markers_of(options)),
+      swap_(options.n_swap, options.block_size, FreeOrder::lifo, {}, bundles_of(lanes_)),
+      cache_(pool_, options.hash, lanes_), pins_(std::size_t(pool_.n_ids())),
+      seen_(std::size_t(std::max(pool_.n_ids(), options.n_swap))), leaving_(pins_.size()),
+      destination_(seen_.size(), -1) {
     check(options.n_blocks > 0 && options.block_size > 0 && options.n_swap >= 0, "an empty block pool");
     // The lists of a step never need more room than this.
     for (auto* list : {&moves_.copies, &moves_.swap_out, &moves_.swap_in}) list->reserve(pins_.size());
@@ -232,24 +295,59 @@ const BlockManager::Table& BlockManager::table_at(TableId table) const {
     return const_cast<BlockManager*>(this)->table_at(table);
 }
 
-// A block for new content, evicted from the prefix cache if it is there.
-BlockId BlockManager::take_block() {
-    const BlockId id = pool_.take();
-    if (pool_.state(id) == HashState::cached) {
-        if (log_) log_->push_back({MemoryEventKind::evict, 0, 0, id, -1});
+// An entry for new content, evicted from the prefix cache if it is there. Where a marker is wanted and there is none: released_block.
+BlockId BlockManager::take_block(int lane) {
+    const auto evict = [&](BlockId id) {
+        if (log_ && id < n_blocks()) log_->push_back({MemoryEventKind::evict, 0, 0, id, -1});
         cache_.evict(id);
+    };
+    for (;;) {
+        const BlockId id = pool_.take(lane);
+        if (id >= 0) {
+            if (pool_.state(id) == HashState::cached) {
+                evict(id);
+                pool_.set_lane(id, lane);
+            }
+            return id;
+        }
+        const BlockId next = has_memory(lane) ? pool_.first_cached_free() : pool_.first_cached_marker();
+        check(next >= 0 || !has_memory(lane), "a block was taken from an empty pool");
+        if (next < 0) return released_block;
+        evict(next);
     }
-    return id;
 }
 
-// The next block of a table.
-BlockId BlockManager::take_block(const Table& table) {
-    if (table.placed < 0) return take_block();
-    const BlockId id = table.placed + BlockId(table.blocks.size());
-    check(id < n_blocks() && pool_.ref_count(id) == 0 && pool_.state(id) == HashState::none,
-          "a contiguous table met a block that is in use");
-    pool_.acquire(id);
-    return id;
+// The next entry of a table, in all lanes.
+void BlockManager::append(Table& table) {
+    if (table.placed >= 0) {
+        std::vector<BlockId>& blocks = table.lanes[0].blocks;
+        const BlockId         id     = table.placed + BlockId(blocks.size());
+        check(id < n_blocks() && pool_.ref_count(id) == 0 && pool_.state(id) == HashState::none,
+              "a contiguous table met a block that is in use");
+        pool_.acquire(id);
+        blocks.push_back(id);
+        return;
+    }
+    for (int lane = 0; lane < int(lanes_.size()); lane++) {
+        const BlockId id = take_block(lane);
+        if (id < 0) table.hashable = false;
+        table.lanes[std::size_t(lane)].blocks.push_back(id);
+    }
+}
+
+// A copy of an entry, block by block.
+void BlockManager::add_copy(std::vector<BlockCopy>& list, const BlockPool& from_pool, BlockId from,
+                            const BlockPool& to_pool, BlockId to) {
+    for (; from >= 0 && to >= 0; from = from_pool.next_of(from), to = to_pool.next_of(to)) list.push_back({from, to});
+}
+
+// What a table holds in the other lanes enters the prefix cache with an entry of the first one.
+void BlockManager::attach_own(const Table& table, std::size_t entry, BlockId owner, HashState state) {
+    for (std::size_t lane = 1; lane < lanes_.size(); lane++) {
+        const BlockId own = table.lanes[lane].blocks[entry];
+        if (own >= 0 && pool_.state(own) == HashState::none && cache_.attached(owner, int(lane)) < 0)
+            cache_.attach(owner, own, state);
+    }
 }
 
 void BlockManager::release(BlockId id) {
@@ -273,16 +371,17 @@ TableId BlockManager::open_table(const CacheNamespace& space) {
     table.in_use   = true;
     table.hashable = true;
     table.placed   = -1;
-    table.n_hashed = table.copied_until = table.n_released = table.n_found = 0;
-    table.prefix                                                           = {chain_root(space)};
+    table.n_hashed = table.copied_until = table.n_found = 0;
+    table.prefix                                        = {chain_root(space)};
     return id;
 }
 
 void BlockManager::count_leaving(std::span<const TableId> closing) const {
     for (TableId id : closing) {
         if (table_at(id).swapped) continue;
-        for (BlockId block : held(table_at(id)))
-            if (leaving_[std::size_t(block)]++ == 0) touched_.push_back(block);
+        for (const LaneTable& lane : lanes(table_at(id)))
+            for (BlockId block : held(lane))
+                if (block >= 0 && leaving_[std::size_t(block)]++ == 0) touched_.push_back(block);
     }
 }
 
@@ -299,17 +398,20 @@ bool BlockManager::is_free_now(BlockId block) const {
 int BlockManager::n_free(std::span<const TableId> closing) const {
     count_leaving(closing);
     int n = pool_.n_free();
-    for (BlockId block : touched_) n += is_free_now(block);
+    for (BlockId block : touched_) n += is_free_now(block) ? pool_.n_blocks(block) : 0;
     forget_leaving();
     return n;
 }
 
 int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<const std::span<const Token>> sequences,
-                                     std::span<const TableId> closing) const {
+                                     std::span<const TableId> closing, bool whole, int most_entries) const {
     count_leaving(closing);
     now_++;
     const auto size = std::size_t(block_size());
     int        n    = 0;
+    const auto take = [&](BlockId id) { // one that was found
+        if (is_free_now(id) && std::exchange(seen_[std::size_t(id)], now_) != now_) n += pool_.n_blocks(id);
+    };
     for (std::size_t i = 0; i < sequences.size(); i++) {
         const std::span<const Token> tokens = sequences[i];
         std::size_t                  shared = 0; // whole blocks with one of the sequences before it
@@ -318,94 +420,151 @@ int BlockManager::blocks_to_allocate(const CacheNamespace& space, std::span<cons
                 std::mismatch(tokens.begin(), tokens.end(), other.begin(), other.end()).first - tokens.begin();
             shared = std::max(shared, std::size_t(same) / size);
         }
-        Prefix      parent{chain_root(space)};
-        std::size_t found = 0;
-        for (; (found + 1) * size <= tokens.size(); found++) {
-            const std::span<const Token> want = tokens.subspan(found * size, size);
-            const BlockId                here = cache_.find(cache_.hash_of(parent, want));
-            if (here < 0 || !cache_.holds(here, parent, space, want)) break;
-            if ((found + 1) * size == tokens.size() && pool_.state(here) == HashState::cached) { // as in match()
-                shared = std::min(shared, found);
-                break;
+        const int all   = entries_for(int(tokens.size()));
+        int       found = 0;
+        if (lanes_.size() == 1) {
+            Prefix parent{chain_root(space)};
+            for (; (std::size_t(found) + 1) * size <= tokens.size(); found++) {
+                const std::span<const Token> want = tokens.subspan(std::size_t(found) * size, size);
+                const BlockId                here = cache_.find(cache_.hash_of(parent, want));
+                if (here < 0 || !cache_.holds(here, parent, space, want)) break;
+                if ((std::size_t(found) + 1) * size == tokens.size() &&
+                    pool_.state(here) == HashState::cached) { // as in match()
+                    shared = std::min(shared, std::size_t(found));
+                    break;
+                }
+                take(here);
+                parent = cache_.prefix_of(here);
             }
-            n += is_free_now(here) && std::exchange(seen_[std::size_t(here)], now_) != now_;
+            n += (all - std::max(found, int(shared))) * blocks_per_entry_;
+            continue;
+        }
+        const CacheHit hit = cache_.match(space, tokens, whole);
+        Prefix         parent{chain_root(space)};
+        for (; found < hit.n_blocks; found++) {
+            const BlockId here = cache_.find(cache_.hash_of(parent, tokens.subspan(std::size_t(found) * size, size)));
+            for (int lane = 0; lane < int(lanes_.size()); lane++)
+                if (found >= hit.first[std::size_t(lane)]) take(lane == 0 ? here : cache_.attached(here, lane));
             parent = cache_.prefix_of(here);
         }
-        n += blocks_for(int(tokens.size())) - int(std::max(found, shared));
+        // What is there behind the hit is not shared: it has gaps.
+        if ((std::size_t(found) + 1) * size <= tokens.size() &&
+            cache_.find(cache_.hash_of(parent, tokens.subspan(std::size_t(found) * size, size))) >= 0)
+            shared = std::min(shared, std::size_t(found));
+        const int fresh = all - std::max(found, int(shared));
+        for (const Lane& lane : lanes_)
+            n += (lane.window > 0 && !whole ? std::min(fresh, most_entries) : fresh) * lane.blocks;
     }
     forget_leaving();
     return n;
 }
 
-bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_free, bool read_cache) {
-    Table& table = table_at(id);
-    check(table.blocks.empty(), "blocks for a prompt go into an empty table");
-    CacheHit  hit  = read_cache ? cache_.match(table.space, tokens) : CacheHit{};
-    const int need = blocks_for(int(tokens.size())) - hit.n_blocks + hit.n_free;
-    // The block to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
-    const bool partial_is_free = hit.partial >= 0 && pool_.is_free(hit.partial);
-    if (partial_is_free && need + 1 + keep_free > n_free()) hit.partial = -1;
+// The entries of a table that the prefix cache has, in an empty one.
+void BlockManager::adopt(Table& table, const CacheHit& hit, std::span<const Token> tokens) {
+    const auto size = std::size_t(block_size());
+    for (int i = 0; i < hit.n_blocks; i++) {
+        const std::span<const Token> want = tokens.subspan(std::size_t(i) * size, size);
+        const BlockId                here = cache_.find(cache_.hash_of(table.prefix, want));
+        for (int lane = 0; lane < int(lanes_.size()); lane++) {
+            LaneTable& to = table.lanes[std::size_t(lane)];
+            if (i < hit.first[std::size_t(lane)]) {
+                to.blocks.push_back(released_block);
+                to.n_released++;
+                continue;
+            }
+            const BlockId block = lane == 0 ? here : cache_.attached(here, lane);
+            pool_.acquire(block);
+            to.blocks.push_back(block);
+        }
+        table.prefix = cache_.prefix_of(here);
+    }
+    table.n_found = table.n_hashed = hit.n_blocks;
+}
+
+bool BlockManager::allocate(TableId id, std::span<const Token> tokens, int keep_free, bool read_cache, bool whole) {
+    Table&                table  = table_at(id);
+    std::vector<BlockId>& blocks = table.lanes[0].blocks;
+    check(blocks.empty(), "blocks for a prompt go into an empty table");
+    CacheHit  hit  = read_cache ? cache_.match(table.space, tokens, whole) : CacheHit{};
+    const int need = blocks_for(int(tokens.size())) - hit.n_blocks * blocks_per_entry_ + hit.n_free;
+    // The entry to copy has to stay what it is beside the copy. Where that is too much, its tokens are computed.
+    std::array<BlockId, most_lanes> partial{};
+    int                             partial_free = 0;
+    for (int lane = 0; lane < int(lanes_.size()) && hit.partial >= 0; lane++) {
+        const BlockId from         = lane == 0 ? hit.partial : cache_.attached(hit.partial, lane);
+        partial[std::size_t(lane)] = from;
+        partial_free += pool_.is_free(from) ? pool_.n_blocks(from) : 0;
+    }
+    if (partial_free > 0 && need + partial_free + keep_free > n_free()) hit.partial = -1;
     if (need + keep_free > n_free()) return false;
 
     const auto size = std::size_t(block_size());
-    const auto full = tokens.size() / size;
-    table.n_found   = hit.n_blocks;
-    table.blocks.reserve(std::size_t(blocks_for(int(tokens.size()))));
-    for (std::size_t i = 0; i < full && read_cache; i++) {
-        const std::span<const Token> want = tokens.subspan(i * size, size);
+    const int  full = int(tokens.size() / size), all = entries_for(int(tokens.size()));
+    for (LaneTable& lane : lanes(table)) lane.blocks.reserve(std::size_t(all));
+    adopt(table, hit, tokens);
+    for (std::size_t lane = 0; lane < lanes_.size() && hit.partial >= 0; lane++) pool_.hold(partial[lane]);
+    for (int i = hit.n_blocks; i < full && read_cache; i++) {
+        const std::span<const Token> want = tokens.subspan(std::size_t(i) * size, size);
         const BlockHash              hash = cache_.hash_of(table.prefix, want);
-        BlockId                      here = cache_.find(hash);
-        if (int(i) < hit.n_blocks) {
-            pool_.acquire(here);
-            table.blocks.push_back(here);
-        } else {
-            if (int(i) == hit.n_blocks && hit.partial >= 0) pool_.hold(hit.partial);
-            table.blocks.push_back(take_block());
-            here = cache_.find(hash); // taking a block may have evicted it
-            if (here < 0) {
-                here = table.blocks.back();
-                cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
-            } else if (!cache_.holds(here, table.prefix, table.space, want)) {
-                table.hashable = false; // another text with the same hash: whatever follows must not be found by it
-                break;
-            }
+        append(table);
+        if (!table.hashable) break;
+        BlockId here = cache_.find(hash); // after the append, which may have evicted it
+        if (here < 0) {
+            here = blocks.back();
+            cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
+            attach_own(table, std::size_t(i), here, HashState::reserved);
+        } else if (!cache_.holds(here, table.prefix, table.space, want)) {
+            table.hashable = false; // another text with the same hash: whatever follows must not be found by it
+            break;
+        } else if (lanes_.size() > 1) { // what it has in other lanes is not enough: publish() adds ours
+            break;
         }
         table.prefix   = cache_.prefix_of(here);
-        table.n_hashed = int(i) + 1;
+        table.n_hashed = i + 1;
     }
-    if (hit.partial >= 0 && int(table.blocks.size()) == hit.n_blocks) pool_.hold(hit.partial);
-    while (int(table.blocks.size()) < blocks_for(int(tokens.size()))) table.blocks.push_back(take_block(table));
+    while (int(blocks.size()) < all) append(table);
     table.copied_until = 0;
     if (hit.partial >= 0) {
-        moves_.copies.push_back({hit.partial, table.blocks[std::size_t(hit.n_blocks)]});
+        for (std::size_t lane = 0; lane < lanes_.size(); lane++)
+            if (has_memory(int(lane)))
+                add_copy(moves_.copies, pool_, partial[lane], pool_,
+                         table.lanes[lane].blocks[std::size_t(hit.n_blocks)]);
         table.copied_until = hit.n_blocks * block_size() + hit.n_partial_tokens;
     }
     return true;
 }
 
-// The next block of a table, which is full with `tokens`: one that holds the same, or that another sequence will write, if there is
+// The next entry of a table, which is full with `tokens`: one that holds the same, or that another sequence will write, if there is
 // any, else a free one, which others can find from now on. False: there is none.
 bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
-    const auto size = std::size_t(block_size()), i = table.blocks.size();
+    const auto size = std::size_t(block_size()), i = table.lanes[0].blocks.size();
     const auto want  = tokens.subspan(i * size, size);
     const auto hash  = cache_.hash_of(table.prefix, want);
     const auto holds = [&](BlockId here) { return cache_.holds(here, table.prefix, table.space, want); };
     BlockId    here  = cache_.find(hash);
     // The last token is computed, because its logits are needed.
     const bool is_end = (i + 1) * size == tokens.size();
-    if (here >= 0 && holds(here) && !(is_end && pool_.state(here) == HashState::cached)) {
-        pool_.acquire(here);
-        table.blocks.push_back(here);
+    bool       known  = here >= 0 && holds(here) && !(is_end && pool_.state(here) == HashState::cached);
+    for (int lane = 1; lane < int(lanes_.size()) && known; lane++) known = cache_.attached(here, lane) >= 0;
+    if (known) {
+        for (int lane = 0; lane < int(lanes_.size()); lane++) {
+            const BlockId block = lane == 0 ? here : cache_.attached(here, lane);
+            pool_.acquire(block);
+            table.lanes[std::size_t(lane)].blocks.push_back(block);
+        }
     } else {
-        if (n_free() == 0) return false;
-        table.blocks.push_back(take_block());
-        here = cache_.find(hash);                        // taking a block may have evicted it,
-        if (!cache_.is_known(table.prefix)) return true; // or what stands before it, which the table has given back
+        if (n_free() < blocks_per_entry_) return false;
+        append(table);
+        here = cache_.find(hash);                                           // that may have evicted it,
+        if (!table.hashable || !cache_.is_known(table.prefix)) return true; // or what stands before it
         if (here < 0) {
-            here = table.blocks.back();
+            here = table.lanes[0].blocks.back();
             cache_.insert(here, {HashState::reserved, block_size(), hash, table.prefix, table.space}, want);
+            attach_own(table, i, here, HashState::reserved);
         } else if (!holds(here)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
+            return true;
+        } else if (lanes_.size() > 1) { // as in allocate()
             return true;
         }
     }
@@ -414,21 +573,23 @@ bool BlockManager::take_known(Table& table, std::span<const Token> tokens) {
     return true;
 }
 
-int BlockManager::grow(TableId id, std::span<const Token> tokens, int from, int end, int window, bool read_cache) {
-    Table&     table   = table_at(id);
-    const auto held_to = [&] { return int(table.blocks.size()) * block_size(); };
+int BlockManager::grow(TableId id, std::span<const Token> tokens, int from, int end, bool read_cache) {
+    Table&      table   = table_at(id);
+    const auto& blocks  = table.lanes[0].blocks;
+    const auto  held_to = [&] { return int(blocks.size()) * block_size(); };
     check(end <= int(tokens.size()), "a table was grown past the end");
+    if (read_cache && blocks.empty()) adopt(table, cache_.match(table.space, tokens), tokens);
     for (;;) {
         if (read_cache) from = next_unwritten(id, from, std::min(held_to() + 1, int(tokens.size())));
-        release_before(id, from - window + 1);
+        release_behind(id, from);
         if (held_to() >= end) return from;
-        const bool known = read_cache && table.hashable && table.n_hashed == int(table.blocks.size()) &&
+        const bool known = read_cache && table.hashable && table.n_hashed == int(blocks.size()) &&
                            held_to() + block_size() <= int(tokens.size()) && cache_.is_known(table.prefix);
         if (known) {
             if (!take_known(table, tokens)) return from;
         } else {
-            if (n_free() == 0) return from;
-            table.blocks.push_back(take_block());
+            if (n_free() < blocks_per_entry_) return from;
+            append(table);
         }
     }
 }
@@ -438,7 +599,7 @@ int BlockManager::next_unwritten(TableId id, int from, int n_tokens) const {
     while (from < n_tokens - 1) {
         const int i = from / block_size();
         if (table.copied_until > from && (table.copied_until - 1) / block_size() == i) from = table.copied_until;
-        if (i >= table.n_hashed || pool_.state(table.blocks[std::size_t(i)]) < HashState::in_flight) break;
+        if (i >= table.n_hashed || chain_state(table, i) < HashState::in_flight) break;
         from = (i + 1) * block_size();
     }
     return std::min(from, n_tokens - 1);
@@ -449,8 +610,8 @@ int BlockManager::n_readable(TableId id, int n) const {
     int          readable = n;
     // Only blocks with a hash have several writers, and a block is not written before those in front of it: the first one from the end
     // that nobody writes is the last look.
-    for (int i = std::min(table.n_hashed, blocks_for(n)) - 1; i >= table.n_released; i--) {
-        const BlockId   id    = table.blocks[std::size_t(i)];
+    for (int i = std::min(table.n_hashed, entries_for(n)) - 1; i >= table.lanes[0].n_released; i--) {
+        const BlockId   id    = table.lanes[0].blocks[std::size_t(i)];
         const HashState state = pool_.state(id);
         if (state == HashState::cached || state == HashState::none) break;
         if (state == HashState::in_flight || pool_.ref_count(id) > 1) readable = i * block_size();
@@ -461,7 +622,7 @@ int BlockManager::n_readable(TableId id, int n) const {
 bool BlockManager::must_wait(TableId id, int n_tokens) const {
     const Table& table = table_at(id);
     const auto   i     = std::size_t((n_tokens - 1) / block_size());
-    return i < table.blocks.size() && pool_.state(table.blocks[i]) == HashState::in_flight;
+    return i < table.lanes[0].blocks.size() && chain_state(table, int(i)) == HashState::in_flight;
 }
 
 // Whether somebody else could read what is in a block once n_leaving of its sharers have copies. Sharers of a reserved block all
@@ -479,23 +640,25 @@ bool BlockManager::can_evict(BlockId id, int n_leaving) const {
 template <class Body>
 void each_entry(const Write& w, int block_size, auto& entries, Body&& body) {
     const int end = std::min((w.first + w.n + block_size - 1) / block_size, int(entries.size()));
-    for (int i = w.first / block_size; i < end; i++) body(entries[std::size_t(i)]);
+    for (int i = w.first / block_size; i < end; i++)
+        if (entries[std::size_t(i)] >= 0) body(entries[std::size_t(i)]);
 }
 
-// As the writes would happen: each copy takes a sharer away from its block.
+// As the writes would happen: each copy takes a sharer away from its entry.
 BlockManager::SlotCount BlockManager::count_slots(std::span<const Write> writes) const {
     SlotCount count;
     for (const Write& w : writes) {
-        const std::vector<BlockId>& entries = table_at(w.table).blocks;
-        each_entry(w, block_size(), entries, [&](BlockId id) {
-            int& n_leaving = leaving_[std::size_t(id)];
-            if (!needs_copy(id, n_leaving)) return;
-            (can_evict(id, n_leaving) ? count.avoidable : count.fresh)++;
-            count.copies++;
-            n_leaving++;
-            touched_.push_back(id);
-        });
-        count.fresh += std::max(blocks_for(w.first + w.n) - int(entries.size()), 0);
+        const Table& table = table_at(w.table);
+        for (const LaneTable& lane : lanes(table))
+            each_entry(w, block_size(), lane.blocks, [&](BlockId id) {
+                int& n_leaving = leaving_[std::size_t(id)];
+                if (!needs_copy(id, n_leaving)) return;
+                (can_evict(id, n_leaving) ? count.avoidable : count.fresh) += pool_.n_blocks(id);
+                count.copies++;
+                n_leaving++;
+                touched_.push_back(id);
+            });
+        count.fresh += std::max(entries_for(w.first + w.n) - int(table.lanes[0].blocks.size()), 0) * blocks_per_entry_;
     }
     forget_leaving();
     return count;
@@ -512,20 +675,21 @@ bool BlockManager::allocate_slots(std::span<const Write> writes, bool may_copy) 
     const bool in_place = fresh + avoidable > n_free();
     for (const Write& w : writes) {
         Table& table = table_at(w.table);
-        each_entry(w, block_size(), table.blocks, [&](BlockId& entry) {
-            if (!needs_copy(entry, 0)) return;
-            table.copied_until = w.first; // what stands before is there, in the copy as well
-            if (in_place && can_evict(entry, 0)) {
-                cache_.evict(entry);
-                return;
-            }
-            pool_.hold(entry);
-            const BlockId copy = take_block();
-            moves_.copies.push_back({entry, copy});
-            release(entry);
-            entry = copy;
-        });
-        while (int(table.blocks.size()) < blocks_for(w.first + w.n)) table.blocks.push_back(take_block(table));
+        for (int i = 0; i < int(lanes_.size()); i++)
+            each_entry(w, block_size(), table.lanes[std::size_t(i)].blocks, [&](BlockId& entry) {
+                if (!needs_copy(entry, 0)) return;
+                table.copied_until = w.first; // what stands before is there, in the copy as well
+                if (in_place && can_evict(entry, 0)) {
+                    cache_.evict(entry);
+                    return;
+                }
+                pool_.hold(entry);
+                const BlockId copy = take_block(i);
+                if (has_memory(i)) add_copy(moves_.copies, pool_, entry, pool_, copy);
+                release(entry);
+                entry = copy;
+            });
+        while (int(table.lanes[0].blocks.size()) < entries_for(w.first + w.n)) append(table);
     }
     return true;
 }
@@ -534,10 +698,12 @@ void BlockManager::place(TableId id, BlockId first) {
     Table& table   = table_at(id);
     table.placed   = first;
     table.hashable = false;
-    check(!table.swapped && !table.pinned && table.n_released == 0 && table.n_hashed == 0,
+    check(lanes_.size() == 1 && blocks_per_entry_ == 1, "contiguous memory is for one group");
+    check(!table.swapped && !table.pinned && table.n_hashed == 0,
           "a table that is hashed, pinned or swapped cannot be made contiguous");
-    for (BlockId& entry : table.blocks) {
-        const BlockId to = first + BlockId(&entry - table.blocks.data());
+    std::vector<BlockId>& blocks = table.lanes[0].blocks;
+    for (BlockId& entry : blocks) {
+        const BlockId to = first + BlockId(&entry - blocks.data());
         if (entry == to) continue;
         check(to < n_blocks() && pool_.ref_count(to) == 0, "a contiguous table met a block that is in use");
         pool_.hold(entry);
@@ -548,25 +714,26 @@ void BlockManager::place(TableId id, BlockId first) {
 }
 
 void BlockManager::will_write(const Write& w) {
-    const Table& table = table_at(w.table);
+    const Table&                table  = table_at(w.table);
+    const std::vector<BlockId>& blocks = table.lanes[0].blocks;
     for (int i = w.first / block_size(); i < table.n_hashed && (i + 1) * block_size() <= w.first + w.n; i++)
-        cache_.begin_write(table.blocks[std::size_t(i)]);
+        if (const BlockId id = blocks[std::size_t(i)]; id >= 0) cache_.begin_write(id);
     const int end = w.first + w.n, last = end / block_size();
     if (w.n > 0 && end % block_size() != 0 && last < table.n_hashed) {
-        const BlockId id = table.blocks[std::size_t(last)];
-        if (pool_.state(id) == HashState::reserved && pool_.ref_count(id) > 1) partly_written_.push_back(id);
+        const BlockId id = blocks[std::size_t(last)];
+        if (id >= 0 && pool_.state(id) == HashState::reserved && pool_.ref_count(id) > 1) partly_written_.push_back(id);
     }
 }
 
 bool BlockManager::is_partly_written(TableId id, int position) const {
-    const Table& table = table_at(id);
-    const auto   i     = std::size_t(position / block_size());
-    return i < table.blocks.size() && std::ranges::find(partly_written_, table.blocks[i]) != partly_written_.end();
+    const std::vector<BlockId>& blocks = table_at(id).lanes[0].blocks;
+    const auto                  i      = std::size_t(position / block_size());
+    return i < blocks.size() && std::ranges::find(partly_written_, blocks[i]) != partly_written_.end();
 }
 
 void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_written) {
     Table& table = table_at(id);
-    check(n_written <= int(tokens.size()) && blocks_for(n_written) <= int(table.blocks.size()), "publish past the end");
+    check(n_written <= int(tokens.size()) && entries_for(n_written) <= n_entries(id), "publish past the end");
     const auto size = std::size_t(block_size());
     while (table.hashable && (table.n_hashed + 1) * block_size() <= n_written) {
         if (!cache_.is_known(table.prefix)) {
@@ -578,25 +745,34 @@ void BlockManager::publish(TableId id, std::span<const Token> tokens, int n_writ
         const auto                   i    = std::size_t(table.n_hashed);
         const std::span<const Token> want = tokens.subspan(i * size, size);
         const BlockHash              hash = cache_.hash_of(table.prefix, want);
-        const BlockId                here = cache_.find(hash), own = table.blocks[i];
+        const BlockId                here = cache_.find(hash), own = table.lanes[0].blocks[i];
         if (here < 0 && own != released_block && pool_.state(own) == HashState::none) {
             cache_.insert(own, {HashState::cached, block_size(), hash, table.prefix, table.space}, want);
+            attach_own(table, i, own, HashState::cached);
         } else if (here < 0 || !cache_.holds(here, table.prefix, table.space, want)) {
             table.hashable = false; // another text with the same hash: whatever follows must not be found by it
             return;
+        } else if (lanes_.size() > 1 && pool_.state(here) == HashState::cached) {
+            attach_own(table, i, here, HashState::cached);
         }
         table.prefix = cache_.prefix_of(here < 0 ? own : here);
         table.n_hashed++;
     }
 }
 
-int BlockManager::release_before(TableId id, int first) {
-    Table&    table = table_at(id);
-    const int end = std::min(first / block_size(), int(table.blocks.size())), before = table.n_released;
+int BlockManager::release_behind(TableId id, int next) {
+    Table& table = table_at(id);
     check(!table.swapped && !table.pinned, "blocks of a table that is swapped or pinned were given back");
-    for (int i = before; i < end; i++) release(std::exchange(table.blocks[std::size_t(i)], released_block));
-    table.n_released = std::max(before, end);
-    return table.n_released - before;
+    int n = 0;
+    for (std::size_t l = 0; l < lanes_.size(); l++) {
+        if (lanes_[l].window == 0) continue;
+        LaneTable& lane = table.lanes[l];
+        const int  end =
+            std::min(CacheLayout::first_entry_seen(lanes_[l].window, next, block_size()), int(lane.blocks.size()));
+        for (; lane.n_released < end; lane.n_released++, n += lanes_[l].blocks)
+            release(std::exchange(lane.blocks[std::size_t(lane.n_released)], released_block));
+    }
+    return n;
 }
 
 TableId BlockManager::fork_table(TableId id) {
@@ -604,46 +780,55 @@ TableId BlockManager::fork_table(TableId id) {
     TableId      child_id = open_table();
     const Table& parent   = table_at(id);
     Table&       child    = table_at(child_id);
-    child.blocks.assign(parent.blocks.begin(), parent.blocks.end());
+    for (std::size_t l = 0; l < lanes_.size(); l++) {
+        child.lanes[l].blocks.assign(parent.lanes[l].blocks.begin(), parent.lanes[l].blocks.end());
+        child.lanes[l].n_released = parent.lanes[l].n_released;
+        for (BlockId block : held(child.lanes[l]))
+            if (block >= 0) pool_.acquire(block);
+    }
     child.space        = parent.space;
-    child.n_released   = parent.n_released;
     child.n_hashed     = parent.n_hashed;
     child.prefix       = parent.prefix;
     child.hashable     = parent.hashable;
     child.copied_until = parent.copied_until;
-    for (BlockId block : held(child)) pool_.acquire(block);
     return child_id;
 }
 
 void BlockManager::close_table(TableId id, bool uncache) {
-    Table& table = table_at(id);
-    for (std::size_t i = table.blocks.size(); i-- > std::size_t(table.n_released);) {
-        const BlockId block = table.blocks[i];
-        if (table.swapped) {
-            release_swap(block);
-            continue;
-        }
-        if (table.pinned && --pins_[std::size_t(block)] == 0) n_pinned_--;
+    Table&     table = table_at(id);
+    const auto close = [&](BlockId block) {
+        if (table.pinned && --pins_[std::size_t(block)] == 0) n_pinned_ -= pool_.n_blocks(block);
         if (pool_.ref_count(block) == 1) {
             const CacheEntry& entry = pool_.entry(block);
             const bool        tail  = entry.n_tokens < block_size(); // of no use without its pin
             if (entry.state == HashState::cached && (tail || uncache)) cache_.evict(block);
             // A copy into it that is still pending is of no use any more.
             if (table.copied_until > 0)
-                std::erase_if(moves_.copies, [&](const BlockCopy& copy) { return copy.to == block; });
+                std::erase_if(moves_.copies, [&](const BlockCopy& copy) { return pool_.bundle_of(copy.to) == block; });
         }
         release(block);
+    };
+    // The lanes side by side: what is left of a prefix has its windows.
+    for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
+        for (std::size_t l = 0; l < lanes_.size(); l++) {
+            const BlockId block = table.lanes[l].blocks[i];
+            if (block < 0) continue;
+            if (table.swapped) release_swap(block);
+            else close(block);
+        }
+    for (LaneTable& lane : lanes(table)) {
+        lane.blocks.clear();
+        lane.n_released = 0;
     }
-    table.blocks.clear();
-    table.n_released = 0;
     table.in_use = table.swapped = table.pinned = false;
     closed_tables_.push_back(id);
 }
 
 void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
     Table& table = table_at(id);
-    check(!table.swapped && !table.pinned && table.n_released == 0 &&
-              int(table.blocks.size()) == blocks_for(int(tokens.size())),
+    check(!table.swapped && !table.pinned && n_entries(id) == entries_for(int(tokens.size())) &&
+              std::ranges::all_of(lanes(table).last(std::size_t(n_groups())),
+                                  [](const LaneTable& lane) { return lane.n_released == 0; }),
           "a table that does not hold the prefix was pinned");
     const auto size = std::size_t(block_size()), full = tokens.size() / size;
     Prefix     parent{chain_root(table.space)};
@@ -655,15 +840,24 @@ void BlockManager::pin_table(TableId id, std::span<const Token> tokens) {
         found                             = here >= 0 && cache_.holds(here, parent, table.space, want);
         if (!found) break;
         parent = cache_.prefix_of(here);
-        if (here == table.blocks[i]) continue;
-        pool_.acquire(here);
-        release(std::exchange(table.blocks[i], here));
+        if (pool_.state(here) == HashState::cached) attach_own(table, i, here, HashState::cached);
+        for (int lane = 0; lane < int(lanes_.size()); lane++) {
+            BlockId&      entry = table.lanes[std::size_t(lane)].blocks[i];
+            const BlockId kept  = lane == 0 ? here : cache_.attached(here, lane);
+            if (kept < 0 || entry < 0 || kept == entry) continue;
+            pool_.acquire(kept);
+            release(std::exchange(entry, kept));
+        }
     }
     const std::span<const Token> rest = tokens.subspan(full * size);
-    if (found && !rest.empty() && pool_.state(table.blocks.back()) == HashState::none)
-        cache_.insert(table.blocks.back(), {HashState::cached, int(rest.size()), 0, parent, table.space}, rest);
-    for (BlockId block : table.blocks)
-        if (pins_[std::size_t(block)]++ == 0) n_pinned_++;
+    const BlockId                last = table.lanes[0].blocks.back();
+    if (found && !rest.empty() && last >= 0 && pool_.state(last) == HashState::none) {
+        cache_.insert(last, {HashState::cached, int(rest.size()), 0, parent, table.space}, rest);
+        if (pool_.state(last) == HashState::cached) attach_own(table, full, last, HashState::cached);
+    }
+    for (const LaneTable& lane : lanes(table))
+        for (BlockId block : lane.blocks)
+            if (block >= 0 && pins_[std::size_t(block)]++ == 0) n_pinned_ += pool_.n_blocks(block);
     table.pinned = true;
 }
 
@@ -681,24 +875,30 @@ bool BlockManager::swap_out(std::span<const TableId> tables) {
     if (distinct_blocks(tables) > n_swap_free()) return false;
     for (TableId id : tables) check(!table_at(id).swapped && !table_at(id).pinned, "a table was swapped out twice");
     for (TableId id : tables)
-        for (BlockId entry : held(table_at(id))) {
-            BlockId& to = destination_[std::size_t(entry)];
-            if (to >= 0) {
-                swap_.acquire(to);
-                continue;
+        for (int l = 0; l < int(lanes_.size()); l++) {
+            if (!has_memory(l)) continue;
+            for (BlockId entry : held(table_at(id).lanes[std::size_t(l)])) {
+                BlockId& to = destination_[std::size_t(entry)];
+                if (to >= 0) {
+                    swap_.acquire(to);
+                    continue;
+                }
+                to = swap_.take(l);
+                swap_.set_entry(to, pool_.entry(entry), pool_.tokens(entry));
+                add_copy(moves_.swap_out, pool_, entry, swap_, to);
+                touched_.push_back(entry);
             }
-            to = swap_.take();
-            swap_.set_entry(to, pool_.entry(entry), pool_.tokens(entry));
-            moves_.swap_out.push_back({entry, to});
-            touched_.push_back(entry);
         }
     for (TableId id : tables) {
         Table& table = table_at(id);
-        for (std::size_t i = table.blocks.size(); i-- > std::size_t(table.n_released);) {
-            BlockId& entry = table.blocks[i];
-            release(entry);
-            entry = destination_[std::size_t(entry)];
-        }
+        for (std::size_t i = table.lanes[0].blocks.size(); i-- > 0;)
+            for (int l = 0; l < int(lanes_.size()); l++) {
+                BlockId& entry = table.lanes[std::size_t(l)].blocks[i];
+                if (entry < 0) continue;
+                release(entry);
+                entry = has_memory(l) ? destination_[std::size_t(entry)] : released_block; // a marker is not missed
+            }
+        if (!has_memory(0)) table.lanes[0].n_released = n_entries(id);
         table.swapped = true;
     }
     for (BlockId entry : touched_) destination_[std::size_t(entry)] = -1;
@@ -711,58 +911,65 @@ int BlockManager::blocks_to_swap_in(std::span<const TableId> tables, std::span<c
     now_++;
     int n = 0;
     for (TableId id : tables)
-        for (BlockId entry : held(table_at(id))) {
-            if (std::exchange(seen_[std::size_t(entry)], now_) == now_) continue;
-            const BlockId here = resident(entry);
-            n += here < 0 || is_free_now(here);
-        }
+        for (int l = 0; l < int(lanes_.size()); l++)
+            for (BlockId entry : held(table_at(id).lanes[std::size_t(l)])) {
+                if (std::exchange(seen_[std::size_t(entry)], now_) == now_) continue;
+                const BlockId here = resident(entry, l);
+                n += here < 0 || is_free_now(here) ? swap_.n_blocks(entry) : 0;
+            }
     forget_leaving();
     return n;
 }
 
-// The block on the device that holds the same as one of the swap pool, if there still is one.
-BlockId BlockManager::resident(BlockId swapped) const {
+// What holds the same on the device as an entry of the swap pool, if there still is something.
+BlockId BlockManager::resident(BlockId swapped, int lane) const {
     const CacheEntry& entry = swap_.entry(swapped);
     if (entry.state != HashState::cached || entry.n_tokens < block_size()) return -1;
-    const BlockId here = cache_.block_of({entry.hash, entry.serial});
+    const BlockId owner = cache_.block_of({entry.hash, entry.serial});
+    const BlockId here  = lane == 0 || owner < 0 ? owner : cache_.attached(owner, lane);
     return here >= 0 && pool_.state(here) == HashState::cached ? here : -1;
 }
 
 bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
     if (blocks_to_swap_in(tables) + keep_free > n_free()) return false;
-    // What is still there first, before a fresh block can take its place.
+    // What is still there first, before a fresh block can take its place; the first lane before what belongs to it.
     for (const bool fresh : {false, true})
-        for (TableId id : tables) {
-            check(table_at(id).swapped, "a table that is not swapped out was swapped in");
-            for (BlockId from : held(table_at(id))) {
-                BlockId& to = destination_[std::size_t(from)];
-                if (to >= 0) continue;
-                if (!fresh) {
-                    to = resident(from);
-                    if (to < 0) continue;
-                    pool_.acquire(to);
+        for (int l = 0; l < int(lanes_.size()); l++)
+            for (TableId id : tables) {
+                check(table_at(id).swapped, "a table that is not swapped out was swapped in");
+                for (BlockId from : held(table_at(id).lanes[std::size_t(l)])) {
+                    BlockId& to = destination_[std::size_t(from)];
+                    if (to >= 0) continue;
+                    if (!fresh) {
+                        to = resident(from, l);
+                        if (to < 0) continue;
+                        pool_.acquire(to);
+                        touched_.push_back(from);
+                        continue;
+                    }
+                    to = take_block(l);
                     touched_.push_back(from);
-                    continue;
+                    add_copy(moves_.swap_in, swap_, from, pool_, to);
+                    CacheEntry entry = swap_.entry(from);
+                    if (entry.state != HashState::cached || entry.n_tokens < block_size()) continue;
+                    if (l > 0) {
+                        const BlockId owner = cache_.block_of({entry.hash, entry.serial});
+                        if (owner >= 0 && cache_.attached(owner, l) < 0) cache_.attach(owner, to, HashState::in_flight);
+                    } else if (cache_.find(entry.hash) < 0 && cache_.is_known(entry.parent)) {
+                        entry.state = HashState::in_flight;
+                        cache_.insert(to, entry, swap_.tokens(from));
+                    }
                 }
-                to = take_block();
-                touched_.push_back(from);
-                moves_.swap_in.push_back({from, to});
-                CacheEntry entry = swap_.entry(from);
-                if (entry.state != HashState::cached || entry.n_tokens < block_size() || cache_.find(entry.hash) >= 0 ||
-                    !cache_.is_known(entry.parent))
-                    continue;
-                entry.state = HashState::in_flight;
-                cache_.insert(to, entry, swap_.tokens(from));
             }
-        }
     for (TableId id : tables) {
         Table& table = table_at(id);
-        for (BlockId& entry : held(table)) {
-            const BlockId to = destination_[std::size_t(entry)];
-            pool_.acquire(to);
-            release_swap(entry);
-            entry = to;
-        }
+        for (LaneTable& lane : lanes(table))
+            for (BlockId& entry : held(lane)) {
+                const BlockId to = destination_[std::size_t(entry)];
+                pool_.acquire(to);
+                release_swap(entry);
+                entry = to;
+            }
         table.swapped = false;
     }
     // Every table has its own reference now.
@@ -771,7 +978,17 @@ bool BlockManager::swap_in(std::span<const TableId> tables, int keep_free) {
     return true;
 }
 
-std::span<const BlockId> BlockManager::blocks(TableId table) const { return table_at(table).blocks; }
+std::span<const BlockId> BlockManager::blocks(TableId table, int group) const {
+    return lane_of(table_at(table), group).blocks;
+}
+
+int BlockManager::n_held(TableId id) const {
+    const Table& table = table_at(id);
+    int          n     = 0;
+    for (std::size_t l = 0; l < lanes_.size(); l++)
+        n += (int(table.lanes[l].blocks.size()) - table.lanes[l].n_released) * lanes_[l].blocks;
+    return n;
+}
 
 int BlockManager::slot(TableId table, int position) const {
     std::span<const BlockId> ids = blocks(table);
@@ -783,7 +1000,9 @@ int BlockManager::distinct_blocks(std::span<const TableId> tables) const {
     now_++;
     int n = 0;
     for (TableId id : tables)
-        for (BlockId block : held(table_at(id))) n += std::exchange(seen_[std::size_t(block)], now_) != now_;
+        for (std::size_t l = 0; l < lanes_.size(); l++)
+            for (BlockId block : held(table_at(id).lanes[l]))
+                if (block >= 0 && std::exchange(seen_[std::size_t(block)], now_) != now_) n += lanes_[l].blocks;
     return n;
 }
 
@@ -801,16 +1020,17 @@ void BlockManager::take_moves(BlockMoves& moves) {
 
 int BlockManager::ref_count(BlockId block) const {
     check(block >= 0 && block < n_blocks(), "no such block");
-    return pool_.ref_count(block);
+    return pool_.ref_count(pool_.bundle_of(block));
 }
 
 bool BlockManager::is_cached(BlockId block) const {
     check(block >= 0 && block < n_blocks(), "no such block");
-    return pool_.state(block) == HashState::cached;
+    return pool_.state(pool_.bundle_of(block)) == HashState::cached;
 }
 
 void BlockManager::drop_cache() {
     while (pool_.first_cached_free() >= 0) cache_.evict(pool_.first_cached_free());
+    while (pool_.first_cached_marker() >= 0) cache_.evict(pool_.first_cached_marker());
 }
 
 void BlockManager::view(Snapshot& snapshot) const {
@@ -819,37 +1039,47 @@ void BlockManager::view(Snapshot& snapshot) const {
     snapshot.n_swap_used   = n_swap() - n_swap_free() - swap_.n_held();
     snapshot.blocks.clear();
     for (BlockId id = 0; id < n_blocks(); id++) {
-        const CacheEntry& entry = pool_.entry(id);
+        const BlockId     of    = pool_.bundle_of(id);
+        const CacheEntry& entry = pool_.entry(of);
         BlockView&        v     = snapshot.blocks.emplace_back();
-        v.ref_count             = pool_.ref_count(id);
-        v.pinned                = pins_[std::size_t(id)] > 0;
+        v.ref_count             = pool_.ref_count(of);
+        v.pinned                = pins_[std::size_t(of)] > 0;
         v.cached                = entry.state == HashState::cached && entry.n_tokens == block_size();
-        v.hash                  = v.cached ? entry.hash : 0;
-        v.filled                = entry.state == HashState::cached ? entry.n_tokens : 0;
+        v.group  = v.ref_count > 0 || v.cached ? std::clamp(pool_.lane(of) - lane_of(0), 0, n_groups() - 1) : 0;
+        v.hash   = v.cached ? entry.hash : 0;
+        v.filled = entry.state == HashState::cached ? entry.n_tokens : 0;
     }
 }
 
 void BlockManager::check_invariants() const {
-    std::vector<int> on_device(std::size_t(n_blocks()), 0), swapped(std::size_t(n_swap()), 0), pins(on_device);
+    std::vector<int> on_device(pins_.size(), 0), swapped(std::size_t(n_swap()), 0), pins(on_device);
     for (const Table& table : tables_)
-        for (const BlockId& block : held(table)) {
-            check(table.in_use, "a closed table holds blocks");
-            check(table.placed < 0 || block == table.placed + BlockId(&block - table.blocks.data()),
-                  "a contiguous table is not contiguous");
-            (table.swapped ? swapped : on_device).at(std::size_t(block))++;
-            if (!table.swapped && table.pinned) pins[std::size_t(block)]++;
+        for (std::size_t l = 0; l < lanes_.size(); l++) {
+            const LaneTable& lane = table.lanes[l];
+            check(table.in_use || lane.blocks.empty(), "a closed table holds blocks");
+            check(lane.blocks.size() == table.lanes[0].blocks.size(), "the lanes of a table are not of one length");
+            for (std::size_t i = 0; i < lane.blocks.size(); i++) {
+                const BlockId block = lane.blocks[i];
+                check((block < 0) == (int(i) < lane.n_released) || !has_memory(int(l)), "an entry is missing");
+                if (block < 0) continue;
+                check(table.placed < 0 || block == table.placed + BlockId(i), "a contiguous table is not contiguous");
+                (table.swapped ? swapped : on_device).at(std::size_t(block))++;
+                check((table.swapped ? swap_ : pool_).n_blocks(block) == lanes_[l].blocks,
+                      "an entry has not the blocks of its group");
+                if (!table.swapped && table.pinned) pins[std::size_t(block)]++;
+            }
         }
     pool_.check_invariants(on_device);
     swap_.check_invariants(swapped);
     cache_.check_invariants();
     int n_pinned = 0;
-    for (BlockId id = 0; id < n_blocks(); id++) {
+    for (BlockId id = 0; id < pool_.n_ids(); id++) {
         const CacheEntry& entry = pool_.entry(id);
         const int         n     = pins_[std::size_t(id)];
         check(n == pins[std::size_t(id)], "a pin is not a pinned table's");
         check(n > 0 || entry.state == HashState::none || entry.n_tokens == block_size(),
               "a part of a block is cached, but not pinned");
-        n_pinned += n > 0;
+        n_pinned += n > 0 ? pool_.n_blocks(id) : 0;
     }
     check(n_pinned == n_pinned_, "pinned blocks are miscounted");
     check(std::ranges::all_of(destination_, [](BlockId id) { return id < 0; }), "a swap left a destination behind");

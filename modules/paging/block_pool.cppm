@@ -12,28 +12,44 @@ export namespace quire {
 // Which of the free blocks is taken first. FIFO makes eviction from the prefix cache least recently used.
 enum class FreeOrder : std::uint8_t { fifo, lifo };
 
-// A block is free, and on the free list, exactly when its reference count is 0 and it is not held. The block manager calls the
-// `inline` functions for every block of a table (in a module no others are).
+// Bundles of one block.
+inline constexpr std::array one_block{1};
+
+// The table entries of each lane are bundles of so many blocks. A bundle is known by its first block, and what is said of that one
+// holds for all: its lane, reference count, cache entry. A bundle of no blocks is a marker: it has a number and a cache entry, and
+// no memory. A bundle is free exactly when its reference count is 0 and it is not held; its blocks are on the free list one by one
+// unless it is cached. The block manager calls the `inline` functions for every entry of a table (in a module no others are).
 class BlockPool {
 public:
-    // `order`: in which the blocks are taken at first, each id once; empty: 0, 1, 2, …
-    BlockPool(int n_blocks, int block_size, FreeOrder reuse, std::vector<BlockId> order = {});
+    // `order`: in which the blocks are taken at first, each id once; empty: 0, 1, 2, … `bundles`: blocks of a bundle, by lane.
+    // Markers have the ids from n_blocks on.
+    BlockPool(int n_blocks, int block_size, FreeOrder reuse, std::vector<BlockId> order = {},
+              std::span<const int> bundles = one_block, int n_markers = 0);
 
-    inline int  size() const { return int(blocks_.size()); }
+    inline int  size() const { return n_blocks_; }
+    inline int  n_ids() const { return int(blocks_.size()); } // blocks and markers
     inline int  block_size() const { return block_size_; }
-    inline int  n_free() const { return n_free_; } // including cached ones
+    inline int  n_free() const { return n_free_; } // blocks, including cached ones
     inline int  n_cached_free() const { return n_cached_free_; }
-    inline int  n_held() const { return int(held_.size()); }
+    inline int  n_held() const { return n_held_; } // blocks
     inline bool is_free(BlockId block) const { return at(block).ref_count == 0 && !at(block).held; }
+
+    inline int lane(BlockId block) const { return at(block).lane; }
+    inline int n_blocks(BlockId block) const { return bundles_[at(block).lane]; } // of its bundle
+    // The block behind this one in its bundle, or -1.
+    inline BlockId next_of(BlockId block) const { return rest_.empty() ? -1 : rest_[std::size_t(block)]; }
+    // The bundle that a block is in, or the block itself.
+    inline BlockId bundle_of(BlockId block) const { return at(block).bundle < 0 ? block : at(block).bundle; }
 
     // -- reference counts
 
     inline int ref_count(BlockId block) const { return at(block).ref_count; }
-    // A block with a reference count of 1: one without an entry if there is any, else the cached one that comes first. The
-    // entry of a cached one is still there, for the caller to remove.
-    BlockId take();
-    void    acquire(BlockId block);
-    void    release(BlockId block);
+    // A bundle of a lane with a reference count of 1, if there is one to be had without removing an entry; or the cached bundle that
+    // comes first, if it is of one block and one is wanted: its entry is still there, for the caller to remove, as is its lane. Else -1.
+    BlockId take(int lane = 0);
+    void set_lane(BlockId block, int lane) { at(block).lane = std::uint8_t(lane); } // of bundles of equally many blocks
+    void acquire(BlockId block);
+    void release(BlockId block);
     // Keeps a block from being taken until release_held(): it is the source of a copy that has not run.
     void hold(BlockId block);
     void release_held();
@@ -46,7 +62,8 @@ public:
     void                     set_entry(BlockId block, const CacheEntry& entry, std::span<const Token> tokens);
     void                     set_state(BlockId block, HashState state);
     void                     clear_entry(BlockId block);
-    inline BlockId           first_cached_free() const { return free_[1].head; } // or -1
+    inline BlockId           first_cached_free() const { return free_[1].head; }   // the next to lose its entry, or -1
+    inline BlockId           first_cached_marker() const { return free_[3].head; } // likewise
 
     // `references`: how many table entries refer to each block.
     void check_invariants(std::span<const int> references) const;
@@ -55,7 +72,9 @@ private:
     struct Block {
         std::int32_t ref_count = 0;
         bool         held      = false;
+        std::uint8_t lane      = 0;
         BlockId      prev = -1, next = -1; // neighbours in the free list
+        BlockId      bundle = -1;          // of a block that is not the first of its bundle
         CacheEntry   entry;
     };
     struct FreeList {
@@ -64,19 +83,32 @@ private:
 
     inline Block&       at(BlockId block) { return blocks_[std::size_t(block)]; }
     inline const Block& at(BlockId block) const { return blocks_[std::size_t(block)]; }
-    inline FreeList&    list_of(const Block& block) { return free_[block.entry.state == HashState::cached]; }
-    void                push_back(BlockId block);
-    void                push_front(BlockId block);
-    inline void         push_free(BlockId block) { reuse_ == FreeOrder::fifo ? push_back(block) : push_front(block); }
-    void                unlink(BlockId block);
+    inline FreeList&    list_of(const Block& block) {
+        return free_[(bundles_[block.lane] == 0 ? 2 : 0) + (block.entry.state == HashState::cached)];
+    }
+    inline void count(const Block& block, int sign) {
+        const int n = sign * bundles_[block.lane];
+        n_free_ += n;
+        if (block.entry.state == HashState::cached) n_cached_free_ += n;
+    }
+    void        push_back(BlockId block);
+    void        push_front(BlockId block);
+    inline void push_one(BlockId block) { reuse_ == FreeOrder::fifo ? push_back(block) : push_front(block); }
+    inline void push_free(BlockId block);
+    void        part(BlockId block); // a bundle becomes free blocks
+    void        unlink(BlockId block);
+    BlockId     take_bundle(int lane);
 
-    int                     block_size_;
+    int                     n_blocks_, block_size_;
     FreeOrder               reuse_;
-    std::vector<Block>      blocks_;
-    std::vector<Token>      tokens_; // [n_blocks × block_size] guards against collisions of hashes
-    std::array<FreeList, 2> free_;   // free blocks that are not cached, and those that are
-    std::vector<BlockId>    held_;   // in the order in which they were held
-    int                     n_free_ = 0, n_cached_free_ = 0;
+    std::array<int, 8>      bundles_{}; // blocks of a bundle, by lane
+    std::vector<Block>      blocks_;    // [n_ids]
+    std::vector<BlockId>    rest_;      // [n_blocks] see next_of(); empty where bundles have one block
+    std::vector<Token>      tokens_;    // [n_ids × block_size] guards against collisions of hashes
+    std::array<FreeList, 4> free_;      // what is free and not cached, and what is cached; then these of markers
+    std::vector<BlockId>    held_;      // in the order in which they were held
+    int                     n_free_ = 0, n_cached_free_ = 0, n_held_ = 0;
+    std::uint8_t            one_block_ = 0; // a lane whose bundles have one block: that of free blocks
 };
 
 inline void BlockPool::push_back(BlockId id) {
@@ -86,8 +118,7 @@ inline void BlockPool::push_back(BlockId id) {
     block.next                                        = -1;
     (list.tail >= 0 ? at(list.tail).next : list.head) = id;
     list.tail                                         = id;
-    n_free_++;
-    n_cached_free_ += block.entry.state == HashState::cached;
+    count(block, 1);
 }
 
 inline void BlockPool::push_front(BlockId id) {
@@ -97,8 +128,7 @@ inline void BlockPool::push_front(BlockId id) {
     block.next                                        = list.head;
     (list.head >= 0 ? at(list.head).prev : list.tail) = id;
     list.head                                         = id;
-    n_free_++;
-    n_cached_free_ += block.entry.state == HashState::cached;
+    count(block, 1);
 }
 
 inline void BlockPool::unlink(BlockId id) {
@@ -107,15 +137,25 @@ inline void BlockPool::unlink(BlockId id) {
     (block.prev >= 0 ? at(block.prev).next : list.head) = block.next;
     (block.next >= 0 ? at(block.next).prev : list.tail) = block.prev;
     block.prev = block.next = -1;
-    n_free_--;
-    n_cached_free_ -= block.entry.state == HashState::cached;
+    count(block, -1);
 }
 
-inline BlockId BlockPool::take() {
-    check(n_free_ > 0, "a block was taken from an empty pool");
-    const BlockId id = free_[0].head >= 0 ? free_[0].head : free_[1].head;
+inline void BlockPool::push_free(BlockId id) {
+    const Block& block = at(id);
+    if (bundles_[block.lane] > 1 && block.entry.state != HashState::cached) return part(id);
+    push_one(id);
+}
+
+inline BlockId BlockPool::take(int lane) {
+    if (bundles_[std::size_t(lane)] != 1) return take_bundle(lane);
+    BlockId id = free_[0].head;
+    if (id < 0) {
+        id = free_[1].head;
+        if (id < 0 || n_blocks(id) != 1) return -1;
+    }
     unlink(id);
     at(id).ref_count = 1;
+    if (at(id).entry.state != HashState::cached) set_lane(id, lane);
     return id;
 }
 
@@ -141,16 +181,58 @@ module :private;
 
 namespace quire {
 
-BlockPool::BlockPool(int n_blocks, int block_size, FreeOrder reuse, std::vector<BlockId> order)
-    : block_size_(block_size), reuse_(reuse), blocks_(std::size_t(n_blocks)),
-      tokens_(std::size_t(n_blocks) * std::size_t(block_size)) {
+BlockPool::BlockPool(int n_blocks, int block_size, FreeOrder reuse, std::vector<BlockId> order,
+                     std::span<const int> bundles, int n_markers)
+    : n_blocks_(n_blocks), block_size_(block_size), reuse_(reuse), blocks_(std::size_t(n_blocks + n_markers)),
+      tokens_(blocks_.size() * std::size_t(block_size)) {
     if (order.empty()) {
-        order.resize(blocks_.size());
+        order.resize(std::size_t(n_blocks));
         std::iota(order.begin(), order.end(), 0);
     }
-    check(order.size() == blocks_.size(), "free_order does not name every block once");
-    for (BlockId block : order) push_back(block);
+    check(order.size() == std::size_t(n_blocks), "free_order does not name every block once");
+    check(bundles.size() < bundles_.size(), "more lanes than a pool has");
+    std::ranges::copy(bundles, bundles_.begin());
+    if (std::ranges::any_of(bundles, [](int n) { return n > 1; })) rest_.assign(blocks_.size(), -1);
+    one_block_           = std::uint8_t(bundles.size());
+    bundles_[one_block_] = 1;
+    for (BlockId block : order) {
+        at(block).lane = one_block_;
+        push_back(block);
+    }
+    const auto marker = std::ranges::find(bundles, 0) - bundles.begin();
+    for (BlockId id = n_blocks; id < n_ids(); id++) {
+        at(id).lane = std::uint8_t(marker);
+        push_back(id);
+    }
     held_.reserve(blocks_.size());
+}
+
+BlockId BlockPool::take_bundle(int lane) {
+    const int     n  = bundles_[std::size_t(lane)];
+    FreeList&     of = free_[n == 0 ? 2 : 0];
+    const BlockId id = of.head;
+    if (id < 0 || (n > 0 && n_free_ - n_cached_free_ < n)) return -1;
+    unlink(id);
+    for (BlockId i = 1, last = id; i < n; i++) {
+        const BlockId next = of.head;
+        unlink(next);
+        at(next).bundle          = id;
+        rest_[std::size_t(last)] = next;
+        last                     = next;
+    }
+    at(id).ref_count = 1;
+    at(id).lane      = std::uint8_t(lane);
+    return id;
+}
+
+void BlockPool::part(BlockId id) {
+    for (BlockId block = id; block >= 0;) {
+        const BlockId next = std::exchange(rest_[std::size_t(block)], -1);
+        at(block).bundle   = -1;
+        at(block).lane     = one_block_;
+        push_one(block);
+        block = next;
+    }
 }
 
 void BlockPool::hold(BlockId id) {
@@ -158,6 +240,7 @@ void BlockPool::hold(BlockId id) {
     if (block.held) return;
     if (block.ref_count == 0) unlink(id);
     block.held = true;
+    n_held_ += n_blocks(id);
     held_.push_back(id);
 }
 
@@ -167,6 +250,7 @@ void BlockPool::release_held() {
         if (at(id).ref_count == 0) push_free(id);
     }
     held_.clear();
+    n_held_ = 0;
 }
 
 void BlockPool::set_entry(BlockId id, const CacheEntry& entry, std::span<const Token> tokens) {
@@ -188,26 +272,41 @@ void BlockPool::clear_entry(BlockId id) { set_entry(id, {}, {}); }
 
 void BlockPool::check_invariants(std::span<const int> references) const {
     std::vector<bool> listed(blocks_.size());
-    int               n_listed = 0, n_cached = 0, n_held = 0;
+    int               n_listed = 0, n_free = 0, n_cached = 0, n_held = 0;
     for (const FreeList& list : free_) {
-        BlockId prev = -1;
+        const auto which = &list - free_.data();
+        BlockId    prev  = -1;
         for (BlockId id = list.head; id >= 0; prev = id, id = at(id).next) {
             const bool cached = at(id).entry.state == HashState::cached;
             check(at(id).prev == prev, "the free list's links disagree");
-            check(cached == (&list == &free_[1]), "a free block is in the wrong part");
-            check(++n_listed <= size(), "the free list has a cycle");
+            check(cached == (which % 2 == 1) && (id >= n_blocks_) == (which >= 2), "a free block is in the wrong part");
+            check(cached || n_blocks(id) <= 1, "a bundle that nobody can find was not parted");
+            check(++n_listed <= n_ids(), "the free list has a cycle");
             listed[std::size_t(id)] = true;
-            n_cached += cached;
+            n_free += n_blocks(id);
+            n_cached += cached ? n_blocks(id) : 0;
         }
         check(list.tail == prev, "the free list's tail is wrong");
     }
-    for (BlockId id = 0; id < size(); id++) {
+    int n_used = 0;
+    for (BlockId id = 0; id < n_ids(); id++) {
         check(at(id).ref_count == references[std::size_t(id)], "a reference count is not the number of table entries");
+        if (at(id).bundle >= 0) {
+            check(!listed[std::size_t(id)] && at(id).ref_count == 0, "a block is in a bundle, and free");
+            continue;
+        }
         check(listed[std::size_t(id)] == is_free(id), "a block is free exactly when its count is 0");
-        n_held += at(id).held;
+        check((n_blocks(id) == 0) == (id >= n_blocks_), "a marker is a block");
+        int n = id < n_blocks_;
+        for (BlockId rest = id < n_blocks_ ? next_of(id) : -1; rest >= 0; rest = next_of(rest), n++)
+            check(at(rest).bundle == id, "a block is in two bundles");
+        check(n == n_blocks(id), "a bundle has not the blocks of its lane");
+        n_held += at(id).held ? n : 0;
+        n_used += is_free(id) ? 0 : n;
     }
-    check(n_listed == n_free_ && n_cached == n_cached_free_, "free + used is not the total");
-    check(n_held == int(held_.size()), "held blocks are miscounted");
+    check(n_free == n_free_ && n_cached == n_cached_free_ && n_free + n_used == n_blocks_,
+          "free + used is not the total");
+    check(n_held == n_held_, "held blocks are miscounted");
 }
 
 } // namespace quire

@@ -7,6 +7,10 @@
 //        └───────────────── insert(), for generated tokens ──────────────────────┘
 //
 // The first sharer that runs writes a reserved block; the others wait for it. If that sharer goes away, another one writes.
+//
+// Where a sequence has tables in several lanes (quire.paging.block_manager), the entries of the first lane are the index: they have
+// the hashes, and are kept in order. A block of another lane is attached to the entry of the same tokens. It can be evicted alone if
+// its lane has a window, because later tokens do not see it; else the entry goes with it.
 export module quire.paging.prefix_cache;
 
 import quire.core.base;
@@ -14,6 +18,7 @@ import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_pool;
+import quire.paging.cache_layout;
 
 export namespace quire {
 
@@ -40,21 +45,31 @@ private:
     int                size_ = 0, capacity_ = 0;
 };
 
+// A list of tables' entries that the pool serves: bundles of `blocks` blocks. What lies behind `window` positions is given back; 0: all
+// is kept.
+struct Lane {
+    int window = 0, blocks = 1;
+};
+inline constexpr int most_lanes = most_cache_groups + 1;
+
 // What the cache has for a prompt.
 struct CacheHit {
-    int     n_blocks = 0, n_free = 0; // whole blocks; those of them that are on the free list
-    BlockId partial          = -1;    // a block to copy for the first tokens of the next
-    int     n_partial_tokens = 0;
+    int                         n_blocks         = 0;  // whole entries of the first lane
+    int                         n_free           = 0;  // blocks to be taken from the free list for them, in all lanes
+    BlockId                     partial          = -1; // an entry to copy for the first tokens of the next
+    int                         n_partial_tokens = 0;
+    std::array<int, most_lanes> first{}; // of each lane: the first entry that is needed and there, as all behind it are
 };
 
 class PrefixCache {
 public:
-    // `pool` outlives the cache.
-    PrefixCache(BlockPool& pool, ChainHash hash);
+    // `pool` outlives the cache. The first lane has no window.
+    PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes);
 
     // How much of a prompt is there: whole blocks without a gap, then the longest part of a block that continues them. The last
-    // token is always left to compute.
-    CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens) const;
+    // token is always left to compute. Of lanes with a window only those blocks have to be there that the first token to compute
+    // sees, where some are not written yet, the first one of these; with `whole` all.
+    CacheHit  match(const CacheNamespace& space, std::span<const Token> tokens, bool whole = false) const;
     BlockHash hash_of(const Prefix& parent, std::span<const Token> tokens) const { return hash_(parent.hash, tokens); }
     BlockId   find(BlockHash hash) const { return index_.find(hash); } // or -1; the caller compares with holds()
     // Whether a block holds these tokens, and all of the prefix before them.
@@ -66,9 +81,16 @@ public:
 
     // Gives a block without an entry one, and a serial if it had none before a swap. A full block's hash must not be in the index.
     void insert(BlockId block, CacheEntry entry, std::span<const Token> tokens);
-    void begin_write(BlockId block); // reserved → in flight; otherwise nothing
-    void commit();                   // all in flight → cached
-    // Removes a block's entry, and those of all blocks that continue it, which nobody could find any more.
+    // Of a lane behind the first: what holds the tokens of `owner`, an entry of the first lane. -1: it has none there.
+    BlockId attached(BlockId owner, int lane) const {
+        return attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1];
+    }
+    // Gives a block without an entry that one; `owner` must have none in the block's lane.
+    void attach(BlockId owner, BlockId block, HashState state);
+    void begin_write(
+        BlockId block); // of the first lane, with what is attached: reserved → in flight; otherwise nothing
+    void commit();      // all in flight → cached
+    // Removes a block's entry, and those of all blocks that continue it or are attached, which nobody could find any more.
     void evict(BlockId block);
 
     // Whether it notes what changes, and what has changed since the last call.
@@ -81,8 +103,13 @@ private:
     struct Siblings {
         BlockId prev = -1, next = -1;
     };
-    void    set_cached(BlockId block);
-    void    remove(BlockId block);
+    void set_cached(BlockId block);
+    void remove(BlockId block);
+    void detach(BlockId block);
+    int  first_needed(int lane, int position) const {
+        const int window = lanes_[std::size_t(lane)].window;
+        return CacheLayout::first_entry_seen(window, position, pool_.block_size());
+    }
     void    add_child(const Prefix& parent, BlockId block);
     void    remove_child(const Prefix& parent, BlockId block);
     BlockId first_child(const Prefix& parent) const; // or -1
@@ -94,10 +121,12 @@ private:
     BlockIndex            children_; // a prefix → the cached block that continues it, the latest
     std::vector<Siblings> siblings_; // [n_blocks] the other continuations, from the latest to the first
     std::vector<BlockId>  in_flight_;
+    std::vector<Lane>     lanes_;
+    std::vector<BlockId>  attached_; // [n_ids × lanes behind the first] see attached()
 
     bool                     logging_ = false;
     std::vector<CacheChange> changes_;
-    bool                     is_told(const CacheEntry& entry) const {
+    bool                     is_published(const CacheEntry& entry) const {
         return logging_ && entry.n_tokens == pool_.block_size() && entry.space == CacheNamespace{};
     }
 };
@@ -156,9 +185,11 @@ void BlockIndex::erase(BlockHash hash) {
 
 // -- finding
 
-PrefixCache::PrefixCache(BlockPool& pool, ChainHash hash)
-    : pool_(pool), hash_(hash), index_(pool.size()), children_(pool.size()), siblings_(std::size_t(pool.size())) {
-    in_flight_.reserve(std::size_t(pool.size()));
+PrefixCache::PrefixCache(BlockPool& pool, ChainHash hash, std::span<const Lane> lanes)
+    : pool_(pool), hash_(hash), index_(pool.n_ids()), children_(pool.n_ids()), siblings_(std::size_t(pool.n_ids())),
+      lanes_(lanes.begin(), lanes.end()), attached_(siblings_.size() * (lanes.size() - 1), -1) {
+    check(lanes[0].window == 0, "a prefix cache whose index would have gaps");
+    in_flight_.reserve(siblings_.size());
 }
 
 bool PrefixCache::holds(BlockId id, const Prefix& parent, const CacheNamespace& space,
@@ -173,21 +204,46 @@ BlockId PrefixCache::block_of(const Prefix& prefix) const {
     return id >= 0 && pool_.entry(id).serial == prefix.serial ? id : -1;
 }
 
-CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> tokens) const {
-    constexpr int most_siblings = 64; // so that a prefix with many continuations costs no more than this
-    CacheHit      hit;
-    const auto    size = std::size_t(pool_.block_size());
-    Prefix        parent{chain_root(space)};
-    std::size_t   done = 0;
-    for (; done + size <= tokens.size(); done += size) {
-        std::span<const Token> want = tokens.subspan(done, size);
-        const BlockId          id   = index_.find(hash_of(parent, want));
-        if (id < 0 || !holds(id, parent, space, want)) break;
+CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> tokens, bool whole) const {
+    constexpr int               most_siblings = 64; // so that a prefix with many continuations costs no more than this
+    CacheHit                    hit;
+    const auto                  size    = std::size_t(pool_.block_size());
+    const int                   n_lanes = int(lanes_.size());
+    Prefix                      here{chain_root(space)}, parent = here; // the entries looked at, and of these the hit
+    std::size_t                 done      = 0;
+    int                         n_written = -1; // leading entries that are cached; -1: all so far
+    std::array<int, most_lanes> there{};        // of each lane: from here on all are attached
+    for (int n = 1; std::size_t(n) * size <= tokens.size(); n++) {
+        std::span<const Token> want = tokens.subspan(std::size_t(n - 1) * size, size);
+        const BlockId          id   = index_.find(hash_of(here, want));
+        if (id < 0 || !holds(id, here, space, want)) break;
         // A cached block up to the very end would leave nothing to compute: a part of it will do.
-        if (done + size == tokens.size() && pool_.state(id) == HashState::cached) break;
-        hit.n_blocks++;
-        hit.n_free += pool_.is_free(id);
-        parent = prefix_of(id);
+        if (std::size_t(n) * size == tokens.size() && pool_.state(id) == HashState::cached) break;
+        here = prefix_of(id);
+        if (n_written < 0 && pool_.state(id) != HashState::cached) n_written = n - 1;
+        bool                        whole_window = true;
+        std::array<int, most_lanes> first{};
+        for (int lane = 1; lane < n_lanes; lane++) {
+            const auto l = std::size_t(lane);
+            if (attached(id, lane) < 0) there[l] = n;
+            first[l]     = whole ? 0 : first_needed(lane, (n_written < 0 ? n : n_written) * int(size));
+            whole_window = whole_window && there[l] <= first[l];
+        }
+        if (!whole_window) continue;
+        hit.n_blocks = n;
+        hit.first    = first;
+        parent       = here;
+        done         = std::size_t(n) * size;
+        if (n_lanes == 1 && pool_.is_free(id)) hit.n_free += pool_.n_blocks(id);
+    }
+    if (n_lanes > 1) {
+        BlockId id = block_of(parent);
+        for (int i = hit.n_blocks; i-- > 0; id = block_of(pool_.entry(id).parent)) {
+            if (pool_.is_free(id)) hit.n_free += pool_.n_blocks(id);
+            for (int lane = 1; lane < n_lanes; lane++)
+                if (const BlockId a = attached(id, lane); i >= hit.first[std::size_t(lane)] && pool_.is_free(a))
+                    hit.n_free += pool_.n_blocks(a);
+        }
     }
     const std::span<const Token> rest = tokens.subspan(done);
     const std::size_t            most = rest.empty() ? 0 : std::min(rest.size() - 1, size);
@@ -196,6 +252,9 @@ CacheHit PrefixCache::match(const CacheNamespace& space, std::span<const Token> 
          id         = siblings_[std::size_t(id)].next, seen++) {
         const CacheEntry& entry = pool_.entry(id);
         if (entry.space != space) continue; // two namespaces that begin alike
+        bool all_lanes = true;
+        for (int lane = 1; lane < n_lanes; lane++) all_lanes = all_lanes && attached(id, lane) >= 0;
+        if (!all_lanes) continue;
         const std::span<const Token> have = pool_.tokens(id).first(std::min(most, std::size_t(entry.n_tokens)));
         const int n = int(std::mismatch(have.begin(), have.end(), rest.begin()).first - have.begin());
         if (n > hit.n_partial_tokens) {
@@ -219,15 +278,39 @@ void PrefixCache::insert(BlockId id, CacheEntry entry, std::span<const Token> to
     else if (entry.state == HashState::in_flight) in_flight_.push_back(id);
 }
 
+void PrefixCache::attach(BlockId owner, BlockId block, HashState state) {
+    const CacheEntry& of   = pool_.entry(owner);
+    const int         lane = pool_.lane(block);
+    check(pool_.state(block) == HashState::none && attached(owner, lane) < 0, "an entry got a second block of a lane");
+    pool_.set_entry(block, {state, of.n_tokens, of.hash, of.parent, of.space, of.serial, owner}, {});
+    attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(lane) - 1] = block;
+    if (state == HashState::in_flight) in_flight_.push_back(block);
+}
+
+void PrefixCache::detach(BlockId id) {
+    const BlockId owner                                                                   = pool_.entry(id).owner;
+    attached_[std::size_t(owner) * (lanes_.size() - 1) + std::size_t(pool_.lane(id)) - 1] = -1;
+    pool_.clear_entry(id);
+}
+
 void PrefixCache::begin_write(BlockId id) {
-    if (pool_.state(id) != HashState::reserved) return;
-    pool_.set_state(id, HashState::in_flight);
-    in_flight_.push_back(id);
+    const auto begin = [&](BlockId block) {
+        if (pool_.state(block) != HashState::reserved) return;
+        pool_.set_state(block, HashState::in_flight);
+        in_flight_.push_back(block);
+    };
+    begin(id);
+    if (pool_.state(id) == HashState::none) return;
+    for (int lane = 1; lane < int(lanes_.size()); lane++)
+        if (const BlockId block = attached(id, lane); block >= 0) begin(block);
 }
 
 void PrefixCache::commit() {
-    for (BlockId id : in_flight_)
-        if (pool_.state(id) == HashState::in_flight) set_cached(id);
+    for (BlockId id : in_flight_) {
+        if (pool_.state(id) != HashState::in_flight) continue;
+        if (pool_.entry(id).owner < 0) set_cached(id);
+        else pool_.set_state(id, HashState::cached);
+    }
     in_flight_.clear();
 }
 
@@ -236,7 +319,7 @@ void PrefixCache::set_cached(BlockId id) {
     if (!is_known(parent)) return evict(id); // evicted meanwhile: nobody would come this way
     pool_.set_state(id, HashState::cached);
     add_child(parent, id);
-    if (const CacheEntry& entry = pool_.entry(id); is_told(entry)) {
+    if (const CacheEntry& entry = pool_.entry(id); is_published(entry)) {
         const std::span<const Token> tokens = pool_.tokens(id);
         changes_.push_back({true, entry.hash, entry.parent.hash, {tokens.begin(), tokens.end()}});
     }
@@ -246,9 +329,11 @@ void PrefixCache::remove(BlockId id) {
     const CacheEntry& entry = pool_.entry(id);
     if (entry.state == HashState::cached) {
         remove_child(entry.parent, id);
-        if (is_told(entry)) changes_.push_back({false, entry.hash, {}, {}});
+        if (is_published(entry)) changes_.push_back({false, entry.hash, {}, {}});
     }
     if (entry.n_tokens == pool_.block_size()) index_.erase(entry.hash);
+    for (int lane = 1; lane < int(lanes_.size()); lane++)
+        if (const BlockId block = attached(id, lane); block >= 0) detach(block);
     pool_.clear_entry(id);
 }
 
@@ -259,6 +344,10 @@ void PrefixCache::log_changes(bool on) {
 
 // Down to the end of each chain, and back.
 void PrefixCache::evict(BlockId id) {
+    if (const BlockId owner = pool_.entry(id).owner; owner >= 0) {
+        if (lanes_[std::size_t(pool_.lane(id))].window > 0) return detach(id);
+        id = owner;
+    }
     for (BlockId here = id;;) {
         if (const BlockId child = first_child(prefix_of(here)); child >= 0) {
             here = child;
@@ -303,10 +392,22 @@ BlockId PrefixCache::first_child(const Prefix& parent) const { return children_.
 void PrefixCache::check_invariants() const {
     int                               n_hashes = 0;
     std::unordered_set<std::uint64_t> serials;
-    for (BlockId id = 0; id < pool_.size(); id++) {
+    for (BlockId id = 0; id < pool_.n_ids(); id++) {
         const CacheEntry& entry = pool_.entry(id);
         if (entry.state == HashState::none) continue;
         check(entry.state == HashState::cached || pool_.ref_count(id) > 0, "a block that nobody will write has a hash");
+        if (entry.owner >= 0) {
+            check(pool_.lane(id) > 0 && attached(entry.owner, pool_.lane(id)) == id,
+                  "a block is attached to another entry");
+            check(pool_.entry(entry.owner).serial == entry.serial, "a block outlived the entry it is attached to");
+            continue;
+        }
+        for (int lane = 1; lane < int(lanes_.size()); lane++) {
+            const BlockId a = attached(id, lane);
+            check(a < 0 || pool_.entry(a).owner == id, "an attached block does not know its entry");
+            check(a >= 0 || entry.state != HashState::reserved, "nobody will write what belongs to a block");
+            check(a >= 0 || lanes_[std::size_t(lane)].window > 0, "a lane that keeps all has a gap");
+        }
         check(entry.state != HashState::cached || is_known(entry.parent), "a cached block outlived the one before it");
         check(serials.insert(entry.serial).second, "two entries have one serial");
         if (entry.n_tokens != pool_.block_size()) continue;

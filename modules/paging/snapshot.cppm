@@ -15,6 +15,7 @@ struct BlockView {
     bool          pinned    = false; // belongs to a pinned prefix: never evicted
     bool          cached    = false; // in the prefix cache; it can be free at the same time
     std::uint64_t hash      = 0;     // when cached
+    int           group     = 0;     // the cache group whose layers it serves; 0 where it serves none
 
     bool operator==(const BlockView&) const = default;
 };
@@ -29,10 +30,17 @@ struct SequenceView {
     int        n_prompt = 0, n_tokens = 0; // n_tokens: the prompt and what was generated so far
     int        n_computed = 0;             // leading tokens whose K and V are written
     int        n_released = 0;             // leading blocks that a sliding window has left behind
-    std::vector<BlockId>
-        blocks; // logical → physical, from n_released on; ids of the swap pool while swapped; none while preempted
+    // The table of the first cache group: logical → physical, from n_released on; ids of the swap pool while swapped; none while
+    // preempted. Of an entry of several blocks the first one.
+    std::vector<BlockId> blocks;
     // The text of each block's tokens if it was recorded, else empty.
     std::vector<std::string> texts;
+    struct Table {
+        int                  n_released = 0;
+        std::vector<BlockId> blocks;
+        bool                 operator==(const Table&) const = default;
+    };
+    std::vector<Table> other_groups{}; // their tables
 };
 
 // What happened since the last snapshot.

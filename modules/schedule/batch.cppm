@@ -5,6 +5,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_manager;
+import quire.paging.cache_layout;
 import quire.schedule.sequence;
 import quire.schedule.step_plan;
 
@@ -29,32 +30,59 @@ module :private;
 
 namespace quire {
 
+// Kernels read whole tiles of up to so many positions, of which those behind the window do not count.
+constexpr int most_behind_window = 256;
+
+// A group's table of one sequence, from the first entry that a kernel touches, and the slots.
+void plan_tables(const Scheduled& item, const BlockManager& blocks, int group, GroupPlan& plan) {
+    const TableId id   = item.sequence->table;
+    const int     size = blocks.block_size(), end = item.first + item.n_tokens;
+    // A prompt has the blocks of its later chunks already.
+    const std::span<const BlockId> table    = blocks.blocks(id, group).first(std::size_t(blocks.entries_for(end)));
+    const int                      released = std::min(blocks.n_released(id, group), int(table.size()));
+    const int                      first    = std::max(released * size - most_behind_window, 0) / size;
+    const auto                     live     = table.subspan(std::size_t(released));
+    GroupPlan::Part&               one      = plan.parts[0];
+    one.tables.insert(one.tables.end(), std::size_t(released - first), released_block);
+    one.tables.insert(one.tables.end(), live.begin(), live.end());
+    for (std::size_t i = 1; i < plan.parts.size(); i++) { // the next block of each entry
+        const std::vector<BlockId>& before = plan.parts[i - 1].tables;
+        for (std::size_t at = plan.parts[i].tables.size(); at < before.size(); at++)
+            plan.parts[i].tables.push_back(before[at] < 0 ? released_block : blocks.next_of(before[at]));
+    }
+    for (GroupPlan::Part& part : plan.parts) {
+        const BlockId* const entries = part.tables.data() + plan.table_start.back() - first;
+        for (int position = item.first; position < end; position++)
+            part.slots.push_back(entries[position / size] * size + position % size);
+    }
+    plan.first_entry.push_back(first);
+    plan.table_start.push_back(std::int32_t(one.tables.size()));
+}
+
 void plan_item(Scheduled& item, const BlockManager& blocks, StepPlan& plan) {
-    const Sequence&          s     = *item.sequence;
-    std::span<const BlockId> table = blocks.blocks(s.table);
-    const int                size = blocks.block_size(), end = item.first + item.n_tokens;
+    const Sequence& s    = *item.sequence;
+    const int       end  = item.first + item.n_tokens;
     item.first_logit_row = int(plan.logit_rows.size());
     for (int position = item.first; position < end; position++) {
         if (position >= end - item.n_logit_rows) plan.logit_rows.push_back(plan.n_tokens());
         const bool known = std::size_t(position) < s.tokens.size(); // or it is about to be sampled
         plan.tokens.push_back(known ? s.tokens[std::size_t(position)] : 0);
         plan.positions.push_back(position);
-        plan.slots.push_back(table[std::size_t(position / size)] * size + position % size);
     }
     plan.token_start.push_back(plan.n_tokens());
     plan.context_lens.push_back(end);
     plan.readable.push_back(blocks.n_readable(s.table, item.first));
-    table = table.first(std::size_t(blocks.blocks_for(end))); // a prompt has the blocks of its later chunks already
-    // No layer reads what was released; whatever touches it nevertheless finds a block of this sequence.
-    const auto released = std::min(std::size_t(blocks.n_released(s.table)), table.size());
-    plan.block_tables.insert(plan.block_tables.end(), released, released < table.size() ? table[released] : 0);
-    plan.block_tables.insert(plan.block_tables.end(), table.begin() + std::ptrdiff_t(released), table.end());
-    plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
+    for (int g = 0; g < blocks.n_groups(); g++) plan_tables(item, blocks, g, plan.groups[std::size_t(g)]);
 }
 
 void plan_items(std::span<Scheduled> items, const BlockManager& blocks, StepPlan& plan) {
+    const std::vector<CacheGroup>& groups = blocks.layout().groups;
+    plan.groups.resize(groups.size());
+    for (std::size_t g = 0; g < groups.size(); g++) {
+        plan.groups[g].parts.resize(std::size_t(groups[g].blocks));
+        plan.groups[g].table_start.push_back(0);
+    }
     plan.token_start.push_back(0);
-    plan.table_start.push_back(0);
     for (Scheduled& item : items) plan_item(item, blocks, plan);
 }
 

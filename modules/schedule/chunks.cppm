@@ -41,7 +41,7 @@ module :private;
 namespace quire {
 
 int tokens_with_slots(const Sequence& s, const BlockManager& blocks) {
-    return int(blocks.blocks(s.table).size()) * blocks.block_size();
+    return blocks.n_entries(s.table) * blocks.block_size();
 }
 
 Claim claim_of(SequenceGroup& group, const BlockManager& blocks) {

@@ -5,6 +5,7 @@ export module quire.schedule.preemption;
 import quire.core.base;
 import quire.core.std;
 import quire.paging.block_manager;
+import quire.paging.cache_layout;
 import quire.schedule.sequence;
 
 export namespace quire {
@@ -47,13 +48,15 @@ bool can_preempt(const SequenceGroup& waiting, const SequenceGroup& running) {
 }
 
 // Swapping moves each block twice; recomputing runs every token once, except those that are still in the cache.
-bool prefers_swap(const SequenceGroup& group, PreemptionMode mode, const PreemptionCosts& costs, int block_size) {
+bool prefers_swap(const SequenceGroup& group, PreemptionMode mode, const PreemptionCosts& costs,
+                  const BlockManager& blocks) {
     if (mode == PreemptionMode::recompute) return false;
     // A partly computed prompt is not swapped: its full blocks are in the cache.
     for (const auto& s : group.sequences)
         if (s->n_computed + 1 != int(s->tokens.size())) return false;
     if (mode == PreemptionMode::swap || costs.seconds_per_block <= 0 || costs.seconds_per_token <= 0) return true;
-    return 2 * costs.seconds_per_block < costs.seconds_per_token * block_size;
+    return 2 * costs.seconds_per_block * blocks.layout().blocks_per_entry() <
+           costs.seconds_per_token * blocks.block_size();
 }
 
 void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, const PreemptionCosts& costs, bool keep,
@@ -61,7 +64,7 @@ void preempt(SequenceGroup& group, BlockManager& blocks, PreemptionMode mode, co
     group.n_preempted++;
     stats.preemptions++;
     const int n_swap_free = blocks.n_swap_free();
-    if (prefers_swap(group, mode, costs, blocks.block_size()) && blocks.swap_out(group.block_tables())) {
+    if (prefers_swap(group, mode, costs, blocks) && blocks.swap_out(group.block_tables())) {
         group.status = GroupStatus::swapped;
         stats.swaps_out++;
         stats.swapped_blocks += std::uint64_t(n_swap_free - blocks.n_swap_free());

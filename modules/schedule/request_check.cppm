@@ -3,17 +3,15 @@ export module quire.schedule.request_check;
 
 import quire.core.base;
 import quire.core.std;
+import quire.paging.cache_layout;
 import quire.schedule.request;
 
 export namespace quire {
 
 struct RequestBounds {
-    int context = 0, max_sequences = 0, n_blocks = 0, block_size = 0;
-    int window = 0; // a sequence gives back what lies behind so many positions; 0: nothing
+    int         context = 0, max_sequences = 0, n_blocks = 0, block_size = 0;
+    CacheLayout layout = {};
 };
-
-// Blocks that a sequence of n_tokens holds at any one time, at most.
-int blocks_at_once(int n_tokens, int block_size, int window);
 
 // Error: why the request can never run.
 Result<void> check_request(const Request& request, const RequestBounds& bounds);
@@ -26,24 +24,19 @@ module :private;
 
 namespace quire {
 
-// A block's first position sees window - 1 positions in the blocks before it.
-int blocks_at_once(int n_tokens, int block_size, int window) {
-    const int all = (n_tokens + block_size - 1) / block_size;
-    return window > 0 ? std::min(all, (window - 1 + block_size - 1) / block_size + 1) : all;
-}
-
 // The full blocks of the prompt are shared; each sequence then needs a block of its own for its first token. A pinned prompt is kept
 // whole.
 int blocks_needed(const Request& request, const RequestBounds& b) {
     const int n = int(request.prompt.size());
-    return blocks_at_once(n + (request.generates() ? 1 : 0), b.block_size, request.pin ? 0 : b.window) +
-           (request.generates() ? request.width() - 1 : 0);
+    return b.layout.blocks_at_once(n + (request.generates() ? 1 : 0), b.block_size, request.pin) +
+           (request.generates() ? request.width() - 1 : 0) * b.layout.blocks_per_entry();
 }
 
 std::string too_large(const Request& request, const RequestBounds& b, int available) {
-    const int width = request.generates() ? request.width() : 0;
+    const int width  = request.generates() ? request.width() : 0;
+    const int layers = b.layout.groups.size() > 1 ? b.layout.layers_per_block : 0; // else a block holds all of them
     return cat("the prompt has ", request.prompt.size(), " tokens and needs ", blocks_needed(request, b), " blocks of ",
-               b.block_size,
+               b.block_size, layers > 0 ? cat(" tokens in ", layers, layers > 1 ? " layers" : " layer") : "",
                width > 1    ? cat(" with the first token of ", width, " sequences")
                : width == 1 ? std::string(" with the token to generate")
                             : std::string(),

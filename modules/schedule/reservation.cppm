@@ -6,6 +6,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_manager;
+import quire.paging.cache_layout;
 import quire.paging.buddy_allocator;
 import quire.schedule.request;
 import quire.schedule.sequence;
@@ -180,7 +181,8 @@ MemoryUse memory_use(std::span<const std::unique_ptr<SequenceGroup>> running,
             for (const auto& s : group->sequences) {
                 if (s->table < 0 || blocks.blocks(s->table).empty()) continue;
                 const std::span<const BlockId> table = blocks.blocks(s->table);
-                const int n = std::max(int(table.size()) * blocks.block_size() - int(s->tokens.size()), 0);
+                const int n = std::max(int(table.size()) * blocks.block_size() - int(s->tokens.size()), 0) *
+                              blocks.layout().blocks_per_entry();
                 if (n == 0 || table.back() == released_block) continue;
                 if (blocks.ref_count(table.back()) > 1) shared.emplace_back(table.back(), n);
                 else free_slots += n;

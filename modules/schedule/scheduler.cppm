@@ -8,6 +8,7 @@ import quire.core.std;
 import quire.paging.block;
 import quire.paging.block_hash;
 import quire.paging.block_manager;
+export import quire.paging.cache_layout; // CacheLayout
 import quire.paging.snapshot;
 export import quire.schedule.batch; // Scheduled
 import quire.schedule.chunks;
@@ -32,13 +33,13 @@ struct SchedulerOptions {
     int            n_swap           = 0; // blocks of the swap pool
     PreemptionMode preemption_mode  = PreemptionMode::automatic;
     bool           whole_prompts    = false; // a prompt runs in one step: its tokens see those after them
-    int            window           = 0;     // no layer sees more than this many positions; 0: one sees all
     double         watermark = 0.04; // fraction of the blocks kept free when a request is admitted while others run
     // A request that is computed again uses those of its blocks that nobody took meanwhile.
     bool   keep_preempted = true;
     System system         = System::quire; // others reserve contiguous memory, and leave out swap and prefix cache
     int    aging_steps    = 1000; // after waiting so many steps a request counts as one priority level more urgent
     std::vector<BlockId> free_order = {}; // as BlockManagerOptions has it
+    CacheLayout          layout     = {}; // n_blocks and n_swap are blocks of it
 };
 
 // A request that the scheduler itself ended.
@@ -51,7 +52,7 @@ struct Ended {
 struct SchedulerStats : PreemptionStats {
     std::uint64_t copied_blocks   = 0; // copy-on-write
     std::uint64_t forks           = 0;
-    std::uint64_t released_blocks = 0; // behind every layer's sliding window
+    std::uint64_t released_blocks = 0; // behind the sliding windows of their layers
     std::uint64_t context_shifts  = 0; // sequences that forgot tokens
     SharingStats  sharing;             // of all requests together, each step
 };
@@ -135,36 +136,40 @@ public:
 private:
     using Group = std::unique_ptr<SequenceGroup>;
 
-    void          preempt_for_priority();
-    bool          fits(SequenceGroup& group, std::size_t n_staying);
-    int           blocks_to_admit(SequenceGroup& group, std::span<const TableId> closing = {}, bool alone = false);
-    int           blocks_for_step(std::size_t n_groups);
-    int           tokens_at_once(const SequenceGroup& group) const;
-    bool          is_whole(const Sequence& sequence) const;
-    bool          grow(SequenceGroup& group);
-    int           window() const { return options_.whole_prompts || reservations_ ? 0 : options_.window; }
-    bool          admit(SequenceGroup& group, int keep_free);
-    bool          may_admit() const;
-    bool          admit_next();
-    void          claim(SequenceGroup& group);
-    void          run_shares();
-    void          preempt_last();
-    void          shift_full();
-    void          shift(std::size_t i);
-    void          to_queue(std::size_t i);
-    bool          allocate_slots(SequenceGroup& group);
-    bool          ends_by_length(const SequenceGroup& group, const Sequence& sequence, int n_more) const;
-    bool          must_shift(const SequenceGroup& group, int n_tokens) const;
-    bool          queue_waits() const;
-    void          end(SequenceGroup& group, FinishReason reason, std::string message = {});
-    void          measure_sharing(SequenceGroup& group);
-    void          log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
-    int           blocks_to_keep_free(const SequenceGroup& group, std::size_t n_running) const;
-    int           watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
-    RequestBounds bounds() const;
+    void preempt_for_priority();
+    bool fits(SequenceGroup& group, std::size_t n_staying);
+    int  blocks_to_admit(SequenceGroup& group, std::span<const TableId> closing = {}, bool alone = false);
+    int  blocks_for_step(std::size_t n_groups);
+    int  tokens_at_once(const SequenceGroup& group) const;
+    int  blocks_at_once(const SequenceGroup& group, int more_entries = 0) const;
+    bool is_whole(const Sequence& sequence) const;
+    bool grow(SequenceGroup& group);
+    // The widest window of what gives blocks back; 0: nothing does.
+    int                window() const { return window_; }
+    const CacheLayout& layout() const { return blocks_.layout(); }
+    bool               admit(SequenceGroup& group, int keep_free);
+    bool               may_admit() const;
+    bool               admit_next();
+    void               claim(SequenceGroup& group);
+    void               run_shares();
+    void               preempt_last();
+    void               shift_full();
+    void               shift(std::size_t i);
+    void               to_queue(std::size_t i);
+    bool               allocate_slots(SequenceGroup& group);
+    bool               ends_by_length(const SequenceGroup& group, const Sequence& sequence, int n_more) const;
+    bool               must_shift(const SequenceGroup& group, int n_tokens) const;
+    bool               queue_waits() const;
+    void               end(SequenceGroup& group, FinishReason reason, std::string message = {});
+    void               measure_sharing(SequenceGroup& group);
+    void               log(MemoryEventKind kind, const SequenceGroup& group, int index = 0);
+    int                blocks_to_keep_free(const SequenceGroup& group, std::size_t n_running) const;
+    int                watermark() const { return int(double(blocks_.n_blocks()) * options_.watermark); }
+    RequestBounds      bounds() const;
 
     SchedulerOptions                              options_;
     BlockManager                                  blocks_;
+    int                                           window_ = 0;
     std::optional<Reservations>                   reservations_; // of systems that reserve
     std::map<QueueKey, Group>                     queue_;        // waiting and preempted, by key
     std::vector<Group>                            running_;      // by key
@@ -197,8 +202,23 @@ module :private;
 
 namespace quire {
 
+// Where prompts run whole, or memory is reserved for the longest text, no window gives anything back.
+CacheLayout layout_of(const SchedulerOptions& options) {
+    CacheLayout layout = options.layout;
+    if (options.whole_prompts || options.system != System::quire)
+        for (CacheGroup& group : layout.groups) group.window = 0;
+    return layout;
+}
+
+// Entries without memory: of what runs, forks among it, and of what the pool can still hold of other texts.
+int markers_of(const SchedulerOptions& o) {
+    return 2 * o.max_sequences * ((o.context + o.block_size - 1) / o.block_size + 1) + 2 * o.n_blocks;
+}
+
 Scheduler::Scheduler(const SchedulerOptions& options)
-    : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order}) {
+    : options_(options), blocks_({options.n_blocks, options.block_size, options.n_swap, options.free_order, chain_hash,
+                                  layout_of(options), markers_of(options)}) {
+    window_ = layout().widest_window();
     if (options.system != System::quire) {
         options_.prefix_cache = false;
         reservations_.emplace(options.system, options.n_blocks, options.block_size, options.context);
@@ -223,7 +243,7 @@ Scheduler::~Scheduler() = default;
 // -- requests come and go
 
 RequestBounds Scheduler::bounds() const {
-    return {options_.context, options_.max_sequences, blocks_.n_blocks(), options_.block_size, window()};
+    return {options_.context, options_.max_sequences, blocks_.n_blocks(), options_.block_size, layout()};
 }
 
 Result<void> Scheduler::check_request(const Request& request) const {
@@ -427,13 +447,11 @@ bool reads_cache(const SequenceGroup& group) { return !group.request.wants_all_r
 // Blocks that an admission beside the first running groups must leave free: the watermark, one for the next token of each sequence of
 // the group, and what the others will take until they have got as far as their windows.
 int Scheduler::blocks_to_keep_free(const SequenceGroup& group, std::size_t n_running) const {
-    int n = watermark() + (group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1);
+    const int sequences = group.prompt_done ? int(group.sequences.size()) : group.request.width() - 1;
+    int       n         = watermark() + sequences * layout().blocks_per_entry();
     for (std::size_t i = 0; i < n_running && window() > 0; i++)
         for (const auto& s : running_[i]->sequences)
-            if (!is_whole(*s))
-                n += std::max(blocks_.blocks_for(tokens_at_once(*running_[i])) + 1 -
-                                  (int(blocks_.blocks(s->table).size()) - blocks_.n_released(s->table)),
-                              0);
+            if (!is_whole(*s)) n += std::max(blocks_at_once(*running_[i], 1) - blocks_.n_held(s->table), 0);
     return n;
 }
 
@@ -453,14 +471,30 @@ bool Scheduler::fits(SequenceGroup& group, std::size_t n_staying) {
 int Scheduler::blocks_to_admit(SequenceGroup& group, std::span<const TableId> closing, bool alone) {
     if (group.status == GroupStatus::swapped) return blocks_.blocks_to_swap_in(group.block_tables(), closing);
     const int  n = int(group.sequences[0]->tokens.size()), most = tokens_at_once(group);
-    const bool pieces = alone && !group.request.pin;
-    const int  least  = pieces ? blocks_at_once(n, options_.block_size, window()) : std::numeric_limits<int>::max();
-    if (most < n) return std::min({blocks_.blocks_for(most) + int(group.sequences.size()), blocks_.n_blocks(), least});
-    if (!reads_cache(group)) return std::min(blocks_.blocks_for(n), least);
+    const bool whole = group.request.pin, pieces = alone && !whole && window() > 0;
+    const int  least = pieces ? layout().blocks_at_once(n, options_.block_size) : std::numeric_limits<int>::max();
+    const bool reads = reads_cache(group);
     texts_.clear();
     for (const auto& s : group.sequences) texts_.push_back(s->tokens);
-    const int all = blocks_.blocks_to_allocate(group.space, texts_, closing);
+    if (most < n) {
+        const int more = int(group.sequences.size()) * layout().blocks_per_entry();
+        int       all  = blocks_at_once(group);
+        if (layout().keeps_all() && reads) // what is found needs no blocks
+            all = blocks_.blocks_to_allocate(group.space, texts_, closing, false, blocks_.entries_for(most));
+        return std::min({all + more, blocks_.n_blocks(), least});
+    }
+    if (!reads) return std::min(blocks_.blocks_for(n), least);
+    const int all = blocks_.blocks_to_allocate(group.space, texts_, closing, whole);
     return window() > 0 && n > window() ? std::min(all, least) : all;
+}
+
+// Blocks that a sequence of a group holds while it is computed in pieces, with some more entries of what has a window.
+int Scheduler::blocks_at_once(const SequenceGroup& group, int more_entries) const {
+    const int all = blocks_.entries_for(int(group.sequences[0]->tokens.size())),
+              n   = std::min(blocks_.entries_for(tokens_at_once(group)) + more_entries, all);
+    int sum       = 0;
+    for (const CacheGroup& g : layout().groups) sum += (g.window > 0 ? n : all) * g.blocks;
+    return sum;
 }
 
 // What the first running groups take for their next tokens, before anybody is admitted.
@@ -479,16 +513,17 @@ int Scheduler::blocks_for_step(std::size_t n_groups) {
 int Scheduler::tokens_at_once(const SequenceGroup& group) const {
     const int n = int(group.sequences[0]->tokens.size());
     if (window() == 0 || group.request.pin) return n;
-    const int chunk = std::min(options_.max_batch_tokens, std::max(window(), 256));
+    const int chunk =
+        layout().keeps_all() ? options_.max_batch_tokens : std::min(options_.max_batch_tokens, std::max(window(), 256));
     return n - window() > chunk ? window() + chunk : n;
 }
 
 // Whether a sequence has blocks for all tokens, or all but those that were just appended are computed. (While older ones are not, the
 // window does not give back yet what the new ones need.)
 bool Scheduler::is_whole(const Sequence& s) const {
-    const int n = int(s.tokens.size()), held = int(blocks_.blocks(s.table).size());
-    return held >= blocks_.blocks_for(n) ||
-           (held >= blocks_.blocks_for(n - s.n_new) && (window() == 0 || s.n_computed >= n - s.n_new));
+    const int n = int(s.tokens.size()), held = blocks_.n_entries(s.table);
+    return held >= blocks_.entries_for(n) ||
+           (held >= blocks_.entries_for(n - s.n_new) && (window() == 0 || s.n_computed >= n - s.n_new));
 }
 
 // Whole blocks that a sequence of a group has in common with one before it, the one with which it has most; so far that one is computed
@@ -516,7 +551,7 @@ bool Scheduler::grow(SequenceGroup& group) {
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
         s.growing   = true;
-        if (i > 0 && s.n_computed == 0 && blocks_.blocks(s.table).empty()) {
+        if (i > 0 && s.n_computed == 0 && blocks_.n_entries(s.table) == 0) {
             const auto [other, common] = common_beginning(group, i, size);
             if (other && other->n_computed == common) {
                 blocks_.close_table(s.table);
@@ -537,8 +572,8 @@ bool Scheduler::grow(SequenceGroup& group) {
         more = to < end;
         for (auto& s : group.sequences) {
             if (!s->growing) continue;
-            const int from = blocks_.grow(s->table, s->tokens, s->n_computed, to, window(), reads_cache(group));
-            const int have = int(blocks_.blocks(s->table).size()) * size;
+            const int from = blocks_.grow(s->table, s->tokens, s->n_computed, to, reads_cache(group));
+            const int have = blocks_.n_entries(s->table) * size;
             if (!group.prompt_done && group.n_preempted == 0) group.n_cached += from - s->n_computed;
             s->n_computed = from;
             runs          = runs || std::min(have, n - 1) > from;
@@ -581,10 +616,15 @@ bool Scheduler::admit(SequenceGroup& group, int keep_free) {
     int left = need; // what the sequences take together
     for (std::size_t i = 0; i < group.sequences.size(); i++) {
         Sequence& s = *group.sequences[i];
-        left = group.sequences.size() > 1 ? std::max(left - blocks_.blocks_to_allocate(group.space, s.tokens), 0) : 0;
+        if (group.sequences.size() > 1) {
+            const std::span<const Token> text = s.tokens;
+            left = std::max(left - blocks_.blocks_to_allocate(group.space, std::array{text}, {}, group.request.pin), 0);
+        } else {
+            left = 0;
+        }
         s.table = blocks_.open_table(group.space);
         s.n_new = 1;
-        if (blocks_.allocate(s.table, s.tokens, keep_free + left, reads_cache(group))) continue;
+        if (blocks_.allocate(s.table, s.tokens, keep_free + left, reads_cache(group), group.request.pin)) continue;
         for (std::size_t j = i + 1; j-- > 0;) blocks_.close_table(std::exchange(group.sequences[j]->table, -1));
         return false;
     }
@@ -805,15 +845,13 @@ void Scheduler::commit() {
         s.n_computed = item.first + item.n_tokens - int(item.again);
         s.n_new      = std::clamp(int(s.tokens.size()) - s.n_computed, 1, s.n_new);
         blocks_.publish(s.table, s.tokens, s.n_computed);
-        // The next query stands at n_computed and sees window - 1 positions before it. A pinned prefix is kept whole.
-        if (options_.window > 0 && !item.group->request.pin)
-            stats_.released_blocks +=
-                std::uint64_t(blocks_.release_before(s.table, s.n_computed - options_.window + 1));
+        // The next query stands at n_computed. A pinned prefix is kept whole.
+        if (window() > 0 && !item.group->request.pin)
+            stats_.released_blocks += std::uint64_t(blocks_.release_behind(s.table, s.n_computed));
     }
     std::uint64_t entries = 0;
     for (const Group& group : running_) {
-        for (const auto& s : group->sequences)
-            entries += blocks_.blocks(s->table).size() - std::size_t(blocks_.n_released(s->table));
+        for (const auto& s : group->sequences) entries += std::uint64_t(blocks_.n_held(s->table));
         // Sharing changes only when blocks fill up, and counting costs time: a sample of the steps is enough.
         if (group->sequences.size() > 1 && (step_ % 8 == 0 || group->sharing.without == 0)) measure_sharing(*group);
     }
@@ -822,8 +860,7 @@ void Scheduler::commit() {
 }
 
 void Scheduler::measure_sharing(SequenceGroup& group) {
-    for (const auto& s : group.sequences)
-        group.sharing.without += blocks_.blocks(s->table).size() - std::size_t(blocks_.n_released(s->table));
+    for (const auto& s : group.sequences) group.sharing.without += std::uint64_t(blocks_.n_held(s->table));
     group.sharing.with += std::uint64_t(blocks_.distinct_blocks(group.block_tables()));
 }
 
@@ -876,9 +913,10 @@ void Scheduler::check_invariants() const {
         check(group.status == GroupStatus::running, "a request among the running ones does not run");
         check(i == 0 || running_[i - 1]->key < group.key, "running requests are not in the order of their keys");
         for (const auto& s : group.sequences) {
-            const int have = int(blocks_.blocks(s->table).size());
-            check(have >= blocks_.blocks_for(s->n_computed), "a sequence has fewer blocks than its tokens need");
-            check(have <= blocks_.blocks_for(int(s->tokens.size())), "a sequence has more blocks than its tokens need");
+            const int have = blocks_.n_entries(s->table);
+            check(have >= blocks_.entries_for(s->n_computed), "a sequence has fewer blocks than its tokens need");
+            check(have <= blocks_.entries_for(int(s->tokens.size())),
+                  "a sequence has more blocks than its tokens need");
             check(!blocks_.is_swapped(s->table), "a running sequence is swapped out");
         }
     }

@@ -108,14 +108,21 @@ void view(const SequenceGroup& group, ViewStatus status, const BlockManager& blo
         v.n_tokens      = int(s->tokens.size());
         v.n_computed    = s->n_computed;
         if (s->table < 0) continue;
-        const std::span<const BlockId> table = blocks.blocks(s->table);
-        v.n_released                         = blocks.n_released(s->table);
-        v.blocks.assign(table.begin() + v.n_released, table.end());
-        if (status == ViewStatus::swapped) continue;
         const int size = blocks.block_size();
-        for (std::size_t i = 0; i < v.blocks.size(); i++) {
-            int& filled = snapshot.blocks[std::size_t(v.blocks[i])].filled;
-            filled      = std::max(filled, std::clamp(v.n_computed - (int(i) + v.n_released) * size, 0, size));
+        for (int g = 0; g < blocks.n_groups(); g++) {
+            const int  released = blocks.n_released(s->table, g);
+            const auto table    = blocks.blocks(s->table, g).subspan(std::size_t(released));
+            if (g == 0) {
+                v.n_released = released;
+                v.blocks.assign(table.begin(), table.end());
+            } else {
+                v.other_groups.push_back({released, {table.begin(), table.end()}});
+            }
+            for (std::size_t i = 0; i < table.size() && status != ViewStatus::swapped; i++)
+                for (BlockId block = table[i]; block >= 0; block = blocks.next_of(block)) {
+                    int& filled = snapshot.blocks[std::size_t(block)].filled;
+                    filled      = std::max(filled, std::clamp(v.n_computed - (int(i) + released) * size, 0, size));
+                }
         }
     }
 }

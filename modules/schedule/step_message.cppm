@@ -2,8 +2,9 @@
 // each **own** the block tables of the last plan.
 //
 // A message is a row of numbers (LEB128, small ones in one byte): of each sequence the place it had in the last plan, the rows and the
-// context it adds, how many positions before these are not readable, how much of its old block table still holds and the ids behind
-// that, its tokens; then the logit rows. Positions and slots follow from these. 64 sequences that decode take about 450 bytes.
+// context it adds, how many positions before these are not readable, of each cache group where its block table begins now, how much of
+// the old one still holds and the ids behind that, its tokens; then the logit rows. Positions and slots follow from these. 64 sequences
+// that decode take about 500 bytes.
 export module quire.schedule.step_message;
 
 import quire.core.base;
@@ -16,13 +17,19 @@ export namespace quire {
 // What a receiver can take; everything beyond is refused.
 struct StepMessageLimits {
     int block_size = 16, n_blocks = 0, n_swap = 0, context = 0, max_tokens = 0, max_sequences = 0, vocab_size = 0;
+    std::vector<int> parts = {1}; // of each cache group
 };
 
 // What the last plan said of its sequences.
 struct SentSequences {
+    struct Table {                                   // of a cache group
+        std::int32_t                      first = 0; // the entry that the parts begin with, behind what was given back
+        std::int32_t                      n_released = 0; // entries before it that stand in the plan
+        std::vector<std::vector<BlockId>> parts;
+    };
     struct One {
-        std::int32_t         context = 0;
-        std::vector<BlockId> table;
+        std::int32_t       context = 0;
+        std::vector<Table> tables;
     };
     std::vector<One> all;
 };
@@ -112,16 +119,39 @@ int common(std::span<const BlockId> a, std::span<const BlockId> b) {
     return int(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
+// What a table of the last plan and one of this have in common, entry by entry, from where this one begins.
+int common(const SentSequences::Table& last, std::size_t part, std::int32_t first, std::span<const BlockId> table) {
+    if (part >= last.parts.size() || first < last.first) return 0;
+    const std::span<const BlockId> old = last.parts[part];
+    return common(old.subspan(std::min(std::size_t(first - last.first), old.size())), table);
+}
+
 // The place in the last plan whose block table goes on in this one: usually the one behind the last that was found. -1: none.
-int find_last(const SentSequences& last, std::span<const BlockId> table, int expected) {
+int find_last(const SentSequences& last, const SentSequences::Table& table, int expected) {
     const auto begins = [&](int i) {
-        const std::vector<BlockId>& old = last.all[std::size_t(i)].table;
-        return !old.empty() && !table.empty() && common(old, table) + 1 >= int(std::min(old.size(), table.size()));
+        const SentSequences::Table& old = last.all[std::size_t(i)].tables[0];
+        if (old.parts[0].empty() || table.parts[0].empty() || table.first < old.first) return false;
+        const auto there =
+            std::min(old.parts[0].size() - std::min(old.parts[0].size(), std::size_t(table.first - old.first)),
+                     table.parts[0].size());
+        return common(old, 0, table.first, table.parts[0]) + 1 >= int(there);
     };
     const int n = int(last.all.size());
     for (int k = 0; k < n; k++)
         if (const int i = (expected + k) % n; begins(i)) return i;
     return -1;
+}
+
+SentSequences::Table table_of(const GroupPlan& plan, std::size_t s) {
+    const auto begin = std::size_t(plan.table_start[s]), size = std::size_t(plan.table_start[s + 1]) - begin;
+    const std::span<const BlockId> one = std::span(plan.parts[0].tables).subspan(begin, size);
+    const auto           n = std::size_t(std::ranges::find_if(one, [](BlockId id) { return id >= 0; }) - one.begin());
+    SentSequences::Table table{plan.first_entry[s] + std::int32_t(n), std::int32_t(n), {}};
+    for (const GroupPlan::Part& part : plan.parts) {
+        const auto entries = std::span(part.tables).subspan(begin + n, size - n);
+        table.parts.emplace_back(entries.begin(), entries.end());
+    }
+    return table;
 }
 
 void StepSender::write(const StepPlan& plan, std::vector<std::byte>& out) {
@@ -134,30 +164,45 @@ void StepSender::write(const StepPlan& plan, std::vector<std::byte>& out) {
         const auto at     = [&](const std::vector<std::int32_t>& v) { return v[std::size_t(s)]; };
         const auto behind = [&](const std::vector<std::int32_t>& v) { return v[std::size_t(s) + 1]; };
         const int  first = at(plan.token_start), n_tokens = behind(plan.token_start) - first,
-                  context = at(plan.context_lens);
-        const auto table  = std::span(plan.block_tables)
-                               .subspan(std::size_t(at(plan.table_start)),
-                                        std::size_t(behind(plan.table_start) - at(plan.table_start)));
-        const int old = find_last(last_, table, last_.all.empty() ? 0 : expected % int(last_.all.size()));
+                  context                         = at(plan.context_lens);
+        std::vector<SentSequences::Table>& tables = next.all[std::size_t(s)].tables;
+        for (const GroupPlan& group : plan.groups) tables.push_back(table_of(group, std::size_t(s)));
+        next.all[std::size_t(s)].context = context;
+        const int old = find_last(last_, tables[0], last_.all.empty() ? 0 : expected % int(last_.all.size()));
         const SentSequences::One none, &base = old < 0 ? none : last_.all[std::size_t(old)];
-        const int                same = common(base.table, table);
-        expected                      = old + 1;
+        expected = old + 1;
         put(out, std::uint64_t(expected));
         put(out, std::uint64_t(n_tokens));
         put_signed(out, context - n_tokens - base.context);
-        put(out, std::uint64_t(context - n_tokens - at(plan.readable)));
-        put(out, std::uint64_t(same));
-        put(out, table.size() - std::size_t(same));
-        for (BlockId id : table.subspan(std::size_t(same))) put(out, std::uint64_t(id));
-        for (int t = first; t < first + n_tokens; t++) {
-            const int position = context - n_tokens + t - first;
-            check(plan.positions[std::size_t(t)] == position &&
-                      plan.slots[std::size_t(t)] ==
-                          table[std::size_t(position / block_size_)] * block_size_ + position % block_size_,
-                  "a plan whose positions do not follow from its contexts");
-            put(out, std::uint64_t(plan.tokens[std::size_t(t)]));
+        const SentSequences::Table nothing;
+        const auto                 before_of = [&](std::size_t g) -> const SentSequences::Table& {
+            return old < 0 ? nothing : base.tables[g];
+        };
+        bool moved = false; // some table begins elsewhere
+        for (std::size_t g = 0; g < tables.size(); g++)
+            moved = moved || tables[g].first != before_of(g).first || tables[g].n_released != before_of(g).n_released;
+        put(out, 2 * std::uint64_t(context - n_tokens - at(plan.readable)) + (moved ? 1 : 0));
+        for (std::size_t g = 0; g < tables.size(); g++) {
+            const SentSequences::Table& before = before_of(g);
+            if (moved) put_signed(out, tables[g].first - before.first);
+            if (moved) put(out, std::uint64_t(tables[g].n_released));
+            for (std::size_t part = 0; part < tables[g].parts.size(); part++) {
+                const std::span<const BlockId> ids  = tables[g].parts[part];
+                const int                      same = common(before, part, tables[g].first, ids);
+                put(out, std::uint64_t(same));
+                put(out, ids.size() - std::size_t(same));
+                for (BlockId id : ids.subspan(std::size_t(same))) put(out, std::uint64_t(id));
+                for (int t = first; t < first + n_tokens; t++) {
+                    const int position = context - n_tokens + t - first;
+                    check(plan.positions[std::size_t(t)] == position &&
+                              plan.groups[g].parts[part].slots[std::size_t(t)] ==
+                                  ids[std::size_t(position / block_size_ - tables[g].first)] * block_size_ +
+                                      position % block_size_,
+                          "a plan whose positions do not follow from its contexts");
+                }
+            }
         }
-        next.all[std::size_t(s)] = {context, {table.begin(), table.end()}};
+        for (int t = first; t < first + n_tokens; t++) put(out, std::uint64_t(plan.tokens[std::size_t(t)]));
     }
     put(out, plan.logit_rows.size());
     for (std::int32_t last = -1; std::int32_t row : plan.logit_rows)
@@ -166,37 +211,61 @@ void StepSender::write(const StepPlan& plan, std::vector<std::byte>& out) {
 }
 
 Result<void> StepReceiver::read(std::span<const std::byte> message, StepPlan& plan) {
+    plan.groups.resize(limits_.parts.size());
+    for (std::size_t g = 0; g < plan.groups.size(); g++) plan.groups[g].parts.resize(std::size_t(limits_.parts[g]));
     plan.clear();
     NumberReader in(message);
     const int    n = in.next(0, limits_.max_sequences);
     plan.token_start.push_back(0);
-    plan.table_start.push_back(0);
-    next_.all.resize(std::size_t(n));
+    for (GroupPlan& group : plan.groups) group.table_start.push_back(0);
+    next_.all.assign(std::size_t(n), {});
     for (int s = 0; s < n && in.ok(); s++) {
         const int                old      = in.next(0, std::int64_t(last_.all.size())) - 1;
         const int                n_tokens = in.next(1, limits_.max_tokens - plan.n_tokens());
         const SentSequences::One none, &base = old < 0 ? none : last_.all[std::size_t(old)];
         const int                first    = in.next_signed(base.context, 0, limits_.context - n_tokens);
-        const int                hidden   = in.next(0, first);
-        const int                same     = in.next(0, std::int64_t(base.table.size()));
-        const int                n_blocks = (first + n_tokens + limits_.block_size - 1) / limits_.block_size;
-        const int                more     = in.next(n_blocks - same, n_blocks - same);
+        const int                hidden   = in.next(0, 2 * std::int64_t(first) + 1);
+        const bool               moved    = hidden % 2 == 1;
+        const int                entries  = (first + n_tokens + limits_.block_size - 1) / limits_.block_size;
+        next_.all[std::size_t(s)].context = first + n_tokens;
+        for (std::size_t g = 0; g < plan.groups.size() && in.ok(); g++) {
+            const SentSequences::Table none_of_it, &before = old < 0 ? none_of_it : base.tables[g];
+            GroupPlan&                 group = plan.groups[g];
+            SentSequences::Table&      table = next_.all[std::size_t(s)].tables.emplace_back();
+            table.first      = moved ? in.next_signed(before.first, 0, first / limits_.block_size) : before.first;
+            table.n_released = moved ? in.next(0, table.first) : before.n_released;
+            if (table.first > first / limits_.block_size) return fail("a step that cannot be came from rank 0");
+            table.parts.resize(group.parts.size());
+            for (std::size_t part = 0; part < group.parts.size() && in.ok(); part++) {
+                const auto               skip = std::size_t(std::max(table.first - before.first, 0));
+                std::span<const BlockId> all;
+                if (part < before.parts.size() && before.first <= table.first) all = before.parts[part];
+                const auto kept = all.subspan(std::min(skip, all.size()));
+                const int  same = in.next(0, std::int64_t(kept.size()));
+                const int  size = entries - table.first;
+                const int  more = in.next(size - same, size - same);
+                auto&      ids  = table.parts[part];
+                if (!in.ok()) break;
+                ids.assign(kept.begin(), kept.begin() + same);
+                for (int i = 0; i < more; i++) ids.push_back(in.next(0, limits_.n_blocks - 1));
+                auto& [tables, slots] = group.parts[part];
+                tables.insert(tables.end(), std::size_t(table.n_released), -1);
+                tables.insert(tables.end(), ids.begin(), ids.end());
+                for (int position = first; position < first + n_tokens; position++)
+                    slots.push_back(ids[std::size_t(position / limits_.block_size - table.first)] * limits_.block_size +
+                                    position % limits_.block_size);
+            }
+            group.first_entry.push_back(table.first - table.n_released);
+            group.table_start.push_back(std::int32_t(group.parts[0].tables.size()));
+        }
         if (!in.ok()) break;
-        auto& [context, table] = next_.all[std::size_t(s)];
-        context                = first + n_tokens;
-        table.assign(base.table.begin(), base.table.begin() + same);
-        for (int i = 0; i < more; i++) table.push_back(in.next(0, limits_.n_blocks - 1));
-        for (int position = first; position < context; position++) {
+        for (int position = first; position < first + n_tokens; position++) {
             plan.tokens.push_back(in.next(0, limits_.vocab_size - 1));
             plan.positions.push_back(position);
-            plan.slots.push_back(table[std::size_t(position / limits_.block_size)] * limits_.block_size +
-                                 position % limits_.block_size);
         }
         plan.token_start.push_back(plan.n_tokens());
-        plan.context_lens.push_back(context);
-        plan.readable.push_back(first - hidden);
-        plan.block_tables.insert(plan.block_tables.end(), table.begin(), table.end());
-        plan.table_start.push_back(std::int32_t(plan.block_tables.size()));
+        plan.context_lens.push_back(first + n_tokens);
+        plan.readable.push_back(first - hidden / 2);
     }
     const int n_rows = in.next(0, plan.n_tokens());
     for (int i = 0, row = -1; i < n_rows && in.ok(); i++) {

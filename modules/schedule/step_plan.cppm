@@ -57,22 +57,39 @@ struct SamplingLimits {
     int mask_words = 0;
 };
 
+// The block tables of one cache group (quire.paging.cache_layout) in a step. An entry of its tables is one block in each part: the
+// layers of a group are spread over the parts in order.
+struct GroupPlan {
+    std::vector<std::int32_t> table_start; // [S+1] where each sequence's table begins in `tables`
+    // [S] the entry of the sequence that its table begins with. Those before it lie behind the group's window, as do some of the first
+    // ones that stand here: these are released_block, for kernels that take whole tiles of positions.
+    std::vector<std::int32_t> first_entry;
+    struct Part {
+        std::vector<BlockId>      tables; // the sequences' tables one after another
+        std::vector<std::int32_t> slots;  // [T] where K and V of each token go: block * block_size + offset
+    };
+    std::vector<Part> parts = std::vector<Part>(1);
+
+    // Where entry 0 of a sequence would stand in `tables`; it can be negative.
+    std::int32_t origin(std::size_t sequence) const { return table_start[sequence] - first_entry[sequence]; }
+    void         clear();
+};
+
 // One step of the whole batch: everything that the model, in this process or another, needs to know.
 // T tokens of S sequences; the tokens of a sequence are adjacent and in order. Plain integers, no pointers.
 struct StepPlan {
     std::vector<Token>        tokens;       // [T]
     std::vector<std::int32_t> positions;    // [T] position of each token in its sequence
-    std::vector<std::int32_t> slots;        // [T] where its K and V go: block * block_size + offset
     std::vector<std::int32_t> token_start;  // [S+1] rows of sequence s: token_start[s] .. token_start[s+1]
     std::vector<std::int32_t> context_lens; // [S] tokens with KV after this step
     // [S] leading positions whose K and V were written before this step, at least; the others a kernel of this step writes, for this
     // sequence or for another one that shares the block. A kernel that begins early may read no others (cuda/warp.cuh).
     std::vector<std::int32_t> readable;
-    std::vector<BlockId>      block_tables; // the sequences' tables one after another
-    std::vector<std::int32_t> table_start;  // [S+1] into block_tables
-    std::vector<std::int32_t> logit_rows;   // [L] rows of `tokens` whose logits are wanted, ascending
-    BlockMoves                moves;        // run before the tokens
-    SamplingPlan              sampling;     // for a device that samples
+    std::vector<GroupPlan>    groups = std::vector<GroupPlan>(1); // as the cache layout has them
+    std::vector<std::int32_t> logit_rows; // [L] rows of `tokens` whose logits are wanted, ascending
+    BlockMoves                moves;      // run before the tokens
+    MoveTicket                after = 0;  // what has to be moved before the tokens run: the executor's, of these moves
+    SamplingPlan              sampling;   // for a device that samples
 
     int  n_tokens() const { return int(tokens.size()); }
     int  n_seqs() const { return int(context_lens.size()); }
@@ -106,11 +123,20 @@ void SamplingPlan::clear() {
     masks.clear();
 }
 
+void GroupPlan::clear() {
+    table_start.clear();
+    first_entry.clear();
+    for (Part& part : parts) {
+        part.tables.clear();
+        part.slots.clear();
+    }
+}
+
 void StepPlan::clear() {
-    for (auto* v : {&tokens, &positions, &slots, &token_start, &context_lens, &readable, &block_tables, &table_start,
-                    &logit_rows})
-        v->clear();
+    for (auto* v : {&tokens, &positions, &token_start, &context_lens, &readable, &logit_rows}) v->clear();
+    for (GroupPlan& group : groups) group.clear();
     moves.clear();
+    after = 0;
     sampling.clear();
 }
 

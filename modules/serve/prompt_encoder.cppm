@@ -105,8 +105,8 @@ Parsed<void> PromptEncoder::check_split(std::size_t bytes, const std::string& pa
 Parsed<void> PromptEncoder::check_length(std::size_t tokens, int completion, int width,
                                          const std::string& param) const {
     const EngineOptions& o    = *options_;
-    const auto           pool = std::int64_t(std::max(o.kv_blocks - width + 1, 0)) * o.block_size;
-    const std::int64_t   room = std::min<std::int64_t>(o.context, pool);
+    const std::int64_t   pool = std::int64_t(o.kv_blocks) - std::int64_t(width - 1) * o.layout.blocks_per_entry();
+    const std::int64_t   room = o.layout.longest(pool, o.block_size, o.context);
     if (std::int64_t(tokens) + (completion > 0 ? 1 : 0) <= room) return {};
     ApiError error = context_overflow(room, std::int64_t(tokens), completion, param);
     if (room < o.context)

@@ -432,7 +432,7 @@ void Service::cancel(RequestId id, int index) {
 std::expected<Pin, Refusal> Service::pin(std::vector<Token> prompt, std::string cache_salt) {
     Pin pin;
     pin.n_tokens = int(prompt.size());
-    pin.n_blocks = (pin.n_tokens + engine_options_.block_size - 1) / engine_options_.block_size;
+    pin.n_blocks = engine_options_.layout.blocks_at_once(pin.n_tokens, engine_options_.block_size, true);
     {
         std::scoped_lock lock(mutex_);
         if (pinned_ + pin.n_blocks > options_.max_pinned)

@@ -39,6 +39,7 @@ Json to_json(const BlockView& b) {
     Json block{{"refs", b.ref_count}, {"filled", b.filled}};
     if (b.pinned) block["pinned"] = true;
     if (b.cached) block["hash"] = hex(b.hash);
+    if (b.group > 0) block["group"] = b.group;
     return block;
 }
 
@@ -51,6 +52,8 @@ Json without_blocks(const Snapshot& s) {
                       {"prompt", q.n_prompt}, {"tokens", q.n_tokens}, {"computed", q.n_computed},
                       {"blocks", q.blocks}};
         if (q.n_released > 0) sequence["released"] = q.n_released;
+        for (const SequenceView::Table& table : q.other_groups)
+            sequence["other_groups"].push_back({{"released", table.n_released}, {"blocks", table.blocks}});
         if (!q.texts.empty()) sequence["texts"] = q.texts;
         sequences.push_back(std::move(sequence));
     }

@@ -65,6 +65,7 @@ struct PaperArguments {
 // -- the subcommands: each returns the exit code
 
 int  blocks(int repetitions, bool json);
+int  windows(bool json);
 int  model(Arguments a);
 int  batched(const Arguments& a);
 int  compare(const Arguments& a);

@@ -172,7 +172,7 @@ struct Chat::Impl {
     // What a sequence can hold at most.
     int room() const {
         const EngineOptions o = engine_.options();
-        return std::min(o.context, o.kv_blocks * o.block_size);
+        return o.layout.longest(o.kv_blocks, o.block_size, o.context);
     }
 
     void say_full() const {

@@ -9,6 +9,7 @@ export module quire.tools.viz.block_view;
 import quire.core.base;
 import quire.core.json;
 import quire.paging.block;
+import quire.paging.cache_layout;
 import quire.paging.snapshot;
 import quire.serve.snapshot_json;
 import quire.core.std;
@@ -133,6 +134,7 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
         v.ref_count            = int(b.number("refs", 0, most_sequences));
         v.filled               = int(b.number("filled", 0, s.block_size));
         v.pinned               = b.flag("pinned");
+        v.group                = int(b.number("group", 0, most_cache_groups - 1, 0));
         const std::string hash = b.text("hash");
         if (!hash.empty()) {
             const auto [end, error] = std::from_chars(hash.data(), hash.data() + hash.size(), v.hash, 16);
@@ -145,20 +147,30 @@ Result<Snapshot> snapshot_from_json(const Json& json) {
     if (!f.fault().empty()) return fail(f.fault());
     for (const Json& sequence : f.array("sequences", std::size_t(most_sequences))) {
         Fields        q(sequence, cat("sequence ", s.sequences.size()));
-        SequenceView& v = s.sequences.emplace_back();
-        v.request       = RequestId(q.number("request", 0, std::numeric_limits<std::int64_t>::max()));
-        v.index         = int(q.number("index", 0, most_sequences, 0));
-        v.status        = ViewStatus(q.one_of("status", status_names));
-        v.n_tokens      = int(q.number("tokens", 0, most_tokens));
-        v.n_prompt      = int(q.number("prompt", 0, v.n_tokens));
-        v.n_computed    = int(q.number("computed", 0, v.n_tokens));
-        v.n_released    = int(q.number("released", 0, most_blocks, 0));
-        const int n     = v.status == ViewStatus::swapped ? s.n_swap_blocks : int(s.blocks.size());
-        for (const Json& block : q.array("blocks", std::size_t(most_blocks))) {
-            const bool is_id =
-                block.is_number_integer() && block.get<std::int64_t>() >= 0 && block.get<std::int64_t>() < n;
-            if (!is_id) q.complain(cat("maps a block that is not one of ", n));
-            v.blocks.push_back(is_id ? block.get<BlockId>() : 0);
+        SequenceView& v       = s.sequences.emplace_back();
+        v.request             = RequestId(q.number("request", 0, std::numeric_limits<std::int64_t>::max()));
+        v.index               = int(q.number("index", 0, most_sequences, 0));
+        v.status              = ViewStatus(q.one_of("status", status_names));
+        v.n_tokens            = int(q.number("tokens", 0, most_tokens));
+        v.n_prompt            = int(q.number("prompt", 0, v.n_tokens));
+        v.n_computed          = int(q.number("computed", 0, v.n_tokens));
+        v.n_released          = int(q.number("released", 0, most_blocks, 0));
+        const int  n          = v.status == ViewStatus::swapped ? s.n_swap_blocks : int(s.blocks.size());
+        const auto read_table = [&](Fields& from, std::vector<BlockId>& to) {
+            for (const Json& block : from.array("blocks", std::size_t(most_blocks))) {
+                const bool is_id =
+                    block.is_number_integer() && block.get<std::int64_t>() >= 0 && block.get<std::int64_t>() < n;
+                if (!is_id) q.complain(cat("maps a block that is not one of ", n));
+                to.push_back(is_id ? block.get<BlockId>() : 0);
+            }
+        };
+        read_table(q, v.blocks);
+        for (const Json& table : q.array("other_groups", std::size_t(most_cache_groups), true)) {
+            Fields               t(table, cat("a table of sequence ", s.sequences.size() - 1));
+            SequenceView::Table& other = v.other_groups.emplace_back();
+            other.n_released           = int(t.number("released", 0, most_blocks, 0));
+            read_table(t, other.blocks);
+            if (!t.fault().empty()) return fail(t.fault());
         }
         for (const Json& text : q.array("texts", std::size_t(most_blocks), true)) {
             if (!text.is_string()) q.complain("has a text that is not a string");
@@ -316,24 +328,31 @@ std::string to_text(const Snapshot& s, bool color) {
         out += paint.request(q.request, name);
         out += std::string(name.size() < 38 ? 38 - name.size() : 1, ' ');
         if (q.blocks.empty()) out += "no blocks";
-        if (q.n_released > 0) out += cat("(", q.n_released, " released) ");
-        for (std::size_t i = 0; i < q.blocks.size() && i < shown; i++) {
-            const BlockId id     = q.blocks[i];
-            const int     filled = std::clamp(q.n_computed - (q.n_released + int(i)) * s.block_size, 0, s.block_size);
-            if (i > 0) out += " ";
-            if (q.status == ViewStatus::swapped) {
-                out += cat("host:", id);
-                continue;
+        const auto draw = [&](int n_released, const std::vector<BlockId>& blocks) {
+            if (n_released > 0) out += cat("(", n_released, " released) ");
+            for (std::size_t i = 0; i < blocks.size() && i < shown; i++) {
+                const BlockId id     = blocks[i];
+                const int     filled = std::clamp(q.n_computed - (n_released + int(i)) * s.block_size, 0, s.block_size);
+                if (i > 0) out += " ";
+                if (q.status == ViewStatus::swapped) {
+                    out += cat("host:", id);
+                    continue;
+                }
+                const BlockView& b = s.blocks[std::size_t(id)];
+                out += cat(id, "[", filled, filled < s.block_size ? cat("/", s.block_size) : "", "]");
+                if (b.ref_count > 1) out += cat("×", b.ref_count);
+                if (b.pinned) out += "◆";
+                if (b.cached) out += paint.dim("#" + hex(b.hash).substr(0, 4));
+                if (first_owner[std::size_t(id)] == 0) first_owner[std::size_t(id)] = q.request;
             }
-            const BlockView& b = s.blocks[std::size_t(id)];
-            out += cat(id, "[", filled, filled < s.block_size ? cat("/", s.block_size) : "", "]");
-            if (b.ref_count > 1) out += cat("×", b.ref_count);
-            if (b.pinned) out += "◆";
-            if (b.cached) out += paint.dim("#" + hex(b.hash).substr(0, 4));
-            if (first_owner[std::size_t(id)] == 0) first_owner[std::size_t(id)] = q.request;
+            if (blocks.size() > shown) out += cat(" … and ", blocks.size() - shown, " more");
+            out += "\n";
+        };
+        draw(q.n_released, q.blocks);
+        for (std::size_t g = 0; g < q.other_groups.size(); g++) {
+            out += cat("    group ", g + 1, std::string(27, ' '));
+            draw(q.other_groups[g].n_released, q.other_groups[g].blocks);
         }
-        if (q.blocks.size() > shown) out += cat(" … and ", q.blocks.size() - shown, " more");
-        out += "\n";
         // What stands in its blocks, below them: the end of it, which is what is new.
         std::string texts;
         for (std::size_t i = 0; i < q.texts.size(); i++) texts += cat(i > 0 ? " |" : "", on_one_line(q.texts[i]));

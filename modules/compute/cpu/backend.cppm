@@ -297,10 +297,10 @@ void CpuBackend::begin_step(const StepPlan& plan) {
 // so large that threads would have nothing to do.
 void CpuBackend::group_tiles() {
     const auto table = [&](const QueryTile& tile) {
-        const auto s = std::size_t(tile.sequence);
-        return std::span(plan_->block_tables)
-            .subspan(std::size_t(plan_->table_start[s]),
-                     std::size_t(plan_->table_start[s + 1] - plan_->table_start[s]));
+        const auto       s    = std::size_t(tile.sequence);
+        const GroupPlan& plan = plan_->groups[0]; // the one that keeps all positions, if one does
+        return std::span(plan.parts[0].tables)
+            .subspan(std::size_t(plan.table_start[s]), std::size_t(plan.table_start[s + 1] - plan.table_start[s]));
     };
     std::sort(tiles_.begin(), tiles_.end(), [&](const QueryTile& a, const QueryTile& b) {
         if (a.n_rows > 1 || b.n_rows > 1) return a.n_rows != b.n_rows ? a.n_rows > b.n_rows : a.first_row < b.first_row;
@@ -833,6 +833,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
     const Tensor   q = at(op.q), k = at(op.k), v = at(op.v);
     const Rope&    rope  = op.rope;
     const KvLayer& cache = layers_[std::size_t(op.layer)];
+    const auto&    slots = plan_->groups[std::size_t(cache.group)].parts[std::size_t(cache.part)].slots;
     const int      half = int(rope.inv_freq.size()), D = cache.head_dim, K = cache.n_kv_heads;
     const auto     k_dim = int(k.cols / K), v_dim = int(v.cols / K);
     check(cache.latent() ? K == 1 && v_dim + k_dim == D : k_dim == D && v_dim == D, "rope_and_store: shapes");
@@ -866,7 +867,7 @@ void CpuBackend::execute(const RopeAndStore& op) {
                         b                   = a * s + b * c;
                         a                   = rotated;
                     }
-            const int         slot     = plan_->slots[std::size_t(t)];
+            const int         slot     = slots[std::size_t(t)];
             const std::size_t row      = row_bytes(cache.type, D);
             const std::size_t in_block = std::size_t(slot % cache.block_size);
             const auto        store    = [&](const Tensor& from, int h, int dim, void* array, int first) {
@@ -889,6 +890,7 @@ void CpuBackend::execute(const Attention& params) {
     const Tensor      q = at(params.q), out = at(params.out);
     const KvLayer&    cache = layers_[std::size_t(params.layer)];
     const int         K = cache.n_kv_heads, group = params.n_heads / K, D = cache.head_dim, Dv = cache.value_dim;
+    const GroupPlan&  tables     = plan_->groups[std::size_t(cache.group)];
     const std::size_t head_bytes = std::size_t(cache.block_size) * row_bytes(cache.type, D);
     std::int64_t      work       = 0; // multiply-adds of q·k and of the weighted sum
     for (std::int32_t length : plan_->context_lens) work += 2 * std::int64_t(length) * params.n_heads * D;
@@ -903,13 +905,13 @@ void CpuBackend::execute(const Attention& params) {
                                      floats(out) + tile.first_row * out.cols + std::int64_t(h) * group * Dv,
                                      tile.n_rows,
                                      plan_->positions[std::size_t(tile.first_row)],
-                                     plan_->block_tables.data() + plan_->table_start[std::size_t(tile.sequence)],
+                                     tables.parts[std::size_t(cache.part)].tables.data() + tables.origin(std::size_t(tile.sequence)),
                     params.causal ? -1 : plan_->context_lens[std::size_t(tile.sequence)] - 1};
             shared                = std::min(shared, part.first_position + 1);
         }
         AttentionTask task;
         task.parts      = std::span(parts).first(std::size_t(tiles.n));
-        task.shared     = params.window > 0 ? 0 : shared / attention_chunk * attention_chunk;
+        task.shared     = params.window > 0 || cache.group > 0 ? 0 : shared / attention_chunk * attention_chunk;
         task.q_stride   = q.cols;
         task.out_stride = out.cols;
         task.n_heads    = group;

@@ -35,9 +35,9 @@ AttentionRoom attention_room(const AttentionShape& shape, const cuda::Context& g
 // Where the launches of a deterministic step begin, of at most `most` items each, and the end; no row is in two of them.
 void launches_of(std::span<const cuda::SplitKvItem> items, int most, std::vector<int>& begins);
 
-// Writes the step's SplitKvItems and PrefillTiles, as words of 4 bytes.
-AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
-                             std::int32_t* items, std::int32_t* tiles);
+// Writes the step's SplitKvItems, for layers with these tables, and PrefillTiles, as words of 4 bytes.
+AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
+                             const cuda::Context& gpu, std::int32_t* items, std::int32_t* tiles);
 
 } // namespace quire
 
@@ -73,8 +73,8 @@ int bounded(int length, std::int64_t positions, const cuda::Context& gpu) {
     return std::max(length, int((each + unit - 1) / unit * unit));
 }
 
-AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, const cuda::Context& gpu,
-                             std::int32_t* items, std::int32_t* tiles) {
+AttentionWork plan_attention(const StepPlan& plan, const GroupPlan& tables, const AttentionShape& shape,
+                             const cuda::Context& gpu, std::int32_t* items, std::int32_t* tiles) {
     check(plan.readable.size() == std::size_t(plan.n_seqs()), "a plan that does not say what is readable");
     AttentionWork work;
     int           n_items = 0;
@@ -109,7 +109,7 @@ AttentionWork plan_attention(const StepPlan& plan, const AttentionShape& shape, 
         longest     = std::max(longest, end - begin);
         most_splits = std::max(most_splits, n);
         for (int i = 0; i < n; i++)
-            item({row, plan.table_start[std::size_t(s)], std::max(begin, from + i * length),
+            item({row, tables.origin(std::size_t(s)), std::max(begin, from + i * length),
                   std::min(end, from + (i + 1) * length), n, i, plan.readable[std::size_t(s)]});
     };
     for (int s = 0; s < plan.n_seqs(); s++) {

@@ -129,6 +129,7 @@ public:
     SamplingLimits sampling_limits() const override { return sampling_limits_; }
     void           sample(const StepPlan& plan) override;
     StepResults    results() override;
+    void           finish_copies() override;
     void           copy_blocks(std::span<const BlockCopy> copies, std::span<const KvLayer> from,
                                std::span<const KvLayer> to) override;
 
@@ -168,9 +169,12 @@ private:
     std::int32_t *host_ = nullptr, *device_ = nullptr;
     std::size_t   at_positions_ = 0, at_slots_ = 0, at_rows_ = 0, at_starts_ = 0, at_items_ = 0, at_tiles_ = 0,
                 at_tables_ = 0, plan_ints_ = 0;
-    cuda::Plan on_device_;
-    // A list of split-KV items for each of the program's windows.
-    std::vector<int>                windows_;
+    std::size_t             table_ints_ = 0;                   // room for the block tables of one part
+    std::vector<int>        first_tables_;                     // of each cache group, among the parts of all
+    std::vector<cuda::Plan> plans_;                            // for the layers of each part
+    cuda::Plan&             on_device_() { return plans_[0]; } // for what reads no block tables
+    // A list of split-KV items for each of the program's windows, and the cache group that its layers are in.
+    std::vector<int>                windows_, groups_of_windows_;
     std::size_t                     list_ints_ = 0;
     std::array<AttentionWork, 2>    work_;
     AttentionRoom                   room_;
@@ -208,9 +212,16 @@ private:
     AttentionShape attention_shape(int window, bool rounded) const {
         return {limits_.head_dim, limits_.value_dim, limits_.n_kv_heads, window, options_.deterministic, rounded};
     }
-    bool                            begin_step(const StepPlan& plan);
-    void                            run_operations();
-    void                            run_group(const FusionGroup& group);
+    bool begin_step(const StepPlan& plan);
+    void run_operations();
+    void run_group(const FusionGroup& group);
+    // For a fused kernel: that of its RopeAndStore. No group has several, because attention stands between them.
+    const cuda::Plan& plan_of(const FusionGroup& group) const {
+        int tables = 0;
+        for (int i = group.first; i < group.first + group.n; i++)
+            tables = std::max(tables, lowered_[std::size_t(i)].tables);
+        return plans_[std::size_t(tables)];
+    }
     void                            run_gemm_and_next(std::size_t first);
     StepKind                        kind_of_step() const;
     const std::vector<FusionGroup>& groups_of(StepKind kind) const;
@@ -224,7 +235,7 @@ private:
     void execute(const HeadGemm&, const LoweredOperation& op) { gemm_.run(op.heads, op.device.rows); }
     void execute(const RopeAndStore&, const LoweredOperation& op);
     void execute(const quire::Attention&, const LoweredOperation& op);
-    void execute(const Route&, const LoweredOperation& op) { experts_.route(op, op.device.rows, on_device_.slots); }
+    void execute(const Route&, const LoweredOperation& op) { experts_.route(op, op.device.rows, on_device_().slots); }
     void execute(const ExpertGatedGemm&, const LoweredOperation& op) { experts_.gated(op, op.device.rows); }
     void execute(const ExpertCombineGemm&, const LoweredOperation& op) { experts_.combine(op, op.device.rows); }
     void execute(const GateRows& gate, const LoweredOperation& op);
@@ -250,7 +261,7 @@ private:
     std::int32_t *host_pairs_ = nullptr, *pairs_ = nullptr;
     const void**  pool_pointers_[2] = {nullptr, nullptr}; // device arrays of K and V bases: device pool, swap pool
     bool          pools_sent_[2]    = {false, false};
-    std::size_t   n_pairs_          = 0;
+    std::size_t   n_pairs_ = 0, n_pairs_used_ = 0; // by copies that may not be done
 };
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaOptions& options) {
@@ -348,19 +359,24 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
                L = std::size_t(l.max_logit_rows);
     check(l.n_windows <= int(work_.size()), "more sliding windows than a step has lists for");
     room_ = attention_room(attention_shape(0, true), *gpu_, limits_.max_tokens, l.max_sequences, l.context);
-    const std::size_t tables = S * (std::size_t(l.max_blocks_per_sequence) + 1);
-    at_positions_            = T;
-    at_slots_                = 2 * T;
-    at_rows_                 = 3 * T;
-    at_starts_               = at_rows_ + std::max(L, T);
-    at_items_                = at_starts_ + S;
-    list_ints_               = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
-    at_tiles_                = at_items_ + std::size_t(l.n_windows) * list_ints_;
-    at_tables_               = at_tiles_ + T * 3;
-    plan_ints_               = at_tables_ + tables;
-    host_                    = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
-    device_                  = static_cast<std::int32_t*>(memory_.take(plan_ints_ * 4));
-    partial_                 = static_cast<float*>(
+    for (int n = 0; int parts : l.parts) {
+        first_tables_.push_back(n);
+        n += parts;
+        plans_.resize(std::size_t(n));
+    }
+    table_ints_   = S * (std::size_t(l.max_blocks_per_sequence) + 1);
+    at_positions_ = T;
+    at_slots_     = 2 * T;
+    at_rows_      = at_slots_ + plans_.size() * T;
+    at_starts_    = at_rows_ + std::max(L, T);
+    at_items_     = at_starts_ + l.parts.size() * S;
+    list_ints_    = std::size_t(room_.list) * sizeof(cuda::SplitKvItem) / 4;
+    at_tiles_     = at_items_ + std::size_t(l.n_windows) * list_ints_;
+    at_tables_    = at_tiles_ + T * 3;
+    plan_ints_    = at_tables_ + plans_.size() * table_ints_;
+    host_         = static_cast<std::int32_t*>(cuda::allocate_host(plan_ints_ * 4));
+    device_       = static_cast<std::int32_t*>(memory_.take(plan_ints_ * 4));
+    partial_      = static_cast<float*>(
         memory_.take(std::size_t(room_.launch) * std::size_t(l.n_heads) * std::size_t(l.value_dim + 2) * 4));
     arrivals_        = static_cast<std::int32_t*>(memory_.take(T * std::size_t(l.n_heads) * 4));
     logits_size_     = std::max(L, std::size_t(rounded_rows(int(L)))) * std::size_t(l.vocab_size);
@@ -392,12 +408,17 @@ Result<void> CudaBackend::prepare_steps(const StepLimits& l) {
         !host_sampling_ || !sampling_ || !host_answers_ || !answers_ || !pool_pointers_[1] ||
         (gemm_.workspace_bytes() > 0 && !workspace))
         return fail_with(ErrorKind::system, "the GPU has no memory left for the workspaces of a step");
-    on_device_.tokens       = device_;
-    on_device_.positions    = device_ + at_positions_;
-    on_device_.slots        = device_ + at_slots_;
-    on_device_.logit_rows   = device_ + at_rows_;
-    on_device_.table_start  = device_ + at_starts_;
-    on_device_.block_tables = device_ + at_tables_;
+    for (std::size_t g = 0; g < l.parts.size(); g++)
+        for (int part = 0; part < l.parts[g]; part++) {
+            const auto  i     = std::size_t(first_tables_[g] + part);
+            cuda::Plan& plan  = plans_[i];
+            plan.tokens       = device_;
+            plan.positions    = device_ + at_positions_;
+            plan.logit_rows   = device_ + at_rows_;
+            plan.slots        = device_ + at_slots_ + i * T;
+            plan.table_start  = device_ + at_starts_ + g * S;
+            plan.block_tables = device_ + at_tables_ + i * table_ints_;
+        }
     if (auto ok = experts_.prepare(limits_, memory_); !ok) return ok;
     // Between ranks attn_output stands alone, and its GEMM is the library's.
     gemm_.tune(limits_.max_tokens, limits_.max_logit_rows, limits_.rank_vocab, has_layer_kernel_ && l.n_ranks == 1);
@@ -427,33 +448,48 @@ bool CudaBackend::begin_step(const StepPlan& plan) {
     else decoding = false;
     check(shape_.tokens <= limits_.max_tokens && plan.n_seqs() <= limits_.max_sequences,
           "a step larger than announced");
-    check(at_tables_ + plan.block_tables.size() <= plan_ints_, "more block tables than announced");
+    check(plan.groups.size() == first_tables_.size(), "a plan for other cache groups");
 
     const auto put = [&](std::size_t at, const std::vector<std::int32_t>& values) {
         std::copy(values.begin(), values.end(), host_ + at);
     };
     put(0, plan.tokens);
     put(at_positions_, plan.positions);
-    put(at_slots_, plan.slots);
     put(at_rows_, plan.logit_rows);
-    std::copy_n(plan.table_start.begin(), plan.n_seqs(), host_ + at_starts_);
-    put(at_tables_, plan.block_tables);
-    for (int t = T; t < shape_.tokens; t++) {
-        host_[t] = host_[at_positions_ + std::size_t(t)] = 0;
-        host_[at_slots_ + std::size_t(t)]                = -1;
+    for (int t = T; t < shape_.tokens; t++) host_[t] = host_[at_positions_ + std::size_t(t)] = 0;
+    const auto room = std::size_t(limits_.max_tokens);
+    for (std::size_t g = 0; g < plan.groups.size(); g++) {
+        const GroupPlan& group = plan.groups[g];
+        for (int s = 0; s < plan.n_seqs(); s++)
+            host_[at_starts_ + g * (std::size_t(limits_.max_sequences) + 1) + std::size_t(s)] =
+                group.origin(std::size_t(s));
+        for (std::size_t part = 0; part < group.parts.size(); part++) {
+            const std::size_t i         = std::size_t(first_tables_[g]) + part;
+            const auto& [tables, slots] = group.parts[part];
+            check(tables.size() <= table_ints_, "more block tables than announced");
+            put(at_tables_ + i * table_ints_, tables);
+            put(at_slots_ + i * room, slots);
+            for (int t = T; t < shape_.tokens; t++) host_[at_slots_ + i * room + std::size_t(t)] = -1;
+        }
     }
     for (int l = int(plan.logit_rows.size()); l < shape_.logit_rows; l++) host_[at_rows_ + std::size_t(l)] = 0;
 
     for (std::size_t i = 0; i < windows_.size(); i++) {
         std::int32_t* const list = host_ + at_items_ + i * list_ints_;
-        work_[i] = plan_attention(plan, attention_shape(windows_[i], decoding), *gpu_, list, host_ + at_tiles_);
+        work_[i]                 = plan_attention(plan, plan.groups[std::size_t(groups_of_windows_[i])],
+                                                  attention_shape(windows_[i], decoding), *gpu_, list, host_ + at_tiles_);
         check(work_[i].n_items + work_[i].n_short <= room_.list, "more splits than announced");
         if (options_.deterministic)
             launches_of({reinterpret_cast<const cuda::SplitKvItem*>(list), std::size_t(work_[i].n_items)}, room_.launch,
                         launches_[i]);
     }
-    on_device_.items = items_of(0);
-    cuda::copy_to_device(device_, host_, (at_tables_ + plan.block_tables.size()) * 4, *gpu_);
+    plans_[0].items = items_of(0);
+    // The first tables stand behind all else; each further part has a place of its own.
+    cuda::copy_to_device(device_, host_, (at_tables_ + plan.groups[0].parts[0].tables.size()) * 4, *gpu_);
+    for (std::size_t g = 0, i = 0; g < plan.groups.size(); g++)
+        for (const GroupPlan::Part& part : plan.groups[g].parts)
+            if (const std::size_t at = at_tables_ + i++ * table_ints_; i > 1)
+                cuda::copy_to_device(device_ + at, host_ + at, part.tables.size() * 4, *gpu_);
     return decoding && work_[0].n_tiles == 0;
 }
 
@@ -468,7 +504,7 @@ void CudaBackend::run(const StepPlan& plan) {
         run_operations();
     } else if (shape_.tokens == 1 && megakernel_ != nullptr &&
                work_[0].n_items * limits_.n_kv_heads <= max_megakernel_items &&
-               cuda::run_decode_megakernel(megakernel_, on_device_, partial_, arrivals_, *gpu_)) {
+               cuda::run_decode_megakernel(megakernel_, on_device_(), partial_, arrivals_, *gpu_)) {
         run_group({FusedKernel::none, int(lowered_.size()) - 1}); // Argmax
     } else if (void** const graph = graphs_.find(graph_key()); graph == nullptr) {
         graphs_.add(graph_key(), nullptr, forget_graph); // kernels are loaded the first time; the second is captured
@@ -509,11 +545,11 @@ void CudaBackend::run_group(const FusionGroup& group) {
     }
     const std::span ops = std::span(operations_).subspan(first, n);
     if (group.kernel == FusedKernel::layer_kernel) {
-        const int ran = cuda::run_layer_kernel(ops.data(), group.n, shape_.tokens, on_device_, *gpu_);
+        const int ran = cuda::run_layer_kernel(ops.data(), group.n, shape_.tokens, plan_of(group), *gpu_);
         check(ran == 0 || ran == group.n, "a layer kernel that ran other operations than it matched");
         if (ran > 0) return;
     }
-    if (group.kernel == FusedKernel::prefill_gemm && gemm_.run_prefill(ops, on_device_)) return;
+    if (group.kernel == FusedKernel::prefill_gemm && gemm_.run_prefill(ops, plan_of(group))) return;
     if (group.kernel == FusedKernel::bias_in_next) return run_gemm_and_next(first);
     for (std::size_t i = first; i < first + n; i++) {
         LoweredOperation op = lowered_[i];
@@ -541,7 +577,15 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     values_  = &values;
     windows_ = windows_of(program);
     check(int(windows_.size()) <= limits_.n_windows, "more sliding windows than announced");
-    lowered_ = lower(program, values, layers, windows_, memory_, *gpu_);
+    groups_of_windows_.assign(windows_.size(), -1);
+    for (const Operation& operation : program.operations)
+        if (const auto* op = std::get_if<quire::Attention>(&operation)) {
+            int& group    = groups_of_windows_[std::size_t(std::ranges::find(windows_, op->window) - windows_.begin())];
+            const int own = layers[std::size_t(op->layer)].group;
+            check(group < 0 || group == own, "a window in two cache groups");
+            group = own;
+        }
+    lowered_ = lower(program, values, layers, windows_, first_tables_, memory_, *gpu_);
     experts_.compile(lowered_);
     for (const LoweredOperation& op : lowered_) operations_.push_back(op.device);
     const int n = int(operations_.size());
@@ -565,7 +609,8 @@ void CudaBackend::compile(const Program& program, const Activations& values, std
     for (std::vector<FusionGroup>* groups : {&plain_, &few_rows_, &many_rows_})
         pass_biases_on(*groups, program, lowered_);
     // Argmax comes after the megakernel; what only plain kernels know it cannot run.
-    if (std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
+    if (plans_.size() == 1 &&
+        std::ranges::all_of(lowered_.begin(), lowered_.end() - 1, [](const LoweredOperation& op) { return op.known; }))
         megakernel_ = cuda::make_decode_megakernel(operations_.data(), n - 1, *gpu_);
 }
 
@@ -816,6 +861,7 @@ StepResults CudaBackend::results() {
     if (n_answers_ > 0) cuda::copy_to_host(host_answers_, answers_, n_answers_ * sizeof(TokenLogprob), *gpu_);
     wait_for_device();
     check_device("a step");
+    n_pairs_used_ = 0;
     return {{best_, n}, {host_answers_, std::exchange(n_answers_, 0)}, {}, {}};
 }
 
@@ -823,11 +869,11 @@ StepResults CudaBackend::results() {
 
 void CudaBackend::execute(const Embed& embed, const LoweredOperation& op) {
     if (embed.part) {
-        cuda::embed_part(op.device.weight, embed.first, op.positions, embed.scale, embed.offset, on_device_,
+        cuda::embed_part(op.device.weight, embed.first, op.positions, embed.scale, embed.offset, on_device_(),
                          op.device.residual, op.device.rows, *gpu_);
         return;
     }
-    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_, op.device.residual,
+    cuda::embed(op.device.weight, op.positions, embed.scale, embed.offset, on_device_(), op.device.residual,
                 op.device.rows, *gpu_);
 }
 
@@ -850,11 +896,11 @@ void CudaBackend::execute(const SoftCap& cap, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const RopeAndStore&, const LoweredOperation& op) {
-    cuda::rope_and_store(op.device.rope, on_device_, op.device.rows, *gpu_);
+    cuda::rope_and_store(op.device.rope, plans_[std::size_t(op.tables)], op.device.rows, *gpu_);
 }
 
 void CudaBackend::execute(const quire::Attention&, const LoweredOperation& op) {
-    cuda::Plan plan = on_device_;
+    cuda::Plan plan = plans_[std::size_t(op.tables)];
     const auto list = std::size_t(op.items);
     plan.items      = items_of(list);
     if (options_.deterministic) {
@@ -882,8 +928,8 @@ void CudaBackend::execute(const Add&, const LoweredOperation& op) {
 }
 
 void CudaBackend::execute(const SelectRows&, const LoweredOperation& op) {
-    cuda::select_rows(static_cast<const float*>(op.device.x), on_device_.logit_rows, op.device.residual, op.device.rows,
-                      op.device.cols, *gpu_);
+    cuda::select_rows(static_cast<const float*>(op.device.x), on_device_().logit_rows, op.device.residual,
+                      op.device.rows, op.device.cols, *gpu_);
 }
 
 void CudaBackend::execute(const Argmax&, const LoweredOperation& op) {
@@ -937,22 +983,31 @@ void CudaBackend::copy_blocks(std::span<const BlockCopy> copies, std::span<const
     pools.block_bytes = from[0].block_bytes();
     // A launch runs its copies in no order: a list in which a target was a source before is cut there.
     for (std::size_t done = 0; done < copies.size();) {
-        std::size_t n = 0;
-        for (; done + n < copies.size() && n < n_pairs_; n++) {
+        if (n_pairs_used_ == n_pairs_) finish_copies();
+        std::int32_t* const host = host_pairs_ + 2 * n_pairs_used_;
+        std::size_t         n    = 0;
+        for (; done + n < copies.size() && n_pairs_used_ + n < n_pairs_; n++) {
             const BlockCopy& next  = copies[done + n];
             const auto       other = [&](const BlockCopy& earlier) {
                 return earlier.from == next.to || earlier.to == next.from || earlier.to == next.to;
             };
             if (from.data() == to.data() && std::ranges::any_of(copies.subspan(done, n), other)) break;
-            host_pairs_[2 * n]     = next.from;
-            host_pairs_[2 * n + 1] = next.to;
+            host[2 * n]     = next.from;
+            host[2 * n + 1] = next.to;
         }
-        cuda::copy_to_device(pairs_, host_pairs_, n * 8, *gpu_);
-        cuda::copy_blocks(pools, pairs_, int(n), *gpu_);
-        cuda::synchronize(*gpu_); // the pairs' memory is used again; moves are rare
+        std::int32_t* const pairs = pairs_ + 2 * n_pairs_used_;
+        cuda::copy_to_device(pairs, host, n * 8, *gpu_);
+        cuda::copy_blocks(pools, pairs, int(n), *gpu_);
+        n_pairs_used_ += n;
         done += n;
     }
+}
+
+void CudaBackend::finish_copies() {
+    cuda::use(*gpu_);
+    cuda::synchronize(*gpu_);
     check_device("block moves");
+    n_pairs_used_ = 0;
 }
 
 } // namespace quire

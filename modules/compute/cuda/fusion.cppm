@@ -23,6 +23,7 @@ struct LoweredOperation {
     cuda::Bias          x_bias;                        // Norm, Activate: what the GEMM before has left to it
     cuda::HeadGemm      heads;                         // HeadGemm
     int                 items     = 0;                 // of attention: the step's list of split-KV items for its window
+    int                 tables    = 0;                 // RopeAndStore, attention: which of the step's block tables
     const cuda::Weight* positions = nullptr;           // Embed's, learned
     cuda::Route         route;                         // Route
     cuda::ExpertGemm    experts;                       // ExpertGatedGemm, ExpertCombineGemm

@@ -18,9 +18,11 @@ import quire.model_file.family;
 
 export namespace quire {
 
-// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `windows`.
+// One for each operation, in order. RoPE's frequencies go to `memory`; a step has a list of split-KV items for each of `windows`, and
+// block tables for each part of each cache group, those of a group from its first_tables on.
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    std::span<const int> windows, DeviceMemory& memory, cuda::Context& gpu);
+                                    std::span<const int> windows, std::span<const int> first_tables,
+                                    DeviceMemory& memory, cuda::Context& gpu);
 
 // The different windows of a program's attention, as they come.
 std::vector<int> windows_of(const Program& program);
@@ -37,8 +39,9 @@ cuda::Activation activation_of(Activation a) { return cuda::Activation(int(a)); 
 class Lowering {
 public:
     Lowering(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-             std::span<const int> windows, DeviceMemory& memory, cuda::Context& gpu)
-        : program_(program), values_(values), layers_(layers), windows_(windows), memory_(memory), gpu_(gpu) {}
+             std::span<const int> windows, std::span<const int> first_tables, DeviceMemory& memory, cuda::Context& gpu)
+        : program_(program), values_(values), layers_(layers), windows_(windows), first_tables_(first_tables),
+          memory_(memory), gpu_(gpu) {}
 
     LoweredOperation lower(const Embed& op);
     LoweredOperation lower(const Norm& op);
@@ -64,6 +67,7 @@ public:
 private:
     using Half = cuda::Half;
     void* device_of(ValueId id) const { return values_.at(id, {}).data; }
+    int   tables_of(const KvLayer& cache) const { return first_tables_[std::size_t(cache.group)] + cache.part; }
     template <class Op>
     LoweredOperation lower_gemm(const Op& op) { // of experts
         LoweredOperation to;
@@ -76,15 +80,16 @@ private:
     const Program&                 program_;
     const Activations&             values_;
     std::span<const KvLayer>       layers_;
-    std::span<const int>           windows_;
+    std::span<const int>           windows_, first_tables_;
     DeviceMemory&                  memory_;
     cuda::Context&                 gpu_;
     std::map<const float*, float*> frequencies_; // on the device, by those of the program
 };
 
 std::vector<LoweredOperation> lower(const Program& program, const Activations& values, std::span<const KvLayer> layers,
-                                    std::span<const int> windows, DeviceMemory& memory, cuda::Context& gpu) {
-    Lowering                      lowering(program, values, layers, windows, memory, gpu);
+                                    std::span<const int> windows, std::span<const int> first_tables,
+                                    DeviceMemory& memory, cuda::Context& gpu) {
+    Lowering                      lowering(program, values, layers, windows, first_tables, memory, gpu);
     std::vector<LoweredOperation> lowered;
     lowered.reserve(program.operations.size());
     for (const Operation& operation : program.operations)
@@ -205,6 +210,7 @@ LoweredOperation Lowering::lower(const RopeAndStore& op) {
     }
     const KvLayer&   cache = layers_[std::size_t(op.layer)];
     LoweredOperation to;
+    to.tables             = tables_of(cache);
     cuda::RopeStore& args = to.device.rope;
     args.q                = static_cast<Half*>(device_of(op.q));
     args.k                = static_cast<Half*>(device_of(op.k));
@@ -246,6 +252,7 @@ LoweredOperation Lowering::lower(const quire::Attention& op) {
     args.sinks            = vector_of(op.sinks);
     args.value_dim        = cache.value_dim;
     to.items              = int(std::ranges::find(windows_, op.window) - windows_.begin());
+    to.tables             = tables_of(cache);
     to.device.kind        = cuda::Operation::attention;
     to.device.rows        = 1;
     return to;
