@@ -1,5 +1,5 @@
-// quire.engine.outlook: what a model file will be like on this machine, said before its weights are read: size, types, how much
-// context fits, how fast one sequence can be. Owns nothing.
+// quire.engine.outlook: estimates, before the weights are read, how a model file runs on this machine: size, types, how much context
+// fits, how fast one sequence can be. Owns nothing.
 export module quire.engine.outlook;
 
 import quire.compute.backend;
@@ -21,30 +21,30 @@ export namespace quire {
 
 struct Outlook {
     std::string family;
-    // Elements of all tensors, and of those that one token reads (of a mixture of experts: the ones that it chooses).
+    // Elements of all tensors; elements that one token reads (of a mixture of experts: those of the chosen experts).
     std::int64_t                               parameters = 0, active_parameters = 0;
-    std::vector<std::pair<DType, std::size_t>> types;                              // bytes of each, the most first
+    std::vector<std::pair<DType, std::size_t>> types; // with the bytes of each type, the largest first
     std::size_t                                weight_bytes = 0, active_bytes = 0; // all; read for one token
     std::size_t                                kv_bytes_per_token = 0;
     std::string                                device;     // "cpu" or "cuda"
-    std::size_t                                memory = 0; // bytes that weights and KV cache can have there
+    std::size_t                                memory = 0; // bytes of the device for weights and KV cache
     bool                                       fits   = false;
     std::int64_t             context   = 0; // tokens whose KV fits beside the weights, at most the trained length
     int                      trained   = 0;
     double                   bandwidth = 0;         // bytes a second, measured
-    double                   tokens_per_second = 0; // of one sequence, if reading the weights were all
+    double                   tokens_per_second = 0; // of one sequence, if it only read the weights
     std::vector<std::string> unknown;               // keys of the file that quire does not read
     std::string              chat_template; // the names of the file's; "": it has none; or why it cannot be used
     bool                     chat_template_fails = false;
     bool                     answers             = true; // not a model of embeddings
     CallForm                 tools;                      // how the template writes calls
-    ReasoningForm            reasoning;                  // and with which marks reasoning
+    ReasoningForm            reasoning;                  // the template's marks of reasoning
 };
 
 // `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
 Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& config, const EngineOptions& options);
 
-// The same for a file by its path. Error: why the file cannot be run.
+// look_ahead() for the file at `path`. Error: why the file cannot be run.
 Result<Outlook> look_ahead(const std::string& path, const EngineOptions& options);
 
 // A few lines for a person.
@@ -56,7 +56,7 @@ module :private;
 
 namespace quire {
 
-// A key that says something about the model, which no module asks for.
+// Whether no module reads this key of the model.
 static bool is_unknown(std::string_view key, std::string_view prefix) {
     static constexpr std::array<std::string_view, 46> known{"context_length",
                                                             "embedding_length",
@@ -158,7 +158,7 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
     }
     if (!backend) return std::unexpected(backend.error());
     if (look.device.empty()) look.device = "cpu";
-    // Pages of the file count as free memory on the CPU, and are what it computes with.
+    // On the CPU the file's cached pages count as free memory, and the weights are computed from them.
     look.memory =
         std::size_t(double((*backend)->memory_available()) * (look.device == "cuda" ? o.gpu_memory_utilization : 1));
     const auto gpus = std::size_t(look.device == "cuda" ? std::max(o.tensor_parallel, 1) : 1); // all alike

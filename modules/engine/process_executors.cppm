@@ -1,5 +1,5 @@
-// quire.engine.process_executors: executors of several processes that run one model: the one that leads says what runs, the others
-// follow. Each **owns** the executor of its own ranks.
+// quire.engine.process_executors: the executors of several processes that run one model. The leading process sends each plan, the other
+// processes run it. Each **owns** the executor of its own ranks.
 export module quire.engine.process_executors;
 
 import quire.core.base;
@@ -12,11 +12,11 @@ import quire.schedule.step_plan;
 
 export namespace quire {
 
-// Runs every plan here and, by a message of what is new in it, in all other processes. A step throws std::runtime_error when one of
-// them is lost. When it is destroyed they come to their end.
+// An executor that runs every plan in this process and, by a message with the plan's differences, in all other processes. A step throws
+// std::runtime_error when one of them is lost. The executor's destructor ends the other processes.
 std::unique_ptr<Executor> lead(std::unique_ptr<Executor> own, std::shared_ptr<ProcessGroup> processes, int block_size);
 
-// Runs what rank 0 says until it ends. Error: it is gone, or what it says cannot be.
+// Runs the messages of rank 0 until rank 0 ends. Error: rank 0 is lost, or has sent a message that cannot be.
 Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLimits& limits);
 
 } // namespace quire

@@ -1,10 +1,11 @@
-// quire.engine.process_group: the processes that run one model together, on one host or several: how they find each other and what
-// they say. Rank 0 leads; the others talk to it alone. **Owns** the connections.
+// quire.engine.process_group: the processes that run one model together, on one host or several: how they find each other, and their
+// messages. Rank 0 leads; the other processes talk to rank 0 alone. **Owns** the connections.
 //
 // A message: length (4 bytes), kind (1 byte), content. Numbers are little-endian: all hosts are x86-64.
 //
-// Who waits for rank 0, or rank 0 for one that loads, cannot know how long that takes. So rank 0 says all the time that it lives,
-// and the others until they listen(): who has said nothing for `seconds` is lost, though its connection is there.
+// Heartbeats: nobody knows how long a process loads, or how long rank 0 has no step. So every process sends heartbeats: rank 0 always,
+// another process until its first listen(). A process that has sent nothing for `seconds` is lost, even if its connection is open. Within
+// a step only the message that is due ends a wait.
 export module quire.engine.process_group;
 
 import quire.compute.ranks;
@@ -14,20 +15,19 @@ import quire.core.tcp;
 
 export namespace quire {
 
-// Who is this process, which of its host's (it takes the GPUs after theirs), and where rank 0 listens: RANK, WORLD_SIZE, LOCAL_RANK,
-// MASTER_ADDR, MASTER_PORT of torchrun and others.
+// This process and rank 0's address, from the variables that torchrun and other launchers set.
 struct ProcessSpec {
-    int         rank = 0, n = 1;
-    int         local   = 0;
-    std::string address = "127.0.0.1";
-    int         port    = 29500;
+    int rank = 0, n = 1; // RANK, WORLD_SIZE
+    int local = 0;       // LOCAL_RANK: the process' number on its host; it takes the GPUs after those of lower numbers
+    std::string address = "127.0.0.1"; // MASTER_ADDR: where rank 0 listens
+    int         port    = 29500;       // MASTER_PORT
 };
 
 class ProcessGroup final : public RankLink {
 public:
-    // Rank 0 waits for all others, they look for it, for at most `patience` seconds. `model`: what all of them must say alike: the
-    // model and the options that matter, one a line. `seconds`: the longest wait for a message of a step. Error: who is missing, or
-    // has something else.
+    // Rank 0 waits for all other processes; these call rank 0. Both take at most `patience` seconds. `model`: the model and the options
+    // that must be equal in all processes, one a line. `seconds`: the longest wait for a message of a step. Error: how many processes
+    // are missing, or which process has another line.
     static Result<std::shared_ptr<ProcessGroup>> meet(const ProcessSpec& spec, const std::string& model,
                                                       double patience, double seconds);
     ~ProcessGroup() override;
@@ -52,14 +52,15 @@ public:
         std::span<const std::byte> content; // until the next call
     };
 
-    // The least of what all processes say; while they load, so it may take long, as long as each of them lives.
+    // The smallest `mine` of all processes. A process may load before it calls this: the wait lasts while its heartbeats come.
     Result<std::uint64_t> least(std::uint64_t mine);
-    // Rank 0 to all others.
+    // Rank 0: sends a message to all other processes.
     Result<void> tell(Kind kind, std::span<const std::byte> content);
-    // What rank 0 tells next, however long that takes, as long as it lives.
+    // The other processes: the next message of rank 0. The wait lasts while rank 0's heartbeats come.
     Result<Message> listen();
 
-    // Rank 0: tells the others to end, and waits a little until they have run all that came before. The others: say that they have.
+    // Rank 0: tells the other processes to end, and waits at most 2 s until they have run all earlier messages. Another process: answers
+    // that it has.
     void end();
 
     std::optional<Failure> exchange(std::span<const std::byte>           mine,
@@ -67,7 +68,7 @@ public:
     std::optional<Failure> gone() override;
 
 private:
-    // Somebody who calls rank 0, and has not yet said who he is.
+    // A connection to rank 0 whose first message is not complete.
     struct Caller {
         int                    socket = -1;
         Stopwatch              since;
@@ -92,7 +93,7 @@ private:
     double                      seconds_;
     std::vector<int>            sockets_; // to each process; -1: none
     std::vector<std::byte>      outgoing_, heard_;
-    std::mutex                  sending_; // of what is sent, and of the sockets until all are here
+    std::mutex                  sending_; // guards sending, and sockets_ until all processes are connected
     std::condition_variable_any silence_;
     std::jthread                pulse_;
 };
@@ -107,7 +108,7 @@ constexpr std::size_t most_hello = 8192, most_message = std::size_t(1) << 30, he
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// The lines that one process says of its model and options, and rank 0 does not.
+// The lines of a process' model and options that rank 0 does not have, each beside rank 0's.
 std::string difference(std::string_view theirs, std::string_view ours) {
     const auto next_line = [](std::string_view& all) {
         const std::string_view line = all.substr(0, all.find('\n'));
@@ -170,7 +171,7 @@ void ProcessGroup::say_that_we_live() {
         while (!silence_.wait_for(lock, stop, period, [&] { return stop.stop_requested(); }))
             for (int socket : sockets_)
                 if (socket >= 0)
-                    (void)send_message(socket, Kind::alive, {}, seconds_); // who is gone is noticed elsewhere
+                    (void)send_message(socket, Kind::alive, {}, seconds_); // a failure is noticed by receive()
     });
 }
 
@@ -185,7 +186,7 @@ Result<void> ProcessGroup::wait_for_all(const std::string& model, double patienc
     Result<Listener>      listener         = listen_tcp(spec_.address, spec_.port);
     if (!listener) return std::unexpected(listener.error());
     const Stopwatch     watch;
-    std::vector<Caller> callers; // all are heard at once: a silent one keeps nobody waiting
+    std::vector<Caller> callers; // all are read at once: a silent caller does not delay the others
     Result<void>        result;
     for (int here = 1; here < spec_.n && result;) {
         if (watch.seconds() > patience) {
@@ -218,8 +219,8 @@ Result<void> ProcessGroup::wait_for_all(const std::string& model, double patienc
     return result;
 }
 
-// Reads what he says. True: he is one of us, and his socket is in sockets_. False: he has more to say, or is somebody else and was let go.
-// Error: one of us who cannot join.
+// Reads a part of a caller's first message. True: the caller is a process of this model, and its socket is in sockets_. False: the message
+// is not complete, or the caller is a stranger and was disconnected. Error: a process that cannot join.
 Result<bool> ProcessGroup::hear_out(Caller& caller, const std::string& model) {
     const auto let_go = [&] {
         close_tcp(std::exchange(caller.socket, -1));
@@ -246,7 +247,7 @@ Result<bool> ProcessGroup::hear_out(Caller& caller, const std::string& model) {
     }
 }
 
-// False: somebody else calls here. Error: one of us who cannot join.
+// `hello`: a caller's first message. False: the caller is a stranger. Error: a process that cannot join.
 Result<bool> ProcessGroup::admit(int socket, std::string_view hello, const std::string& model) {
     const auto        line = hello.find('\n');
     const std::string words(hello.substr(0, line)), theirs(line == hello.npos ? "" : hello.substr(line + 1));
@@ -343,7 +344,7 @@ void ProcessGroup::end() {
     fall_silent();
     constexpr double patience = 2;
     std::vector<int> told;
-    for (int p = 0; p < spec_.n; p++) // who is gone has ended
+    for (int p = 0; p < spec_.n; p++) // a process without a connection has ended
         if (p != spec_.rank && sockets_[std::size_t(p)] >= 0 && send(p, Kind::end, {})) told.push_back(p);
     if (spec_.rank > 0) return;
     const Stopwatch watch;
@@ -361,17 +362,17 @@ std::optional<RankLink::Failure> ProcessGroup::gone() {
 }
 
 Result<ProcessGroup::Message> ProcessGroup::listen() {
-    fall_silent(); // nobody reads it from now on
+    fall_silent(); // rank 0 reads no heartbeats from now on
     const Result<Kind> kind = receive(0, heard_, seconds_, Patience::renewed_by_life);
     if (!kind) return std::unexpected(kind.error());
     return Message{*kind, heard_};
 }
 
-// By way of rank 0: it hears all, then says to each what the others have said.
+// By way of rank 0: rank 0 receives all parts, then sends each process the parts of the others.
 std::optional<RankLink::Failure> ProcessGroup::exchange(std::span<const std::byte>           mine,
                                                         std::vector<std::vector<std::byte>>& of_all) {
     const auto failure = [](int p, const Error& error) {
-        const std::string prefix = cat("rank ", p, ": "); // the group says who it is
+        const std::string prefix = cat("rank ", p, ": "); // RankGroup::fail() adds the rank
         return Failure{p, error.message.starts_with(prefix) ? error.message.substr(prefix.size()) : error.message};
     };
     of_all.resize(std::size_t(spec_.n));

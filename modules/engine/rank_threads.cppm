@@ -1,5 +1,5 @@
-// quire.engine.rank_threads: runs one function on every rank that a group has in this process, at once. **Owns** a thread for each rank but the first, which
-// is the caller's.
+// quire.engine.rank_threads: runs one function on all ranks of this process at once. **Owns** a thread for each rank but the first; the
+// first rank runs on the caller's thread.
 export module quire.engine.rank_threads;
 
 import quire.compute.ranks;
@@ -10,18 +10,18 @@ export namespace quire {
 
 class RankThreads {
 public:
-    // spin: how often a thread looks for work before it sleeps; more where a rank must not be late.
+    // `spin`: how often a thread looks for work before it sleeps; larger where a rank must not be late.
     RankThreads(std::shared_ptr<RankGroup> group, int spin);
     RankThreads(const RankThreads&)            = delete;
     RankThreads& operator=(const RankThreads&) = delete;
     ~RankThreads(); // leaves a thread that hangs behind
 
-    // Calls body(i) for the i-th of these ranks, all of them, and returns when all are done. Throws std::runtime_error where one has thrown, or does not
-    // return within the group's seconds after the first: with what it said; from then on no rank runs any more. The body is a lambda
-    // that captures references: a rank that hangs keeps a copy.
+    // Calls body(i) for every rank i of this process, and returns when all calls have returned. Throws std::runtime_error with a rank's
+    // message when this rank has thrown, or has not returned within the group's seconds after the first rank. After that no rank runs any
+    // more. `body`: a lambda that captures references only; a rank that hangs keeps a copy.
     template <class Body>
     void run(const Body& body);
-    // A rank did not return: what it uses must not be freed.
+    // A rank did not return: the memory that this rank uses must not be freed.
     bool hangs() const { return hangs_; }
 
 private:
@@ -29,7 +29,7 @@ private:
     struct alignas(64) Rank {
         std::atomic<std::uint32_t> asked{0}, done{0};
     };
-    struct Shared { // with threads that may outlive this
+    struct Shared { // shared with the threads, which may outlive the RankThreads
         std::shared_ptr<RankGroup> group;
         std::vector<Rank>          ranks;
         alignas(16) std::array<std::byte, 64> body{};
@@ -49,7 +49,7 @@ private:
 template <class Body>
 void RankThreads::run(const Body& body) {
     static_assert(sizeof(Body) <= sizeof(Shared::body) && std::is_trivially_copyable_v<Body>);
-    if (shared_->group->n() == 1) return body(0); // whatever it throws is the caller's
+    if (shared_->group->n() == 1) return body(0); // an exception goes to the caller
     if (!hangs_) std::memcpy(shared_->body.data(), &body, sizeof body);
     dispatch([](const void* b, int rank) { (*static_cast<const Body*>(b))(rank); });
 }
@@ -128,7 +128,8 @@ void RankThreads::dispatch(Call call) {
                 continue;
             }
             if (!waited) waited.emplace();
-            if (waited->seconds() > shared_->group->seconds() + 1) { // a second more for those that meet() tells
+            if (waited->seconds() >
+                shared_->group->seconds() + 1) { // one second more, for the ranks whose meet() throws
                 shared_->group->fail(shared_->group->first() + int(r),
                                      cat("no answer within ", shared_->group->seconds(), " seconds"));
                 hangs_ = true;
