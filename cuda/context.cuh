@@ -1,5 +1,5 @@
-// What a Context is to the kernels: device, stream and the workspaces that launches leave to later ones; and how kernels are
-// launched, overlapping by programmatic dependent launch or cooperatively.
+// The Context, as the kernels see it: device, stream, and the workspaces that a launch leaves for later launches. And how kernels are
+// launched: overlapping by programmatic dependent launch, or cooperatively.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,7 +35,7 @@ constexpr std::size_t tile_partial_bytes(int n_sms) {
 struct Context {
     int                        device = 0, n_sms = 0;
     bool                       launches_overlap = false; // the device knows programmatic dependent launch
-    bool                       sm90             = false; // the device runs what is compiled for sm_90a
+    bool                       sm90             = false; // the device runs code compiled for sm_90a
     bool                       cooperative      = false; // the device knows cooperative launches
     bool                       is_rank          = false; // its kernels wait for other GPUs: see announce_ranks()
     cudaStream_t               stream           = nullptr;
@@ -62,7 +62,7 @@ struct Context {
     std::atomic<bool> launching     = false;
     bool              alone_in_step = false;
 
-    // Remembers an error that is not the caller's to handle.
+    // Remembers an error that the caller does not handle.
     void note(cudaError_t status) {
         if (status == cudaSuccess) return;
         cudaGetLastError(); // reported here

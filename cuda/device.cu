@@ -14,8 +14,8 @@ namespace quire::cuda {
 
 namespace {
 
-// What the kernels that this device runs were compiled for: a build may lack the device's own code, and run that of an older
-// one.
+// The architecture of the kernels' code that this device runs: a build may lack the device's own code, and run an older
+// device's code.
 struct Compiled {
     int arch, sm90;
 };
@@ -176,16 +176,16 @@ const char* last_error(Context& gpu) {
 
 // -- memory
 
-// Waits for its own stream alone: another engine may be capturing a graph, or busy.
+// Waits for this context's stream alone: another engine may be capturing a graph, or busy.
 void* allocate(Context& gpu, std::size_t bytes) {
     void* memory = nullptr;
     bytes        = std::max<std::size_t>(bytes, 256);
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
-        cudaGetLastError(); // the caller says what it was for
+        cudaGetLastError(); // the caller reports the error with its purpose
         return nullptr;
     }
     gpu.note(cudaMemsetAsync(memory, 0, bytes, gpu.stream));
-    gpu.note(cudaStreamSynchronize(gpu.stream)); // the zeros come before what other streams write
+    gpu.note(cudaStreamSynchronize(gpu.stream)); // the zeros come before the writes of other streams
     return memory;
 }
 

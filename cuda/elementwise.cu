@@ -35,7 +35,7 @@ __global__ void embed_kernel(Weight weight, Weight positions, bool has_positions
 
 // -- norms: a CTA for each row
 
-// What a library may have made infinite for want of a larger fp16.
+// The largest fp16 in place of an infinity that a library made of a larger value.
 __device__ float2 finite(__half2 v) {
     const __half2 most = __half2half2(__ushort_as_half(0x7bff)), least = __half2half2(__ushort_as_half(0xfbff));
     return __half22float2(__hmin2_nan(__hmax2_nan(v, least), most));
@@ -119,7 +119,7 @@ __global__ void norm_any_kernel(const void* x, Bias x_bias, const float* weight,
         const float v = Float ? static_cast<const float*>(x)[at + c] : finite(static_cast<const __half*>(x)[at + c]);
         return x_bias.values ? v + x_bias.values[c] * x_bias.scale : v;
     };
-    const auto value = [&](int c) { // of the new residual, once that is written
+    const auto value = [&](int c) { // of the new residual, after the residual was written
         return residual ? residual[at + c] : given(c);
     };
     float sum = 0, squares = 0;
@@ -230,7 +230,7 @@ __global__ void add_bias_kernel(void* x, const float* bias, float scale, std::in
     else static_cast<__half*>(x)[i] = to_finite(__half2float(static_cast<__half*>(x)[i]) + more);
 }
 
-// The same of fp16 whose rows are of `words` times eight: blockIdx.x is the row.
+// add_bias for fp16 rows of 8 · `words` columns: blockIdx.x is the row.
 __global__ void add_bias_words_kernel(uint4* x, Bias bias, int words) {
     wait_for_inputs();
     const int w = int(blockIdx.y * blockDim.x + threadIdx.x);
@@ -254,8 +254,8 @@ __global__ void select_rows_kernel(const Word* x, const std::int32_t* rows, Word
 
 constexpr int rope_warps = 4; // of a CTA
 
-// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: the type of a copy of v. Latent: the
-// only K is what v and k make together.
+// W neighbouring pairs a lane: 2, or 1 where their number is odd. H: heads of a warp. Word: the type of a copy of v. Latent: a
+// cache row is v, then k.
 template <int W, int H, class Word, bool Latent = false>
 __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a, Plan plan) {
     wait_for_inputs();
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
         }
     }
     if (slot < 0) return;
-    for (int head = max(first, a.n_heads); head < min(first + H, stored); head++) // what is not rotated
+    for (int head = max(first, a.n_heads); head < min(first + H, stored); head++) // dimensions that are not rotated
         for (int d = 2 * a.n_pairs + lane; d < k_dim; d += 32) target(head)[d] = source(head)[d];
     if (const int begin = max(first, stored); begin < min(first + H, all)) { // v
         constexpr int of_word = int(sizeof(Word) / sizeof(__half)), n_loads = H > 1 ? 4 : 1;
@@ -344,8 +344,8 @@ __global__ void __launch_bounds__(rope_warps * 32) rope_store_kernel(RopeStore a
     }
 }
 
-// Without RoPE: k and v go into the cache, with the biases that a GEMM has left to this. blockIdx.x is the token; eight neighbours
-// of q (where that has a bias), k and v a thread.
+// Without RoPE: k and v go into the cache. Adds the biases that the GEMM has left to this kernel. blockIdx.x is the token; a thread takes
+// eight neighbours of q (if q has a bias), k or v.
 __global__ void store_kernel(RopeStore a, Plan plan) {
     wait_for_inputs();
     const std::int64_t t    = blockIdx.x;
@@ -434,7 +434,7 @@ void norm(const void* x, bool x_is_float, Bias x_bias, NormKind kind, const floa
         return;
     }
     const bool layer = kind == NormKind::layer;
-    // A row in the registers of a CTA, four pairs a thread, or sixteen: up to 32768 columns. Others take the kernel for any.
+    // A row in the registers of a CTA, four or sixteen pairs a thread: up to 32768 columns. Wider rows take the kernel for any width.
     const int  pairs   = int(cols / 2);
     const int  threads = std::min(1024, std::max(32, (pairs / 4 + 31) / 32 * 32));
     const auto run     = [&](auto kernel) {

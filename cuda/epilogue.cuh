@@ -1,4 +1,4 @@
-// Epilogues of GEMMs and GEMVs: what becomes of the float32 sums before they are stored.
+// Epilogues of GEMMs and GEMVs: the arithmetic on the float32 sums before they are stored.
 #pragma once
 
 #include <cuda_fp16.h>

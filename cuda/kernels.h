@@ -25,21 +25,21 @@ int n_devices(); // 0: also where there is no driver
 // Null, or why there is no device to use. It is the calling thread's from here on.
 const char* open_device(int index, DeviceInfo& info);
 
-// What one engine has of a GPU: a stream and the state that launches leave to later ones: workspaces, arrival counters, tuned
+// One engine's part of a GPU: a stream, and the state that a launch leaves for later launches: workspaces, arrival counters, tuned
 // algorithms. Launches with one context run in order and are made by one thread at a time; two contexts share nothing.
 struct Context;
 
 // A context on an open device. Null: `why` says why there is none.
 Context* create_context(int index, const char*& why);
-void     destroy_context(Context* gpu); // waits for what runs
+void     destroy_context(Context* gpu); // waits for the launches that still run
 // Bytes of device memory that the context holds for itself.
 std::size_t bytes_of(const Context& gpu);
 // Makes the context's device the calling thread's.
 void use(Context& gpu);
-// Around the launches of a step. Returns whether no other context of this process is on the device until the step has run:
-// create_context() waits for that. Only then may a kernel with a grid barrier be launched like any other: what is still on the
-// device ends by itself, so all its CTAs will run. Beside another context such a launch is cooperative, which costs its overlap
-// with the launch before.
+// Around the launches of a step. Returns whether no other context of this process is on the device until the step has run;
+// create_context() waits for the step's end. Only then is a kernel with a grid barrier launched like any other kernel: the kernels that are
+// still on the device end by themselves, so all CTAs of the new kernel will run. Beside another context such a launch is cooperative,
+// which costs the overlap with the launch before.
 bool begin_launches(Context& gpu);
 void end_launches(Context& gpu);
 // The first error of any call or launch since the last time it was asked, or null. Does not wait.
@@ -57,7 +57,8 @@ void copy_to_host(void* to_host, const void* from, std::size_t bytes, Context& g
 // From pageable memory, such as a mapped file; large ones by several threads through pinned buffers. Returns when it is done;
 // an error of any thread is last_error()'s.
 void upload(void* to, const void* from_host, std::size_t bytes, Context& gpu);
-// Copies while what was launched before still runs; what is launched after waits for it. Nobody uses `to`; `from_host` is pinned.
+// Copies beside the kernels that were launched before; kernels that are launched later wait for the copy. No running kernel uses `to`;
+// `from_host` is pinned.
 void copy_to_device_beside(void* to, const void* from_host, std::size_t bytes, Context& gpu);
 // Gives back the buffers that upload() keeps.
 void end_uploads(Context& gpu);
@@ -99,7 +100,7 @@ void to_f16(std::uint32_t type, const void* blocks, Half* out, std::int64_t n, C
 // `points`, on the device: the vectors of 8 or 4 that blocks of IQ2_XS and IQ3_XXS choose from; else null.
 void to_i8(std::uint32_t type, const void* blocks, const std::int8_t* points, std::int8_t* q, void* scales, float* mins,
            std::int64_t n, Context& gpu);
-// What to_i8 needs for a type: the group, whether scales are float32, whether there are mins.
+// The layout that to_i8() makes of a type: the group, whether scales are float32, whether there are mins.
 void i8_layout(std::uint32_t type, int& group, bool& float_scales, bool& has_mins);
 // Any form → fp16, for GEMMs with many tokens.
 void dequantize(const Weight& weight, Half* out, Context& gpu);
@@ -144,7 +145,8 @@ struct Plan {
 void embed(const Weight& weight, const Weight* positions, float scale, int offset, const Plan& plan, float* out,
            std::int64_t n_tokens, Context& gpu);
 enum class NormKind : int { rms, layer, none }; // none: the values themselves
-// What the GEMM before left to an operation: scale · values, of a row, are added to its input first. Null: nothing.
+// The bias of the GEMM before, if that GEMM leaves the addition to this operation: scale · values is added to each row of the
+// operation's input first. Null: nothing to add.
 struct Bias {
     const float* values = nullptr;
     float        scale  = 1;
@@ -202,19 +204,19 @@ void argmax(const float* logits, std::int32_t* out, std::int64_t rows, std::int6
 struct LogitEdit {
     std::int32_t token  = 0;
     float        divide = 1, subtract = 0, add = 0;
-    float        raw = 0; // what it was: scratch
+    float        raw = 0; // scratch: the logit before the change
 };
 
-// What is wanted of one logit row. The answer is pairs of a token and its log-probability in the row as it was: one for each
-// draw (or `chosen`), then the n_top best ones, best first; with mirostat at last each drawn token with its surprise in bits among
-// those that were left.
+// The task of sampling from one row of logits. The answer is a list of pairs: a token, and its log-probability in the unchanged row. First
+// comes one pair for each draw (or for `chosen`), then the n_top best tokens, best first. With mirostat each drawn token follows again,
+// with its surprise in bits among the tokens that the samplers left.
 struct SampleTask {
     std::int32_t row        = 0;
     std::int32_t chosen     = -1; // nothing is drawn, this token's log-probability is wanted (n_draws is 1)
     std::int32_t first_edit = 0, n_edits = 0, first_draw = 0, n_draws = 0;
     std::int32_t n_top          = 0;  // at most max_top
     std::int32_t first_out      = 0;  // in words
-    std::int32_t wants_logprobs = 0;  // else those of the answer mean nothing
+    std::int32_t wants_logprobs = 0;  // 0: the answer's log-probabilities are not valid
     std::int32_t only_edited    = 0;  // no token without an edit can be drawn
     std::int32_t first_mask     = -1; // words: tokens whose bit is 0 have a logit of -infinity in the row; -1: none
     // The samplers, in this order (docs/sampling.md); mirostat replaces all but the temperature.
@@ -226,8 +228,7 @@ struct SampleTask {
     std::int32_t mirostat = 0; // its version
     float        mu       = 0; // its state
 };
-// All tokens of an answer are -1 where the row has NaN or +infinity in it, or nothing but -infinity; a draw is where no token
-// can come.
+// All tokens of an answer are -1 if the row has NaN or +infinity in it, or only -infinity. A draw is -1 if no token can be drawn.
 constexpr int max_top = 256;
 // Each task has a row of its own, which its mask and its edits change. uniforms: random numbers in [0, 1), one for each draw.
 // masks: a bit for each token, from the lowest bit of a word on.
@@ -254,8 +255,8 @@ struct SplitLengths {
     int length       = fixed_split_length;
     int short_length = 0; // of SplitKvItems::n_short; 0: there are none
 };
-// The splits of a launch, beyond one for each sequence, that keep all SMs busy whatever the shape; so many the workspace has room for.
-// Where a step's contexts are longer, its splits are.
+// The number of splits of a launch, beyond one for each sequence, that keeps all SMs busy whatever the shape. The workspace has room for
+// so many; longer contexts get longer splits.
 int most_splits(const Context& gpu);
 // value_dim: less than head_dim in a latent cache.
 SplitLengths split_lengths(const Context& gpu, int head_dim, int value_dim, std::int64_t work);
@@ -281,14 +282,14 @@ struct PrefillTile {
     std::int32_t sequence, first_row, n_rows; // consecutive tokens of one sequence
 };
 void attention_prefill(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles, Context& gpu);
-// The same for Hopper; a tile of 0: not this GPU, or not this head_dim.
+// prefill_tile() and attention_prefill() for Hopper; a tile of 0: not on this GPU, or not for this head_dim.
 int  prefill_tile_sm90(const Context& gpu, int head_dim);
 void attention_prefill_sm90(const Attention& args, const Plan& plan, const PrefillTile* tiles, int n_tiles,
                             Context& gpu);
 
 // -- gemm/
 
-// One GEMM of those that share their x: out [M × N] = scale · (x · weightᵀ + bias), in fp16 or float32.
+// One of the GEMMs that share an x: out [M × N] = scale · (x · weightᵀ + bias), in fp16 or float32.
 struct Projection {
     Weight       weight;
     const float* bias         = nullptr;
@@ -297,7 +298,7 @@ struct Projection {
     float        scale        = 1;
 };
 constexpr int max_projections = 3;
-// Whether the kernels below can read it, 16 bytes at a time; gemm_plain() can read any weights.
+// Whether the kernels below can read `weight`, 16 bytes at a time; gemm_plain() can read any weights.
 bool is_regular(const Weight& weight);
 void gemm_plain(const Half* x, std::int64_t m, std::int64_t k, const Projection* projections, int n_projections,
                 Context& gpu);
@@ -360,7 +361,7 @@ void head_gemm(const HeadGemm& op, std::int64_t n_tokens, Context& gpu);
 enum class Gating : int { softmax, sigmoid, softmax_chosen };
 constexpr int most_experts = 2048, most_experts_used = 32;
 
-// What the kernels of one mixture leave to each other. For many tokens the pairs stand in the order of their experts, cut into
+// The workspace of the kernels of one mixture. For many tokens the pairs stand in the order of their experts, cut into
 // tiles of pairs with one expert, so that an expert's weights are read once for a tile.
 struct ExpertWorkspace {
     float*        scores   = nullptr; // [T × n]
@@ -370,14 +371,14 @@ struct ExpertWorkspace {
         nullptr; // [1 + 3 · expert_tiles()]: their number; expert, first of `pairs` and number of pairs of each
     Half* parts = nullptr; // [T · k × hidden]
 };
-// The fastest number of pairs of a tile; 0: each pair for itself. The same for all operations of a mixture in a step.
+// The fastest number of pairs of a tile; 0: each pair for itself. All operations of a mixture in a step have the same number.
 int expert_tile(std::int64_t n_tokens, int n_experts, int n_used, bool is_fp16);
 // Tiles, at most.
 constexpr std::int64_t expert_tiles(std::int64_t n_pairs, int n_experts, int tile) {
     return n_pairs / tile + (n_pairs < n_experts ? n_pairs : n_experts);
 }
-// What Route of quire.compute.program says. out [T × 2k]: the experts as int32, then their weights. A token whose slot is below 0
-// chooses none: its experts are -1. Makes the workspace's tiles, too.
+// The operation Route of quire.compute.program. out [T × 2k]: the experts as int32, then their weights. A token whose slot is below 0
+// chooses no expert: its experts are -1. Makes the workspace's tiles, too.
 struct Route {
     const Half*  x      = nullptr;                                          // [T × cols]
     const float *weight = nullptr, *bias = nullptr, *choice_bias = nullptr; // [n × cols], [n] or null
@@ -389,7 +390,7 @@ struct Route {
 };
 void route(const Route& op, std::int64_t n_tokens, const std::int32_t* slots, int tile, const ExpertWorkspace& work,
            Context& gpu);
-// Weights and biases are those of all experts, one after the other; weight.rows is n times the rows of one.
+// Weights and biases of all experts stand one after the other; weight.rows is n times the rows of one expert.
 struct ExpertGemm {
     const Half*  x      = nullptr;
     const float* routes = nullptr; // Route's out
@@ -414,9 +415,9 @@ void gate_rows(Half* x, std::int64_t rows, std::int64_t cols, const Half* gate, 
 struct Operation {
     enum Kind { embed, norm, gemm, gated_gemm, rope_and_store, attention, add, select_rows };
     Kind         kind = embed;
-    Weight       weight;                         // embed
-    const void*  x           = nullptr;          // norm, gemm, gated_gemm; add: what is added; select_rows: the source
-    float*       residual    = nullptr;          // norm, add; embed, select_rows: the result
+    Weight       weight;                // embed
+    const void*  x           = nullptr; // norm, gemm, gated_gemm: the input; add: the summand; select_rows: the source
+    float*       residual    = nullptr; // norm, add; embed, select_rows: the result
     Activation   activation  = Activation::silu; // gated_gemm
     const float* norm_weight = nullptr;
     float        eps         = 0;
@@ -437,17 +438,17 @@ int match_prefill_gemm(const Operation* ops, int n_ops, const Context& gpu);
 // Runs that many of them; match_prefill_gemm() has said that it can. The bits of a token's results do not depend on M.
 int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context& gpu);
 
-// -- fused/layer_kernel.cu: what stands between two attentions of a step of 2 to 128 tokens, as one persistent kernel
+// -- fused/layer_kernel.cu: all operations between two attentions of a step of 2 to 128 tokens, as one persistent kernel
 
-// At most four GEMMs (fp16 weights), each reading what the one before made, with what follows them: RMS norms that add a
-// GEMM's result to the residual, SwiGLU, RoPE and KV store. What such an epilogue consumes is not written to memory.
+// At most four GEMMs (fp16 weights), each of which reads the result of the one before, with their epilogues: RMS norms that add a
+// GEMM's result to the residual, SwiGLU, RoPE and KV store. A result that only an epilogue reads is not written to memory.
 constexpr int max_layer_kernel_rows = 128;
 // Takes the workspace, once; its bytes, 0 where this GPU has no such kernel. The kernel has grid barriers: it is launched
 // cooperatively but where begin_launches() said true.
 std::size_t prepare_layer_kernel(Context& gpu);
 // How many of these operations, from the first one on, one launch runs in a step of 2 to 128 tokens; 0: none. Launches nothing.
 int match_layer_kernel(const Operation* ops, int n_ops, const Context& gpu);
-// Runs as many and returns how many: match_layer_kernel()'s number, or 0 where the launch is impossible now.
+// Runs the operations that match_layer_kernel() counts and returns their number, or 0 where the launch is impossible now.
 int run_layer_kernel(const Operation* ops, int n_ops, int n_tokens, const Plan& plan, Context& gpu);
 
 // -- fused/decode_megakernel.cu: a step of one token as one persistent kernel

@@ -1,6 +1,6 @@
-// The interface to cuda/ranks/: several GPUs that run a model together. Those of one process write to each other's memory and read
-// from it (peer access; no NVLink multicast); where several processes have them, all that they say goes by NCCL. Plain types, as in
-// kernels.h; cuda/none.cpp stands in where there is no CUDA.
+// The interface to cuda/ranks/: several GPUs that run a model together. The GPUs of one process write to each other's memory and read
+// from it (peer access; no NVLink multicast). GPUs of several processes exchange all messages by NCCL. Plain types, as in kernels.h;
+// cuda/none.cpp stands in where there is no CUDA.
 //
 // Every rank makes the same calls in the same order, from its own thread and in its own stream.
 #pragma once
@@ -11,34 +11,34 @@ namespace quire::cuda {
 
 constexpr int max_ranks = 16;
 
-// Before the first call of any function: kernels are loaded at once. One that is loaded when it is first launched may have to wait
-// for a kernel of its GPU, which waits for another rank, which waits for the loader.
+// Before the first call of any function: all kernels are loaded at once. A kernel that is loaded at its first launch may have to wait for
+// a running kernel of its GPU; that kernel waits for another rank, and that rank waits for the loader.
 void announce_ranks();
 
-// What one GPU knows of the others. Destroyed after the last step of every rank.
+// One GPU's view of the other ranks. Destroyed after the last step of every rank.
 struct Rank;
 
-// Makes ranks[i] that of gpus[i]. `bytes`: of the largest message that is sent in one shot; `seconds`: how long a kernel waits for
-// the others. False: `why` says what stands between the GPUs.
+// Makes gpus[i] rank i of n: ranks[i]. `bytes`: of the largest message that is sent in one shot; `seconds`: how long a kernel waits for
+// the other ranks. False: `why` says why the GPUs cannot work together.
 bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double seconds, Rank** ranks, const char*& why);
 void destroy_rank(Rank* rank);
 
-// What the processes must know to meet by NCCL: one of them makes it, and tells the others. False: NCCL is not installed, or finds no
-// network.
+// The id by which the processes find each other in NCCL: one process makes the id and sends it to the others. False: NCCL is not
+// installed, or finds no network.
 struct NcclId {
     char bytes[128] = {};
 };
 bool make_nccl_id(NcclId& id);
-// Makes ranks[i], number first + i of n, that of gpus[i]; the others are of other processes, which do the same at the same time.
-// `seconds`: how long they wait for each other here. False: `why` says what failed.
+// Makes gpus[i] rank first + i of n: ranks[i]. The other ranks belong to other processes, which make this call at the same time.
+// `seconds`: how long the processes wait for each other in this call. False: `why` says what failed.
 bool connect_ranks_by_nccl(Context* const* gpus, int n_local, int first, int n, const NcclId& id, double seconds,
                            Rank** ranks, const char*& why);
-// What NCCL says of a message that has failed, or null. It does not notice every process that is gone.
+// NCCL's error for a message that has failed, or null. NCCL does not notice every lost process.
 const char* nccl_failure(const Rank& rank);
-// Ends what NCCL still waits for; nothing is sent any more.
+// Ends the messages for which NCCL still waits; nothing is sent any more.
 void leave_nccl(Rank& rank);
 
-// Whether a kernel of this rank has waited for another in vain: what came since means nothing.
+// Whether a kernel of this rank has waited for another rank in vain: all results since then are not valid.
 bool lost_a_rank(const Rank& rank);
 // NCCL's version, or 0: there is none, or the ranks have no communicator yet.
 int nccl_version(const Rank& rank);
@@ -46,12 +46,12 @@ int nccl_version(const Rank& rank);
 // NCCL nothing happens.
 void join_nccl(Rank& rank, Context& gpu);
 
-// The same array of every rank.
+// One array of all ranks, by its address on each rank.
 struct RankArrays {
     void* of[max_ranks] = {};
 };
 
-// Where the columns of each rank stand in what they have together.
+// Where the columns of each rank stand in the row of all ranks' columns.
 struct RankColumns {
     std::int64_t first[max_ranks] = {}, n[max_ranks] = {};
 };
@@ -66,7 +66,7 @@ struct AllReduce {
     bool       exact = false;
 };
 void all_reduce(const AllReduce& args, std::int64_t rows, std::int64_t cols, Rank& rank, Context& gpu);
-// x [rows × its columns' number] of this rank into its columns of everybody's out [rows × out_cols]; elements of 2 or 4 bytes.
+// Copies x [rows × this rank's columns] to these columns of `out` [rows × out_cols] on every rank; elements of 2 or 4 bytes.
 void all_gather(const void* x, const RankColumns& columns, const RankArrays& out, std::int64_t out_cols,
                 std::int64_t rows, int element, Rank& rank, Context& gpu);
 

@@ -3,7 +3,7 @@
 // in units of 2^-40 of the best token's), so a result does not depend on any order or on other rows.
 //
 // Tokens are ranked by one 64-bit key: the logit, converted to a comparable integer, above the complement of the id; of equal
-// logits the lower id comes first. What the samplers keep is then always "all ranks from this one to that one", and a draw is the
+// logits the lower id comes first. So the samplers always keep all ranks from one border to another, and a draw is the
 // rank at which the probabilities, added from the best one on, exceed a random share of their sum. Such a border is found three
 // bits at a time. docs/sampling.md has the samplers and their order.
 #include <cuda_fp16.h>
@@ -25,7 +25,7 @@ constexpr int threads  = 512;
 constexpr int digits   = 7;    // pivots of a pass: three bits
 constexpr int max_near = 4096; // tokens near the best one that are kept in shared memory
 
-// NaN, which edits may make of infinities, counts as minus infinity, and both zeros are one.
+// An integer of the same order as x. NaN, which edits may make of infinities, counts as -infinity; +0 and -0 are equal.
 __device__ std::uint32_t ordered(float x) {
     const std::uint32_t bits = __float_as_uint(isnan(x) ? -INFINITY : x + 0.0f);
     return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
@@ -94,7 +94,7 @@ struct Softmax {
     }
 };
 
-// The tokens that can still come: those of these ranks. The last is that of a token, the best one.
+// The tokens that can still be drawn: the ranks from `first` to `last`, the rank of the best token.
 struct Kept {
     Rank            first = 0, last = ~Rank(0);
     __device__ bool has(Rank rank) const { return rank >= first && rank <= last; }
@@ -109,7 +109,7 @@ __device__ Mass sum_of(const Tokens& tokens, const Kept& kept, Measure measure, 
     return sum[0];
 }
 
-// The same with numbers that are not whole. Always added in the same order.
+// sum_of() for a measure in float64; the order of the sum is fixed.
 template <class Measure>
 __device__ double real_sum_of(const Tokens& tokens, const Kept& kept, Measure measure, Shared& s) {
     double sum = 0;
@@ -128,8 +128,8 @@ struct ByRank {
     __device__ Rank operator()(Rank rank) const { return rank; }
 };
 
-// The largest key such that `measure`, summed over the tokens that are kept and whose key is at least that, reaches `target` (at
-// least 1): the key of a token. 0 where the sum over all is less.
+// A border among the kept tokens: going down from the largest key, the key at which the sum of `measure` reaches `target` (1 or more).
+// It is the key of a token. 0: the sum over all kept tokens is less than `target`.
 template <class Key, class Measure>
 __device__ Rank reach(const Tokens& tokens, const Kept& kept, Mass target, Key key, Measure measure, Shared& s) {
     Rank known = 0;
@@ -149,7 +149,7 @@ __device__ Rank reach(const Tokens& tokens, const Kept& kept, Mass target, Key k
         for (int d = 0; d < n; d++)
             if (sum[d] >= target) digit = d + 1;
         known |= Rank(digit) << shift;
-        // All but the id is settled, and mostly one token is left.
+        // Only the id is open now, and mostly one token is left.
         if (shift == 33 || shift == 30) {
             Rank       last[1]   = {};
             Mass       n_left[1] = {};
@@ -164,7 +164,8 @@ __device__ Rank reach(const Tokens& tokens, const Kept& kept, Mass target, Key k
     return known;
 }
 
-// Copies those near the best token into shared memory, as many as have room by a few distances. Returns the distance; -1: too many.
+// Copies the tokens near the best one into shared memory: all within the largest of a few distances for which there is room. Returns this
+// distance; -1: even the smallest one has too many tokens.
 __device__ float gather_near(const Tokens& all, const Softmax& softmax, Shared& s) {
     constexpr float distances[digits] = {24, 16, 12, 8, 6, 4, 2};
     Mass            counts[digits]    = {};
@@ -214,7 +215,7 @@ __device__ Rank best_of(const Tokens& tokens, Shared& s) {
 }
 
 // The best token of a row of logits as the model left them; 0: it has NaN or +infinity in it, or nothing but -infinity.
-// `allowed`: the tokens that may come, as bits, or null; the others become -infinity, whatever they are.
+// `allowed`: a bit for each token that can be drawn, or null. The logits of all other tokens become -infinity, even NaN.
 __device__ Rank best_of_usable(float* row, int n, const std::uint32_t* allowed, Shared& s) {
     if (const int words = (n + 31) / 32;
         allowed && words * 4 <= int(sizeof s.near)) { // read at once, not one by one between stores
@@ -245,7 +246,7 @@ __device__ Rank best_of_usable(float* row, int n, const std::uint32_t* allowed, 
     return __syncthreads_or(bad) || logit_of(best) == -INFINITY ? 0 : best;
 }
 
-// What the samplers leave of a row, and the temperature at which a token is drawn from it.
+// The tokens of a row that the samplers keep, and the temperature at which a token is drawn from them.
 struct Choice {
     Tokens from; // has all tokens that are kept
     Kept   kept;
@@ -263,8 +264,8 @@ __device__ void keep_by_sigma(const Tokens& all, float n_sigma, Kept& kept, Shar
     kept.first        = max(kept.first, Rank(ordered(least)) << 32);
 }
 
-// Locally typical sampling: the tokens whose distance below the best one is closest to the mean of that, with a mass of p together.
-// Of equal distances all stay. `within`: near has all tokens up to this distance; -1: it has none.
+// Locally typical sampling: keeps the tokens whose distance below the best token is closest to the mean distance, with a mass of p together.
+// Of equal distances all stay. `within`: `near` has all tokens up to this distance; -1: it has none.
 __device__ void keep_typical(const Tokens& from, const Tokens& near, float within, float p, Kept& kept, Shared& s) {
     const Softmax softmax{logit_of(kept.last), 1};
     const auto    mass  = [&](Rank r) { return softmax.mass(r); };
@@ -277,7 +278,7 @@ __device__ void keep_typical(const Tokens& from, const Tokens& near, float withi
     const Mass  target = max(Mass(double(total) * double(p)), Mass(1));
     Rank        border = 0;
     bool        few    = false;
-    if (within >= 0) { // what is not there must be farther than all that is kept
+    if (within >= 0) { // tokens that are not in `near` must be farther from the mean than all kept ones
         border = reach(near, kept, target, key, mass, s);
         few    = border > 0 && mean + logit_of(~border) < within;
     }
@@ -291,7 +292,7 @@ __device__ void keep_typical(const Tokens& from, const Tokens& near, float withi
     kept  = {~worst, best};
 }
 
-// XTC: without the tokens that have at least this share of the mass, but the last of them.
+// XTC: leaves out the tokens that have at least the share `threshold` of the mass, except the least likely of them.
 __device__ void leave_out_best(const Tokens& from, float threshold, Kept& kept, Shared& s) {
     const Softmax softmax{logit_of(kept.last), 1};
     const auto    mass  = [&](Rank r) { return softmax.mass(r); };
@@ -300,7 +301,7 @@ __device__ void leave_out_best(const Tokens& from, float threshold, Kept& kept, 
     if (n > 1) kept.last = reach(from, kept, n, ByRank{}, [](Rank) { return Mass(1); }, s);
 }
 
-// From the entropy of what is left.
+// The temperature, from the entropy of the kept tokens.
 __device__ float dynamic_temperature(const Tokens& from, const Kept& kept, const SampleTask& task, Shared& s) {
     const Softmax softmax{logit_of(kept.last), 1};
     const auto    depth = [&](Rank r) { return softmax.limit - logit_of(r); };
@@ -342,7 +343,7 @@ struct ById {
         : all(tokens), length(((tokens.n + threads - 1) / threads) * 32) {
     } // threads / 32 segments, each whole warps wide
 
-    // The sum of all, whose parts stay in s.segments.
+    // The sum over all tokens; the sums of the segments stay in s.segments.
     template <class Measure>
     __device__ Mass sum(const Measure& measure, Shared& s) const {
         const int warp = threadIdx.x / 32, end = min(all.n, (warp + 1) * length);
@@ -421,7 +422,7 @@ __device__ Choice choose(const Tokens& all, Rank best, const SampleTask& task, S
         keep_from(max(Mass(double(total) * double(task.top_p)), Mass(1)), mass);
     }
     if (task.min_p > 0) {
-        // Monotonous in the rank: of those that stay the last one is the border.
+        // Monotonous in the rank: the border is the last token that stays.
         const auto stays = [&](Rank r) { return Mass(expf(logit_of(r) - softmax.limit) >= task.min_p); };
         const Mass n     = sum_of(c.from, c.kept, stays, s);
         if (n > 0) keep_from(n, stays);
@@ -441,7 +442,7 @@ __global__ void __launch_bounds__(threads)
     const Tokens      all{row, nullptr, vocab};
     std::int32_t*     to = out + task.first_out;
 
-    // The raw distribution: ln Σ exp, and the best tokens. What the mask forbids is not part of it.
+    // The raw distribution: ln Σ exp, and the best tokens. Tokens that the mask forbids are not part of it.
     float      log_total = 0;
     const Rank raw_best  = best_of_usable(row, vocab, task.first_mask >= 0 ? masks + task.first_mask : nullptr, s);
     if (raw_best == 0) {
@@ -472,9 +473,9 @@ __global__ void __launch_bounds__(threads)
     }
     if (task.n_draws == 0) return;
 
-    // Penalties and biases, each token once; what was there is kept for the log-probability.
+    // Penalties and biases, each token once; the raw logit is kept for the log-probability.
     LogitEdit*  own       = edits + task.first_edit;
-    const float raw_first = row[0]; // of the token that comes where none can
+    const float raw_first = row[0]; // of token 0, the best one where all others are -infinity, too
     __syncthreads();
     for (int i = threadIdx.x; i < task.n_edits; i += threads) own[i].raw = row[own[i].token];
     if (task.only_edited) {
@@ -500,7 +501,7 @@ __global__ void __launch_bounds__(threads)
         if (threadIdx.x == 0) answer(i, token, __uint_as_float(s.word));
         __syncthreads();
     };
-    if (logit_of(best) == -INFINITY) { // no token can come
+    if (logit_of(best) == -INFINITY) { // no token can be drawn
         for (int i = threadIdx.x; i < task.n_draws; i += threads) to[2 * i] = -1, to[2 * i + 1] = 0;
         return;
     }

@@ -11,15 +11,16 @@
 
 namespace quire::cuda {
 
-// Programmatic dependent launch (Hopper and later): a kernel begins while kernels before it still run, not only the last one, as each
-// lets the next one begin before it waits itself. wait_for_inputs() returns when all of them have ended and what they wrote is there.
+// Programmatic dependent launch (Hopper and later): a kernel begins while the kernels before it still run. That can be several kernels,
+// because each lets the next one begin before it waits itself. wait_for_inputs() returns when all kernels before this one have ended and
+// their results are visible.
 //
 // The rule: before wait_for_inputs() a kernel
-//   - reads only what no kernel of the step writes: weights, the step's plan, and K and V of positions that the plan calls readable
+//   - reads only memory that no kernel of the step writes: weights, the step's plan, and K and V of positions that the plan calls readable
 //     (StepPlan::readable: a table may also lead to blocks that another sequence writes in the same step);
 //   - writes nothing but its own shared memory and registers;
-// and in every kernel at least one thread of each CTA calls it, or the kernel after it would not wait for those before it.
-// A kernel calls wait_for_inputs() in its first statement, or reads_early() if it reads something before (tests/kernels.sh checks).
+// In every kernel at least one thread of each CTA calls wait_for_inputs(); else the next kernel would not wait for the kernels before.
+// A kernel's first statement is wait_for_inputs(), or reads_early() if the kernel reads something before (tests/kernels.sh checks).
 __device__ inline void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     cudaTriggerProgrammaticLaunchCompletion();
@@ -57,7 +58,7 @@ __device__ inline float max_or_nan(float a, float b) {
     return most;
 }
 
-// The threads that sum or synchronise together: those of a CTA, or of a warp-specialised kernel the first ones.
+// The threads that sum or synchronise together: all threads of a CTA, or the first ones of a warp-specialised kernel's CTA.
 struct WholeCta {
     static __device__ void sync() { __syncthreads(); }
     static __device__ int  size() { return int(blockDim.x); }

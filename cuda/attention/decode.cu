@@ -4,7 +4,7 @@
 // any block size.
 //   decode_kernel:     CUDA cores; any group size
 //   decode_mma_kernel: tensor cores (mma.m16n8k16)
-//   decode_tma_kernel: the same on Hopper, K and V through a TMA pipeline in shared memory
+//   decode_tma_kernel: tensor cores on Hopper, K and V through a TMA pipeline in shared memory
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -29,14 +29,15 @@ __host__ __device__ constexpr int power_of_two(int n) {
     return p;
 }
 
-// The block ids of a split, in shared memory: of `length` positions at a time, from which a CTA reads on together.
+// The block ids of a split, in shared memory: those of `length` positions at a time, which all threads of a CTA read together.
 class TableSegment {
 public:
     static constexpr int length = fixed_split_length;
 
     __device__ TableSegment(const std::int32_t* table, int begin, int end, int block_size)
         : table_(table), begin_(begin), end_(end), block_size_(block_size) {}
-    // By all threads, at multiples of a divisor of `length` from the first position on: the ids of `position` and of what follows.
+    // By all threads, at multiples of a divisor of `length` from the first position on: loads the ids of `position` and of the positions
+    // after it.
     __device__ void move_to(int position) {
         if (position < next_) return;
         if (next_ > 0) __syncthreads(); // all have read the ids before
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(decode_warps * 32)
                         &row_maxes[0][0], &row_sums[0][0], &values_of[0][0][0], G * D, partial, arrivals);
 }
 
-// The same on tensor cores (decode.cuh).
+// decode_kernel on tensor cores (decode.cuh).
 
 template <int D>
 __device__ const __half* query_of(const Attention& a, const SplitKvItem& item, int head0) {
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(decode_warps * 32, D <= 128 ? 4 : 2)
                         &row_maxes[0][0], &row_sums[0][0], &values_of[0][0][0], G * D, partial, arrivals);
 }
 
-// The same on Hopper: each warp has a multistage pipeline of its own in shared memory, filled by TMA bulk copies, in tiles of
+// decode_mma_kernel on Hopper: each warp has a multistage pipeline of its own in shared memory, filled by TMA bulk copies, in tiles of
 // 16 positions, one copy per block of the cache. Splits may have any length.
 
 #if __CUDA_ARCH__ >= 900
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(decode_warps * 32, KvTiles<D>::ctas_per_sm)
     const int start   = item.begin / 16 * 16 + (OneWarp ? 0 : warp * 16);
     const int n_tiles = max(0, item.end - start + step - 1) / step;
 
-    // Half a warp holds the block ids of an even tile, the other half those of the odd tile after it.
+    // Half a warp holds the block ids of an even tile, the other half the ids of the odd tile after it.
     const auto block_of = [&](int t) {
         const int position = start + (t + lane / 16) * step + lane % 16;
         return position >= item.begin && position < item.end ? plan.block_tables[item.table + position / a.block_size]
@@ -418,7 +419,7 @@ bool one_warp_each(const Context& gpu, int head_dim, int value_dim, int n_kv_hea
                      : head_dim == 128                    ? KvTiles<128>::ctas_per_sm
                      : head_dim == 192 || head_dim == 256 ? 1
                                                           : 0;
-    // At least two waves of warps, and no sequence that the others would wait for.
+    // At least two waves of warps, and no sequence so long that all others would wait for its end.
     const std::int64_t warps = std::int64_t(gpu.n_sms) * ctas * decode_warps, mean = positions / n_sequences;
     return ctas > 0 && std::int64_t(n_sequences) * n_kv_heads >= 2 * warps && mean <= 256 &&
            longest <= 4 * std::max<std::int64_t>(mean, 64);

@@ -14,10 +14,10 @@ __device__ inline float rescale_of(float row_max, float new_max) {
     return row_max == -INFINITY ? 0.0f : __expf(row_max - new_max);
 }
 
-// A head's sink, which the softmax takes part of once: with the splits' row maxes; -infinity: it has none.
+// A head's sink, a score that takes part in the softmax once, beside the splits' row maxes; -infinity: the head has none.
 __device__ inline float sink_of(const Attention& a, int head) { return a.sinks ? a.sinks[head] : -INFINITY; }
 
-// What a CTA works on: a split-KV item, and `slot`: which group of heads.
+// The work of a CTA: `item`, a split-KV item, and `slot`, a group of heads.
 struct CtaWork {
     int item, slot, n_slots;
 };
@@ -102,7 +102,7 @@ __device__ void reduce_splits(const Attention& a, const SplitKvItem& item, const
 
 // Decode attention on tensor cores (mma.m16n8k16), up to 8 query heads of a KV head together: scores are K·Qᵀ (16 positions × 8
 // heads), the output is Vᵀ·Pᵀ (dimensions × 8 heads). In which order an mma takes rows and columns does not matter as long as
-// both operands agree, so lane (i, j) = (lane / 4, lane % 4) has those that it can load in 16-byte words. K: words j, j + 4, ..
+// both operands agree, so lane (i, j) = (lane / 4, lane % 4) has the rows and columns that it loads in 16-byte words. K: words j, j + 4, ..
 // of positions i and i + 8. V: dimensions i·D/8 .. of positions 2j, 2j + 1, 2j + 8, 2j + 9. A lane accumulates heads 2j and 2j
 // + 1.
 constexpr int max_heads = 8;
@@ -132,7 +132,7 @@ struct MmaHeads {
         accumulate_values(p, v);
     }
 
-    // Its first half: scores and one step of the online softmax; p gets the weights of the positions.
+    // The first half of add(): scores and one step of the online softmax; p gets the weights of the positions.
     __device__ void softmax(const Attention& a, const std::uint32_t (&q)[D / 8], const uint4 (&k)[2][k_words],
                             bool visible0, bool visible8, std::uint32_t (&p)[2]) {
         const float scale    = a.scale * 1.4426950408889634f;

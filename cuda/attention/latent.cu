@@ -1,10 +1,10 @@
-// Attention over a latent cache (DeepSeek-V2, section 2.1), on tensor cores (mma.m16n8k16): all query heads share the one row of
-// 576 numbers that a token has, of which the first 512 are the value, too. So a CTA takes many heads of one token, or some
+// Attention over a latent cache (DeepSeek-V2, section 2.1), on tensor cores (mma.m16n8k16): a token has one row of 576 numbers for all
+// query heads; the first 512 of them are also the value. So a CTA takes many heads of one token, or some
 // tokens of 16 heads, and reads a row once for all of them. Rows come in tiles of 64, double-buffered by cp.async.
 //
 // Each of eight warps has 16 queries and some positions of a tile for the scores, and 64 columns of all queries for the values;
 // row max, rescale and probabilities go through shared memory in between. Scores and sums are float32, the softmax is online.
-//   decode:  an item of split-KV (decode.cu) for some heads; another kernel reduces the splits, as that takes many CTAs
+//   decode:  an item of split-KV (decode.cu) for some heads; another kernel, with many CTAs, reduces the splits
 //   prefill: some tokens of a tile
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(warps * 32, 1)
     load(0);
     cp_async_commit();
 
-    // Of this lane's two queries: the positions that they see.
+    // The positions that this lane's two queries see.
     int from[2], to[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {

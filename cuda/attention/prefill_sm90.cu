@@ -31,7 +31,7 @@ constexpr int                  M = 128, N = 128; // queries and positions of a t
 [[maybe_unused]] constexpr int headroom = 8;     // lazy rescale: the row max is kept while probabilities stay below 2^8
 // Where fewer rows than this are contiguous in the cache, threads copy them by cp.async: TMA would take longer.
 constexpr int          min_tma_rows = 8;
-constexpr std::int64_t l2_bytes     = 40 << 20; // of K and V: heads are scheduled so that those in use fit
+constexpr std::int64_t l2_bytes     = 40 << 20; // of K and V: heads are scheduled so that the ones in use fit
 
 struct CacheMaps {
     CUtensorMap k, v;
@@ -352,7 +352,8 @@ __global__ void __launch_bounds__(384, 1)
                 if (leader) mbarrier_arrive(&barriers.q_empty[group]);
                 const unsigned t    = done + unsigned(n_visible) - 1;
                 const int      left = last + 1 - (begin + (n_visible - 1) * N); // positions of the last tile
-                if (left < N) { // what follows is nobody's, or another sequence's: a NaN there would spread
+                if (left <
+                    N) { // the positions behind belong to no sequence or to another one: a NaN in them would spread
                     const int      row = threadIdx.x % 128;
                     unsigned char* at =
                         kv_tiles + (t % stages * 2 + 1) * tile_bytes + row / 8 * 8 * row_bytes + row % 8 * 128;

@@ -1,4 +1,4 @@
-// What the kernels of a mixture of experts share: the choice of a pair, and their launches.
+// Shared by the kernels of a mixture of experts: the choice of a pair, and the launches.
 #pragma once
 
 #include "../epilogue.cuh"

@@ -127,7 +127,7 @@ __device__ void make_tiles(const Route& op, int n_pairs, int tile, const ExpertW
     each([&](int p, int e) { work.pairs[atomicAdd(place + e, 1)] = p; });
 }
 
-// Whether this CTA is the last of n to come here; what the others wrote before is visible to it then.
+// Whether this CTA is the last of n to arrive; the last one sees all earlier writes of the others.
 __device__ bool is_last_of(std::int32_t* arrivals, unsigned n) {
     __shared__ bool is_last;
     __syncthreads();

@@ -40,8 +40,8 @@ __device__ int projection_of(const Phase& phase, int tile) {
     return which;
 }
 
-// The units of all tiles are numbered consecutively and dealt out to all CTAs, or to as many as there are units: where a CTA's
-// range begins, and whose a unit is.
+// The units of all tiles are numbered consecutively and dealt out to all CTAs, or to as many CTAs as there are units: where a CTA's
+// range begins, and which CTA has a unit.
 __device__ int      total_units(const Phase& phase) { return phase.first_tile[phase.n_projections] * phase.k_tiles; }
 __device__ unsigned n_sharing(const Phase& phase) { return min(gridDim.x, unsigned(total_units(phase))); }
 __device__ int      begin_of(const Phase& phase, unsigned cta) {
@@ -61,12 +61,12 @@ struct StreamKRange {
     __device__ int  last_tile() const { return (end - 1) / units_per_tile; }
     __device__ bool begins(int tile) const { return tile * units_per_tile >= begin; }
     __device__ bool ends(int tile) const { return (tile + 1) * units_per_tile <= end; }
-    // Whether another CTA does the fix-up of this one's first tile; whether this CTA does that of its last one.
+    // Whether another CTA does the fix-up of this CTA's first tile; whether this CTA does the fix-up of its last tile.
     __device__ bool joins_first_tile() const { return !begins(first_tile()); }
     __device__ bool needs_fix_up() const { return begins(last_tile()) && !ends(last_tile()); }
 };
 
-// What other CTAs wrote in this kernel is not read from the L1.
+// A load past the L1, for memory that other CTAs write in this kernel.
 __device__ float4 load_cg(const float* p) { return __ldcg(reinterpret_cast<const float4*>(p)); }
 __device__ void   add(float4& v, float4 w, float by) {
     v.x += w.x * by, v.y += w.y * by, v.z += w.z * by, v.w += w.w * by;
@@ -244,8 +244,8 @@ __device__ void epilogue(const Phase& phase, const Params& params, const StepTok
     }
 }
 
-// Barriers of the stream-K fix-up within a CTA, between the wgmma warps and the two that talk to other CTAs: this CTA's partial
-// sums are written; those of the others are ready.
+// Barriers of the stream-K fix-up within a CTA, between the wgmma warps and the two warps that signal to other CTAs and wait for them:
+// this CTA's partial sums are written; the other CTAs' partial sums are ready.
 struct FixUp {
     std::uint64_t *written, *ready;
     unsigned       written_phase = 0, ready_phase = 0;
@@ -481,7 +481,7 @@ __global__ void __launch_bounds__(threads, 1) layer_kernel(const __grid_constant
 template <int N>
 bool launch(const Params& params, Context& gpu) {
     if (prepare_kernel(gpu, layer_kernel<N>, threads, shared_bytes(N)) < 1) return false;
-    // Alone on the device all CTAs will run in any case: what comes before in the stream ends by itself.
+    // Alone on the device all CTAs will run in any case: the kernels before this one in the stream end by themselves.
     const cudaError_t status =
         launch_kernel(gpu.alone_in_step ? Launch::programmatic : Launch::cooperative, layer_kernel<N>,
                       dim3(unsigned(gpu.n_sms)), threads, shared_bytes(N), gpu, params);

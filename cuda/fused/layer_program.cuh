@@ -12,7 +12,7 @@ namespace quire::cuda::layer_kernel {
 
 constexpr int                  max_phases = 4, max_tokens = max_layer_kernel_rows, max_tiles = 1024;
 constexpr int                  tile_n = 128, weight_bytes = tile_n * tile_k * 2;
-constexpr int                  team = 16 * 32, threads = team + 64; // those that compute norms, and all
+constexpr int                  team = 16 * 32, threads = team + 64; // the threads that compute norms, and all threads
 [[maybe_unused]] constexpr int mma_warps   = 8;
 [[maybe_unused]] constexpr int signal_warp = 8, fix_up_warp = 9, weight_warp = 16, x_warp = 17;
 
@@ -59,7 +59,7 @@ constexpr int rounded(int n_tokens) {
     return n_tokens <= 8 ? 8 : n_tokens <= 16 ? 16 : n_tokens <= 32 ? 32 : n_tokens <= 64 ? 64 : 128;
 }
 
-// As many operations as one launch runs, from the first one on; returns how many, 0: none.
+// Matches as many operations as one launch runs, from the first one on; returns how many, 0: none.
 int compile(const Operation* ops, int n_ops, int n_tokens, const Context& gpu, Params& params);
 
 } // namespace quire::cuda::layer_kernel

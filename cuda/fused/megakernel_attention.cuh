@@ -115,7 +115,7 @@ __device__ void reduce_parts(const Attention& a, const AttentionUnit& unit, int 
     }
 }
 
-// What the attention of all layers shares in a step, in shared memory.
+// Values that the attention of all layers shares in a step, in shared memory.
 constexpr int max_block_ids = 256;
 template <int D>
 struct StepState {

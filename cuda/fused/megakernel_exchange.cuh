@@ -1,7 +1,7 @@
 // The exchange between the CTAs of the decode megakernel, without a full grid barrier. Every value that CTAs exchange is an
 // fp16 at an address of its own for each instruction, in one buffer for even and one for odd steps. A step empties the buffer
-// of the next one (empty_fp16), so a reader sees of every value whether it is there yet, and polls for those that are missing.
-// The CTAs' common progress counter only says when to look: it needs no fence, so nobody waits until all earlier writes are
+// of the next step (empty_fp16), so a reader sees for every value whether it is there yet, and polls for the missing values.
+// The CTAs' common progress counter only says when to look: it needs no fence, so no CTA waits until all earlier writes are
 // visible.
 #pragma once
 

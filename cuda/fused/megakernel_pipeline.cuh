@@ -24,8 +24,8 @@ struct Team {
     static __device__ constexpr int size() { return warps * 32; }
 };
 
-// The rows of a GEMV that this CTA computes: consecutive pairs, about as many as any other. Those of projection `which`: of
-// gate and of up the same rows, of others the part of the CTA's range that falls to it.
+// The rows of a GEMV that this CTA computes: consecutive pairs, about as many as any other CTA's. begin .. end are the rows of projection
+// `which`: of gate and of up the same rows, of other projections the part of the CTA's range that falls to `which`.
 struct Rows {
     const Projection* projection;
     std::int64_t      first;      // of the projection
@@ -92,8 +92,8 @@ __device__ void produce_weights(const Instruction* program, int n_ops, const Ins
                 next[w] = reinterpret_cast<const unsigned*>(program + op)[lane + 32 * w];
     };
     read(0);
-    // Positions in the buffer count up without wrapping, gaps at its end included: `head`, where the next stage begins, and in
-    // lane n `start`, where stage n does. `in_use`: how many stages are not yet released, from `oldest` on.
+    // Positions in the circular buffer count up without wrapping; gaps at the buffer's end count, too. `head`: where the next stage
+    // begins. `start`: in lane n, where stage n begins. `in_use`: how many stages are not yet released, from `oldest` on.
     int      head = 0, start = 0, oldest = 0, in_use = 0;
     unsigned oldest_parity = 0;
     for (int op = 0; op < n_ops; op++) {

@@ -196,7 +196,7 @@ bool compile(const Operation* operations, int n, int n_sms, Program& program, st
 }
 
 bool place_exchange(std::vector<Instruction>& ops, Half* memory, std::int64_t& n) {
-    std::map<const void*, std::int64_t> places; // of what each address stands for
+    std::map<const void*, std::int64_t> places; // of the values, by their address in the operations
     n                = 0;
     const auto write = [&](Half* out, std::int64_t values) {
         const std::int64_t at = places[out] = n;

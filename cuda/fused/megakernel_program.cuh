@@ -22,7 +22,7 @@ constexpr Half empty_fp16         = 0xffff; // marks a value that is not there y
 // attention.
 struct Instruction {
     bool         is_attention       = false;
-    bool         waits_for_previous = false; // reads what the instruction before wrote
+    bool         waits_for_previous = false; // reads the results of the instruction before
     bool         gated              = false; // gate and up, with the activation as the epilogue
     Activation   activation         = Activation::silu;
     Kind         kind               = kind_f16;
@@ -61,7 +61,7 @@ static_assert(sizeof(Instruction) % 4 == 0 && std::is_trivially_copyable_v<Instr
 // Columns of a lane's task.
 constexpr __host__ __device__ int task_cols(Kind k) { return k == kind_f16 ? 8 : k == kind_q4_k ? 64 : 32; }
 
-// What all instructions have in common.
+// The values that all instructions share.
 struct Program {
     Weight embedding;
     int    hidden = 0, n_ops = 0, x_room = 0, pipeline_bytes = 0; // shared memory for x, and for the weight pipeline
@@ -75,7 +75,7 @@ struct Program {
 // Compiles operations into a program for n_sms CTAs. False: not the operations of a model that it knows, or too large.
 bool compile(const Operation* operations, int n, int n_sms, Program& program, std::vector<Instruction>& ops);
 // Gives all values that CTAs exchange addresses of their own in `memory`, or with null only counts them. False: an instruction
-// reads what none writes.
+// reads a value that no instruction writes.
 bool place_exchange(std::vector<Instruction>& ops, Half* memory, std::int64_t& n);
 
 } // namespace quire::cuda::megakernel

@@ -234,7 +234,7 @@ bool cublaslt_gemm(const Half* x, std::int64_t n, const Half* weight, const Cubl
     if (!p.set(n, shape)) return false;
     const int at = cublaslt_bucket(n);
     if (at < n_cublaslt_m && lt.run(p, p.tuned[std::size_t(at)], x, weight, shape.scale, out, gpu.stream)) return true;
-    if (gpu.is_rank) { // code that is loaded now might wait for this GPU, which waits for another rank: what is tuned is loaded
+    if (gpu.is_rank) { // loading code now might wait for this GPU, which waits for another rank; the code of tuned algorithms is loaded
         int above = 0;
         while (above < n_cublaslt_m && cublaslt_m[above] < n) above++;
         for (int i = above; i < n_cublaslt_m; i++)

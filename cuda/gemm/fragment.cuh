@@ -22,7 +22,7 @@ __device__ inline std::uint32_t word_of(const uint4& v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// Two rows of weights, which may be those of two matrices of one form.
+// Two rows of weights, of one matrix or of two matrices of one form.
 struct RowPair {
     const Weight* w[2];
     std::int64_t  row[2];

@@ -22,7 +22,7 @@ __device__ inline void as_floats(std::uint32_t q, float* f) {
 
 // Register pipeline of a warp for R neighbouring rows: `ahead` words of each row are in flight. load(u) loads word u of the
 // `step` columns from `base` on, add(u) multiplies it with x into sum[r][t], t a token; then the word `step` columns further is
-// loaded in its place. Lanes take neighbouring words; the R rows share what is read and converted of x. Columns are ints: no
+// loaded in its place. Lanes take neighbouring words; the R rows share the words of x, read and converted once. Columns are ints: no
 // 64-bit arithmetic in the loops.
 
 template <int NT, int R>

@@ -127,7 +127,7 @@ __device__ inline int dot16(const uint4& w, const uint4& high, const uint4& low)
 __device__ inline uint4 masked(const uint4& v, std::uint32_t mask) {
     return make_uint4(v.x & mask, v.y & mask, v.z & mask, v.w & mask);
 }
-// The same for unsigned weights.
+// The dot product for unsigned weights.
 __device__ inline int dot16_unsigned(const uint4& w, const uint4& high, const uint4& low) {
     const auto signed_x = [](std::uint32_t weights, std::uint32_t x, int sum) {
         int out;

@@ -284,7 +284,7 @@ int run_prefill_gemm(const Operation* ops, int n_ops, const Plan& plan, Context&
         params.positions = plan.positions;
         params.slots     = plan.slots;
     }
-    // The last wave in whole tiles, in halves or in quarters: what takes the shortest time. A half takes more than half the
+    // The last wave in whole tiles, in halves or in quarters, whichever takes the shortest time. A half takes more than half the
     // time.
     const int  n = params.first_tile_n[max_projections] * params.tiles_m, ctas = gpu.n_sms, last_wave = n % ctas;
     const auto time     = [&](int strips, double each) { return (last_wave * strips + ctas - 1) / ctas * each; };

@@ -56,7 +56,7 @@ inline bool   encode_matrix(CUtensorMap& map, const void* data, std::int64_t row
 
 // -- copies
 
-// L2 policy for what is read only once in a step, such as weights: it should not evict anything else.
+// L2 policy for data that a step reads only once, such as weights: these data should not evict any others.
 __device__ inline std::uint64_t l2_evict_first() {
     std::uint64_t policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -110,9 +110,9 @@ __device__ inline void tma_copy_5d(void* to, const CUtensorMap& map, int c0, int
 
 // -- fences between ordinary accesses and the asynchronous ones of TMA and wgmma
 
-// What threads have written to global memory is seen by later TMA copies.
+// Makes threads' earlier writes to global memory visible to later TMA copies.
 __device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
-// What threads have written to shared memory is seen by wgmma issued after this.
+// Makes threads' earlier writes to shared memory visible to wgmma issued after this.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #endif

@@ -99,7 +99,7 @@ __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b, int
             : "l"(a), "l"(b), "r"(add));
 }
 
-// The same with the choice between = and += at compile time; N is 64 or 128.
+// This wgmma with the choice between = and += at compile time; N is 64 or 128.
 template <int N, bool Add, int Size>
 __device__ void wgmma_ss(float (&d)[Size], std::uint64_t a, std::uint64_t b) {
     if constexpr (N == 128 && Add)

@@ -15,7 +15,7 @@ namespace quire::cuda {
 
 namespace {
 
-// What libraries may have made infinite for want of a larger fp16.
+// The largest fp16 in place of an infinity that a library made of a larger value.
 __device__ float finite_half(unsigned short bits) {
     const float v = __half2float(__ushort_as_half(bits));
     return v > 65504.0f ? 65504.0f : v < -65504.0f ? -65504.0f : v; // NaN stays NaN
@@ -36,7 +36,7 @@ struct Packet {
     }
 };
 
-// One shot. A CTA sends its row to everybody, and adds up what comes of this row. At most 4 packets a thread.
+// One shot. A CTA sends its row to all ranks, and adds up this row of all ranks. At most 4 packets a thread.
 template <bool Float, int N>
 __global__ void __launch_bounds__(1024)
     one_shot_kernel(const void* x, void* out, bool out_is_float, int cols, RankView rank) {
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(1024)
     count_message(rank, one_shots);
 }
 
-// Two shots: rank r adds up piece r of everybody's x and writes it to everybody's out. Vectors of 4 elements, and what is left.
+// Two shots: rank r adds up piece r of all ranks' x, and writes the sum to all ranks' `out`. Vectors of 4 elements, then single elements.
 template <bool Float, bool OutFloat, int N>
 __global__ void __launch_bounds__(512) two_shot_kernel(RankArrays x, RankArrays out, std::int64_t n, RankView rank) {
     wait_for_inputs();
@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(512) two_shot_kernel(RankArrays x, RankArrays 
     count_message(rank, two_shots);
 }
 
-// Everybody's columns into everybody's rows. T: as wide as the columns allow.
+// Each rank copies its columns into the rows of all ranks. T: as wide as the columns allow.
 template <class T>
 __global__ void __launch_bounds__(512)
     gather_kernel(const T* x, std::int64_t cols, RankArrays out, std::int64_t out_cols, std::int64_t first,
                   std::int64_t rows, RankView rank) {
     wait_for_inputs();
     const unsigned number = next_message(rank, two_shots);
-    meet(rank, 0, number); // nobody reads its `out` of the step before any more
+    meet(rank, 0, number); // no rank reads the `out` of the step before any more
     for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += gridDim.x * blockDim.x) {
         const T            value = x[i];
         const std::int64_t at    = i / cols * out_cols + first + i % cols;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(512)
     count_message(rank, two_shots);
 }
 
-// What NCCL has gathered: n values of each rank, one after the other → their sums, as one_shot_kernel makes them.
+// The values that NCCL has gathered, n of each rank, one rank after the other → their sums, with one_shot_kernel's bits.
 template <bool Float, bool OutFloat, int N>
 __global__ void sum_gathered_kernel(const void* all, void* out, std::int64_t n) {
     wait_for_inputs();
@@ -180,7 +180,7 @@ __global__ void take_kernel(const T* x, std::int64_t x_cols, std::int64_t first,
     if (i < n) out[i] = x[i / cols * x_cols + first + i % cols];
 }
 
-// The tree over parts of which some are nothing.
+// The tree of sums over parts, some of which are null.
 __device__ bool sum_some(const Parts& parts, int first, int n, std::int64_t i, float& sum) {
     if (n == 1) {
         const void* x = parts.of[first];

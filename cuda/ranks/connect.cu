@@ -1,4 +1,4 @@
-// Makes GPUs ranks: peer access, the memory through which those of one process reach each other, NCCL.
+// Makes GPUs ranks: peer access, the memory through which the GPUs of one process reach each other, NCCL.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
@@ -109,8 +109,8 @@ bool share_a_device(Context* const* gpus, int n) {
     return false;
 }
 
-// Where ranks share a GPU, those that wait leave whole SMs for what they wait for, as some GEMMs take all registers of one: all have
-// this many CTAs together, and no kernel takes its place before the one before it ends.
+// Ranks that share a GPU have this many waiting CTAs together. The other SMs stay free for the kernels for which the CTAs wait, because
+// some GEMMs take all registers of an SM. No kernel of such a rank begins before the one before it ends.
 constexpr int shared_one_shot_ctas = 64;
 
 } // namespace
@@ -183,7 +183,7 @@ std::int64_t sums_from(int n) { return std::max((std::int64_t(16) << 20) / (std:
 
 constexpr std::size_t most_piece = std::size_t(4) << 20;
 
-// Of the threads in which ranks join; they may outlive whoever waits for them.
+// The state of the threads in which ranks join; a thread may outlive the call that waits for it.
 struct Joining {
     std::mutex              mutex;
     std::condition_variable changed;
@@ -259,7 +259,7 @@ bool connect_ranks_by_nccl(Context* const* gpus, int n_local, int first, int n, 
     std::unique_lock lock(joining->mutex);
     const bool       all =
         joining->changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return joining->n_left == 0; });
-    if (!all) { // what a thread of NCCL's uses stays
+    if (!all) { // memory that a thread of NCCL still uses is not freed
         why = "the other processes do not come to NCCL's rendezvous";
         return false;
     }
@@ -323,8 +323,8 @@ void leave_nccl(Rank& rank) {
     if (rank.nccl != nullptr) rank.nccl->communicator = nullptr;
 }
 
-// From this size on. Measured on two H200s NCCL took 98 µs for 20 MB, which is what the links allow of two shots, too: see
-// docs/scale-out.md. With more ranks its rings use the links better.
+// The message size from which on NCCL sums. On two H200s NCCL took 98 µs for 20 MB, which is also the links' limit for two shots: see
+// docs/scale-out.md. With more ranks NCCL's rings use the links better.
 void join_nccl(Rank& rank, Context& gpu) {
     const NcclLibrary* const nccl = NcclLibrary::get();
     Nccl&                    mine = *rank.nccl;

@@ -1,4 +1,4 @@
-// What the kernels of one rank know of the others, and how they wait for them.
+// The view that a rank's kernels have of the other ranks, and how they wait for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ struct RankView {
     std::int64_t room = 0;              // packets of a message in one shot
     uint4*       inbox_of[max_ranks]{}; // [2][n][room]: messages in one shot, of odd and of even numbers, by sender
     unsigned*    flags_of
-        [max_ranks]{}; // [2][two_shot_ctas][n]: the last message whose start, end a CTA of each rank has reached
+        [max_ranks]{}; // [start, end][two_shot_ctas][n]: the last message at whose start, end a rank's CTA has arrived
     unsigned*          state    = nullptr; // of this rank: see below
     volatile int*      lost     = nullptr; // pinned: a kernel has waited in vain
     unsigned long long patience = 0;       // nanoseconds
@@ -41,7 +41,7 @@ __device__ inline unsigned long long nanoseconds() {
     return t;
 }
 
-// Waits until ready(); gives up, and notes it, when the others take too long or this rank has given up before.
+// Waits until ready(). Gives up and sets `lost` when the wait takes longer than the rank's limit, or when `lost` is set already.
 template <class Ready>
 __device__ inline void wait_until(const RankView& rank, const Ready& ready) {
     unsigned long long since = 0;
@@ -55,8 +55,8 @@ __device__ inline void wait_until(const RankView& rank, const Ready& ready) {
     }
 }
 
-// A message in one shot travels in packets of two words of data, each with the number of the message beside it: when both
-// numbers are right the data has come. (The LL protocol of NCCL; 8 bytes of a store arrive together.)
+// A message in one shot travels in packets of two words of data. Beside each word stands the number of the message: the data has arrived
+// when both numbers are the message's. (The LL protocol of NCCL; 8 bytes of a store arrive together.)
 __device__ inline void send_packet(uint4* to, unsigned a, unsigned b, unsigned number) {
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %2};" ::"l"(to), "r"(a), "r"(number), "r"(b)
                  : "memory");
@@ -73,8 +73,8 @@ __device__ inline uint2 receive_packet(const RankView& rank, const uint4* from, 
     return {p.x, p.z};
 }
 
-// The CTAs with this index of all ranks have come here (`which` 0: the start, 1: the end of message `number`), and see what each has
-// written before.
+// A barrier of the CTAs with this CTA's index, one on each rank, at message `number` (`which` 0: at its start, 1: at its end). After the
+// barrier each of these CTAs sees the others' earlier writes.
 __device__ inline void meet(const RankView& rank, int which, unsigned number) {
     __syncthreads();
     const int peer = int(threadIdx.x), at = (which * two_shot_ctas + int(blockIdx.x)) * rank.n;
