@@ -116,14 +116,14 @@ public:
     virtual bool copies_weights() const { return false; }
     // A weight of the file, made ready for a GEMM, an embedding or a norm. The view it came from stays valid.
     virtual Result<TensorView> prepare(const TensorView& weight) = 0;
-    // The same for `n` matrices of the same shape, one after the other, of which operations read some.
+    // prepare() for a stack of `n` matrices of one shape, one after the other; an operation reads only some of them.
     virtual Result<TensorView> prepare_stack(const TensorView& weights, int n) {
         (void)n;
         return prepare(weights);
     }
-    // The same for a small matrix that operations read in float32: the router's, and biases of experts.
+    // prepare() for a small matrix that operations read in float32: the router's, and biases of experts.
     virtual Result<TensorView> prepare_f32(const TensorView& weight) { return prepare(weight); }
-    // The same for one that Embed alone reads, a row at a time.
+    // prepare() for a table that only Embed reads, a row at a time.
     virtual Result<TensorView> prepare_lookup(const TensorView& weight) { return prepare(weight); }
     // After the last prepare(): gives back what only that needed.
     virtual void end_weights() {}

@@ -44,28 +44,28 @@ inline constexpr std::uintptr_t large_page = std::uintptr_t(2) << 20; // bytes
 // Zeroed memory whose pages are provided at first access. Error: there is not enough.
 Result<Buffer> fresh_memory(std::size_t bytes);
 
-// Bytes that this process can still allocate: the minimum of the machine's MemAvailable, what its control groups leave, and its
-// limits of address space and data. `root` is a prefix of /proc and /sys, for tests.
+// Bytes that this process can still allocate: the minimum of the machine's MemAvailable, the room in the process' control groups, and
+// its limits of address space and data. `root` is a prefix of /proc and /sys, for tests.
 std::size_t available_memory(const std::string& root = "");
 
-// Memory that is kept until the end, allocated contiguously so that all of it can be in large pages: these cause fewer page faults
+// Memory that is kept until the end, allocated contiguously so that all of it can be in large pages: large pages cause fewer page faults
 // and fewer TLB misses.
 //
-// Large pages are not always available quickly: a virtual machine that returned its memory to the host waits 5 ms for each, a
-// second for 400 MB, while small pages come from its reserve. So the first accesses are timed, and if they are slow the rest uses
+// Large pages are not always available quickly: a virtual machine that returned its memory to the host waits 5 ms for each (a
+// second for 400 MB), while small pages come from the machine's reserve. So the first accesses are timed, and if they are slow the rest uses
 // small pages, which the operating system merges into large ones later.
 class LargePages {
 public:
     Result<std::byte*> take(std::size_t bytes); // aligned to 64 bytes
     // Call before memory from take() is first written; any thread, but not while another calls take().
     void touch(std::byte* begin, std::size_t bytes);
-    // When all is written.
+    // Call when all memory from take() is written.
     void settle();
 
 private:
     static constexpr std::size_t chunk_bytes = std::size_t(256)
                                                << 20; // of addresses: the end of the last one is never touched
-    static constexpr double slow      = 1e-3;         // seconds, for what takes a tenth of one
+    static constexpr double slow      = 1e-3;         // seconds; an access usually takes a tenth of this
     static constexpr int    most_slow = 8;
 
     std::vector<Buffer>               memory_;
@@ -104,7 +104,7 @@ std::optional<std::uint64_t> number_in(const std::string& path, std::string_view
     return std::nullopt;
 }
 
-// What a control group leaves. Cached pages of files count as used there, but go when memory is wanted.
+// The room that a control group leaves. The group counts cached pages of files as used, but gives them up when memory is needed.
 std::uint64_t left_in_group(const std::string& folder, const char* limit, const char* used, const char* cached) {
     const auto most = number_in(folder + limit, ""), taken = number_in(folder + used, "");
     if (!most || !taken) return std::numeric_limits<std::uint64_t>::max();
@@ -153,7 +153,7 @@ std::size_t available_memory(const std::string& root) {
     return std::size_t(left);
 }
 
-// What madvise() answers is nothing to us: all of this is a matter of speed alone.
+// The results of madvise() are ignored: large pages only change the speed.
 Result<std::byte*> LargePages::take(std::size_t bytes) {
     bytes = (bytes + 63) / 64 * 64;
     if (bytes > free_.size()) {

@@ -1,6 +1,6 @@
 // quire.compute.model: the transformer as a program, in the order of the papers: weights are prepared by the backend, operations
 // emitted once at load.
-// **Owns** the program and the memory of its values. Of requests and scheduling it knows nothing.
+// **Owns** the program and the memory of its values. It knows no requests and no scheduling.
 export module quire.compute.model;
 
 import quire.compute.backend;
@@ -16,25 +16,25 @@ import quire.model_file.weights;
 
 export namespace quire {
 
-// The operations of a model whose weights are prepared. Shapes are those of `config`. `context`: the longest sequence, which decides
-// between the two sets of frequencies of a model with rope_long.
+// The operations of a model with prepared weights and the shapes of `config`. `context`: the longest sequence; it decides between the two
+// sets of frequencies of a model with rope_long.
 Program build_program(const ModelConfig& config, const ModelTensors& weights, int context);
-// The same for one of several ranks: its part of the weights, where `leaves` [layers] has the matrices that are split by columns.
+// The operations of one of several ranks, with its part of the weights; `leaves` [layers]: the matrices that are split by columns.
 Program build_program(const RankShape& shape, const ModelTensors& weights, std::span<const LayerLeaves> leaves,
                       int context);
 
 class Model {
 public:
     // Prepares every weight of the rank and allocates memory for steps of up to max_tokens tokens and max_logit_rows rows of
-    // logits. `tensors`: those of the whole model. `progress` is called with the fraction of the layers that are ready.
+    // logits. `tensors`: of the whole model. `progress` is called with the fraction of the layers that are ready.
     static Result<Model> create(Backend& backend, const RankShape& shape, const ModelTensors& tensors, int context,
                                 int max_tokens, int max_logit_rows, const std::function<void(double)>& progress);
 
     const Program&     program() const { return program_; }
     const Activations& values() const { return values_; }
 
-    // The last norm on the host: the hidden state behind it, of one row of the program's `selected`. No device keeps it in a form
-    // that the host can read. [hidden], valid until the next call.
+    // The hidden state behind the last norm, of one row of the program's `selected`, computed on the host: no device keeps this state in a
+    // form that the host can read. [hidden], valid until the next call.
     std::span<const float> hidden_state(std::span<const float> selected);
 
 private:
@@ -47,7 +47,7 @@ private:
 };
 
 // The RoPE frequencies of a config, with its scaling (linear; YaRN: Peng et al. 2023, section 3), divided by `divisors` if there are
-// any. `local`: those of LayerConfig::local_rope. Cosine and sine are multiplied by `scale`.
+// any. `local`: the frequencies of LayerConfig::local_rope. Cosine and sine are multiplied by `scale`.
 std::vector<float> rope_frequencies(const ModelConfig& config, bool local, std::span<const float> divisors,
                                     float& scale);
 
@@ -181,24 +181,24 @@ private:
     void norm(ValueId in, ValueId out, const TensorView& weight) {
         emit(Norm{in, none, out, weight, {}, c_.norm_eps, weight.cols, NormKind::rms});
     }
-    // h = norm of the residual, which takes up what waits for it first. An empty norm: h = the residual.
+    // h = norm of the residual, to which a waiting part is added first. An empty norm: h = the residual.
     void norm_residual(const Linear& weight) {
         const ValueId waiting = std::exchange(waiting_, none);
         emit(Norm{waiting != none ? waiting : x_, waiting != none ? x_ : none, h_, weight.weight, weight.bias,
                   c_.norm_eps, c_.hidden_size, weight ? c_.family->norm : NormKind::none});
     }
-    // What attention or feed-forward made is added to the residual by the next norm.
+    // The next norm adds `part`, the result of attention or feed-forward, to the residual.
     void add(ValueId part) {
         if (waiting_ != none) emit(Add{x_, waiting_});
         waiting_ = part;
     }
 
-    // x = norm(x + part), or of x alone.
+    // x = norm(residual + part), or norm(part) without a residual.
     void norm_sum(ValueId part, ValueId residual, const Linear& weight) {
         emit(Norm{part, residual, x_, weight.weight, weight.bias, c_.norm_eps, c_.hidden_size, c_.family->norm});
     }
 
-    // out = x · weightᵀ + bias of the whole model, from what this rank has of both: the columns `ranges`.
+    // out = x · weightᵀ + bias of the whole model. This rank has the columns `ranges` of x and of the weight.
     void row_parallel(ValueId x, const Linear& whole, const std::vector<Linear>& leaves,
                       const std::vector<Range>& ranges, ValueId out) {
         if (shape_.whole()) return emit(Gemm{x, {{whole.weight, whole.bias, out}}, c_.residual_scale});
@@ -224,7 +224,7 @@ private:
         if (is_new) at->second = value(name, width);
         return at->second;
     }
-    // A norm of all heads of the model together, of which x has `mine`.
+    // A norm of all heads of the model together; x has the heads `mine`.
     void norm_heads(ValueId x, const TensorView& weight, Range mine) {
         const std::int64_t dim = c_.head_dim;
         if (weight.cols == dim || shape_.n == 1) return norm(x, x, weight);
@@ -363,7 +363,7 @@ private:
         p_.selected            = selected;
         if (waiting_ != none) emit(Add{x_, waiting_});
         emit(SelectRows{x_, selected});
-        if (c_.family->encoder) return; // its hidden states are what is wanted
+        if (c_.family->encoder) return; // an encoder's result is its hidden states
         const ValueId last   = value("last", c_.hidden_size, {.logit_rows = true}),
                       logits = value("logits", c_.vocab_size, {.logit_rows = true, .f32 = true});
         p_.logits            = logits;

@@ -9,7 +9,7 @@ import quire.model_file.family;
 
 export namespace quire {
 
-// A matrix that operations hand to each other, one row per token or per logit row of the step: its place in Program::values.
+// A matrix that one operation writes and others read, one row per token or per logit row of the step: its place in Program::values.
 using ValueId                 = int;
 inline constexpr ValueId none = -1;
 
@@ -37,7 +37,7 @@ struct Rope {
 
 // -- the operations; `out` is never an input unless said
 
-// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if there are any.
+// out [float32] = scale · row tokens[t] of `table`, plus row positions[t] + offset of `positions` and row 0 of `types` if they are given.
 // A table that is `part` of the vocabulary begins with token `first`; rows of tokens that it lacks are zeros.
 struct Embed {
     TensorView table, positions;
@@ -164,17 +164,17 @@ struct Argmax {
     ValueId logits = none;
 };
 
-// -- what ranks do together (quire.compute.shards); every rank's program has the same ones in the same order
+// -- collective operations of the ranks (quire.compute.shards); every rank's program has these operations in one order
 
 // out = Σ over the ranks, in float32 and rounded once, of the sum of each rank's `parts`, which have out's shape; `none`: nothing.
-// Both sums are trees in the order of the ranks and of the parts: the sum of n is that of the first half, rounded up, plus that of
-// the others. `out` may be one of the parts, which are scratch memory afterwards.
+// Both sums are trees in the order of the ranks and of the parts: the sum of n summands is the sum of the first half, rounded up, plus
+// the sum of the other half. `out` may be one of the parts, which are scratch memory afterwards.
 struct AllReduce {
     std::vector<ValueId> parts;
     ValueId              out = none;
 };
 
-// Every rank's x stands in everybody's out, from the column that this rank calls `first` on.
+// Copies x of each rank into `out` of all ranks; `first`: the column of `out` where this rank's x begins.
 struct AllGather {
     ValueId      x = none, out = none;
     std::int64_t first = 0;
@@ -192,7 +192,7 @@ using Operation =
 
 struct Program {
     Program()                              = default;
-    Program(Program&&) noexcept            = default; // not copied: operations point to its frequencies
+    Program(Program&&) noexcept            = default; // not copied: operations point to the frequencies
     Program& operator=(Program&&) noexcept = default;
     Program(const Program&)                = delete;
     Program& operator=(const Program&)     = delete;
@@ -211,7 +211,7 @@ struct Program {
     const Value& operator[](ValueId id) const { return values[std::size_t(id)]; }
 };
 
-// What an operation reads and writes. An output that is an input, too, stands in both.
+// The values that an operation reads and writes. A value that is both input and output stands in both lists.
 struct ValueAccess {
     std::vector<ValueId> reads, writes;
 };
@@ -223,7 +223,7 @@ std::string_view kind_of(const Operation& operation);
 // One line: kind, inputs → outputs, shapes and attributes.
 std::string describe(const Program& program, const Operation& operation);
 
-// A line for each operation, after what `label` says of it; layers whose lines are those of the one before are only counted.
+// A line for each operation, behind the text of `label`; a layer with the same lines as the layer before is only counted.
 std::string list(const Program& program, const std::function<std::string(std::size_t operation)>& label);
 
 } // namespace quire

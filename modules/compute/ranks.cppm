@@ -1,5 +1,5 @@
-// quire.compute.ranks: ranks that run a model together, in one process or in several: where they meet, what they hand each other on a
-// CPU, and how all learn that one of them cannot go on. **Owns** the memory of what is handed in.
+// quire.compute.ranks: ranks that run a model together, in one process or in several: their barrier, the exchange of data between CPU
+// ranks, and how all ranks learn that one rank has failed. **Owns** the memory of the data that ranks hand in.
 export module quire.compute.ranks;
 
 import quire.core.base;
@@ -7,7 +7,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// How the ranks of this process reach those of others, which have as many each.
+// How the ranks of this process reach the ranks of other processes. Every process has as many ranks.
 class RankLink {
 public:
     struct Failure {
@@ -15,17 +15,17 @@ public:
         std::string why;
     };
     virtual ~RankLink() = default;
-    // Sends `mine` to every other process, and receives what they send in their call: [process].
+    // Sends `mine` to every other process. of_all[p] gets the data that process p sends in its call.
     virtual std::optional<Failure> exchange(std::span<const std::byte>           mine,
                                             std::vector<std::vector<std::byte>>& of_all) = 0;
-    // Another process that is gone, if one is; does not wait.
+    // A process that is lost, if one is; does not wait.
     virtual std::optional<Failure> gone() = 0;
 };
 
 class RankGroup {
 public:
-    // seconds: how long a rank waits for the others before it takes them for lost. With `link` ranks first .. first + n_local - 1 are
-    // of this process.
+    // `seconds`: how long a rank waits for another rank before the other one counts as lost. With `link` this process has the ranks
+    // first .. first + n_local - 1.
     RankGroup(int n, double seconds) : RankGroup(n, seconds, 0, n, nullptr) {}
     RankGroup(int n, double seconds, int first, int n_local, std::shared_ptr<RankLink> link)
         : seconds_(seconds), first_(first), n_local_(n_local), link_(std::move(link)), ranks_(std::size_t(n)) {}
@@ -35,33 +35,33 @@ public:
     int    n_local() const { return n_local_; }
     double seconds() const { return seconds_; }
 
-    // Rank `rank` cannot go on, and why: from now on meet() throws. The first one that says so counts.
+    // Rank `rank` has failed, for the reason `why`: from now on meet() throws. Only the first failure counts.
     void                       fail(int rank, std::string_view why);
     std::optional<std::string> failure() const; // "rank 1: ...", or nothing
     bool                       failed() const { return failed_.load(std::memory_order_acquire); }
 
-    // Returns when every rank has called it as often as this one. Throws std::runtime_error when a rank has failed, or does not come
-    // in time.
+    // A barrier: returns when every rank has called meet() as often as this rank. Throws std::runtime_error when a rank has failed, or
+    // does not call in time.
     void meet(int rank);
 
-    // Hands `mine` to the other processes, and returns what each of them has handed in: [process]; while no rank is in meet(). Throws
-    // as meet() does.
+    // Sends `mine` to the other processes, and returns the data of each process: [process]. Called while no rank is in meet(). Throws as
+    // meet() does.
     std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine);
-    // Whether a process is gone: then its first rank has failed.
+    // Whether a process is lost: then its first rank has failed.
     bool has_lost_a_process();
 
-    // Memory for n numbers that the others see after the next meet(), with the column where they belong.
+    // Memory of rank `rank` for n numbers, which the other ranks see after the next meet(). `first`: the column of the first number.
     float* hand_in(int rank, std::size_t n, std::int64_t first);
     struct HandedIn {
         std::span<const float> values;
         std::int64_t           first = 0;
     };
-    // What rank `of` handed in before the last meet() of rank `rank`; valid until the next one but one.
+    // The numbers that rank `of` handed in before the last meet() of rank `rank`; valid until the meet() after the next.
     HandedIn handed_in(int rank, int of) const;
 
 private:
     struct alignas(64) Rank {
-        std::atomic<std::uint64_t>        met{0}; // how often it has come
+        std::atomic<std::uint64_t>        met{0}; // its calls of meet()
         std::array<std::vector<float>, 2> memory; // in turn, so that one can be filled while others read the other
         std::array<std::size_t, 2>        size{};
         std::array<std::int64_t, 2>       first{};
@@ -119,7 +119,7 @@ void RankGroup::wait_for(int rank, std::uint64_t met) {
     }
 }
 
-// What this process' ranks have handed in goes to the others, and theirs comes here.
+// Sends the numbers of this process' ranks to the other processes, and takes in theirs.
 void RankGroup::exchange_parts(std::uint64_t met) {
     const auto turn = std::size_t((met - 1) % 2);
     struct Head {

@@ -1,4 +1,4 @@
-// quire.compute.routing: the choice of experts for one token, as the CPU makes it and as the GPU's is checked against. Owns nothing.
+// quire.compute.routing: the choice of experts for one token. The CPU uses it, and tests compare the GPU's choice with it. Owns nothing.
 export module quire.compute.routing;
 
 import quire.compute.program;
@@ -30,8 +30,8 @@ void route(const Route& op, float* scores, std::int32_t* experts, float* weights
     if (op.gating == Gating::softmax) softmax({scores, n});
     if (op.gating == Gating::sigmoid)
         for (std::size_t e = 0; e < n; e++) scores[e] = 1 / (1 + std::exp(-scores[e]));
-    // The best k in order, by insertion: the lowest index of equal ones comes first. A NaN is never chosen over a number, and if
-    // nothing else is left the indices are still those of experts.
+    // The best k in order, by insertion: of equal scores the lowest index comes first. A NaN is never chosen over a number; if only NaN are
+    // left, the chosen indices are still valid experts.
     const auto rank = [&](std::size_t e) {
         const float s = scores[e] + (choice_bias ? choice_bias[e] : 0.0f);
         return std::isnan(s) ? -std::numeric_limits<float>::infinity() : s;

@@ -1,17 +1,17 @@
-// quire.compute.shards: how a model splits over N ranks that run it together, as data: which rows or columns of each weight a rank has
-// (Megatron-LM, Shoeybi et al. 2019; the paper, section 4.6). Plain values, owns nothing. Backends see it only as the program of a rank.
+// quire.compute.shards: how a model splits over N ranks, as data: which rows or columns of each weight a rank has (Megatron-LM, Shoeybi et
+// al. 2019; the paper, section 4.6). Plain values, owns nothing. Backends see the split only as the program of a rank.
 //
 //   rows, by head                attn_q, attn_k, attn_v, attn_k_b, attn_v_b, attn_sinks
 //   columns, by head             attn_output
 //   rows                         ffn_gate, ffn_up; of each expert, too; token_embd, output
 //   columns                      ffn_down; of each expert, too
-//   whole, on every rank         norms, routers, learned positions, what a latent row is made from
+//   whole, on every rank         norms, routers, learned positions, the weights that make a latent row
 //
-// A weight that is split by columns gives sums that the ranks add up (AllReduce); its bias is the first rank's. Where ranks are more
-// than KV heads, some of them have the same KV head.
+// A weight that is split by columns gives partial sums, which the ranks add up (AllReduce); only the first rank has its bias. If there are
+// more ranks than KV heads, several ranks have one KV head.
 //
-// Bits that do not depend on N: with `exact` these columns are cut into 8 leaves whose borders the model alone decides. Each is
-// summed by itself in float32, and the leaves are added by one tree, of which a rank has a branch.
+// Bits that do not depend on N: with `exact` these columns are cut into 8 leaves, whose borders depend on the model alone. Each leaf is
+// summed by itself in float32, and the leaves are added by one tree; each rank has a branch of the tree.
 export module quire.compute.shards;
 
 import quire.core.base;
@@ -33,20 +33,20 @@ struct Range {
 // Leaves of a sum over columns when bits must not depend on the number of ranks.
 inline constexpr int exact_leaves = 8;
 
-// What one of `n` ranks has of a model.
+// The part of a model that one of `n` ranks has.
 struct RankShape {
     int         index = 0, n = 1;
     bool        exact = false;
     ModelConfig config; // heads and widths of the feed-forward networks are the rank's; all else is the model's
     Range       vocab, heads, kv_heads;
-    // The columns of attn_output, of ffn_down and of the experts' that this rank sums: its leaves, one unless `exact`. Empty ones add
-    // nothing. No leaves: the model is whole, and nothing has to be added up.
+    // The columns of attn_output, of ffn_down and of the experts' ffn_down that this rank sums: its leaves, one unless `exact`. An empty
+    // leaf adds nothing. No leaves: the model is whole, and no partial sums are added up.
     std::vector<Range> attention, ff, expert_ff, shared_ff;
 
     bool whole() const { return n == 1 && !exact; }
 };
 
-// The shapes of all ranks. Error: why this model cannot be split so; `path` names it.
+// The shapes of all ranks. Error: why this model cannot be split so; `path` names the model.
 Result<std::vector<RankShape>> split_model(const std::string& path, const ModelConfig& config,
                                            const ModelTensors& tensors, int n_ranks, bool exact);
 
@@ -59,11 +59,11 @@ struct LayerLeaves {
 // Memory for parts of weights that do not lie in one piece in the file.
 using SliceMemory = std::deque<std::vector<std::byte>>;
 
-// Of each of `n_matrices` that stand one after the other in `weight`, these rows and columns. Parts that lie in one piece are not
-// copied. Where a cut goes through a block of a quantised type, the part is F32.
+// `weight` has `n_matrices` matrices, one after the other: takes these rows and columns of each matrix. A part that lies in one piece is
+// not copied. A part whose border cuts a block of a quantised type becomes F32.
 TensorView slice_of(const TensorView& weight, Range rows, Range columns, SliceMemory& memory, int n_matrices = 1);
 
-// The rank's part of one layer, and of everything that is not in a layer.
+// The rank's part of one layer, and of the tensors outside the layers.
 LayerTensors rank_layer(const RankShape& shape, const LayerTensors& layer, LayerLeaves& leaves, SliceMemory& memory);
 void         rank_ends(const RankShape& shape, ModelTensors& tensors, SliceMemory& memory);
 
@@ -193,7 +193,7 @@ TensorView slice_of(const TensorView& w, Range rows, Range columns, SliceMemory&
     return {type, n * rows.n, columns.n, to.data()};
 }
 
-// Of a vector, or of n vectors one after the other.
+// The rank's piece of a vector, or of n vectors one after the other.
 static TensorView elements_of(const TensorView& v, Range range, SliceMemory& memory) {
     if (v && v.rows == 1) // a piece of it
         return {v.type, 1, range.n, static_cast<const std::byte*>(v.data) + row_bytes(v.type, range.first)};
@@ -207,7 +207,7 @@ static Linear rows_of(const Linear& l, Range rows, SliceMemory& memory, int n = 
 
 static Range times(Range r, std::int64_t factor) { return {r.first * factor, r.n * factor}; }
 
-// One matrix, or n of them, for each leaf; the bias goes to the first leaf of all that is not empty.
+// One matrix, or n of them, for each leaf; the bias goes to the model's first leaf that is not empty.
 static std::vector<Linear> columns_of(const Linear& l, const std::vector<Range>& leaves, SliceMemory& memory,
                                       int n = 1) {
     std::vector<Linear> out;

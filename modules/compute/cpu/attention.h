@@ -1,8 +1,8 @@
 // Attention over the paged KV cache: online softmax (running row max and row sum; sums are rescaled when the row max grows) over
 // chunks of 64 positions, with register tiles of queries × positions and queries × dimensions.
 //
-// Positions that a query does not see get the weight zero, so that queries can be computed together; but if V has a NaN or an
-// infinity, whose product with zero is a NaN, each query is computed alone, over the positions that it sees.
+// Positions that a query does not see get the weight zero, so that queries can be computed together. But the product of zero with a NaN or
+// an infinity in V is a NaN: then each query is computed alone, over the positions that it sees.
 
 // One token's head.
 struct Query {
@@ -151,7 +151,7 @@ INLINE void chunk_queries(const AttentionTask& task, const Query* query, const C
                           int first, float* acc, float* row_max, float* row_sum, float* scores) {
     const float* q[Q];
     float *      row[Q], *out[Q], rescale[Q];
-    int          low = attention_chunk, high = 0; // what any of them sees
+    int          low = attention_chunk, high = 0; // the positions that any of the queries sees
     for (int i = 0; i < Q; i++) {
         q[i]   = query[first + i].q;
         row[i] = scores + i * attention_chunk;
@@ -220,7 +220,7 @@ INLINE void attention_body(const AttentionTask& task) {
         for (; i < last; i++)
             chunk_queries<Fma, 1, V>(task, query, c, chunk, from, to, i, acc, row_max, row_sum, scores);
     };
-    // The chunks that all share first, then those of each part: a query processes its chunks in the same order as if it were alone.
+    // The shared chunks first, then the chunks of each part: a query processes its chunks in the same order as if it were alone.
     const int n_shared_chunks = task.shared / attention_chunk;
     int       first           = 0;
     for (int p = -1; p < int(task.parts.size()); p++) {
@@ -249,9 +249,9 @@ INLINE void attention_body(const AttentionTask& task) {
             }
 }
 
-// -- one token's attention in three passes (SplitAttention). What is computed for a query, and in which order, is as above.
+// -- one token's attention in three passes (SplitAttention), with the arithmetic and the order of the functions above
 
-// Of the i-th chunk that the token sees: where it begins, and which of its positions are seen.
+// The i-th chunk that the token sees: where the chunk begins, and which of its positions the token sees.
 struct SeenChunk {
     int chunk, from, to;
 };
@@ -307,7 +307,7 @@ INLINE void attention_weights_body(const AttentionTask& task, const SplitAttenti
     }
 }
 
-// Adds the i-th chunk, of which low .. high-1 are seen, to the sums of heads h .. h + Q - 1. v [64 × padded], acc [n_heads × padded].
+// Adds the i-th chunk, of which the token sees low .. high-1, to the sums of heads h .. h + Q - 1. v [64 × padded], acc [n_heads × padded].
 template <bool Fma, int Q, int V>
 INLINE void head_values(const SplitAttention& split, int i, int h, const float* v, int padded, int low, int high,
                         float* acc) {

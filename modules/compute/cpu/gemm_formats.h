@@ -273,7 +273,7 @@ struct FormatQ5_1 {
     }
 };
 
-// What Q4_K and Q5_K have in common: d, dmin and 12 bytes with 8 scales and 8 minima of 6 bits.
+// Common to Q4_K and Q5_K: d, dmin and 12 bytes with 8 scales and 8 minima of 6 bits.
 struct ScalesK {
     i32x16 s[3];
     f32x16 d, dmin;
@@ -359,7 +359,7 @@ struct FormatQ5_K {
     }
 };
 
-// For each 16 columns a scale of one byte, times that of the block. w · byte fits 14 bits.
+// For each 16 columns a scale of one byte, times the block's scale. w · byte fits 14 bits.
 struct FormatQ6_K {
     static constexpr int    items = 256, bytes = 210, scale_at = 208;
     static constexpr bool   has_min = false, two_scales = true;
@@ -387,9 +387,9 @@ struct FormatQ6_K {
         to.scale = d;
     }
 
-    // Of two blocks: lane 4k + i holds the sum over 16 columns, those of scale k + {0, 8, 4, 12}[i]. Bytes are brought together before
-    // they are unpacked, as that takes fewer shuffles: `part` 0 and 1 hold the first and the last 8 of all 16 columns
-    // (split_activations), whose sums so share their lanes. In the second half of the lanes the high bits are two bits further up.
+    // Of two blocks: lane 4k + i holds the sum over the 16 columns of scale k + {0, 8, 4, 12}[i]. Bytes are brought together before
+    // they are unpacked, which takes fewer shuffles: `part` 0 and 1 hold the first and the last 8 of all 16 columns
+    // (split_activations), so that the sums of both parts share their lanes. In the second half of the lanes the high bits are two bits further up.
     INLINE void row_sums(const std::byte* p, const std::byte* x, i32x16* dot) {
         for (int block = 0; block < 2; block++, p += bytes, x += 512, dot++) {
             u64x8 q[2], h;

@@ -1,5 +1,5 @@
-// quire.compute.cpu.kernel_table: what the CPU backend asks of its kernels: their arguments, and the table of functions that each
-// instruction set fills (isa/).
+// quire.compute.cpu.kernel_table: the interface between the CPU backend and its kernels: the kernels' arguments, and the table of functions
+// that each instruction set fills (isa/).
 //
 // A GEMM is out [M × N] = x [M × K] · weightᵀ + bias: M tokens, N rows of the weight, K columns.
 export module quire.compute.cpu.kernel_table;
@@ -33,13 +33,13 @@ constexpr bool uses_integer_gemm(DType type) {
     }
 }
 
-// Those whose weights are repacked at load: 16 rows interleaved. The others are read in the file's order, and repacked at each
+// Types whose weights are repacked at load: 16 rows interleaved. Weights of other types are read in the file's order, and repacked at each
 // use where several tokens share the cost: their blocks take longer to come from memory than to repack.
 constexpr bool repacked_at_load(DType type) {
     return uses_integer_gemm(type) && type != DType::Q8_0 && type != DType::Q6_K;
 }
 
-// Those that unpack to integers of 14 bits, which include the sub-block's scale, instead of at most 8 bits.
+// Types that unpack to integers of 14 bits, which include the sub-block's scale, instead of at most 8 bits.
 constexpr bool wide_integers(DType type) { return type == DType::Q6_K || type == DType::IQ2_XS; }
 
 // The largest int16 that activations are quantised to: the sum of a weight and an activation must fit 16 bits (add_winograd).
@@ -47,7 +47,7 @@ constexpr bool wide_integers(DType type) { return type == DType::Q6_K || type ==
 constexpr std::int32_t max_activation(bool wide_weights) { return wide_weights ? 32767 - 4096 : 32767 - 128; }
 
 // int16-quantised activations: m tokens × k columns with a scale for each 32 columns; 256 times finer than the usual 8 bits,
-// because log-probabilities have to match those of float activations.
+// because log-probabilities have to match the ones of float activations.
 struct QuantisedRows {
     std::int64_t  m = 0, k = 0;
     std::int16_t* integers = nullptr; // [k / 32][m][32], each 4 columns in the order 0 2 1 3
@@ -57,7 +57,7 @@ struct QuantisedRows {
     bool          for_wide = false;   // any of the weights has wide_integers()
 };
 
-// The cache that weights are prefetched into. Prefetches into the L1 wait for one of its few line buffers, those into the L2 for
+// The cache that weights are prefetched into. A prefetch into the L1 waits for one of its few line buffers, a prefetch into the L2 for
 // one of many more; which of the two keeps more lines on their way depends on the processor. The results are the same.
 enum class Prefetch : std::uint8_t { l1, l2 };
 
@@ -99,7 +99,7 @@ struct AttentionTask {
     float            softcap      = 0;       // 0: none
     const float*     sinks        = nullptr; // a score of each head that has no value, or null
     const std::byte* k            = nullptr; // this kv head's part of block 0
-    const std::byte* v            = nullptr; // likewise; value_dim numbers of rows as long as those of k
+    const std::byte* v            = nullptr; // likewise; value_dim numbers of rows as long as k's
     std::size_t      block_stride = 0;       // bytes from a block's part to the next block's
     int              block_size   = 0;
     DType            kv_type      = DType::F16;
@@ -115,13 +115,13 @@ constexpr std::size_t attention_scratch(int n_queries, int head_dim) {
 }
 
 // One token's queries, worked on in three passes, each in any number of pieces, instead of by attention() alone; the same bits. The
-// chunks are those of `attention_chunk` positions from the first that the token sees.
+// chunks have `attention_chunk` positions each, from the first position that the token sees.
 struct SplitAttention {
     int    n_chunks = 0;
     float* scores   = nullptr; // [n_heads][n_chunks × attention_chunk] then weights
     float* highest  = nullptr; // [n_heads][n_chunks] the largest score of each chunk
     float* sums     = nullptr; // likewise: the sum of its weights
-    float* rescale  = nullptr; // likewise: the factor for what is summed up before it
+    float* rescale  = nullptr; // likewise: the factor for the sums of the chunks before
 };
 // Floats for the four, and how many chunks there are.
 constexpr std::size_t split_attention_floats(int n_heads, int n_chunks) {

@@ -2,7 +2,7 @@
 //
 // The kernels are always-inline functions over vectors of 16 floats, in the headers beside this file: gemm.h (integer and float
 // GEMM), attention.h, elementwise.h. Each module in isa/ compiles them with a target attribute (none, AVX2, AVX-512 ...), and the
-// compiler translates the vectors to what that target has. So the plain path is the reference for the wide ones, and the program
+// compiler translates the vectors to the target's registers. So the plain path is the reference for the wide ones, and the program
 // starts on any x86-64.
 //
 // Determinism: the order in which an output element is summed depends only on its own row. GEMM adds with ascending k, in the

@@ -1,4 +1,4 @@
-// quire.compute.cpu.tuning: chooses how the CPU kernels prefetch weights, by measuring it; measures what a plain sum would reach. Owns
+// quire.compute.cpu.tuning: measures how the CPU kernels best prefetch weights, and chooses it; measures the rate of a plain sum. Owns
 // nothing.
 //
 // Which cache weights should be prefetched into depends on the processor: on Zen 4, one token with Q8_0 takes twice as long if they
@@ -29,8 +29,8 @@ struct PrefetchChoice {
 std::optional<PrefetchChoice> choose_prefetch(const CpuKernels& kernels, ThreadPool& pool,
                                               std::span<const TensorView> weights);
 
-// The same, remembered for this processor, instruction set and number of threads in the user's cache folder
-// ($XDG_CACHE_HOME/quire or ~/.cache/quire). A file that cannot be read or written only costs the measurement.
+// The choice, remembered for this processor, instruction set and number of threads in the user's cache folder
+// ($XDG_CACHE_HOME/quire or ~/.cache/quire). If the file cannot be read or written, the next start measures again.
 std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int n_threads, DType type);
 void                          remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice);
 
@@ -173,15 +173,14 @@ std::optional<PrefetchChoice> remembered_prefetch(const CpuKernels& kernels, int
     return {};
 }
 
-// Replaces the whole file, so that what is broken in it goes. Of two processes at once one may lose its line, which costs another
-// measurement.
+// Replaces the whole file, and so broken lines, too. Of two processes at once one may lose its line, which costs another measurement.
 void remember_prefetch(const CpuKernels& kernels, int n_threads, const PrefetchChoice& choice) {
     const std::filesystem::path file = cache_file();
     if (file.empty()) return;
     const std::string        key   = key_of(kernels, n_threads, choice.type);
     std::vector<std::string> lines = remembered_lines();
     std::erase_if(lines, [&](const std::string& line) { return line.starts_with(key); });
-    if (lines.size() >= 300) lines.clear(); // so that what is written is read again
+    if (lines.size() >= 300) lines.clear(); // so that the file stays short enough to be read whole
     lines.push_back(key + (choice.into == Prefetch::l1 ? "l1" : "l2"));
     std::error_code error;
     std::filesystem::create_directories(file.parent_path(), error);

@@ -50,7 +50,7 @@ typedef _Float16      f16x16 __attribute__((vector_size(32)));
 // Up to this many tokens the float GEMM uses the register tile FEW, beyond it MANY.
 constexpr std::int64_t few_tokens = 32;
 
-// What a block of a quantised type consists of, for repacking: pieces of 16 bytes from byte `at` on, and smaller ones.
+// The parts of a quantised type's block, for repacking: pieces of 16 bytes from byte `at` on, and smaller ones.
 struct Piece {
     std::size_t offset, bytes;
 };

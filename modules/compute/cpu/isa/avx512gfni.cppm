@@ -37,7 +37,7 @@ namespace quire::avx512gfni {
 #define ANY_NEGATIVE(v) (__builtin_ia32_cvtd2mask512(v) != 0)
 #define TWO_BITS(v, at) __builtin_ia32_vgf2p8affineqb_v64qi((i8x64_)(v), (i8x64_)two_bits[(at) / 4], 0)
 typedef char i8x64_ __attribute__((vector_size(64)));
-// Each byte of a matrix is a row, that of bit 7 first: the bits of the source whose sum is a bit of the result.
+// Each byte of a matrix is a row, the row of bit 7 first: the bits of the source whose sum is a bit of the result.
 constexpr std::uint64_t bits_to_4_and_5(int at) { return std::uint64_t(1 << at) << 24 | std::uint64_t(2 << at) << 16; }
 constexpr u64x8         two_bits_at(int at) {
     const std::uint64_t first = bits_to_4_and_5(at), last = bits_to_4_and_5(at + 2);
