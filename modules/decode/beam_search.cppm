@@ -12,8 +12,8 @@ import quire.schedule.step_plan;
 
 export namespace quire {
 
-// What answers are ranked by. Of beams: the summed log-probability over a power of their length, as in `transformers`;
-// of samples: the mean log-probability, as in OpenAI's best_of. Lengths count generated tokens, an end token included.
+// The score that ranks answers. Of beams: the summed log-probability divided by a power of the length, as in `transformers`; of samples:
+// the mean log-probability, as in OpenAI's best_of. Lengths count generated tokens, an end token included.
 double score_of(const Request& request, double logprob, int n_generated);
 
 // One token after one beam.
@@ -40,7 +40,7 @@ public:
     BeamSearch(Scheduler& scheduler, Sampler& sampler) : scheduler_(scheduler), sampler_(sampler) {}
 
     struct Outcome {
-        bool             over     = false;   // no beam goes on, or none can still get among the best
+        bool             over     = false;   // no beam goes on, or no beam can still get among the best
         const Scheduled* unusable = nullptr; // the last row of this item is not usable(): nothing has happened
     };
     // `items` are all beams of one request. Finished answers are in group.finished, running beams in group.sequences, best first.
@@ -85,8 +85,8 @@ void extend_beam(std::span<const float> logits, int beam, double so_far, int n_b
             offer(best, n_best, {so_far + (double(logits[i]) - log_total), beam, Token(i)});
 }
 
-// Of all extensions of all beams by all tokens the best go on. Twice as many candidates are kept, for those that end; an end
-// among the first beam_width becomes an answer, a worse one is dropped.
+// The best extensions of all beams by all tokens go on. Twice as many candidates are kept, because some end; an end among the first
+// beam_width becomes an answer, a worse end is dropped.
 BeamSearch::Outcome BeamSearch::step(std::span<const Scheduled> items, std::span<const Token> end_tokens,
                                      StepRows& rows) {
     SequenceGroup& group  = *items[0].group;
@@ -127,7 +127,7 @@ BeamSearch::Outcome BeamSearch::step(std::span<const Scheduled> items, std::span
     }
     std::sort_heap(candidates_.begin(), candidates_.end());
 
-    // Ends first, while their parents are there; then the candidates that go on.
+    // Candidates that end come first, while their parents still exist; then the candidates that go on.
     const auto has = [](std::span<const Token> tokens, Token t) {
         return std::ranges::find(tokens, t) != tokens.end();
     };
@@ -148,8 +148,8 @@ BeamSearch::Outcome BeamSearch::step(std::span<const Scheduled> items, std::span
         group.finished.erase(std::min_element(group.finished.begin(), group.finished.end(),
                                               [&](const auto& a, const auto& b) { return score(a) < score(b); }));
 
-    // Beams without a child give their blocks back before any other takes new ones; of those with several, the first child
-    // goes on in the parent's place and the others fork it.
+    // Beams without a child give their blocks back before any other beam takes new ones. Of a beam with several children the first
+    // child goes on in the parent's place, and the others fork it.
     children_.assign(parents_.size(), 0);
     for (const BeamCandidate& c : candidates_) children_[std::size_t(c.beam)]++;
     for (std::size_t i = 0; i < parents_.size(); i++)
@@ -161,7 +161,7 @@ BeamSearch::Outcome BeamSearch::step(std::span<const Scheduled> items, std::span
         survivors_.push_back(first ? &parent : &scheduler_.fork(group, parent));
     }
     for (std::size_t i = 0; i < candidates_.size(); i++) extend(*survivors_[i], candidates_[i]);
-    // The order of the beams is that of their scores; ties of the next step are decided by it.
+    // The beams stand in the order of their scores; this order decides ties of the next step.
     for (std::size_t i = 0; i < survivors_.size(); i++) {
         auto at = std::find_if(group.sequences.begin(), group.sequences.end(),
                                [&](const auto& s) { return s.get() == survivors_[i]; });

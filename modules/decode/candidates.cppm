@@ -1,5 +1,5 @@
-// quire.decode.candidates: the tokens that can come next, and the samplers that leave some of them out, shape their distribution and draw
-// one (docs/sampling.md). **Owns** the list.
+// quire.decode.candidates: the list of tokens that can come next, and the samplers, which leave out tokens, shape the distribution and draw
+// one token (docs/sampling.md). **Owns** the list.
 export module quire.decode.candidates;
 
 import quire.core.base;
@@ -14,12 +14,12 @@ struct CandidateToken {
     Token token = 0;
 };
 
-// The better of two: the higher logit; of equals the lower id.
+// The better of two tokens: the one with the higher logit; of equal logits the one with the lower id.
 bool is_better(const CandidateToken& a, const CandidateToken& b);
 
 struct Drawn {
     Token  token    = -1; // -1: there is none
-    double surprise = 0;  // mirostat: in bits, among the tokens that were left
+    double surprise = 0;  // mirostat: in bits, among the tokens that the samplers left
 };
 
 // How many tokens of a vocabulary that follows Zipf's law with this exponent have a mean surprise of mu bits.
@@ -29,7 +29,7 @@ class Candidates {
 public:
     explicit Candidates(int vocab_size);
 
-    // Draws from the logits, of which one is finite and none is +infinity; NaN counts as -infinity. The temperature is not 0.
+    // Draws from the logits. At least one logit is finite and none is +infinity; NaN counts as -infinity. The temperature is not 0.
     // `uniform`, `xtc_uniform`: random numbers in [0, 1). `mu`: mirostat's limit in bits.
     Drawn draw(std::span<const float> logits, const SamplingParams& params, double uniform, double xtc_uniform,
                double mu);
@@ -78,7 +78,7 @@ Token Candidates::best() const {
     return std::min_element(kept_.begin(), kept_.end(), is_better)->token; // is_better: "comes before"
 }
 
-// The sums of masses are those of the tokens in their present order: each sampler's order depends on the logits alone.
+// Masses are summed in the present order of the tokens: each sampler's order depends on the logits alone.
 void Candidates::weigh(float temperature) {
     float limit = -std::numeric_limits<float>::infinity();
     for (const CandidateToken& c : kept_) limit = std::max(limit, c.logit);
@@ -109,8 +109,8 @@ void Candidates::keep_best(std::size_t n) {
     keep_first(n);
 }
 
-// Meister et al., "Locally Typical Sampling", 2022. A token's surprise less the entropy is its distance below the best logit
-// less the mean of these. Of equal distances all stay.
+// Meister et al., "Locally Typical Sampling", 2022. A token's surprise less the entropy is the token's distance below the best logit
+// less the mean of these distances. Of equal distances all stay.
 void Candidates::keep_typical(float p) {
     weigh();
     float limit = -std::numeric_limits<float>::infinity();
@@ -162,7 +162,7 @@ void Candidates::keep_likely(float min_p) {
 void Candidates::leave_out_best(float threshold) {
     weigh();
     const double          least = double(threshold) * total_mass(kept_);
-    const CandidateToken* last  = nullptr; // the worst of those above the threshold
+    const CandidateToken* last  = nullptr; // the least likely token above the threshold
     for (const CandidateToken& c : kept_)
         if (double(c.mass) >= least && (last == nullptr || is_better(*last, c))) last = &c;
     if (last == nullptr) return;
@@ -172,7 +172,8 @@ void Candidates::leave_out_best(float threshold) {
     keep_first(std::size_t(end - kept_.begin()));
 }
 
-// With a range, from its lower end, where one token has all the probability, to its upper end, where all are equally likely.
+// The temperature: the lower end of the range where one token has all the probability, the upper end where all tokens are equally
+// likely.
 float Candidates::temperature(const SamplingParams& params) const {
     if (params.dynatemp_range <= 0 || kept_.size() < 2) return params.temperature;
     double total = 0, sum = 0, limit = -std::numeric_limits<double>::infinity();
@@ -202,7 +203,7 @@ void Candidates::keep_by_surprise(double mu) {
 
 double zipf_rank(double exponent, double mu, double vocab) {
     const double epsilon = exponent - 1;
-    // The limit of the fraction, where its parts would both be 0.
+    // The limit of the fraction, where numerator and denominator would both be 0.
     const double norm = std::abs(epsilon) < 1e-9 ? 1 / std::log(vocab) : epsilon / (1 - std::pow(vocab, -epsilon));
     const double k    = std::pow(norm * std::exp2(mu), 1 / exponent);
     return std::isnan(k) ? vocab : k;

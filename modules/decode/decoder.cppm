@@ -21,25 +21,26 @@ export namespace quire {
 
 class Decoder {
 public:
-    // `end_tokens`: generation ends with one of these. `forces`: where a constraint leaves one way to go on, its tokens, which this
-    // tokenizer makes, are appended without being sampled while at most so many requests run; null: they are sampled.
+    // `end_tokens`: generation ends with one of these. `forces`: the tokenizer of forced text. Where a constraint allows only one
+    // continuation, its tokens are appended without being sampled, while at most `force_up_to` requests run. Null: all tokens are sampled.
     Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
             const Tokenizer* forces = nullptr, int force_up_to = 0);
     Decoder(const Decoder&)            = delete;
     Decoder& operator=(const Decoder&) = delete;
 
-    // Before the step: fills in the plan's sampling tasks for a device that samples. Rows beyond its limits are left to deliver().
-    // The masks of all its sequences are made: a sequence whose mask takes too long is put off.
+    // Before the step: fills in the plan's sampling tasks for a device that samples; deliver() samples the rows beyond the device's limits.
+    // Makes the masks of the step's sequences: a sequence whose mask takes too long is put off.
     void plan_sampling(std::span<const Scheduled> items, const SamplingLimits& limits, StepPlan& plan);
-    // The step has run and is committed: `items` are what it scheduled, `results` what it brought. Appends outputs;
-    // requests that are over leave the scheduler, so that their blocks serve the next step.
+    // The step has run and is committed: `items` are its scheduled sequences, `results` its results. Appends outputs; requests that are
+    // over leave the scheduler, so that their blocks serve the next step.
     void deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out);
-    // Before the step: those whose masks were made beside the steps go on; appends outputs. Whether some wait for theirs.
+    // Before the step: the sequences whose masks were made beside the steps go on; appends outputs. waits(): whether a sequence still
+    // waits for its mask.
     void resume(std::vector<Output>& out);
     bool waits() const { return !late_.empty(); }
-    // Until one of those masks is there, at most so long.
+    // Waits until one of these masks is made, at most `seconds`.
     void wait(double seconds) { mask_makers_.wait(seconds); }
-    // Ends a request in whatever state it is; its outputs say `reason`. Nothing happens when it does not exist (any more).
+    // Ends a request, whatever its state; its outputs have `reason`. Does nothing when no such request exists (any more).
     void finish(RequestId id, FinishReason reason, const std::string& message, std::vector<Output>& out);
     // Ends one of several answers, whether it has begun or not; the others go on. With the last one its request ends.
     void cancel_answer(RequestId id, int index, std::vector<Output>& out);
@@ -48,9 +49,9 @@ private:
     // The next token of an answer.
     struct NextToken {
         Token            token   = 0; // -1: there is none
-        double           logprob = 0; // where answers are ranked by it
-        double           mu      = 0; // mirostat's state behind it
-        PositionLogprobs logprobs{};  // where it was asked for
+        double           logprob = 0; // only where answers are ranked by log-probability
+        double           mu      = 0; // mirostat's state behind the token
+        PositionLogprobs logprobs{};  // only where the request wants log-probabilities
     };
     NextToken next_token(SequenceGroup& group, const Scheduled& item, int stream, int draw);
     bool      add_prompt_logprobs(const Scheduled& item);
@@ -86,17 +87,17 @@ private:
     BeamSearch             beam_search_;
     StepRows               rows_;
     Pooler                 pooler_;
-    std::vector<Output>    partial_; // what was asked for about a prompt that is not computed completely
+    std::vector<Output>    partial_; // results of prompts that are not computed completely
     std::vector<Sequence*> answers_; // scratch
     std::vector<NextToken> next_;
     std::vector<Token>     banned_;
     std::vector<Ended>     failed_; // by this step
     // Of each item of the step.
     struct ItemMask {
-        int         at    = -1; // where it begins in masks_; -1: it has none
-        int         in    = -1; // where in the plan
-        int         slow  = 0;  // 1: it was not made, and is made beside the steps
-        std::string error = {}; // why there is none
+        int         at    = -1; // where the mask begins in masks_; -1: the item has no mask
+        int         in    = -1; // where the mask begins in the plan's masks
+        int         slow  = 0;  // 1: the mask was not made in time, and is made beside the steps
+        std::string error = {}; // why there is no mask
     };
     // A sequence that waits for its mask.
     struct Late {
@@ -120,7 +121,7 @@ module :private;
 
 namespace quire {
 
-// Answers that are compared with one another are given when all are there.
+// Answers that are compared with one another are given when all are complete.
 bool withheld(const Request& request) { return request.beam_width > 0 || request.best_of > request.n; }
 
 bool is_cancelled(const SequenceGroup& group, int answer) {
@@ -144,7 +145,7 @@ bool takes_best(const Request& r) {
     return is_plain_greedy(r.sampling) && r.sampling.logprobs < 0 && !withheld(r) && !r.constraint;
 }
 
-// The token that has to come, unless the constraint forbids it (`bits` is its mask; empty: there is none).
+// The token that has to come, unless the constraint's mask `bits` forbids it (empty: no mask).
 std::optional<Token> forced(const Sequence& s, std::span<const std::uint64_t> bits) {
     const std::optional<Token> token = s.reasoning ? s.reasoning.forced() : std::nullopt;
     if (!token || bits.empty() || (bits[std::size_t(*token) / 64] >> (*token % 64) & 1) != 0) return token;
@@ -219,7 +220,8 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
         if (takes_best(r) && never.empty() && !forced(sequence, {})) continue;
         SamplingTask task = task_of(item.first_logit_row + item.n_logit_rows - 1);
         task.first_mask   = item_masks_[i].in;
-        if (sequence.constraint && task.first_mask < 0) continue; // on the host, or it says why there is none
+        if (sequence.constraint && task.first_mask < 0)
+            continue; // the host samples, or the mask's error ends the request
         task.n_top    = std::max(p.logprobs, r.beam_width > 0 ? 2 * r.beam_width : 0);
         task.logprobs = p.logprobs >= 0 || withheld(r);
         if (r.beam_width == 0 && !add_drawing(item, never, task, sampling)) continue;
@@ -227,13 +229,14 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
     }
 }
 
-// Time of the engine's thread for all masks of a step: `step_patience`, and `patience_each` for each sequence.
-// All forced tokens of a step: `step_patience`.
+// Time limits of the engine's thread: for all masks of a step `step_patience`, and `patience_each` more for each sequence; for all
+// forced tokens of a step `step_patience`.
 constexpr auto step_patience = std::chrono::microseconds(1500), patience_each = std::chrono::microseconds(30);
-// Of one sequence, once it waits; of all masks of a sequence that were made beside the steps.
+// Time limits of masks that are made beside the steps: of one mask, and of all masks of one sequence.
 constexpr double late_seconds = 30, all_late_seconds = 15;
 
-// The masks of a step. Those of different constraints are made at the same time. A group is put off where one of its masks is not there in time.
+// Makes the masks of a step; masks of different constraints are made at the same time. If one mask of a group is not made in time, the
+// group is put off.
 void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits& limits, SamplingPlan& plan) {
     masks_.clear();
     item_masks_.assign(items.size(), {});
@@ -300,7 +303,7 @@ void Decoder::resume(std::vector<Output>& out) {
         SequenceGroup* group = scheduler_.find(l.id);
         const bool     there =
             group && std::ranges::any_of(group->sequences, [&](const auto& s) { return s.get() == l.sequence; });
-        if (!there) { // it ended meanwhile
+        if (!there) { // the sequence has ended meanwhile
             l.job->stop = true;
             continue;
         }
@@ -331,7 +334,7 @@ void Decoder::resume(std::vector<Output>& out) {
     failed_.clear();
 }
 
-// What is drawn from the last row of an item: the task's parameters, its edits and random numbers. False: it has to be done on the host.
+// The draw from the last row of an item: the task's parameters, edits and random numbers. False: the host has to draw.
 bool Decoder::add_drawing(const Scheduled& item, std::span<const Token> never, SamplingTask& task, SamplingPlan& plan) {
     const SequenceGroup&  group    = *item.group;
     const SamplingParams& p        = group.request.sampling;
@@ -360,7 +363,7 @@ bool Decoder::add_drawing(const Scheduled& item, std::span<const Token> never, S
     task.mu                = float(sequence.mu);
     task.only_edited       = !p.allowed_tokens.empty();
     if (p.xtc_probability > 0) {
-        // Of several answers each decides for itself what is left out; a task has one set of tokens.
+        // Each of several answers leaves out tokens of its own; a task has one set of tokens.
         if (task.n_uniforms > 1 && p.xtc_probability < 1) {
             plan.uniforms.resize(std::size_t(task.first_uniform));
             return false;
@@ -426,7 +429,7 @@ void Decoder::remove_done(std::vector<Output>& out, std::size_t first) {
             if (auto group = scheduler_.remove_finished(out[i].id)) out[i].sharing = group->sharing;
 }
 
-// Row i of an item cannot be used: its request ends with this step, the others go on. Always false.
+// Row i of an item cannot be used: the item's request ends with this step, other requests go on. Always false.
 bool Decoder::fail(const Scheduled& item, int i, std::string_view what) {
     const int position = item.first + item.n_tokens - item.n_logit_rows + i;
     failed_.push_back({item.group->id, FinishReason::failed,
@@ -435,7 +438,7 @@ bool Decoder::fail(const Scheduled& item, int i, std::string_view what) {
     return false;
 }
 
-// The rows from which tokens are taken on the host get their masks. False: the request failed.
+// Puts the masks on the rows from which the host takes tokens. False: the request failed.
 bool Decoder::constrain(std::span<const Scheduled> items, std::size_t first) {
     for (std::size_t i = 0; i < items.size(); i++) {
         const Scheduled& item = items[i];
@@ -470,7 +473,7 @@ bool Decoder::add_prompt_logprobs(const Scheduled& item) {
     return true;
 }
 
-// Rows of a prompt that was preempted come again; each is added once.
+// The rows of a preempted prompt come again; each row is added once.
 bool Decoder::add_hidden(const Scheduled& item) {
     Output& sum = partial_of(item.group->id);
     for (int i = 0; i < item.n_logit_rows; i++) {
@@ -494,7 +497,7 @@ void Decoder::output_embedding(SequenceGroup& group, std::vector<Output>& out) {
     scheduler_.free(group, *group.sequences[0], FinishReason::stop);
 }
 
-// The prompt is computed: what was asked for about it goes out with the first token.
+// The prompt is computed: its log-probabilities and logits go out with the first token.
 void Decoder::end_prompt(const Scheduled& item, std::vector<Output>& out) {
     SequenceGroup& group = *item.group;
     group.prompt_done    = true;
@@ -511,7 +514,7 @@ void Decoder::end_prompt(const Scheduled& item, std::vector<Output>& out) {
     output.done    = true;
 }
 
-// Nothing is to be generated: what was asked for about the prompt is all.
+// The request generates nothing: the prompt's log-probabilities and logits are the whole output.
 void Decoder::output_prompt(SequenceGroup& group, std::vector<Output>& out) {
     const std::vector<int> open = open_answers(group);
     for (int i : open) {
@@ -523,7 +526,7 @@ void Decoder::output_prompt(SequenceGroup& group, std::vector<Output>& out) {
     scheduler_.free(group, *group.sequences[0], FinishReason::length);
 }
 
-// What was asked for about the prompt goes out once, with the first answer.
+// The prompt's log-probabilities and logits go out once, with the first answer.
 void Decoder::attach_prompt(Output& output) {
     const auto partial = std::ranges::find(partial_, output.id, &Output::id);
     if (partial == partial_.end()) return;
@@ -556,11 +559,11 @@ void Decoder::append(SequenceGroup& group, Sequence& s, NextToken next, std::vec
     else if (group.sequences.empty()) output_best(group, out);
 }
 
-// The tokens behind the last one that the constraint leaves no choice about. Where the request says anything else about single
-// tokens, or wants their probabilities, they are sampled like all others.
+// Appends the tokens behind the last one for which the constraint leaves no choice. If the request has other rules for single tokens, or
+// wants log-probabilities, these tokens are sampled like all others.
 void Decoder::fast_forward(SequenceGroup& group, Sequence& s, std::vector<Output>& out) {
     const bool forces = can_fast_forward(group, s);
-    // Where its masks take long the next one is made beside the steps from the beginning.
+    // If the sequence's masks take long, its next mask is made beside the steps from the beginning.
     if (s.constraint && s.finish == FinishReason::none && s.slow_masks) return make_beside(group, s, forces);
     if (forces) force(group, s, out);
 }
@@ -582,7 +585,7 @@ bool Decoder::can_fast_forward(const SequenceGroup& group, const Sequence& s) co
            scheduler_.can_force(group, s) && !forced(s, {});
 }
 
-// Tokens that are forbidden now: those that end an answer which has fewer than min_tokens.
+// The tokens that are forbidden now: end tokens, while the answer has fewer than min_tokens.
 std::span<const Token> Decoder::banned(const SequenceGroup& group, const Sequence& sequence) {
     const Request& r = group.request;
     if (group.n_generated(sequence) >= r.min_tokens) return {};
@@ -591,7 +594,7 @@ std::span<const Token> Decoder::banned(const SequenceGroup& group, const Sequenc
     return banned_;
 }
 
-// The next token of one answer: the device's best, one that it sampled, or from the row on the host.
+// The next token of one answer: the device's best token, a token that the device sampled, or a token from the row on the host.
 Decoder::NextToken Decoder::next_token(SequenceGroup& group, const Scheduled& item, int stream, int draw) {
     const Request&               r    = group.request;
     const int                    last = item.n_logit_rows - 1;
@@ -627,7 +630,7 @@ Decoder::NextToken Decoder::next_token(SequenceGroup& group, const Scheduled& it
         if (withheld(r)) next.logprob = sampler_.logprob(logits, next.token);
         if (r.sampling.logprobs >= 0) next.logprobs = sampler_.logprobs(logits, next.token, r.sampling.logprobs);
     }
-    // Tokens that the constraint forbids are not among the best.
+    // The best tokens do not include tokens that the constraint forbids.
     if (r.constraint)
         std::erase_if(next.logprobs.top,
                       [](const TokenLogprob& t) { return t.logprob == -std::numeric_limits<float>::infinity(); });
@@ -639,16 +642,16 @@ void Decoder::sample(std::span<const Scheduled> items, std::vector<Output>& out)
     const int      width = group.request.width();
     Sequence&      first = *items[0].sequence;
     if (group.n_generated(first) == 0 && width > 1) {
-        // One row, the prompt's last: the first token of every answer is sampled from it.
+        // The first token of every answer is sampled from one row, the last row of the prompt.
         next_.clear();
         for (int i = 0; i < width; i++) next_.push_back(next_token(group, items[0], i, i));
         if (std::ranges::any_of(next_, [](const NextToken& t) { return t.token < 0; })) {
-            group.prompt_done = false; // there is no sequence for each answer
+            group.prompt_done = false; // the answers have no sequences yet
             return fail_without_token(items[0]);
         }
         answers_.assign(1, &first);
         while (int(answers_.size()) < width) answers_.push_back(&scheduler_.fork(group, first));
-        // What was cancelled meanwhile ends first: who is last says that the request is over.
+        // Answers that were cancelled meanwhile end first: the last open answer reports that the request is over.
         const auto dropped = [&](int i) { return !withheld(group.request) && is_cancelled(group, i); };
         for (int i = 0; i < width; i++)
             if (dropped(i)) scheduler_.free(group, *answers_[std::size_t(i)], FinishReason::cancelled);
@@ -674,7 +677,7 @@ void Decoder::fail_without_token(const Scheduled& item) {
                            "allowed tokens, bad words, biases and min_tokens leave none")});
 }
 
-// The n best of all answers, those that did not come to an end included.
+// Outputs the n best of all answers, including answers that did not come to an end.
 void Decoder::output_best(SequenceGroup& group, std::vector<Output>& out) {
     const Request& r = group.request;
     while (!group.sequences.empty()) scheduler_.free(group, *group.sequences.back(), FinishReason::length);
@@ -704,7 +707,7 @@ void Decoder::cancel_answer(RequestId id, int index, std::vector<Output>& out) {
     SequenceGroup* group = scheduler_.find(id);
     if (!group) return;
     const std::vector<int> open = open_answers(*group);
-    if (std::ranges::find(open, index) == open.end()) return; // ended before: nobody goes along with it
+    if (std::ranges::find(open, index) == open.end()) return; // the answer has ended before
     if (open.size() == 1) return finish(id, FinishReason::cancelled, "", out);
     Output& output = out.emplace_back(output_of(*group, index));
     output.finish  = FinishReason::cancelled;
@@ -717,9 +720,9 @@ void Decoder::finish(RequestId id, FinishReason reason, const std::string& messa
     std::unique_ptr<SequenceGroup> group = scheduler_.remove(id);
     if (!group) return; // ended before
     const bool was_pinned = group->request.pin && group->prompt_done;
-    if (was_pinned) return; // its last output went out when it was ready
+    if (was_pinned) return; // the last output went out when the pin was ready
     if (withheld(group->request) && reason == FinishReason::length && group->prompt_done) {
-        // It outgrew the pool: its answers as far as they came.
+        // The request outgrew the pool: its answers go out as far as they came.
         for (auto& s : group->sequences) {
             s->finish = reason;
             group->finished.push_back(std::move(s));

@@ -14,21 +14,21 @@ import quire.text.grammar.constraint;
 
 export namespace quire {
 
-// A state of a text that is prepared (ConstraintState::prepare), whose owner sets `stop` when nobody waits for it any more.
+// A constraint's state whose mask is prepared (ConstraintState::prepare). The owner sets `stop` when no sequence waits for it any more.
 struct MaskJob {
     MaskJob(ConstraintState s, bool also_forced, double before)
         : state(std::move(s)), forced(also_forced), seconds(before) {}
 
-    ConstraintState                             state; // the makers' until `done`
+    ConstraintState                             state; // used by the makers alone until `done`
     const bool                                  forced;
-    double                                      seconds;       // that this request's jobs have taken
-    bool                                        slow  = false; // this one took longer than a step can wait
-    bool                                        done  = false; // as MaskMakers::is_done() says it
+    double                                      seconds;       // that earlier jobs of this request have taken
+    bool                                        slow  = false; // this job took longer than a step can wait
+    bool                                        done  = false; // read by MaskMakers::is_done()
     std::atomic<bool>                           stop  = false;
     const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };
 
-// One owner calls it.
+// One thread calls the functions of a MaskMakers.
 class MaskMakers {
 public:
     // No thread runs before the first job.
@@ -37,16 +37,16 @@ public:
     MaskMakers(const MaskMakers&)            = delete;
     MaskMakers& operator=(const MaskMakers&) = delete;
 
-    // Of those that wait, the one whose request has taken least comes next.
+    // Of the waiting jobs, the job whose request has taken the least time runs next.
     void add(std::shared_ptr<MaskJob> job);
     bool is_done(const MaskJob& job);
-    // Until a job is done that was not at the last call, or the time has passed.
+    // Waits until a job is done that was not done at the last call, at most `seconds`.
     void wait(double seconds);
 
 private:
     void work();
 
-    std::mutex                            mutex_; // of all below, and of MaskJob::done
+    std::mutex                            mutex_; // guards the members below, and MaskJob::done
     std::condition_variable               added_, finished_;
     std::vector<std::shared_ptr<MaskJob>> waiting_, running_;
     int                                   n_finished_ = 0, n_seen_ = 0;
@@ -60,7 +60,7 @@ module :private;
 
 namespace quire {
 
-// Longer than this, and the next one is made here from the beginning.
+// If a mask takes longer than this, the sequence's next mask is made here from the beginning.
 constexpr double long_seconds = 0.001;
 
 MaskMakers::~MaskMakers() {
@@ -76,7 +76,7 @@ MaskMakers::~MaskMakers() {
 void MaskMakers::add(std::shared_ptr<MaskJob> job) {
     std::scoped_lock lock(mutex_);
     waiting_.push_back(std::move(job));
-    // Few: they are to leave the processors to the steps.
+    // Few threads: the steps need the processors.
     const std::size_t most = physical_cores() > 2 ? 2 : 1;
     if (threads_.size() < std::min(most, waiting_.size() + running_.size())) threads_.emplace_back([this] { work(); });
     added_.notify_one();
@@ -107,7 +107,7 @@ void MaskMakers::work() {
         const Stopwatch watch;
         try {
             if (!job->stop) (void)job->state.prepare(job->forced, {.stop = &job->stop});
-        } catch (const std::bad_alloc&) { // then it comes again
+        } catch (const std::bad_alloc&) { // the sequence asks for the mask again
         }
         const double took = watch.seconds();
         lock.lock();

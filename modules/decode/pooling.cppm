@@ -16,9 +16,9 @@ public:
     // `tensors`: views of the file.
     Pooler(const ModelConfig& config, const ModelTensors& tensors);
 
-    // Takes up the state of one position of a text of n positions; `pooled` is empty at first.
+    // Adds the state of one position of a text of n positions to `pooled`, which is empty at first.
     void add(std::span<const float> state, int position, int n, std::vector<float>& pooled) const;
-    // After the last: a vector of length 1, or of one number, the score as a probability.
+    // After the last position: a vector of length 1, or of one number, the score as a probability.
     void finish(std::vector<float>& pooled) const;
 
 private:
@@ -76,7 +76,7 @@ void Pooler::finish(std::vector<float>& pooled) const {
         pooled               = {float(1 / (1 + std::exp(against - scores[0])))};
         return;
     }
-    // The mean has the direction of the sum, and only that counts.
+    // The sum has the direction of the mean, and only the direction counts.
     double squares = 0;
     for (float v : pooled) squares += double(v) * double(v);
     const double length = std::sqrt(squares);

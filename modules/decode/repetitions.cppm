@@ -7,18 +7,18 @@ import quire.core.std;
 export namespace quire {
 
 struct Repetition {
-    Token token  = 0; // came next, the last time
-    int   length = 0; // so many last tokens stood before it
+    Token token  = 0; // the token that came next the last time
+    int   length = 0; // so many of the last tokens also stood before that token
 };
 
 class Repetitions {
 public:
-    // All of at least `least` tokens, their lengths cut at `most`; a token may be among them more than once. Takes time in
-    // proportion to the tokens. Valid until the next call.
+    // All repetitions of at least `least` tokens, their lengths cut at `most`; a token may stand in several. Takes time in proportion to
+    // the number of tokens. Valid until the next call.
     std::span<const Repetition> find(std::span<const Token> tokens, int least, int most);
 
 private:
-    std::vector<int>        lengths_; // [k]: as many last tokens also stand k before the end
+    std::vector<int>        lengths_; // [k]: so many of the last tokens also stand k tokens before the end
     std::vector<Repetition> found_;
 };
 

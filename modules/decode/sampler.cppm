@@ -16,9 +16,9 @@ export namespace quire {
 // Uniform in [0, 1), a pure function of its arguments.
 double random_at(std::uint64_t seed, std::uint64_t position);
 
-// Where in its request a token is sampled.
+// The place in its request at which a token is sampled.
 struct SamplePoint {
-    int           stream   = 0; // number of the answer: each samples as one alone with seed + stream would
+    int           stream   = 0; // number of the answer, which samples like a request of one answer with seed + stream
     std::uint64_t position = 0; // of the token in its answer's whole text
     double        mu       = 0; // mirostat's state
 };
@@ -35,26 +35,26 @@ class Sampler {
 public:
     explicit Sampler(int vocab_size);
 
-    // The next token after `history` (prompt, then n_generated tokens of ours). First the logits processors: repetition penalty,
+    // The next token after `history` (the prompt, then n_generated generated tokens). First the logits processors: repetition penalty,
     // presence and frequency penalty, DRY, logit bias, forbidden tokens (allowed_tokens, bad_words, `banned`). Then greedy, or a
     // draw from the candidates that the samplers leave.
     // Token -1: the row is not usable(), or every token is forbidden.
     Sample sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                   int n_generated, const SamplePoint& at, std::span<const Token> banned = {});
-    // The same at the end of `history`, in the answer `stream`; mirostat is at its first token.
+    // The next token at the end of `history`, in the answer `stream`; mirostat is at its first token.
     Token sample(std::span<const float> logits, const SamplingParams& params, std::span<const Token> history,
                  int n_generated, int stream = 0, std::span<const Token> banned = {});
 
-    // The logits processors as a list of edits, each token once; appended to `edits`. Where there are allowed_tokens, they are
-    // the list, and no other token can be sampled.
+    // The logits processors as a list of edits, each token once; appended to `edits`. With allowed_tokens the list has just these tokens,
+    // and no other token can be sampled.
     void list_edits(const SamplingParams& params, std::span<const Token> history, int n_generated,
                     std::span<const Token> banned, std::vector<LogitEdit>& edits);
 
-    // The logits of all that follows are usable().
+    // The functions below take logits that are usable().
 
     // ln softmax of the raw logits: of `token`, and of the `n_top` best ones, best first (ties: lower id first).
     PositionLogprobs logprobs(std::span<const float> logits, Token token, int n_top);
-    // ln softmax of the raw logits, of `token`; takes no memory.
+    // ln softmax of the raw logits, of `token`; allocates no memory.
     double logprob(std::span<const float> logits, Token token);
 
 private:
@@ -68,8 +68,8 @@ private:
     std::vector<CandidateToken> best_; // of logprobs()
 };
 
-// Whether the allowed tokens, biases and bad words leave a token that can come first, of those that are not `banned`. A bias
-// of -100 counts as a ban, as OpenAI has it.
+// Whether the allowed tokens, biases and bad words leave a first token that is not `banned`. A bias of -100 counts as a ban, as in
+// OpenAI's API.
 bool can_draw(const SamplingParams& params, int vocab_size, const std::function<bool(Token)>& banned);
 
 // Greedy, on the logits as they are.
@@ -78,10 +78,10 @@ bool is_plain_greedy(const SamplingParams& params);
 // The lowest id among the largest values; NaN is never the largest.
 Token argmax(std::span<const float> logits);
 
-// ln Σ exp(logits); they are usable().
+// ln Σ exp(logits); the logits are usable().
 double log_sum_exp(std::span<const float> logits);
 
-// They have a softmax: no NaN, no +infinity, and not all are -infinity.
+// Whether the logits have a softmax: no NaN, no +infinity, and not only -infinity.
 bool usable(std::span<const float> logits);
 
 } // namespace quire
@@ -148,7 +148,7 @@ bool is_plain_greedy(const SamplingParams& params) {
 Sampler::Sampler(int vocab_size)
     : row_(std::size_t(vocab_size)), seen_(std::size_t(vocab_size)), candidates_(vocab_size) {}
 
-// Those that cost something.
+// The repetitions that DRY penalises: of at least allowed_length tokens.
 std::span<const Repetition> Sampler::repetitions(const DryParams& dry, std::span<const Token> history) {
     const std::size_t n = dry.last_n < 0 ? history.size() : std::min(history.size(), std::size_t(dry.last_n));
     const std::span<const Token> recent = history.last(n);
@@ -157,7 +157,7 @@ std::span<const Repetition> Sampler::repetitions(const DryParams& dry, std::span
     return repetitions_.find(recent, std::max(dry.allowed_length, 1), most);
 }
 
-// Cut where the power would be infinite.
+// The exponent is cut where the power would be infinite.
 float dry_penalty(const DryParams& dry, int length) {
     constexpr double most  = 88; // ln of a large float
     const double     power = double(length - dry.allowed_length) * std::log(double(dry.base));
@@ -184,7 +184,7 @@ void Sampler::list_edits(const SamplingParams& params, std::span<const Token> hi
         for (Token t : recent) edit(t).divide = params.repetition_penalty;
     if (params.presence_penalty != 0 || params.frequency_penalty != 0)
         for (Token t : recent.last(std::min(window, std::size_t(n_generated)))) edit(t).times++;
-    if (params.dry.on()) // of several repetitions that a token would continue the longest counts
+    if (params.dry.on()) // if a token would continue several repetitions, the longest counts
         for (auto [token, length] : repetitions(params.dry, history)) {
             if (params.dry.breakers && params.dry.breakers->breaks(token)) continue;
             int& longest = edit(token).repeats;
@@ -261,7 +261,7 @@ PositionLogprobs Sampler::logprobs(std::span<const float> logits, Token token, i
     if (token >= 0) result.chosen = logprob(token);
     const auto n = std::min(std::size_t(std::max(n_top, 0)), logits.size());
     if (n == 0) return result;
-    // A heap of the n best so far, the worst of them on top: one pass, and most tokens cost one comparison.
+    // A heap of the n best tokens so far, with the worst on top: one pass, and most tokens cost one comparison.
     best_.resize(n);
     const std::span<CandidateToken> heap(best_);
     std::size_t                     filled = 0;

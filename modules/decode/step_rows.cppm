@@ -1,4 +1,4 @@
-// quire.decode.step_rows: the logit rows of a step: what a device sampled from a row, or else the row itself on the host. Plain
+// quire.decode.step_rows: the logit rows of a step: the results that the device sampled from a row, or the row itself on the host. Plain
 // views, valid until the next step.
 export module quire.decode.step_rows;
 
@@ -17,14 +17,14 @@ public:
     // Before the step: its sampling tasks, one for a row at most.
     void clear_tasks(std::size_t n_rows) { tasks_.assign(n_rows, SamplingTask{.row = -1}); }
     void add_task(const SamplingTask& task) { tasks_[std::size_t(task.row)] = task; }
-    // After it. `results` stays until the rows of the next step.
+    // After the step. `results` stays valid until the next step.
     void begin(const StepResults& results);
 
-    // From here on the logits of row i of an item are -infinity for all tokens but those whose bit is set.
+    // From now on the logits of row i of an item are -infinity for all tokens whose bit is 0.
     void constrain(const Scheduled& item, int i, std::span<const std::uint64_t> bits);
 
-    // Of row i of an item's rows: the logits, copied to the host at the first call; the results of its sampling task, if there
-    // was one, and the task; the most likely token, where the device says it; the hidden state.
+    // Of row i of an item's rows: the logits, copied to the host at the first call; the results of its sampling task, and the task, if
+    // the row has one; the most likely token, if the device gives it; the hidden state.
     std::span<const float>        logits(const Scheduled& item, int i);
     std::span<const TokenLogprob> sampled(const Scheduled& item, int i) const;
     const SamplingTask&           task(const Scheduled& item, int i) const { return tasks_[at(item, i)]; }
@@ -38,7 +38,7 @@ private:
 
     std::size_t                               vocab_;
     const StepResults*                        results_ = nullptr;
-    std::span<const float>                    logits_;      // of all rows, once one was wanted
+    std::span<const float>                    logits_;      // of all rows, after the first use of one
     std::vector<SamplingTask>                 tasks_;       // by logit row; row -1: none
     std::map<std::size_t, std::vector<float>> constrained_; // rows of this step
 };
