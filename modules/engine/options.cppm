@@ -1,4 +1,4 @@
-// quire.engine.options: what an engine is asked for. Owns nothing.
+// quire.engine.options: the options of an engine. Owns nothing.
 export module quire.engine.options;
 
 import quire.core.std;
@@ -19,7 +19,7 @@ struct EngineOptions {
     int         tensor_parallel = 1; // ranks: GPUs that share the model, or parts of the CPU's threads
     int         ranks_per_gpu   = 1; // more: ranks share a GPU, which is slow, to test where there are few
     ProcessSpec processes{};         // that have these ranks, as many each
-    double      rank_seconds = 0;    // without an answer of a rank it is lost; 0: 10 on a GPU, 60 on a CPU
+    double      rank_seconds = 0;    // a rank without an answer for so long is lost; 0: 10 on a GPU, 60 on a CPU
     bool        fusion       = true; // false: on a GPU every operation runs alone
     int         threads      = 0;    // 0: the physical cores
     std::string isa{};               // "": the best this CPU has; "plain", "avx2", "avxvnni", "avx512"
@@ -32,27 +32,26 @@ struct EngineOptions {
     int            swap_blocks     = -1;                        // of the swap pool, likewise; -1: as many as KV blocks
     PreemptionMode preemption_mode = PreemptionMode::automatic; // how preempted requests get their KV back
     double         watermark       = 0.04; // fraction of the blocks kept free when a request starts while others run
-    // A request that is computed again uses those of its blocks that nobody took meanwhile.
+    // A request that is computed again uses those of its former blocks that no other request has taken.
     bool        keep_preempted = true;
     CacheLayout layout{};           // of the model: an engine's options() say it
     System system  = System::quire; // others reserve contiguous memory, for comparison; without swap and prefix cache
     KvType kv_type = KvType::f16;
     // Of one step, chunks of prompts included. 0: as many as a device is good at, 4096 on a GPU with much memory for models of up to
-    // some 9 billion weights, else 2048; 256 on a CPU, whose activations then take less memory; and one for each sequence.
+    // some 9 billion weights, else 2048; 256 on a CPU, where the activations then take less memory; and one for each sequence.
     int max_batch_tokens = 0;
-    // On a CPU, > 0: prompts are cut so that a step takes about so long, by the time the last one took. A cancel() is seen
-    // between two steps.
+    // On a CPU, > 0: prompts are cut so that a step takes about so long, judged by the last step. A cancel() is seen between two steps.
     double step_seconds = 0;
     // Seconds of a step beside requests that generate, on a CPU; 0: no bound. A step gives each of them one token.
     double               shared_step_seconds = 0;
     int                  max_sequences       = 16; // running at once
     bool                 prefix_cache        = true;
     std::vector<BlockId> free_order          = {}; // the order in which blocks are first allocated
-    // A step begins before step() hands out the outputs of the one before, and is planned while that one runs. The same
-    // tokens either way. Nobody says: on a GPU.
+    // True: a step begins before step() returns the outputs of the step before, and is planned while the step before runs. The tokens do
+    // not depend on it. Empty: true on a GPU.
     std::optional<bool> pipeline = {};
-    // Where a constraint leaves one way to go on, its tokens are not sampled while at most so many requests run; 0: all are sampled.
-    // They make a step more than decode alone, which pays on a GPU for few. -1: 4 on a GPU, any number on a CPU.
+    // Where a constraint allows only one continuation, its tokens are not sampled while at most so many requests run; 0: all tokens are
+    // sampled. A step with such tokens is more than decode alone, which pays on a GPU for few requests. -1: 4 on a GPU, any number on a CPU.
     int fast_forward = -1;
 };
 

@@ -11,7 +11,7 @@ export namespace quire {
 
 class Access {
 public:
-    // Any of the keys opens; none: everybody may enter. `cors_origins`: sites whose pages may use this server; "*": all.
+    // A request needs one of the keys; no keys: every request may enter. `cors_origins`: sites whose pages may use this server; "*": all.
     // `local_only`: see cross_origin(); for a server without keys that only this machine can reach.
     Access(std::vector<std::string> api_keys, std::vector<std::string> cors_origins, bool local_only)
         : api_keys_(std::move(api_keys)), cors_origins_(std::move(cors_origins)), local_only_(local_only) {}
@@ -72,7 +72,7 @@ std::optional<ApiError> Access::preflight(HttpExchange& e) const {
     const HttpRequest& r = e.request;
     if (!is_listed(r.header("origin")))
         return ApiError{403, cat("--cors-origins does not name ", quote(r.header("origin"))), "", "forbidden_origin"};
-    // What OpenAI's packages send; and whatever else is asked for, since a listed page may send anything.
+    // The headers of OpenAI's packages, and all others that the page asks for: a listed page may send any header.
     std::string names =
         "Authorization, Content-Type, X-Api-Key, X-Request-Id, Idempotency-Key, OpenAI-Organization, "
         "OpenAI-Project, OpenAI-Beta, X-Stainless-Arch, X-Stainless-Async, X-Stainless-Helper-Method, "
@@ -110,7 +110,7 @@ bool is_local_name(std::string_view host) {
            (host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string_view::npos);
 }
 
-// Whether an Origin ("https://name", "http://name:8080") is that of pages under this Host.
+// Whether `origin` ("https://name", "http://name:8080") is the origin of pages under `host`.
 bool is_origin_of(const std::string& origin, std::string host) {
     const bool tls = origin.starts_with("https://");
     if (!tls && !origin.starts_with("http://")) return false;
@@ -154,7 +154,7 @@ std::optional<ApiError> Access::cross_origin(const HttpRequest& r) const {
     if (r.method != "POST") return std::nullopt;
     const std::string type = lower(r.header("content-type")), kind = type.substr(0, type.find_first_of("; "));
     if (kind == "application/json" || kind.ends_with("+json")) return std::nullopt;
-    // What curl -d and Python's urllib send by default; of a browser's own request the other headers say whose it is.
+    // curl -d and Python's urllib send these types by default. A browser's request is checked by its other headers above.
     if (!browser && (kind.empty() || kind == "application/x-www-form-urlencoded")) return std::nullopt;
     return ApiError{415, cat("the Content-Type is ", quote(type), "; it has to be application/json"), "", ""};
 }

@@ -31,7 +31,7 @@ struct SpelledPosition {
 };
 
 // How long an answer took so far: tokens, and milliseconds from the first step of its prompt to its first token, and from there on. The
-// prompt's steps made the first token, so the second time is that of the tokens behind it.
+// prompt's steps made the first token, so the second time is for the tokens behind the first.
 struct Timings {
     int    prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
     double prompt_ms = 0, generated_ms = 0;
@@ -70,20 +70,20 @@ struct Choice {
     std::optional<PromptProgress> progress; // of the prompt, where it was asked for
 };
 
-// What all parts of one response share.
+// The values that all parts of one response share.
 struct ResponseHead {
     std::string  id; // of the request: the API puts its prefix before it
     std::string  model;
     std::int64_t created = 0;
     bool         chat    = false;
-    // what was asked for
+    // the options that the request asked for
     bool logprobs = false, token_ids = false, prompt_logprobs = false, tokens_as_ids = false;
     bool include_usage = false, continuous_usage = false;
     bool timings_per_token = false;
     bool short_call_ids    = false; // 9 letters and digits, as Mistral's templates take them
 };
 
-// A name for a call of an answer, the same in every run of the request's id; `prefix` where it is not to be short.
+// A name for a call of an answer; the request's id always gives the same names. `prefix`: of names that are not short.
 std::string call_id(const ResponseHead& head, int answer, int call, std::string_view prefix = "call_");
 
 // Writes the answers to one request in the form of one API, whole or as a stream of events. Used by one thread.
@@ -94,13 +94,13 @@ public:
     // The body of a whole response.
     virtual std::string response(std::span<const Choice> choices, const Usage& usage) = 0;
 
-    // A stream is begin(), pieces, end(); each returns the text of no, one or several events. Counts in `usage` are those so far.
+    // A stream is begin(), pieces, end(); each returns the text of no, one or several events. Counts in `usage` are up to now.
     virtual std::string begin(const Usage&) { return {}; }
     virtual std::string piece(Choice piece, const Usage& usage) = 0;
     virtual std::string end(const Usage& usage)                 = 0;
     // In place of end(): the stream cannot go on.
     virtual std::string failure(const ApiError& error) = 0;
-    // The same where there is no memory to write anything.
+    // failure() where there is no memory to write anything.
     virtual std::string_view out_of_memory() const = 0;
     // After a silence.
     virtual std::string ping() { return std::string(comment_event); }

@@ -1,5 +1,5 @@
 // quire.serve.answer_blocks: the parts of an answer → blocks of text, reasoning and calls that begin and end, as the APIs of Anthropic and
-// OpenAI's responses have them. Whole answers and streams go the same way, so that they have the same blocks. **Owns** the white
+// OpenAI's responses have them. Whole answers and streams take this one way, so that both have the same blocks. **Owns** the white
 // space that may yet belong to a text.
 export module quire.serve.answer_blocks;
 
@@ -12,7 +12,7 @@ export namespace quire {
 
 struct BlockEvent {
     enum class What : std::uint8_t {
-        begin, // a block of `kind` begins: a call with its name and what there is of its arguments
+        begin, // a block of `kind` begins: a call with its name and the first part of its arguments
         text,  // of the open block; more of a call's arguments
         end    // of the open block, also of a call
     };
@@ -24,7 +24,7 @@ struct BlockEvent {
 
 class AnswerBlocks {
 public:
-    // What the next parts of the answer bring.
+    // The events of the answer's next parts.
     std::vector<BlockEvent> push(std::vector<AnswerPart> parts);
     // No more will come. An answer without any block gets a text, which may be empty.
     std::vector<BlockEvent> finish();

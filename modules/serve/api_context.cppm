@@ -1,4 +1,4 @@
-// quire.serve.api_context: what the handlers of all routes share. **Owns** the settings of the API, the chat template, the cache of
+// quire.serve.api_context: the objects that the handlers of all routes share. **Owns** the settings of the API, the chat template, the cache of
 // compiled constraints, and the settings of the requests that run.
 export module quire.serve.api_context;
 
@@ -33,11 +33,11 @@ struct EndpointOptions {
     std::vector<std::string> aliases;
     ChatTemplate             chat_template;
     CallForm                 tool_form;           // of the template, or as the user says
-    ReasoningForm            reasoning;           // likewise; what stands between its marks is split off
+    ReasoningForm            reasoning;           // likewise; the text between its marks is split off
     bool                     reasons = true;      // false: it stays in the content
     std::string              now;                 // of the templates' clock; "": the machine's
     std::string              model_file;          // its name, without the folder
-    std::vector<std::string> api_keys;            // any of them admits; none: everybody may enter
+    std::vector<std::string> api_keys;            // a request needs one of them; none: every request may enter
     std::vector<std::string> cors_origins;        // of pages that may use this server; "*": all
     double                   ping_seconds = 15;   // of silence in a stream, until a comment keeps it alive
     bool                     pages        = true; // the chat and the block pool for a browser
@@ -47,7 +47,7 @@ struct EndpointOptions {
     // Memory for all bodies that are being parsed and tokenized; constraints have half as much beside it, at least 64 MiB.
     std::size_t                    working_bytes = std::size_t(512) << 20;
     std::function<std::uint64_t()> dropped_log_lines; // for the metrics; none: there is no log
-    // Where KV events and those of the past are sent; "": nowhere.
+    // The endpoints of KV events, and of past KV events; "": none.
     std::string kv_events, kv_replay;
 };
 
@@ -60,11 +60,11 @@ struct ApiContext {
     ConstraintCache   constraints;
     TokenTexts        token_texts;
     RunningSettings   running;
-    AnswerRules       rules;   // of answers to chats, without what a request asks
+    AnswerRules       rules;   // of answers to chats, without the request's own rules
     std::int64_t      started; // Unix time in seconds
     const HttpServer* server = nullptr;
 
-    // What a response calls the model, which was asked for by that name ("": by none).
+    // The model's name in the response to a request that named it `asked` ("": not named).
     std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
     // Counts the memory of a request while it is answered; false: too much, and the request is refused.
     bool hold(HttpExchange& e, std::size_t bytes) const;

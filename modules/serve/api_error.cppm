@@ -27,12 +27,12 @@ ErrorForm error_form(std::string_view path);
 
 std::string error_body(const ApiError& error, ErrorForm form = ErrorForm::openai);
 
-// That a prompt does not fit, in the words by which clients of OpenAI know it. `param`: what the prompt came in. `at_least`:
-// its tokens were not counted.
+// The error of a prompt that does not fit, in OpenAI's words, which clients recognise. `param`: the field of the prompt. `at_least`: the
+// prompt's tokens were not counted.
 ApiError context_overflow(std::int64_t context, std::int64_t prompt_tokens, std::int64_t completion_tokens,
                           const std::string& param, bool at_least = false);
 
-// That a request ends, or cannot begin, because no step runs any more: another server may take it.
+// The error of a request that ends, or cannot begin, because no step runs any more: another server may take the request.
 ApiError engine_failed(std::string message);
 // That the model's numbers ended a request.
 ApiError model_failed(std::string message);

@@ -1,5 +1,5 @@
-// quire.serve.constraint_cache: constraints that requests ask for again are compiled once; those that take long to compile wait for one
-// another. **Owns** the compiled ones, as many as there is memory for.
+// quire.serve.constraint_cache: a constraint that several requests ask for is compiled once. Constraints that take long to compile are
+// compiled one after the other. **Owns** the compiled constraints, as many as there is memory for.
 export module quire.serve.constraint_cache;
 
 import quire.core.base;
@@ -16,8 +16,8 @@ export namespace quire {
 // Any thread.
 class ConstraintCache {
 public:
-    // The state at the beginning of a text, with its first mask. Error: as compile_constraint() and the mask say it, or that too many
-    // others take long. It ends early when `stop` becomes true.
+    // The state at the beginning of a text, with its first mask. Error: of compile_constraint() or of the mask, or that too many other
+    // constraints take long. Ends early when `stop` becomes true.
     Result<ConstraintState> begin(const ConstraintSpec& spec, const std::shared_ptr<const TokenTrie>& tokens,
                                   const std::atomic<bool>& stop);
 
@@ -27,9 +27,9 @@ private:
         Made          made;
         std::uint64_t used = 0;
     };
-    // Beside those that are in use.
+    // Constraints that are kept beside the ones in use.
     static constexpr std::size_t most = 32;
-    // What takes more waits for the others that do.
+    // A constraint that takes more than this is long: long ones are compiled one after the other.
     static constexpr std::size_t little_work    = 1'000'000;
     static constexpr auto        little_time    = std::chrono::milliseconds(100);
     static constexpr double      patience       = 30; // seconds
@@ -56,7 +56,7 @@ namespace quire {
 
 namespace {
 
-// What the constraint depends on. Marks and the vocabulary's control tokens are always the same.
+// The values on which a constraint depends. Marks and the vocabulary's control tokens do not differ within a server.
 std::string key_of(const ConstraintSpec& spec) {
     const bool        is_schema = spec.kind == ConstraintSpec::Kind::json_schema;
     const std::string schema    = is_schema ? canonical_schema(spec.schema, spec.ordered) : json_dump(spec.schema);
@@ -151,10 +151,10 @@ ConstraintCache::Made ConstraintCache::add(const std::string& key, Made made) {
     return made;
 }
 
-// Lets go of those that were not used for longest. Those of requests that run stay: so the last one to let go of a constraint is always
-// here, and not on the engine's thread.
+// Drops the constraints that were not used for longest. Constraints of running requests stay: so this thread, not the engine's, destroys
+// each constraint.
 void ConstraintCache::make_room() {
-    std::vector<Made> gone; // what they own goes after the lock
+    std::vector<Made> gone; // destroyed after the lock
     std::scoped_lock  lock(mutex_);
     while (true) {
         std::size_t unused = 0, bytes = 0;

@@ -1,4 +1,4 @@
-// quire.serve.constraint_fields: what a request says about the text it wants: OpenAI's response_format, vLLM's structured_outputs and
+// quire.serve.constraint_fields: the fields of a request that constrain its text: OpenAI's response_format, vLLM's structured_outputs and
 // guided_*, llama.cpp's grammar and json_schema. Owns nothing.
 export module quire.serve.constraint_fields;
 

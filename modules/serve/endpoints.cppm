@@ -1,5 +1,5 @@
 // quire.serve.endpoints: the table of HTTP routes; before a handler runs, the request is admitted and gets memory. Runs on the
-// connection's worker thread. **Owns** what the handlers share, and the limit on the memory that bodies take while they are parsed.
+// connection's worker thread. **Owns** the ApiContext that the handlers share, and the limit on the memory of bodies that are being parsed.
 export module quire.serve.endpoints;
 
 import quire.core.base;
@@ -69,7 +69,7 @@ void Endpoints::add(HttpServer& server, const char* method, const std::string& p
 
 namespace {
 
-// The pages need no key: they request what they show, with the user's key.
+// The pages need no key: they request their contents with the user's key.
 void add_pages(HttpServer& server) {
     for (const Page& page : pages())
         server.route("GET", std::string(page.path), [page](HttpExchange& e) {

@@ -12,10 +12,10 @@ export namespace quire {
 
 struct FileSampling {
     std::string said,
-        refused; // for a line: what was taken, and what was not, since it is no value of that sampler; "": nothing
+        refused; // for a line: the values that were taken; those that no sampler allows; "": none
 };
 
-// Puts what the file says into `choice`, but where `given` says so of the flag with the same meaning.
+// Puts the file's values into `choice`, except where `given` says that the user gave the flag for the value.
 FileSampling take_file_sampling(const Gguf& file, const std::function<bool(const std::string& flag)>& given,
                                 SamplerChoice& choice);
 

@@ -42,7 +42,7 @@ struct EncodedPrompts {
 Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationRequest& r, const std::string& param,
                                       int completion);
 
-// Makes who writes the response. `echoes`: as in EncodedPrompts.
+// Makes the renderer that writes the response. `echoes`: as in EncodedPrompts.
 using MakeRenderer = std::function<std::unique_ptr<AnswerRenderer>(
     const ResponseHead& head, const GenerationRequest& request, const std::vector<std::string>& echoes)>;
 
@@ -67,7 +67,7 @@ Parsed<EncodedPrompts> encode_prompts(const ApiContext& api, const GenerationReq
         const Conversation*  chat = &r.conversation;
         Parsed<Conversation> trimmed;
         if (r.trim) {
-            // For the answer; a longer one has what is left.
+            // For the answer; a longer answer ends at the end of the context.
             const int context = api.options.limits.context;
             const int reserve = std::min(std::max(r.max_tokens.value_or(context), 1), context / 4);
             trimmed           = api.encoder.trim(r.conversation, r.add_special_tokens, reserve);
@@ -121,8 +121,8 @@ bool reasoning_off(const ApiContext& api, const Conversation& chat) {
     return set_to("enable_thinking", false) || set_to("thinking", false) || set_to("reasoning_effort", "none");
 }
 
-// What is asked of a chat's text holds behind its reasoning, and calls of tools follow their schemas. Where the prompt has ended the
-// reasoning, or none of it is allowed, an answer does not begin with any.
+// A chat's constraint holds for the text behind the reasoning, and calls of tools follow their schemas. If the prompt has ended the
+// reasoning, or the request allows none, the answer does not begin with reasoning.
 void constrain_answer(const ApiContext& api, GenerationRequest& r, PromptReasoning reasoning) {
     const bool marked = reasons(api) || api.options.tool_form == ToolForm::harmony;
     if (r.tool_use.tools.empty() && !(r.constraint && marked)) return;
@@ -184,7 +184,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
                         : !q.sampling.logit_bias.empty()   ? "logit_bias"
                                                            : "bad_words",
                         ""});
-    // Whatever the template makes of it: an answer that is to have no reasoning ends what it begins of it at once.
+    // Whatever the template writes: an answer that is to have no reasoning ends its reasoning at once.
     if (r.chat && r.reasoning_budget < 0 && q.beam_width == 0 && reasoning != PromptReasoning::closed &&
         reasoning_off(api, r.conversation))
         r.reasoning_budget = 0;

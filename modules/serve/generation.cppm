@@ -23,7 +23,7 @@ export namespace quire {
 class Generation {
 public:
     // `echoes`: the text of each prompt, where the response repeats it.
-    // `format`: what a chat's answers are split into.
+    // `format`: the parts into which a chat's answers are split.
     Generation(Service& service, GenerationRequest parsed, ResponseHead head, std::vector<std::string> echoes,
                const AnswerFormat& format, std::unique_ptr<AnswerRenderer> renderer);
 
@@ -40,7 +40,7 @@ public:
     void stream(const HttpWrite& write, double ping_seconds);
     // The last event of a stream for which there is no memory.
     std::string_view out_of_memory() const { return renderer_->out_of_memory(); }
-    // Adds the request to the metrics, and what the log says of it to `notes`. Once, at the end.
+    // Adds the request to the metrics, and its line of the log to `notes`. Once, at the end.
     void record(HttpFields& notes);
 
 private:
@@ -79,7 +79,7 @@ private:
     TextOptions                     text_;
     std::vector<Answer>             answers_;
     Usage                           usage_;
-    std::vector<OutputDelta>        first_; // what wait_for_first() got
+    std::vector<OutputDelta>        first_; // the output that wait_for_first() got
     bool                            more_ = true, aborted_ = false, failed_ = false;
     std::unique_ptr<AnswerRenderer> renderer_;
     std::unique_ptr<RequestHandle>  handle_;
@@ -206,7 +206,7 @@ Timings Generation::timings(const PromptState& prompt, const Answer& answer) con
     return t;
 }
 
-// What an answer begins with: the prompt itself, if it is to be echoed.
+// The beginning of an answer: the prompt itself, if the request has `echo`.
 void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
     const PromptState& prompt = prompts_[std::size_t(delta.prompt)];
     Answer&            answer = answer_of(delta);
@@ -223,7 +223,7 @@ void Generation::add_prompt(const OutputDelta& delta, Choice& choice) {
         s.top.resize(std::min(s.top.size(), std::size_t(std::max(parsed_.request.sampling.logprobs, 0))));
 }
 
-// Adds the output to its answer. Returns what the client has not got yet of it.
+// Adds the output to its answer. Returns the part of the answer that the client does not have yet.
 Choice Generation::add(OutputDelta& delta) {
     PromptState& prompt = prompts_[std::size_t(delta.prompt)];
     Answer&      answer = answer_of(delta);

@@ -1,4 +1,4 @@
-// quire.serve.generation_settings: what a request is generated with, under llama.cpp's names: for `generation_settings` of /completion
+// quire.serve.generation_settings: the settings of a request, under llama.cpp's names: for `generation_settings` of /completion
 // and `params` of /slots. **Owns** the settings of the requests that run.
 export module quire.serve.generation_settings;
 

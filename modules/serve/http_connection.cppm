@@ -35,7 +35,7 @@ enum class Phase : std::uint8_t {
     body,      // of known length
     chunks,    // a chunked body
     answering, // a worker has it
-    draining,  // refused: what is still received is discarded for a moment, so that the client can read the response
+    draining,  // refused: received bytes are discarded for a moment, so that the client can read the response
 };
 
 struct Connection : HttpPeer {
@@ -53,7 +53,7 @@ struct Connection : HttpPeer {
     HttpHead          head;
     ChunkDecoder      chunks;
     std::string       body;
-    std::size_t       counted = 0; // bytes of this one in `sum`: of `in` and `body`, then what the handler holds
+    std::size_t       counted = 0; // bytes of this connection in `sum`: of `in` and `body`, then of the handler
 
     std::atomic<std::size_t>* sum   = nullptr; // bytes that all connections hold
     std::size_t               limit = 0;       // of it

@@ -23,8 +23,8 @@ class HttpPeer {
 public:
     virtual ~HttpPeer()       = default;
     virtual bool gone() const = 0; // it has hung up, or reads no more
-    // `notice` runs once when the peer is gone, on another thread; at once if it is gone already. An empty one removes it; when
-    // that returns, it is not running.
+    // `notice` runs once when the peer is gone, on another thread; at once if the peer is gone already. An empty `notice` removes the last
+    // one, which is not running any more when when_gone() returns.
     virtual void when_gone(std::function<void()> notice) = 0;
     // The memory that the request takes until it is answered; replaces the size of its body. False: all requests together
     // hold too much.
@@ -48,7 +48,7 @@ struct HttpExchange {
     HttpResponse response;
     HttpPeer*    peer = nullptr;
     HttpFields   notes; // of the handlers, for the log
-    // What a handler keeps until it returns; it may release it earlier.
+    // An object that lives until the handler returns; the handler may release it earlier.
     std::shared_ptr<void> held;
 };
 

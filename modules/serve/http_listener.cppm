@@ -24,7 +24,7 @@ export namespace quire {
 
 // Error: the address, and why it cannot be had.
 Result<Listener> listen_unix(const std::string& path);
-// The same error, as far as it can be seen without taking the path.
+// The error of listen_unix(), as far as it can be seen without taking the path.
 Result<void> can_listen_unix(const std::string& path);
 
 // Of two PEM files. The caller frees it.
@@ -47,7 +47,7 @@ Result<sockaddr_un> unix_address(const std::string& path) {
 
 enum class Found : std::uint8_t { nothing, left_behind, in_use };
 
-// What stands at the path: also a socket that a server left behind, since nobody listens to it.
+// Whether something stands at the path, and whether it is a socket that no server listens to any more.
 Result<Found> look_at(const std::string& path, const sockaddr_un& address) {
     struct stat existing{};
     if (lstat(path.c_str(), &existing) != 0) return Found::nothing;

@@ -35,13 +35,13 @@ struct HttpHead {
     bool        chunked = false, keep_alive = true, expects_continue = false;
 };
 
-// A request's head, up to and with the empty line. Refuses what a proxy could read in another way (request smuggling).
+// A request's head, up to and with the empty line. Refuses a head that a proxy could read in another way (request smuggling).
 std::expected<HttpHead, HttpError> parse_http_head(std::string_view text, const HttpLimits& limits);
 
 // Decodes a chunked body as it is received.
 class ChunkDecoder {
 public:
-    // Moves what is complete from the front of `in`, from `at` on, to `body`. True at the end of the body.
+    // Moves the complete parts of `in`, from `at` on, to `body`. True at the end of the body.
     std::expected<bool, HttpError> feed(std::string_view in, std::size_t& at, std::string& body,
                                         const HttpLimits& limits);
 

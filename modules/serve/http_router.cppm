@@ -135,7 +135,7 @@ bool process(R& router, httplib::Stream& stream, bool close, bool& closed) {
     else return router.process_request(stream, std::string(), 0, std::string(), 0, close, closed, nothing);
 }
 
-// What this thread is answering, for the handlers that process_request() calls.
+// The exchange that this thread is answering, for the handlers that process_request() calls.
 thread_local HttpExchange* current_exchange = nullptr;
 
 std::string regex_of(const std::string& path) {
@@ -162,7 +162,7 @@ HttpRouter::HttpRouter(const HttpLimits& limits, RefusalBody refusal) : impl_(st
     Impl& s   = *impl_;
     s.limits  = limits;
     s.refusal = std::move(refusal);
-    s.router.set_keep_alive_timeout(time_t(s.limits.idle_seconds)); // what a response says of it
+    s.router.set_keep_alive_timeout(time_t(s.limits.idle_seconds)); // for the responses' Keep-Alive header
     s.router.set_keep_alive_max_count(1'000'000);
     s.router.set_exception_handler([](const httplib::Request&, httplib::Response&, std::exception_ptr error) { // NOLINT
         std::rethrow_exception(std::move(error)); // to answer()

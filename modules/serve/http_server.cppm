@@ -67,7 +67,7 @@ public:
     // Returns the port, another than 0. Error: the address, and why it cannot be had.
     Result<int>  listen(const std::string& host, int port);
     Result<void> listen_unix(const std::string& path);
-    // In two steps: bind() takes the address, so that nobody else does, and turns callers away; listen() lets them in.
+    // listen() in two steps: bind() takes the address, so that no other program does, and refuses connections; listen() accepts them.
     Result<int>  bind(const std::string& host, int port);
     Result<void> listen();
 
@@ -301,7 +301,7 @@ void HttpServer::Impl::accept_all(int listener) {
     }
 }
 
-// Without descriptors a listener would report the same waiting client for ever: pauses all for a moment.
+// Without descriptors a listener would report one waiting client for ever: pauses all listeners for a moment.
 void HttpServer::Impl::pause_listeners() {
     paused_since = Clock::now();
     for (std::size_t l = 0; l < listeners.size(); l++) epoll_ctl(epoll, EPOLL_CTL_DEL, listeners[l], nullptr);
@@ -328,7 +328,7 @@ void HttpServer::Impl::receive(const ConnectionPtr& c) {
     for (int i = 0; i < 4; i++) {   // then other connections are served
         const auto [io, n] = c->receive(buffer.data(), buffer.size());
         if (io == Connection::Io::end) {
-            // It closes, or only its sending side, which is the same here; what came in whole before is still answered.
+            // The client closes the connection, or only its sending side; both count as closed. A complete request is still answered.
             if (c->phase == Phase::body || c->phase == Phase::chunks) advance(c);
             return c->phase == Phase::answering ? c->hang_up() : drop(c);
         }
@@ -422,7 +422,7 @@ void HttpServer::Impl::say_continue(Connection& c) {
     (void)c.transmit(text.data(), text.size());
 }
 
-// Closes the sending side and discards what is still received, so that the client can read the response.
+// Closes the sending side and discards the bytes that are still received, so that the client can read the response.
 void HttpServer::Impl::drain(const ConnectionPtr& c) {
     shutdown(c->fd, SHUT_WR);
     c->phase = Phase::draining;

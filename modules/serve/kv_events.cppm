@@ -31,9 +31,9 @@ public:
 
     // The next batch.
     const KvBatch& add(std::span<const CacheChange> changes, double now);
-    // For a consumer that lacks the batches from `first` on: the first of them; or, if it is no longer kept, one with the number of a
-    // batch that is among the last ones, which clears all and says which blocks there were then, parents before what follows them.
-    // It is made at most once a second, however many ask for it. Null: the consumer has all.
+    // For a consumer that lacks the batches from `first` on: batch `first`; or, if this batch is no longer kept, a batch that
+    // clears everything and lists the blocks after a later batch, parents before children, with that batch's number. The list is made at
+    // most once a second, whatever the number of consumers. Null: the consumer has all batches.
     std::shared_ptr<const KvBatch> next(std::int64_t first, double now) const;
     std::vector<KvBatch>           from(std::int64_t first, double now) const; // next() again and again
 
@@ -209,7 +209,7 @@ std::shared_ptr<const KvBatch> KvEventLog::next(std::int64_t first, double now) 
     if (first >= next_) return {};
     const std::int64_t kept = batches_.front()->number;
     if (first >= kept) return batches_[std::size_t(first - kept)];
-    // What came after it must be kept, so that the consumer can go on.
+    // The batches after whole_ must be kept, so that the consumer can go on.
     if (!whole_ || whole_->number + 1 < kept || now - whole_at_ >= 1) {
         whole_at_ = now;
         whole_    = std::make_shared<const KvBatch>(next_ - 1, batch(now, 1 + blocks_.size(), [&](Packer& p) {

@@ -1,6 +1,6 @@
 // quire.serve.kv_publisher: sends the batches of quire.serve.kv_events to routers over ZeroMQ, as vLLM does. **Owns** two sockets and
-// the thread that uses them. What consumers do cannot make it grow: a slow reader misses batches, or gets its replay later; a connection
-// over TCP that has sent more bytes than consumers do is closed, and so is one too many.
+// the thread that uses them. Consumers cannot make its memory grow: a slow reader misses batches, or gets its replay later. A TCP connection
+// is closed when it has sent more bytes than consumers send, or when there are too many connections.
 //
 //   PUB     [topic, empty] [number: 8 bytes, big-endian] [batch]
 //   ROUTER  a consumer that lacks batches: [id] [] [number of the first one: 8 bytes] → for each [id] [] [topic] [number] [batch],
@@ -46,7 +46,7 @@ private:
         std::int64_t next = 0;
         Stopwatch    since; // it took one
     };
-    // A socket, where libzmq reports its connections, and those over TCP: libzmq's descriptor → one of ours for the same connection.
+    // A socket: the monitor where libzmq reports its connections; its TCP connections: libzmq's descriptor → our duplicate of it.
     struct Watched {
         void*                        monitor = nullptr;
         int                          port    = 0;
@@ -100,8 +100,8 @@ static bool can_be_reached(std::string_view endpoint) {
             }) && std::stoi(std::string(port)) <= 65535));
 }
 
-// What a connection may send in its life. libzmq keeps every subscription and every part of a message that is not complete, some 30 times
-// as many bytes as came for the shortest ones, and has no limit for either. It is enough for 1,000 requests; ZeroMQ connects again.
+// Bytes that a connection may send in its life. libzmq keeps every subscription and every part of an incomplete message, without a limit; the
+// shortest ones take some 30 times the bytes that were sent. 16 KiB are enough for 1,000 requests; ZeroMQ connects again.
 constexpr std::uint64_t most_received    = 16 << 10;
 constexpr std::size_t   most_connections = 256; // of each socket
 constexpr long          look_again       = 20;  // milliseconds
@@ -133,7 +133,7 @@ Result<std::unique_ptr<KvPublisher>> KvPublisher::create(const std::string& even
             return fail("KV events cannot be sent at ", quote(to), ": an endpoint is tcp://HOST:PORT or ipc://PATH");
         socket         = zmq_socket(p->context_, type);
         const auto set = [&](int option, int value) { zmq_setsockopt(socket, option, &value, sizeof value); };
-        if (socket) { // one is a subscription or a request that can be, one a consumer whose host is gone
+        if (socket) { // the first option bounds a subscription or request; the next two end connections to lost hosts
             const std::int64_t most_heard = 4096;
             zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &most_heard, sizeof most_heard);
             set(ZMQ_TCP_KEEPALIVE, 1);
@@ -197,7 +197,7 @@ void KvPublisher::send(const KvBatch& batch) {
     zmq_send(events_, batch.bytes.data(), batch.bytes.size(), 0);
 }
 
-// The requests of consumers that are there; what is not a request is passed over.
+// Takes the requests of consumers that have arrived; other messages are ignored.
 void KvPublisher::hear() {
     constexpr std::size_t most_replays = 256;
     for (int n = 0; n < 1000; n++) {
@@ -242,7 +242,7 @@ KvPublisher::Sent KvPublisher::reply(const std::string& consumer, std::int64_t n
     return Sent::yes;
 }
 
-// Sends as much as has room. True: that was all, or nobody reads it.
+// Sends as many batches as have room. True: all are sent, or the consumer reads no more.
 bool KvPublisher::replayed(Replay& r) {
     constexpr double patience = 60;
     for (;;) {
@@ -279,7 +279,7 @@ void KvPublisher::watch(Watched& w) {
                 sockaddr_storage address{};
                 socklen_t        size = sizeof address;
                 getsockname(ours, reinterpret_cast<sockaddr*>(&address), &size);
-                // At the same place in both kinds of addresses. Another port: theirs has been closed already, and is another one's.
+                // The port is at the same place in both kinds of addresses. Another port: libzmq's descriptor was closed already, and is used anew.
                 if (ntohs(reinterpret_cast<const sockaddr_in*>(&address)->sin_port) == w.port) {
                     w.connections.emplace(theirs, ours);
                     if (w.connections.size() > most_connections) reset(ours);

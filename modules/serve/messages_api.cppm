@@ -31,7 +31,7 @@ namespace quire {
 
 namespace {
 
-// What was found in the cache is not among the input tokens there.
+// Anthropic does not count tokens from the cache among the input tokens.
 Json usage_json(const Usage& u) {
     return {{"input_tokens", u.prompt_tokens - u.cached_tokens},
             {"cache_creation_input_tokens", 0},

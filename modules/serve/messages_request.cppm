@@ -83,7 +83,7 @@ private:
         if (!text.empty()) messages_.push_back({{"role", "system"}, {"content", std::move(text)}});
     }
 
-    // Messages of the same role in a row are one.
+    // Successive messages of one role become one message.
     void read_messages() {
         if (!f_.has("messages")) return f_.fail("messages", "messages: Field required");
         const Json& list = objects_of(f_, "messages", limits_.messages);
@@ -172,7 +172,7 @@ private:
         if (!ids.empty()) fail(where, cat("tool_use ids without a tool_result in the next message: ", ids));
     }
 
-    // Adds the message whose blocks were read. Results of tools were added already: they stand before the text.
+    // Adds the message of the blocks that were read. Results of tools were added already: they stand before the text.
     void flush(const std::string& role) {
         if (role.empty() || f_.failed()) return;
         if (role == "user") finish_results("messages");
@@ -281,7 +281,7 @@ private:
             if (const Json* v = f_.find(name); v && !v->empty()) f_.fail(name, cat(name, ": it is not supported"));
         if (const Json* v = f_.find("speed"); v && *v != "standard")
             f_.fail("speed", "speed: only standard is supported");
-        // Without an effect here: who asks, and how Anthropic would bill, cache and place it.
+        // Without an effect here: fields about the user, and about billing, caching and placement at Anthropic.
         for (const char* name : {"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics",
                                  "user_profile_id", "workspace_id", "betas"})
             (void)f_.find(name);

@@ -19,8 +19,8 @@ import quire.serve.service;
 
 export namespace quire {
 
-// All families: of the service, the engine, the KV memory, the HTTP server and the process. `dropped_log_lines`: that nobody read in
-// time. `model`: their label model_name.
+// All families: of the service, the engine, the KV memory, the HTTP server and the process. `dropped_log_lines`: lines that no reader took
+// in time. `model`: the metrics' label model_name.
 std::string metrics_text(Service& service, const HttpServer& server, std::uint64_t dropped_log_lines,
                          const std::string& model);
 

@@ -26,7 +26,7 @@ void answer_slots(ApiContext& api, HttpExchange& e);
 // A body of /completion as a request of /v1/completions.
 Parsed<GenerationRequest> parse_native_request(std::string_view json, const ApiLimits& limits);
 
-// `prompts`: their texts, of n answers each; `settings`: what `generation_settings` shows; `context`: of the model, in tokens.
+// `prompts`: the texts of the prompts, with n answers each; `settings`: the response's `generation_settings`; `context`: of the model, in tokens.
 std::unique_ptr<AnswerRenderer> native_renderer(ResponseHead head, std::vector<std::string> prompts, int n,
                                                 Json settings, int context);
 
@@ -87,7 +87,7 @@ public:
     }
 
 private:
-    // What is said when an answer is complete, without its content.
+    // The last object of an answer, without the answer's content.
     Json last(const Choice& c, bool new_line) const {
         const bool cut = c.finish_reason == "length";
         Json       body{{"index", c.index},

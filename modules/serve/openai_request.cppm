@@ -49,7 +49,7 @@ struct Conversation {
     bool      continue_final = false; // the last message is the beginning of the answer
 };
 
-// What /v1/completions and /v1/chat/completions take.
+// A request of /v1/completions or /v1/chat/completions.
 struct GenerationRequest {
     bool                                       chat = false;
     std::vector<Prompt>                        prompts; // of completions
@@ -67,27 +67,27 @@ struct GenerationRequest {
     std::vector<std::pair<std::string, float>> text_bias;        // logit_bias of all tokens of a text
     bool                                       include_stop = false, skip_special_tokens = true;
     bool                                       stream = false, include_usage = false, continuous_usage = false;
-    bool                           echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
-    int                            prompt_logprobs = -1; // as the field asks, in vLLM's shape
-    int                            truncate_prompt = 0;  // keep so many last tokens; -1: what the context holds; 0: all
-    bool                           cache_prompt    = true;
-    std::string                    id;    // request_id, if it is a plain word
-    std::string                    model; // the name that was asked for, where the response repeats it
-    bool                           timings_per_token = false;
-    bool                           show_prompt       = false; // the response holds the text of the prompts
-    std::optional<ConstraintField> constraint;                // of the text
-    std::vector<std::string>       unknown;                   // unknown fields, for the log
+    bool        echo = false, logprobs = false, return_token_ids = false, tokens_as_ids = false;
+    int         prompt_logprobs = -1; // as the field asks, in vLLM's shape
+    int         truncate_prompt = 0;  // keep so many last tokens; -1: as many as the context holds; 0: all
+    bool        cache_prompt    = true;
+    std::string id;    // request_id, if it is a plain word
+    std::string model; // the name that was asked for, where the response repeats it
+    bool        timings_per_token = false;
+    bool        show_prompt       = false;     // the response holds the text of the prompts
+    std::optional<ConstraintField> constraint; // of the text
+    std::vector<std::string>       unknown;    // unknown fields, for the log
 };
 
 Parsed<GenerationRequest> parse_completion_request(std::string_view json, const ApiLimits& limits);
 Parsed<GenerationRequest> parse_chat_request(std::string_view json, const ApiLimits& limits);
-// The same for bodies that are parsed already; other APIs' requests are translated into these.
+// These functions for parsed bodies; other APIs' requests are translated into such bodies.
 Parsed<GenerationRequest> read_completion_request(const Json& body, const ApiLimits& limits);
 Parsed<GenerationRequest> read_chat_request(const Json& body, const ApiLimits& limits);
 // A body as an object.
 Parsed<JsonDocument> parse_object(std::string_view text, const ApiLimits& limits);
-// Sets max_tokens and min_tokens of an engine request with one of the prompts: what `from` asks for, at most what the context has
-// room for.
+// Sets max_tokens and min_tokens of an engine request with one of the prompts: as `from` asks, at most as many as the context has room
+// for.
 void limit_tokens(const GenerationRequest& from, int context, Request& request);
 
 struct EmbeddingRequest {
@@ -292,7 +292,7 @@ void parse_max_tokens(JsonFields& f, GenerationRequest& out, const ApiLimits& li
                                  f.has(name) ? name : "max_tokens"));
 }
 
-// Reasoning budgets under the names of llama.cpp and vLLM; what happens when a chat or its answer is too long for the context.
+// Reasoning budgets under the names of llama.cpp and vLLM; the fields for chats and answers that are too long for the context.
 void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     constexpr int huge   = std::numeric_limits<int>::max();
     Request&      r      = out.request;
@@ -319,7 +319,7 @@ void parse_lengths(JsonFields& f, GenerationRequest& out, const ApiLimits& limit
             if (given) f.fail(name, cat(name, " needs a server that was started with --context-shift"));
 }
 
-// What completions and chats have in common.
+// The fields that completions and chats share.
 void parse_common(JsonFields& f, GenerationRequest& out, const ApiLimits& limits) {
     constexpr int huge = std::numeric_limits<int>::max();
     Request&      r    = out.request;

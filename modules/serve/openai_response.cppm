@@ -24,7 +24,7 @@ std::string render_arguments(const ResponseHead& head, const Choice& choice, int
                              const Usage& usage);
 std::string render_usage_chunk(const ResponseHead& head, const Usage& usage,
                                const std::optional<Timings>& timings = {});
-// What completions and chats are answered with.
+// The renderer of completions and chats.
 std::unique_ptr<AnswerRenderer> openai_renderer(ResponseHead head);
 
 std::string render_embeddings(const std::string& model, std::span<const std::vector<float>> vectors, bool base64,

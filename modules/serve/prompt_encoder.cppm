@@ -25,10 +25,10 @@ public:
     // The text of a conversation, by the chat template; `now`: as local_seconds() takes it, "" for the clock.
     Parsed<MarkedText> render(const Conversation& conversation) const;
 
-    // The conversation without the oldest of its turns (a message of the user's and what follows it): as few as leave `reserve`
-    // tokens of the context free, at most all but the last one. What stands before the first turn stays.
+    // The conversation without its oldest turns (a turn is a message of the user's and the messages up to the next one): as few as leave
+    // `reserve` tokens of the context free, at most all but the last turn. The messages before the first turn stay.
     Parsed<Conversation> trim(const Conversation& conversation, bool add_special, int reserve) const;
-    // Tokens at the beginning of a conversation's prompt that do not depend on what the user says: its system message.
+    // Tokens at the beginning of a conversation's prompt that do not depend on the user's messages: the system message.
     Parsed<int> n_before_turns(const Conversation& conversation, bool add_special) const;
 
     // `param`: the field of the request that an error names.
@@ -36,7 +36,7 @@ public:
     Parsed<std::vector<Token>> encode(const TextRequest& request) const;
     // A text that render() made.
     std::vector<Token> encode_rendered(const MarkedText& text, bool add_special) const;
-    // What a reranker reads: both texts in the file's template `rerank`, or, in a model that sees a text as a whole, one behind the
+    // The input of a reranker: both texts in the file's template `rerank`, or, for a model that sees a text as a whole, one behind the
     // other: [CLS] a [SEP] b [SEP], <s> a </s> </s> b </s>.
     Parsed<std::vector<Token>> encode_ranked(std::string_view query, std::string_view document, bool causal) const;
     // A text in the middle of another.
@@ -249,7 +249,7 @@ Parsed<Conversation> PromptEncoder::trim(const Conversation& conversation, bool 
     return without(least);
 }
 
-// What two prompts have in common that differ from the first turn on.
+// The common beginning of two prompts that differ from the first turn on.
 Parsed<int> PromptEncoder::n_before_turns(const Conversation& conversation, bool add_special) const {
     const std::vector<std::size_t> turns = turns_of(conversation.input.messages);
     if (turns.empty()) return 0;

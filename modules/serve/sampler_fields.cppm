@@ -1,5 +1,5 @@
-// quire.serve.sampler_fields: the fields of requests that choose samplers, with llama.cpp's names, and what is chosen where nothing is
-// said (docs/sampling.md). Owns nothing.
+// quire.serve.sampler_fields: the fields of requests that choose samplers, with llama.cpp's names, and their defaults (docs/sampling.md).
+// Owns nothing.
 export module quire.serve.sampler_fields;
 
 import quire.core.base;
@@ -19,8 +19,8 @@ struct SamplerChoice {
     std::vector<std::string> dry_breakers{"\n", ":", "\"", "*"};
 };
 
-// Sets the samplers of `out`; where a request says nothing, to those of `otherwise`. The texts are DRY's breakers. `most_breakers`:
-// how many a request may have.
+// Sets the samplers of `out`: to the request's values, else to those of `otherwise`. Returns DRY's breakers. `most_breakers`: how many
+// breakers a request may have.
 std::vector<std::string> parse_samplers(JsonFields& f, const SamplerChoice& otherwise, int most_breakers,
                                         SamplingParams& out);
 

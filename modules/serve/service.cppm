@@ -17,17 +17,17 @@ export namespace quire {
 using TimePoint = std::chrono::steady_clock::time_point;
 
 struct ServiceOptions {
-    int                   max_queue        = 1024; // requests that wait, beside those that run
+    int                   max_queue        = 1024; // requests that wait, beside the running ones
     double                watchdog_seconds = 60;   // without a step: not healthy any more
     int                   max_pinned       = 0;    // blocks in pinned prefixes; 0: a quarter of the pool
     int                   max_listeners    = 16;   // of the block events
     std::function<void()> failed           = {};   // the engine cannot go on; its requests have got an error
-    // What has entered or left the prefix cache, after each step that changed it; the engine's thread calls it.
+    // Called by the engine's thread after each step that changed the prefix cache, with the blocks that entered or left it.
     std::function<void(std::vector<CacheChange>)> cache_changed = {};
 };
 
-// What one answer has gained since its reader last took it: the engine's Outputs since then as one. It adds which of the caller's
-// prompts this is, and when each token came.
+// The new part of one answer since its reader last took it: the engine's Outputs since then as one, with the number of the caller's prompt
+// and the time of each token.
 struct OutputDelta : Output {
     int                    prompt = 0;
     std::vector<TimePoint> times; // [tokens]
@@ -40,7 +40,7 @@ struct Refusal {
     std::size_t prompt = 0; // which one, when invalid
 };
 
-// Between the engine thread, which appends, and a caller, who takes all there is.
+// A queue from the engine's thread, which appends, to a caller's thread, which takes all deltas at once.
 struct OutputQueue {
     std::mutex               mutex;
     std::condition_variable  changed;
@@ -51,7 +51,7 @@ struct OutputQueue {
 
 class Service;
 
-// A caller's requests, one for each of its prompts. Its destructor cancels those that are still running.
+// A caller's requests, one for each of its prompts. The destructor cancels the requests that are still running.
 class RequestHandle {
 public:
     ~RequestHandle();
@@ -166,7 +166,7 @@ private:
     bool                                 woken_ = false, stopping_ = false;
     std::string                          failure_; // see failure()
     EngineStats                          stats_;
-    bool                                 wanted_ = false; // somebody waits for a snapshot
+    bool                                 wanted_ = false; // a thread waits for a snapshot
     std::shared_ptr<const Snapshot>      snapshot_;
     std::uint64_t                        serial_    = 0;
     int                                  listeners_ = 0;
@@ -285,12 +285,12 @@ void Service::run() {
         if (options_.cache_changed)
             if (std::vector<CacheChange> changes = engine_.take_cache_changes(); !changes.empty())
                 options_.cache_changed(std::move(changes));
-        publish(); // first: a caller who has the answer finds it in the statistics
+        publish(); // first: when a caller has the answer, the statistics have it, too
         deliver(events);
     }
 }
 
-// Appends a later event of the same answer.
+// Appends a later event of the delta's answer.
 static void append(OutputDelta& delta, Output& event) {
     delta.tokens.insert(delta.tokens.end(), event.tokens.begin(), event.tokens.end());
     std::move(event.logprobs.begin(), event.logprobs.end(), std::back_inserter(delta.logprobs));

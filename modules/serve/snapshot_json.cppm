@@ -18,7 +18,7 @@ std::string hex(std::uint64_t value);
 
 // The JSON of docs/block-viz.md.
 Json to_json(const Snapshot& snapshot);
-// The same without `blocks`, but with `changed`: those that are not as they were in `before`, each with its `id`.
+// to_json() with `changed` in place of `blocks`: the blocks that differ from `before`, each with its `id`.
 Json changes_to_json(const Snapshot& before, const Snapshot& snapshot);
 
 } // namespace quire

@@ -84,7 +84,7 @@ void answer_apply_template(ApiContext& api, HttpExchange& e) {
     answer_json(e, Json{{"prompt", text->bytes}});
 }
 
-// What a client needs to tokenize by /tokenize, as in vLLM.
+// The facts that a client needs to tokenize by /tokenize, as in vLLM.
 void answer_tokenizer_info(ApiContext& api, HttpExchange& e) {
     const Tokenizer& t     = api.service.tokenizer();
     const auto       piece = [&](Token id) { return id >= 0 ? Json(std::string(t.piece(id))) : Json(); };

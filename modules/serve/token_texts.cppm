@@ -1,4 +1,5 @@
-// quire.serve.token_texts: texts of requests as tokens, where that takes a look at the whole vocabulary. **Owns** those made last.
+// quire.serve.token_texts: token lists that requests ask for by texts, where making one takes a pass over the whole vocabulary. **Owns** the
+// lists that were made last.
 export module quire.serve.token_texts;
 
 import quire.core.base;
@@ -35,7 +36,7 @@ module :private;
 
 namespace quire {
 
-// The lock is held while they are made: of several requests that need the same, one works and the others wait.
+// The lock is held while a list is made: of several requests that need one list, one request makes it and the others wait.
 std::shared_ptr<const SequenceBreakers> TokenTexts::breakers(const std::vector<std::string>& texts) {
     std::scoped_lock lock(mutex_);
     if (const auto* known = breakers_.find(texts)) return *known;

@@ -88,7 +88,7 @@ struct OpenCall {
     bool        whole = true; // not cut off: it has to have a result
 };
 
-// The calls of one message, whose arguments become objects. Nothing: they are malformed, which was said.
+// The calls of one message; their arguments become objects. Nothing: a call is malformed, and `f` has the error.
 std::optional<std::vector<OpenCall>> check_calls(JsonFields& f, Json& calls, const std::string& where) {
     const auto wrong = [&](std::size_t i, const std::string& message) {
         f.fail("messages", cat(message, ": '", where, ".tool_calls[", i, "]'."));
@@ -138,7 +138,7 @@ void name_tool(JsonFields& f, const Json& choice, const Json& tools, Json& named
     f.fail("tool_choice", cat("tool_choice names the tool ", quote(name), ", which is not among the tools"));
 }
 
-// {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}: those of the tools. Returns the mode.
+// {"type": "allowed_tools", "allowed_tools": {"mode": …, "tools": […]}}: puts the named tools into `allowed`. Returns the mode.
 std::string allow_tools(JsonFields& f, const Json& choice, const Json& tools, Json& allowed) {
     const auto list = choice.find("allowed_tools");
     if (list == choice.end() || !list->is_object() || !list->contains("tools") || !(*list)["tools"].is_array())

@@ -1,4 +1,4 @@
-// quire.serve.translated_fields: what the translations of other APIs' requests into chats have in common. Owns nothing.
+// quire.serve.translated_fields: shared by the translations of other APIs' requests into chats. Owns nothing.
 export module quire.serve.translated_fields;
 
 import quire.core.base;
@@ -9,8 +9,8 @@ import quire.serve.openai_request;
 
 export namespace quire {
 
-// Copies the members that `f` was not asked for: quire's own sampling fields and the like mean the same in every API. Fails for
-// what only the answers to a chat can show.
+// Copies the members that `f` was not asked for: fields of quire's own, such as its samplers', have one meaning in every API. Fails for
+// fields whose result only the answer to a chat can show.
 void pass_on(JsonFields& f, const Json& body, Json& chat);
 
 // A member that has to be a list of objects, or empty.

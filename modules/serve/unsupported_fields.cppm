@@ -8,7 +8,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// Sets an error for a field whose value asks for what quire does not do. `reasoning_effort`: the chat template takes that field;
+// Sets an error for a field whose value asks for a function that quire lacks. `reasoning_effort`: the chat template takes that field;
 // `tools`: the endpoint takes tools and tool_choice.
 void refuse_unsupported(JsonFields& f, bool reasoning_effort, bool tools);
 
