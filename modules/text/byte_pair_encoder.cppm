@@ -13,7 +13,7 @@ import quire.text.vocabulary;
 
 export namespace quire {
 
-// An open-addressing map from pairs of ids to what their merge gives: a vocabulary has a quarter million of them.
+// An open-addressing map from pairs of ids to their merges: a vocabulary has a quarter million of them.
 class MergeTable {
 public:
     struct Merge {
@@ -52,7 +52,7 @@ private:
 
 class BytePairEncoder {
 public:
-    // Error: the key that is missing or inconsistent. The vocabulary of each call below is that of `file`.
+    // Error: the key that is missing or inconsistent. The vocabulary of each call below is `file`'s.
     static Result<BytePairEncoder> load(const Gguf& file, const Vocabulary& vocabulary, PreTokenizer pre);
 
     void encode(const Vocabulary& vocabulary, std::string_view text, std::vector<Token>& out) const;
@@ -173,7 +173,7 @@ void BytePairEncoder::word(const Vocabulary& vocabulary, std::string_view word, 
         if (s.bytes > 0 && (s.id >= 0 || vocabulary.unknown >= 0)) out.push_back(s.id >= 0 ? s.id : vocabulary.unknown);
 }
 
-// The same with one symbol per character, ▁ for a space; what is no token in the end becomes its bytes.
+// Merges a word with one symbol per character, ▁ for a space; a symbol that is no token in the end becomes its bytes.
 void BytePairEncoder::text_word(const Vocabulary& vocabulary, std::string_view word, Merging& merging,
                                 std::vector<Token>& out) const {
     if (pre_.spelling == Spelling::words && is_white_space(utf8_next(word, 0).value)) return;

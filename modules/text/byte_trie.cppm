@@ -1,4 +1,4 @@
-// quire.text.byte_trie: many texts in a tree of their bytes, to find those that begin at a place. **Owns** the tree.
+// quire.text.byte_trie: many texts in a tree of their bytes, to find the ones with which a place begins. **Owns** the tree.
 export module quire.text.byte_trie;
 
 import quire.core.base;
@@ -76,7 +76,7 @@ ByteTrie::ByteTrie(std::vector<std::pair<std::string_view, Token>> texts) : Byte
             nodes_.push_back(child);
             begin = last;
         }
-        if (next > 4096 && next * 2 > parts.size()) { // those that are done need no room
+        if (next > 4096 && next * 2 > parts.size()) { // finished parts need no room
             parts.erase(parts.begin(), parts.begin() + std::ptrdiff_t(next) + 1);
             next = ~std::size_t(0);
         }

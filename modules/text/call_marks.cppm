@@ -1,4 +1,4 @@
-// quire.text.call_marks: what stands around the name and the arguments of a tool's call, found by comparing a template's renderings of a
+// quire.text.call_marks: the texts around the name and the arguments of a tool's call, found by comparing a template's renderings of a
 // text and of calls. Owns nothing.
 export module quire.text.call_marks;
 
@@ -7,7 +7,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// Words that no template has; what the renderings that are compared are made of.
+// Words that no template has; the compared renderings contain them.
 namespace probe {
 constexpr std::string_view question = "Zq7question", text = "Zq7text9", result = "Zq7result", tool = "zq7tool",
                            other_tool = "zq7more", key = "zq7key", value = "Zq7value", number_key = "zq7many",
@@ -37,10 +37,10 @@ struct CallMarks {
     std::string trigger{};
     bool        operator==(const CallMarks&) const = default;
 };
-// What begins a call with these marks: no more than is not in `other`, an answer without calls.
+// The text with which a call with these marks begins, as far as `other`, an answer without calls, does not have it.
 std::string trigger_of(const CallMarks& marks, std::string_view other);
 
-// Stand in the marks for what differs from call to call: an id, the number of the call, the name of the parameter.
+// Characters in the marks for parts that differ from call to call: an id, the number of the call, the name of the parameter.
 constexpr char id_mark = '\x01', index_mark = '\x02', key_mark = '\x03';
 
 // Whether white space may stand before this character of a mark though the template writes none: around the punctuation of JSON.
@@ -50,12 +50,12 @@ bool loose_before(std::string_view mark, std::size_t at);
 struct CallProbes {
     std::string                content;  // the answer is `text`
     std::string                call;     // a call of `tool` with {key: value}
-    std::optional<std::string> calls;    // that, and one of `other_tool` with the same arguments
+    std::optional<std::string> calls;    // that call, and a call of `other_tool` with the same arguments
     std::optional<std::string> two_keys; // a call of `tool` with {key: value, number_key: number}
     std::string think, think_end;        // marks of reasoning, which may stand before a call with nothing between them
 };
 
-// What stands in the first text and not in the second one between their common ends; marks in angle brackets are not cut.
+// The part of the first text that the second one does not have, between their common ends; marks in angle brackets are not cut.
 std::string_view differing_part(std::string_view text, std::string_view plain);
 
 // Nothing: there is no call, or its parts cannot be told from one another.
@@ -86,7 +86,7 @@ std::size_t open_mark(std::string_view text) {
     return open != std::string_view::npos && (close == std::string_view::npos || close < open) ? open : text.size();
 }
 
-// The first bytes of both texts that are the same, to the end of a mark.
+// The length of the common beginning of both texts, to the end of a mark.
 std::size_t common_begin(std::string_view a, std::string_view b) {
     std::size_t n = 0;
     while (n < a.size() && n < b.size() && a[n] == b[n]) n++;
@@ -94,7 +94,7 @@ std::size_t common_begin(std::string_view a, std::string_view b) {
     return open_mark(a.substr(0, n));
 }
 
-// The last bytes of both texts that are the same, from the beginning of a mark on; digits that count calls may differ.
+// The common end of two texts, from the beginning of a mark on; digits that count calls may differ.
 struct CommonEnd {
     std::size_t size = 0;
     std::string text; // with index_mark
@@ -176,7 +176,7 @@ std::optional<Parts> parts_of(std::string_view block, std::string_view tool, std
     return p;
 }
 
-// Splits what stands around the values of a call with tagged parameters. False: it cannot be seen.
+// Splits the texts around the values of a call with tagged parameters. False: the borders cannot be seen.
 bool split_parameters(CallMarks& m, Parts& one, std::string_view block, std::string_view two_keys) {
     if (!two_keys.starts_with(block.substr(0, one.end))) return false;
     const std::size_t key = two_keys.find(probe::number_key, one.end);
@@ -204,7 +204,7 @@ bool split_parameters(CallMarks& m, Parts& one, std::string_view block, std::str
     return !m.text.close.empty();
 }
 
-// Tells what stands around all calls from what stands around each.
+// Separates the texts around all calls from the texts around each call.
 void split_section(CallMarks& m, const Parts& one, std::string_view block, std::string_view calls) {
     m.call_open              = without_ids(one.before);
     m.name_close             = without_ids(one.behind_name);
@@ -287,7 +287,7 @@ std::optional<CallMarks> find_call_marks(const CallProbes& probes) {
     CallMarks            m;
     std::optional<Parts> one = parts_of(block, probe::tool, 0, &m.arguments);
     if (!one) return std::nullopt;
-    // The same part of another rendering.
+    // The call's part of another rendering.
     const auto same_part = [&](const std::string& text) {
         std::string_view  part = trimmed(differing_part(text, probes.content));
         const std::size_t at   = part.find(block.substr(0, std::min(block.size(), one->end)));

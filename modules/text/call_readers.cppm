@@ -15,7 +15,7 @@ export namespace quire {
 struct ToolCall {
     std::string name;
     std::string arguments;    // a JSON object
-    bool        more = false; // the next piece of the arguments of the call before, whose name is not said again
+    bool        more = false; // more of the last call's arguments; `name` is empty
 };
 
 // Where a call may begin.
@@ -25,7 +25,7 @@ struct Marks {
 };
 Marks marks_of(const CallForm& form, const Json& tools);
 
-// What the following text is, in the harmony form.
+// The kind of the text that follows, in the harmony form.
 enum class Channel : std::uint8_t { content, reasoning };
 
 struct CallsRead {
@@ -163,8 +163,8 @@ public:
         at_                          = at;
         return std::string(found);
     }
-    // Text around calls, as CallMarks has it: white space and what JSON does not mind may differ. Nothing: it stands there so far, and
-    // the text ends.
+    // Matches the text around calls, `pattern` of CallMarks: white space may differ where JSON allows it. Nothing: the pattern stands there so
+    // far, and the text ends.
     std::optional<bool> try_match(std::string_view pattern) {
         std::size_t at = at_;
         for (std::size_t i = 0; i < pattern.size(); i++) {
@@ -460,7 +460,7 @@ bool read_marked_arguments(Reader& r, const CallMarks& m, const std::string& nam
     for (bool first = true;; first = false) {
         Reader     ahead  = r;
         const auto closed = ahead.try_match(m.call_close);
-        if (closed == true) break; // read by who called
+        if (closed == true) break; // the caller reads it
         r.skip_white();
         if (!first && !m.parameter_separator.empty()) {
             const auto there = r.try_match(m.parameter_separator);

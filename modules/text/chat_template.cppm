@@ -11,14 +11,14 @@ import quire.text.marked_text;
 
 export namespace quire {
 
-// What stands for the arguments of a call that was cut off, in a template that takes no text for them: an object with this one member.
+// The arguments of a call that was cut off are an object with this one member, in a template that takes no text as arguments.
 constexpr std::string_view cut_arguments = "arguments";
 
-// What a template is given.
+// The input of a template.
 struct ChatInput {
     std::string
         template_name; // of the file's named templates; "": tool_use if it is there and tools are given, else default
-    std::vector<Json> messages; // objects with role, content and what else the client sent; the arguments of a
+    std::vector<Json> messages; // objects with role, content and the client's other members; the arguments of a
                                 // call that was cut off are a text
     Json tools, documents;      // null: none
     Json variables             = Json::object(); // more of them, by name: chat_template_kwargs
@@ -34,43 +34,44 @@ struct ChatSurroundings {
 // Immutable, so any number of threads may use one.
 class ChatTemplate {
 public:
-    // chatml, what a file without a template gets.
+    // chatml, the template of files without one.
     ChatTemplate();
     // Our own templates by name, llama-2 as llama2 too: the source, or nothing.
     static std::optional<std::string_view> built_in(std::string_view name);
     static std::string                     built_in_names();
 
-    // A Jinja template. Error: line, column and what is wrong there.
+    // A Jinja template. Error: the fault, with line and column.
     static Result<ChatTemplate> parse(std::string_view source, std::string name);
-    // `name`: of a template in the file or of a built-in one, or ""; `source`: a template in place of the file's, or "". Else all that
-    // the file has; chatml when it has none. Error: a name that is not there; a template that does not parse, and what to do.
+    // `name`: of a template in the file or of a built-in one, or ""; `source`: a template in place of the file's, or "". Without both: all
+    // templates of the file, or chatml if the file has none. Error: an unknown name; a template that does not parse, and what to do.
     static Result<ChatTemplate> choose(const Gguf& file, const std::string& name, const std::string& source);
 
     // Variables where a conversation sets none: a JSON object, or "". Error: another text.
     Result<void> set_defaults(std::string_view json);
 
-    // Error: what the template itself refuses, in its words; what it does that cannot be done.
+    // Error: a refusal by the template, in its own words; an operation of the template that is not possible.
     Result<MarkedText> render(const ChatInput& input, const ChatSurroundings& around) const;
 
-    bool                            uses(std::string_view variable) const; // whether a template names it anywhere
-    Json                            variable(const ChatInput& input, const std::string& name) const; // null: not set
-    const std::string&              name() const { return name_; }            // built-in name, or whose it is
-    bool                            is_fallback() const { return fallback_; } // the file has none
-    const std::string&              source() const { return forms_[0].source; }
+    bool               uses(std::string_view variable) const; // whether a template names it anywhere
+    Json               variable(const ChatInput& input, const std::string& name) const; // null: not set
+    const std::string& name() const { return name_; }            // of a built-in template, or of the template's origin
+    bool               is_fallback() const { return fallback_; } // the file has none
+    const std::string& source() const { return forms_[0].source; }
     std::optional<std::string_view> source(std::string_view name) const; // of the file's template of that name
     std::vector<std::string>        names() const; // that ChatInput can choose from, `default` first
 
 private:
-    // One template, and what was found out about it.
+    // One template, and its properties.
     struct Form {
         std::string   name, source; // as in the file
         JinjaTemplate jinja;
-        bool          takes_parts     = true;  // content may be a list of parts
-        bool          takes_null      = true;  // content may be null, in an answer that only calls tools
-        bool          wants_null      = false; // it has to be: with an empty one the calls are left out
-        bool          wants_text      = false; // the arguments of calls have to be the text of their object
-        bool          takes_text      = false; // they may be a text, and then any
-        bool          knows_developer = false; // OpenAI's newer name for the role system
+        bool          takes_parts = true; // content may be a list of parts
+        bool          takes_null  = true; // content may be null, in an answer that only calls tools
+        bool          wants_null =
+            false; // content has to be null there: with an empty content the template leaves out the calls
+        bool wants_text      = false; // the arguments of calls have to be the text of their object
+        bool takes_text      = false; // the arguments may be a text, and any text
+        bool knows_developer = false; // OpenAI's newer name for the role system
     };
     static Form form(JinjaTemplate jinja, std::string_view source, std::string name);
 

@@ -11,7 +11,7 @@ struct TextSpan {
     std::size_t begin = 0, end = 0;
 };
 
-// What a chat template renders: literals of the template, and what came from messages, tools or documents.
+// The text that a chat template renders: literals of the template, and input from messages, tools or documents.
 struct MarkedText {
     std::string           bytes;
     std::vector<TextSpan> input; // ascending, not empty, not touching each other

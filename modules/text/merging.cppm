@@ -13,7 +13,7 @@ struct Symbol {
     Token         id;
 };
 
-// What may still be merged. Smaller orders first, the leftmost of equals.
+// A pair that may still be merged. Smaller orders first, the leftmost of equals.
 struct Candidate {
     double        order; // a score or a rank
     std::int32_t  left, right;
@@ -33,7 +33,7 @@ inline constexpr std::size_t longest_run = std::size_t(1) << 20;
 
 // Merges two neighbours as long as a merge is known, the best first and the leftmost of equals: the queue holds one
 // entry per pair that ever came to be neighbours, so the work is n log n however long the text is.
-// best(left, right) → {order, id}: what the two give; id -1 for no merge.
+// best(left, right) → {order, id}: the merge of the two; id -1: none.
 template <class Best>
 void merge_all(Merging& m, const Best& best) {
     auto& [symbols, heap, text] = m;

@@ -1,9 +1,9 @@
 // quire.text.pattern: the part of regular expressions in which pre-tokenizers are written, compiled once; it splits a text into
-// matches and what lies between them, in practically linear time. **Owns** one compiled pattern.
+// matches and the texts between them, in practically linear time. **Owns** one compiled pattern.
 //
 // Known: characters and sets ([...], [^...], \p{L}, \p{Han}, \s, \S, \d, escapes, ranges, && for both of two sets), alternatives (the
 // first that matches counts), ?, *, +, {n}, {m,n}, (?: ), (?i: ), (?= ) and (?! ) with one set in it, $ for the end of the text.
-// A group is possessive: what it has matched is not given back. No pre-tokenizer needs more, and nothing can recurse without bound.
+// A group is possessive: it gives back no character that it has matched. No pre-tokenizer needs more, and nothing can recurse without bound.
 export module quire.text.pattern;
 
 import quire.core.base;
@@ -29,14 +29,14 @@ inline constexpr std::string_view thousands_of_words   = R"(\d{1,3}(?=(?:\d{3})*
 
 class Pattern {
 public:
-    // Error: what in the expression is not known, and where.
+    // Error: the unknown part of the expression, and its place.
     static Result<Pattern> compile(std::string_view expression);
 
 private:
     friend class Compiler;
     friend class Splitter;
 
-    // Characters; those of both if `also` is there.
+    // A set of characters; with `also` the characters that are in both sets.
     struct Set {
         std::string                                name; // its text, to find it again
         std::vector<std::pair<char32_t, char32_t>> ranges;
@@ -44,7 +44,7 @@ private:
         bool                                       space = false, han = false, outside = false;
         std::vector<Set>                           also, parts; // parts: sets within the set
         bool                                       contains(char32_t c) const;
-        bool                                       by_category() const; // the same for all of a category above ASCII
+        bool by_category() const; // has all or none of a category's characters above ASCII
     };
     struct Item;
     using Sequence = std::vector<Item>;
@@ -60,7 +60,7 @@ private:
     std::uint64_t sets_of(char32_t c) const;
     std::uint64_t first_of(const Sequence& sequence) const;
 
-    std::string_view               thousands_; // one of those above, or empty
+    std::string_view               thousands_; // one of the expressions above, or empty
     std::vector<Set>               sets_;
     std::vector<Sequence>          alternatives_;
     std::vector<std::uint64_t>     first_; // per alternative, sets of characters with which it can begin; 0: any
@@ -70,20 +70,20 @@ private:
     std::size_t                    n_memos_ = 0;
 };
 
-// Splits one text after the other with a pattern, which must outlive it. **Owns** what it has found out about the text.
+// Splits one text after the other with a pattern, which must outlive it. **Owns** its notes about the text.
 class Splitter {
 public:
     using Ends = std::vector<std::size_t>;
 
     explicit Splitter(const Pattern& pattern) : pattern_(&pattern), memos_(pattern.n_memos_) {}
 
-    // What split() leaves of a text that goes on: the piece from `begin` on may change, but it goes at least to `sure`,
+    // The rest that split() leaves of a text that goes on: the piece from `begin` on may change, but it goes at least to `sure`,
     // and nothing in between is a match.
     struct Rest {
         std::size_t begin = 0, sure = 0;
     };
-    // Appends the ends of the pieces of [begin, end). `open`: more follows behind `end` that nobody has seen yet, so only those
-    // pieces are appended that stay the same whatever follows.
+    // Appends the ends of the pieces of [begin, end). `open`: more text follows behind `end`; only the pieces are
+    // appended that do not depend on it.
     Rest split(const Characters& text, std::size_t begin, std::size_t end, bool open, Ends& ends);
 
     // To be called before the first split() of each text.
@@ -92,7 +92,7 @@ public:
 private:
     using Item     = Pattern::Item;
     using Sequence = Pattern::Sequence;
-    // What is known of a run of characters that an item took: where it ends, and from which places in it nothing can go on.
+    // A note about a run of characters that an item took: where the run ends, and from which places in it no match goes on.
     struct Memo {
         std::uint32_t segment = 0;
         bool          touched = false;
@@ -110,7 +110,7 @@ private:
     std::vector<Memo>          memos_;
     std::uint32_t              segment_ = 0;
     std::size_t                end_     = 0;     // of the segment
-    bool                       touched_ = false; // something asked what is behind it
+    bool                       touched_ = false; // a match depended on the text behind it
 };
 
 } // namespace quire
@@ -366,7 +366,7 @@ Result<Pattern> Pattern::compile(std::string_view expression) {
             p.ask_ |= bit;
             continue;
         }
-        // any character above ASCII stands for its category: of those with spaces, all are spaces
+        // any character above ASCII stands for its category: of a category with spaces, all are spaces
         static constexpr std::array<char32_t, 30> samples{0x378,  0xc0,   0xe0,   0x1c5, 0x2b0,  0x5d0,  0x300,  0x903,
                                                           0x488,  0x660,  0x16ee, 0xb2,  0x203f, 0x2010, 0x201a, 0x2046,
                                                           0x2018, 0x2019, 0x2020, 0xb1,  0xa3,   0xa8,   0xa6,   0xa0,

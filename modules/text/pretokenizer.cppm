@@ -1,6 +1,6 @@
 // quire.text.pretokenizer: splits text into the words across which byte pair encoding never merges, as `tokenizer.ggml.pre` says.
-// A pre-tokenizer is one line in the table below: patterns, each applied within the pieces of the one before it. The patterns are
-// those of the models' own tokenizer.json, the names those of llama.cpp's converter. **Owns** the compiled patterns of one file.
+// A pre-tokenizer is one line in the table below: patterns, each applied within the pieces of the one before it. The patterns come
+// from the models' own tokenizer.json, the names from llama.cpp's converter. **Owns** the compiled patterns of one file.
 export module quire.text.pretokenizer;
 
 import quire.core.base;

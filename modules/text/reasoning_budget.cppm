@@ -43,7 +43,7 @@ public:
 
     // The next token of the answer.
     void accept(Token token);
-    // The token that has to come next, once the budget is used up: those of the mark that ends reasoning, one after the other. No
+    // The token that has to come next when the budget is used up: the tokens of the mark that ends reasoning, one after the other. No
     // character is cut: its other bytes come first.
     std::optional<Token> forced() const;
 

@@ -15,7 +15,7 @@ public:
     // Every token that has a text in it is a breaker, and every token that ends with the beginning of one together with the tokens
     // of the rest.
     SequenceBreakers(std::span<const std::string> texts, const Tokenizer& tokenizer);
-    // The same from sequences of tokens.
+    // Breakers that are sequences of tokens.
     explicit SequenceBreakers(std::span<const std::vector<Token>> sequences);
 
     // Tokens behind the last breaker in `tokens`; all of them where there is none.
@@ -26,7 +26,7 @@ public:
 private:
     void add(Token head, std::vector<Token> tail);
 
-    // By their first token, what follows it in each; the longest first.
+    // For each first token of a breaker: the breaker's other tokens, the longest first.
     std::unordered_map<Token, std::vector<std::vector<Token>>> tails_;
 };
 

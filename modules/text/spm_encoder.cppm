@@ -1,5 +1,5 @@
 // quire.text.spm_encoder: text to tokens as sentencepiece's BPE models do it (tokenizer.ggml.model llama): characters are merged
-// by the highest score of the whole. **Owns** what it needs to cut a long text into runs.
+// by the highest score of the whole. **Owns** the data to cut a long text into runs.
 export module quire.text.spm_encoder;
 
 import quire.core.base;
@@ -60,7 +60,7 @@ module :private;
 
 namespace quire {
 
-// One symbol per character; what is no token in the end becomes its bytes.
+// One symbol per character; a symbol that is no token in the end becomes its bytes.
 void merge_run(const Vocabulary& v, std::string_view text, Merging& merging, std::vector<Token>& out) {
     std::vector<Symbol>& symbols = merging.symbols;
     symbols.clear();

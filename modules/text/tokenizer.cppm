@@ -65,7 +65,7 @@ private:
 };
 
 // Turns one stream of tokens into text, holding back bytes that are not yet a whole UTF-8 character.
-// What it returns is always valid UTF-8: bytes that can never become valid come out as U+FFFD.
+// The text is always valid UTF-8: bytes that can never become valid come out as U+FFFD.
 class Detokenizer {
 public:
     // `special`: spell out control tokens. `first`: the stream begins a text (drops SPM's leading space).
@@ -126,7 +126,7 @@ std::string_view Tokenizer::piece(Token id) const {
 
 // -- loading
 
-// What each model does where the file is silent; the key's other values are refused.
+// Each tokenizer model's defaults for keys that the file lacks; other models are refused.
 struct ModelRow {
     std::string_view   name;
     VocabularyDefaults defaults;
@@ -190,7 +190,7 @@ Result<Tokenizer> Tokenizer::load(const Gguf& file) {
     Result<Vocabulary> vocabulary = Vocabulary::load(file, defaults);
     if (!vocabulary) return std::unexpected(vocabulary.error());
     t.vocabulary = std::move(*vocabulary);
-    if (t.is("gemma4")) t.vocabulary.add_bos = true; // files say no, and the model needs it all the same
+    if (t.is("gemma4")) t.vocabulary.add_bos = true; // the files say no, but the model needs it
 
     const auto take = [&](auto loaded) -> Result<void> {
         if (!loaded) return std::unexpected(loaded.error());
@@ -234,7 +234,7 @@ std::vector<Token> Tokenizer::encode(std::string_view text, EncodeOptions option
         auto [id, length] = special.longest(text, at);
         if (id >= 0 && refused != options.no_special.end() && refused->begin < at + std::size_t(length)) {
             // The longest one that ends before the refused part. Tokens that the vocabulary's maker defined, such as runs of
-            // blanks, stay whole, unless they end a turn or are spelled like those that do.
+            // blanks, stay whole, unless they end a turn or are spelled like an end token.
             auto defined = t.user_defined.longest(text, at);
             if (defined.first >= 0) {
                 const std::string_view spelled = text.substr(at, defined.second);

@@ -1,5 +1,5 @@
 // quire.text.tool_calls: the text of an answer, in pieces → content, reasoning and calls of tools. **Owns** the text of the call that is
-// not whole yet. A call is handed out once it is whole and right; what looks like one and is none comes out as content.
+// not complete yet. A call is returned when it is complete and valid; a text that only looks like a call comes out as content.
 export module quire.text.tool_calls;
 
 import quire.core.base;
@@ -17,13 +17,13 @@ struct AnswerPart {
     std::string text; // of content and reasoning
     ToolCall    call;
 };
-// Appends text; to the last part, if it is of the same kind.
+// Appends text, to the last part if that part is of this kind.
 void append(std::vector<AnswerPart>& parts, AnswerPart::Kind kind, std::string_view text);
-// Appends parts, in the same way; pieces of a call's arguments to the call.
+// Appends parts in this way, and pieces of a call's arguments to the call.
 void append(std::vector<AnswerPart>& parts, std::vector<AnswerPart> more);
 void append(std::vector<ToolCall>& calls, std::vector<ToolCall> more);
 
-// What the next text of an answer says.
+// The contents of an answer's next text.
 struct AnswerParts {
     std::string             content, reasoning;
     std::vector<ToolCall>   calls;
@@ -37,8 +37,8 @@ struct AnswerFormat {
     bool          reasoning    = false; // text between the marks of reasoning, at the beginning, is reasoning
     bool          in_reasoning = false; // the prompt ends with the first mark
     ReasoningForm marks{std::string(think_begin), std::string(think_end)};
-    // The text follows the grammar of answers (quire.text.grammar.answer), so that what begins as a call is one: its arguments come
-    // in pieces, without white space, where they are JSON in the text.
+    // The text follows the grammar of answers (quire.text.grammar.answer), so that a text that begins as a call is a call: its
+    // arguments come in pieces, without white space, where they are JSON in the text.
     bool in_pieces = false;
 };
 
@@ -70,7 +70,7 @@ private:
 
     AnswerFormat format_;
     Marks        marks_;
-    std::string  ends_ = "})]>"; // what calls can end with
+    std::string  ends_ = "})]>"; // the characters with which calls can end
     std::string  text_;          // not handed out yet
     State        state_;
     bool         blank_     = true; // only white space so far, or since the last call
@@ -78,8 +78,8 @@ private:
     bool         waiting_   = false; // for the rest of a call
     bool         to_reason_ = false; // harmony: in a message of the analysis channel
     int          n_calls_   = 0;
-    // Of a call whose arguments are handed out in pieces: where the next one begins, how deep in objects and lists that is, and
-    // whether in a string, behind a backslash.
+    // Of a call whose arguments are returned in pieces: where the next piece begins, how deep in objects and lists that is, and whether it
+    // is in a string, behind a backslash.
     bool        begun_ = false, in_string_ = false, escaped_ = false;
     std::size_t at_    = 0;
     int         depth_ = 0;
@@ -184,7 +184,7 @@ bool AnswerParser::run_reasoning(AnswerParts& out, bool end) {
     text_.erase(0, at == std::string::npos ? text_.size() : at + close.size());
     state_ = State::text;
     blank_ = true;
-    // White space that follows is dropped with it, once it is known what comes next.
+    // White space behind the mark is dropped, too, once more text has come.
     format_.in_reasoning = true;
     return !text_.empty();
 }
@@ -202,7 +202,7 @@ void AnswerParser::emit(AnswerParts& out, std::size_t n) {
     text_.erase(0, n);
 }
 
-// Where the next mark begins, or what may become one when more text comes.
+// Where the next mark begins, or a text that may become a mark when more text comes.
 std::size_t AnswerParser::find_mark(bool end, bool& found) const {
     std::size_t at = std::string::npos;
     for (const std::string& mark : marks_.anywhere) at = std::min(at, text_.find(mark));
@@ -222,7 +222,7 @@ void AnswerParser::add(AnswerParts& out, ToolCall call) {
     out.calls.push_back(std::move(call));
 }
 
-// Hands out what there is of the arguments of the call at the beginning of the text.
+// Returns the present part of the arguments of the call at the beginning of the text.
 void AnswerParser::run_arguments(AnswerParts& out) {
     if (!begun_) {
         if (format_.one_call && n_calls_ > 0) return;

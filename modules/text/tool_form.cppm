@@ -1,4 +1,4 @@
-// quire.text.tool_form: how a chat template writes the call of a tool, found by rendering a call and looking at what stands between the
+// quire.text.tool_form: how a chat template writes the call of a tool, found by rendering a call and looking at the text between the
 // question and the tool's result. Owns nothing.
 export module quire.text.tool_form;
 
@@ -71,7 +71,7 @@ constexpr std::array<std::pair<ToolForm, std::string_view>, 13> names{{{ToolForm
                                                                        {ToolForm::marked, "marked"},
                                                                        {ToolForm::other, "other"}}};
 
-// What stands in the conversation that is rendered.
+// The conversation that is rendered.
 struct Asked {
     enum class Answer : std::uint8_t { nothing, text, call, two_calls, two_keys };
     Answer answer            = Answer::call;
@@ -93,7 +93,7 @@ Json definition_of(std::string_view name) {
                  {{"name", std::string(name)}, {"description", "Looks something up."}, {"parameters", parameters}}}};
 }
 
-// Templates differ in what they take: arguments as an object or as its text, an empty content or none, a result at the end or not.
+// Templates differ in their input: arguments as an object or as its text, an empty content or none, a result at the end or not.
 std::optional<std::string> rendered(const ChatTemplate& t, const Asked& asked) {
     Json arguments{{std::string(probe::key), std::string(probe::value)}};
     if (asked.answer == Asked::Answer::two_keys) arguments[std::string(probe::number_key)] = probe::number;
@@ -145,7 +145,7 @@ ToolForm form_of(std::string_view call) {
     return has("<tool_call>") ? ToolForm::hermes : ToolForm::json;
 }
 
-// Whether calls with these marks are what the form of a name is.
+// Whether calls with these marks have the named form.
 bool is_of_form(ToolForm form, const CallMarks& m) {
     const std::string begin  = cat(m.section_open, m.call_open);
     const auto        starts = [&](std::string_view text) { return begin.starts_with(text); };

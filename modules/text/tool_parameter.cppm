@@ -1,5 +1,5 @@
-// quire.text.tool_parameter: what a tool's schema says about one of its parameters, where models write the value as plain text and not as
-// JSON. Owns nothing.
+// quire.text.tool_parameter: a tool's schema of one parameter, where models write the value as plain text and not as JSON. Owns
+// nothing.
 export module quire.text.tool_parameter;
 
 import quire.core.base;
@@ -31,7 +31,7 @@ private:
 
 // Of a definition, as `function` of OpenAI's tools has it: the schema of a parameter; null: it names none.
 const Json* parameter_schema(const Json& function, std::string_view name);
-// What a schema within `root` refers to; null: nothing that stands there.
+// The schema to which a schema within `root` refers; null: none, or one outside `root`.
 const Json* referred(const Json& root, const Json& schema);
 // The kinds of values that a schema within `root` allows; all where it does not say.
 JsonKinds kinds_of(const Json& root, const Json& schema);

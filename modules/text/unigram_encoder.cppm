@@ -17,7 +17,7 @@ export namespace quire {
 // in the replacements, which end with a zero byte each.
 class CharacterMap {
 public:
-    // Error: what is wrong with the bytes, without the key. No bytes: nothing is replaced.
+    // Error: the fault of the bytes, without the key. No bytes: nothing is replaced.
     static Result<CharacterMap> load(std::span<const std::uint8_t> bytes);
 
     // The longest replacement for a beginning of text.substr(at): it, and how many bytes it replaces; 0: none.
@@ -30,7 +30,7 @@ private:
 
 class UnigramEncoder {
 public:
-    // Error: the key that is missing or inconsistent. The vocabulary of each call below is that of `file`.
+    // Error: the key that is missing or inconsistent. The vocabulary of each call below is `file`'s.
     static Result<UnigramEncoder> load(const Gguf& file, const Vocabulary& vocabulary);
 
     void encode(const Vocabulary& vocabulary, std::string_view text, std::vector<Token>& out) const;
@@ -156,8 +156,8 @@ std::string UnigramEncoder::normalize(const Vocabulary& vocabulary, std::string_
     return out;
 }
 
-// The best way to each place of the text, from left to right (Viterbi 1967). Where no token reaches over a place, what is before it
-// is settled, so that a long text needs no more memory than a part of it.
+// The best way to each place of the text, from left to right (Viterbi 1967). Where no token reaches over a place, the tokens before it
+// are settled, so that a long text needs no more memory than a part of it.
 void UnigramEncoder::encode(const Vocabulary& vocabulary, std::string_view raw, std::vector<Token>& out) const {
     constexpr std::size_t least_part = std::size_t(1) << 16;
     const std::string     normalized = normalize(vocabulary, raw);

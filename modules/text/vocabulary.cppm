@@ -1,4 +1,4 @@
-// quire.text.vocabulary: the tokens of a GGUF file, which of them are special, and what the file says about their use.
+// quire.text.vocabulary: the tokens of a GGUF file, which of them are special, and the file's rules for their use.
 // **Owns** the tokens.
 export module quire.text.vocabulary;
 
@@ -14,7 +14,7 @@ enum class TokenType : std::uint8_t { normal = 1, unknown = 2, control = 3, user
 inline constexpr std::string_view space_mark =
     "\xe2\x96\x81"; // ▁ U+2581: a space, in the vocabularies of sentencepiece
 
-// What a tokenizer does where the file is silent.
+// The settings of a tokenizer for which the file has no key.
 struct VocabularyDefaults {
     bool             add_bos = false, add_eos = false, add_sep = false, add_space_prefix = false;
     std::string_view bos, eos, unknown, sep; // spellings of these tokens, each taken only where it is there and special
@@ -169,8 +169,8 @@ Result<void> load_special_ids(const Gguf& file, const VocabularyDefaults& defaul
     return {};
 }
 
-// Tokens at which generation ends: those that the file's keys name, and those with a spelling that the field gives to no other
-// purpose. The latter are control tokens whatever type they have in the file.
+// Tokens at which generation ends: the tokens that the file's keys name, and tokens with a spelling that is used for no other purpose.
+// The latter are control tokens whatever type they have in the file.
 Result<void> find_ends(const Gguf& file, Vocabulary& v) {
     static constexpr std::array<std::string_view, 22> end_texts{"<|eot_id|>",
                                                                 "<|im_end|>",

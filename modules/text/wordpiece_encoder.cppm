@@ -1,6 +1,6 @@
 // quire.text.wordpiece_encoder: text to tokens as BERT does it (tokenizer.ggml.model bert; Devlin et al. 2019, BertNormalizer and
 // WordPiece of the tokenizers library): clean, split at spaces and punctuation, then the longest token at each place of a word.
-// In a GGUF file the tokens that begin a word begin with ▁, those within a word have lost their ##. **Owns** the search tree.
+// In a GGUF file the tokens at the beginning of a word begin with ▁; tokens within a word have lost their ##. **Owns** the search tree.
 export module quire.text.wordpiece_encoder;
 
 import quire.core.base;
@@ -15,7 +15,7 @@ export namespace quire {
 
 class WordPieceEncoder {
 public:
-    // Error: the key that is inconsistent. The vocabulary of each call below is that of `file`.
+    // Error: the key that is inconsistent. The vocabulary of each call below is `file`'s.
     static Result<WordPieceEncoder> load(const Gguf& file, const Vocabulary& vocabulary);
 
     void encode(const Vocabulary& vocabulary, std::string_view text, std::vector<Token>& out) const;

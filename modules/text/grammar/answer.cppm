@@ -1,5 +1,5 @@
-// quire.text.grammar.answer: what a chat's answer may be: reasoning, then text or calls of tools in the form in which the model writes
-// them → rules. Owns nothing.
+// quire.text.grammar.answer: the rules of a chat's answer: reasoning, then text, or calls of tools in the form in which the model writes
+// them. Owns nothing.
 //
 // The arguments of a call follow the tool's schema from the mark on with which a call begins; before it any text goes. A control token
 // stands in these texts as control_bytes() of its name, which no other text contains.
@@ -30,18 +30,19 @@ struct AnswerRules {
     bool          may_reason   = false;         // it may begin with the first mark of reasoning
     bool          in_reasoning = false;         // the prompt ends with that
     ReasoningForm reasoning{std::string(think_begin), std::string(think_end)};
-    // Those of answer_marks() and of the marks of calls and reasoning that are control tokens of the vocabulary, and those that end an answer.
+    // `controls`: the marks, of answer_marks() and of calls and reasoning, that are control tokens of the vocabulary; `ends`: the control
+    // tokens that end an answer.
     std::vector<std::string> controls, ends;
 };
 
-// What calls and reasoning are marked with.
+// The marks of calls and reasoning.
 std::span<const std::string_view> answer_marks();
 // How a control token stands in a text: between bytes that are not in UTF-8.
 std::string    control_bytes(std::string_view name);
 constexpr char control_begins = '\xff', control_ends = '\xfe';
 
-// `text`: what the answer is where it is no call; none: any text. Error: a schema that is not supported, where the call is required or
-// the tool is `strict`; else arguments without a supported schema may be any object.
+// `text`: an answer that is no call; none: any text. Error: a schema that is not supported, if the call is required or the tool is
+// `strict`; in other cases arguments without a supported schema may be any object.
 Result<GrammarSymbol> add_answer(Grammar& grammar, const AnswerRules& rules, std::optional<GrammarSymbol> text);
 
 } // namespace quire
@@ -108,7 +109,7 @@ private:
         bool          exact    = false; // its schema has to be supported
         GrammarSymbol arguments;        // as JSON; in the forms that have them so
     };
-    // A mark, and the rest of what it begins.
+    // A mark, and the rest of the text that begins with it.
     struct Opening {
         std::string   mark;
         GrammarSymbol rest;
@@ -190,7 +191,7 @@ private:
         } catch (const WorkEnded& e) {
             if (e.why != WorkEnded::Why::depth) throw;
         }
-        // Nothing leads to what was made of one that cannot be used.
+        // A schema that cannot be used may leave rules behind; no rule leads to them.
         if (!made && !tool.exact) return add_json_schema(g_, Json{{"type", "object"}});
         return made ? made : std::unexpected(in_tool(tool, made.error()));
     }
@@ -200,7 +201,7 @@ private:
         tagged, // strings as they stand, all else as JSON, and then a mark
         python, // True, False and None, all else as JSON
     };
-    // What stands before and behind a tagged value.
+    // The texts before and behind a tagged value.
     struct Surroundings {
         struct Pair {
             RegexId open = RegexPool::blank, close = RegexPool::blank;
@@ -246,7 +247,7 @@ private:
         add_lexeme(v, pool_.all_of({without_close(v), *allowed}), true);
         return {};
     }
-    // Adds all values that the schema allows. Error: what is not supported.
+    // Adds all values that the schema allows. Error: a part of the schema that is not supported.
     Result<void> add_values(Values& v, const Json& schema, int depth) {
         static const std::set<std::string, std::less<>> notes{"title",    "description", "default",      "examples",
                                                               "$comment", "deprecated",  "x-order",      "nullable",
@@ -262,7 +263,7 @@ private:
                 list != schema.end() && list->is_array() && !list->empty() && constraining == 1) {
                 if (key == std::string_view("allOf") && list->size() > 1) break;
                 if (key == std::string_view("oneOf") && v.spelling == Spelling::tagged)
-                    break; // what two allow is not allowed
+                    break; // a value that two schemas allow is not allowed
                 for (const Json& one : *list)
                     if (auto ok = add_values(v, one, depth + 1); !ok) return ok;
                 return {};
@@ -305,7 +306,7 @@ private:
         else narrowed = Json{{"allOf", Json::array({schema, Json{{"type", std::move(rest)}}})}};
         return add_json(v, narrowed);
     }
-    // A value of the parameter, and what closes it.
+    // A value of the parameter, and its closing mark.
     Result<GrammarSymbol> value(const Tool& tool, const Json& root, const Json& schema, Spelling spelling,
                                 const Surroundings& around) {
         Values       v{tool, root, spelling, around};
@@ -340,13 +341,13 @@ private:
         return out;
     }
 
-    // Parameters one behind another, as `m` says: what opens each, strings, and other values.
+    // Parameters one behind another, with the marks of `m`: before each parameter, around strings, and around other values.
     Result<GrammarSymbol> tagged_parameters(const Tool& tool, const CallMarks& m) {
         const Json                           root = parameters_of(tool);
         const Result<std::vector<Parameter>> list = parameters(tool, root);
         if (!list) return std::unexpected(list.error());
         const RegexId between = join({white(), loose(m.parameter_separator), white()});
-        // What may follow from parameter i on, as the first or behind another.
+        // The rules from parameter i on, as the first parameter or behind another.
         GrammarSymbol first = g_.add_rules({{}}), behind = first;
         for (const Parameter& p : std::views::reverse(*list)) {
             const auto spelled_for = [&](const std::string& mark) {
@@ -369,7 +370,7 @@ private:
         }
         return first;
     }
-    // The same where all values stand alike: `open` KEY `middle` VALUE `close`.
+    // Tagged parameters whose values all stand in one way: `open` KEY `middle` VALUE `close`.
     Result<GrammarSymbol> tagged_parameters(const Tool& tool, std::string_view open, std::string_view middle,
                                             std::string_view close) {
         CallMarks m;
@@ -383,7 +384,7 @@ private:
         const Json                           root = parameters_of(tool);
         const Result<std::vector<Parameter>> list = parameters(tool, root);
         if (!list) return std::unexpected(list.error());
-        // What may follow from parameter i on, as the first or behind another.
+        // The rules from parameter i on, as the first parameter or behind another.
         GrammarSymbol first = g_.add_rules({{}}), behind = first;
         for (const Parameter& p : std::views::reverse(*list)) {
             const Result<GrammarSymbol> v = value(tool, root, *p.schema, Spelling::python, Surroundings());
@@ -636,7 +637,7 @@ private:
     GrammarSymbol text_and_calls() {
         std::vector<RegexId> marks, refused;
         for (const Opening& o : openings_) marks.push_back(literal(o.mark));
-        // What looks like a call at the beginning has to be one.
+        // A text that begins like a call has to be a call.
         RegexId no_head = any();
         if (!heads_.empty()) {
             const RegexId head = pool_.any_of(heads_);
@@ -686,7 +687,7 @@ private:
     const AnswerRules&   rules_;
     std::vector<Tool>    tools_;
     std::vector<Opening> openings_;
-    // Calls that are seen only at the beginning of the answer, what they begin with, and a mark that may stand before them.
+    // Calls that are recognised only at the beginning of the answer; their beginnings; and a mark that may stand before them.
     std::optional<GrammarSymbol> first_;
     std::vector<RegexId>         heads_;
     std::string                  tag_;

@@ -1,5 +1,5 @@
-// quire.text.grammar.canonical_schema: a JSON Schema as a text that is the same for schemas which say the same in other words: without annotations,
-// and keywords in one order where theirs says nothing. Owns nothing.
+// quire.text.grammar.canonical_schema: a JSON Schema as a text, in which schemas with one meaning are equal: without annotations, and with
+// keywords in a fixed order where their order has no meaning. Owns nothing.
 export module quire.text.grammar.canonical_schema;
 
 import quire.core.base;
@@ -9,7 +9,7 @@ import quire.text.grammar.schema_references;
 
 export namespace quire {
 
-// `ordered`: the order of members counts. Schemas with the same text make the same constraint; those with different texts may.
+// `ordered`: the order of members counts. Schemas with equal texts make equal constraints; schemas with different texts may, too.
 std::string canonical_schema(const Json& schema, bool ordered);
 
 } // namespace quire
@@ -24,7 +24,7 @@ using Role = SchemaReferences::Role;
 
 constexpr std::array<std::string_view, 8> annotations{"$comment", "default",  "deprecated", "description",
                                                       "examples", "readOnly", "title",      "writeOnly"};
-// Keywords whose order says nothing about the order of members.
+// Keywords whose place has no meaning for the order of members.
 constexpr std::array<std::string_view, 22> unordered{
     "$id",           "$schema",   "const",         "enum",           "exclusiveMaximum", "exclusiveMinimum",
     "format",        "id",        "maxItems",      "maxLength",      "maxProperties",    "maximum",

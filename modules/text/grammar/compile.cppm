@@ -26,21 +26,21 @@ struct ConstraintSpec {
     std::vector<std::string>   choices{};            // choice
     bool                       ordered       = true; // members come in the order of the schema's `properties`
     bool                       plain_numbers = true; // integers are written as 12 only, not as 12.0 also
-    bool                       closed        = true; // no members but those that the schema speaks of
+    bool                       closed        = true; // only members that the schema names
     std::optional<AnswerRules> answer{};             // reasoning before the text, or calls of tools in its place
 };
 
 // The largest schema, grammar, or list of choices.
 constexpr std::size_t most_constraint_bytes = std::size_t(256) << 10;
-// What a schema may be as JSON text.
+// The limits of a schema as JSON text.
 constexpr JsonLimits schema_json_limits{.bytes = most_constraint_bytes, .depth = 64};
 
-// Error: what is wrong with it and where, what is not supported, or which limit it exceeds. Null: it takes more than `work`, which is less
-// than the limit, or `stop` has become true.
+// Error: the specification's fault and its place, an unsupported part, or a limit that it exceeds. Null: compiling takes more than `work`,
+// which is less than the limit, or `stop` has become true.
 Result<std::shared_ptr<Constraint>> compile_constraint(const ConstraintSpec& spec, const GrammarLimits& limits = {},
                                                        std::size_t              work = WorkBudget::endless,
                                                        const std::atomic<bool>* stop = nullptr);
-// The same for a schema that is parsed already. A limit on its text is the caller's.
+// compile_constraint() for a parsed schema. The caller limits its text.
 Result<std::shared_ptr<Constraint>> compile_schema(const Json& schema, const SchemaOptions& options);
 
 // The token trie of a vocabulary's first `vocab_size` tokens. Control tokens stand in it as control_bytes().

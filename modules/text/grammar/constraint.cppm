@@ -1,4 +1,4 @@
-// quire.text.grammar.constraint: what a text may be, compiled (Constraint, shared), and how far one text has come (ConstraintState,
+// quire.text.grammar.constraint: a compiled constraint of texts (Constraint, shared), and the state of one text under it (ConstraintState,
 // a value that is copied where a sequence forks): which tokens may come next, as bits.
 export module quire.text.grammar.constraint;
 
@@ -16,8 +16,8 @@ export import quire.text.grammar.work; // Effort
 export namespace quire {
 
 // **Owns** the grammar with its automata, and masks that come again. Any thread may use it; one at a time works in it. Automata and masks grow
-// with the texts. Where they take more than the limits allow, they are forgotten, and the texts at hand make them again as they go on: what
-// one text did fails no other.
+// with the texts. When they take more than the limits allow, they are forgotten, and the present texts make them again as they go on: no
+// text fails because of another.
 class Constraint final : public ConstraintMemory::Holder {
 public:
     // The grammar is finish()ed.
@@ -26,7 +26,7 @@ public:
 
 private:
     friend class ConstraintState;
-    // What tokens make of what is left of one lexeme: those that stay within it, and the nodes of trees where it ends.
+    // The tokens that may follow within one lexeme, and the nodes of the token trees at which the lexeme ends.
     struct LexemeMask {
         struct Exit {
             const TokenTree* tree;
@@ -55,22 +55,22 @@ private:
     void       walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask);
     LexerState usual_next(const TokenTrie& trie, LexerState start);
     LexerState near_state(const TokenTrie& trie, LexerState start);
-    // Whole masks that took much work, as those of free text do, where a lexeme may end anywhere.
+    // Whole masks that took much work, such as masks of free text, where a lexeme may end anywhere.
     static constexpr std::size_t much_work = 16'384, most_whole_bytes = std::size_t(8) << 20;
 
     Machine                                       machine_;
     ShortTexts                                    short_texts_;
     std::unordered_map<std::uint64_t, SharedMask> masks_;
     std::size_t                                   mask_bytes_ = 0;
-    std::uint64_t                                 masks_of_   = 0; // the trie's id: they are of one
+    std::uint64_t                                 masks_of_   = 0; // id of the trie that all masks belong to
     std::unordered_map<StateKey, std::vector<std::uint64_t>, StateKeyHash> whole_;
     std::size_t                                                            whole_bytes_ = 0;
-    std::uint64_t                                                          epoch_       = 1; // how often it began anew
-    std::shared_ptr<std::atomic<std::size_t>>                              state_bytes_ =
+    std::uint64_t                             epoch_ = 1; // how often the automata began anew
+    std::shared_ptr<std::atomic<std::size_t>> state_bytes_ =
         std::make_shared<std::atomic<std::size_t>>(0); // that texts take
 };
 
-// One text under a constraint. Depends on the tokens alone that were accepted.
+// One text under a constraint. Depends only on the accepted tokens.
 class ConstraintState {
 public:
     ConstraintState() = default; // unconstrained: nothing below may be called
@@ -78,40 +78,39 @@ public:
 
     explicit operator bool() const { return constraint_ != nullptr; }
 
-    // One bit for each token of the vocabulary, in `words()` words: whether it may come next. The tokens that end the text are
-    // among them where it may end. Error: no token may come, or a limit is exceeded; then all bits are 0. False: it ended before
-    // that, as `effort` says, and comes again.
+    // One bit for each token of the vocabulary, in `words()` words: whether the token may come next. End tokens may come where the text may
+    // end. Error: no token may come, or a limit is exceeded; then all bits are 0. False: ended early by `effort`; the next call goes on.
     Result<bool> mask(std::span<std::uint64_t> bits, const Effort& effort);
     Result<void> mask(std::span<std::uint64_t> bits);
     std::size_t  words() const { return tokens_->words(); }
-    // Makes the next mask, or (forced) what forced_bytes() says and, where that is nothing, the mask: the next call finds them, or the
-    // error. Returns as mask() does.
+    // Makes the next mask in advance; with `forced` the forced_bytes(), and the mask only if there are none. The next call of mask() or
+    // forced_bytes() finds the result, or the error. Returns as mask() does.
     Result<bool>     prepare(bool forced, const Effort& effort);
     const TokenTrie& tokens() const { return *tokens_; }
-    // Both work in the same Constraint, so one waits for the other.
+    // Whether both states work in one Constraint, so that one waits for the other.
     bool shares_with(const ConstraintState& other) const { return constraint_ == other.constraint_; }
-    // Goes on by a token, or by bytes. False, and as it was: that is not allowed, or takes too much. An end token ends the text.
+    // Goes on by a token, or by bytes. False: not allowed, or too much work; the state is unchanged. An end token ends the text.
     bool accept(Token token);
-    // The same for a token that mask() allowed, later: when the next mask is made, which is while a step runs.
+    // accept() for a token that mask() allowed, put off until the next mask is made, which happens while a step runs.
     void push(Token token) {
         pushed_.push_back(token);
         ahead_ = {};
     }
     bool accept_bytes(std::string_view bytes);
-    // Whether the text is complete as it is; whether an end token came. What was pushed since the last mask does not count.
+    // Whether the text is complete as it is; whether an end token came. Tokens pushed since the last mask do not count.
     bool may_end() const { return may_end_; }
     bool ended() const { return ended_; }
-    // The bytes that must come next, as there is no choice; at most so many. None: it ended before it was done, as `effort` says.
+    // The bytes that must come next, at most `most_forced`. None: ended early by `effort`.
     static constexpr std::size_t most_forced = 256;
     std::optional<std::string>   forced_bytes(const Effort& effort);
     std::string                  forced_bytes() { return forced_bytes({}).value_or(""); }
     // Index of the byte at which accept_bytes refused.
     std::size_t refused_at() const { return refused_at_; }
-    // That are kept of the text so far: for tests of bounds.
+    // The rows that are kept of the text so far, for tests of bounds.
     std::size_t rows() const { return rows_.size(); }
 
 private:
-    // What a text takes is counted with its constraint, once for each copy.
+    // The bytes of a text; they are counted with its constraint, once for each copy.
     class Counted {
     public:
         Counted() = default;
@@ -133,7 +132,7 @@ private:
         std::shared_ptr<std::atomic<std::size_t>> sum_;
         std::size_t                               bytes_ = 0;
     };
-    // What prepare() made.
+    // The results of prepare().
     struct Ahead {
         std::optional<std::string>                                forced;
         std::shared_ptr<const Result<std::vector<std::uint64_t>>> mask;
@@ -152,10 +151,10 @@ private:
     std::shared_ptr<const TokenTrie> tokens_;
     Rows                             rows_;
     std::vector<Thread>              threads_;
-    std::string                      text_; // so far: where the automata begin anew, it goes through them again
+    std::string                      text_; // so far: when the automata begin anew, the text goes through them again
     bool                             may_end_ = false, ended_ = false;
     std::vector<Token>               pushed_;    // not read yet
-    std::uint64_t                    epoch_ = 0; // of the automata that rows and threads are of; 0: none yet
+    std::uint64_t                    epoch_ = 0; // of the automata of rows and threads; 0: none yet
     Ahead                            ahead_;
     Counted                          counted_;
     std::size_t                      refused_at_ = 0, compact_at_ = 4096;
@@ -256,7 +255,7 @@ RegexId Constraint::relaxed(const TokenTrie& trie, RegexId left, bool long_ones)
     return short_texts_.relaxed(left, long_ones ? trie.longest() : TokenTrie::short_bytes);
 }
 
-// Of what is left, relaxed().
+// The mask of a lexeme; `left`: the relaxed() expression for the rest of it.
 Constraint::SharedMask Constraint::mask_of(const TokenTrie& trie, RegexId left, bool long_ones) {
     if (auto known = masks_.find(key_of(left, long_ones)); known != masks_.end()) return known->second;
 
@@ -328,7 +327,8 @@ LexerState Constraint::usual_next(const TokenTrie& trie, LexerState start) {
     return GrammarLexer::dead;
 }
 
-// The same, if its own mask is there, or is made without another's: plain text may follow, or most tokens lead back to it.
+// usual_next(), if the mask of that state exists already, or can be made without a third state's mask: because plain text may follow the
+// state, or most tokens lead back to it.
 LexerState Constraint::near_state(const TokenTrie& trie, LexerState start) {
     const auto left_of = [&](LexerState state) { return relaxed(trie, machine_.lexer().pairs(state)[0].left, false); };
     const LexerState near = usual_next(trie, start);
@@ -342,10 +342,10 @@ LexerState Constraint::near_state(const TokenTrie& trie, LexerState start) {
     return next != GrammarLexer::dead && left_of(next) == left ? same : GrammarLexer::dead;
 }
 
-// The mask of `start` from that of `near`, by a walk where the two differ: below a node at which both come to the same state, the
-// same tokens are allowed.
+// The mask of `start` from the mask of `near`, by a walk where the two differ: below a node at which both come to one state, both allow the
+// same tokens.
 void Constraint::walk_difference(const TokenTrie& trie, LexerState start, LexerState near, LexemeMask& mask) {
-    constexpr LexerState none  = GrammarLexer::dead; // of near: it has nothing to say below
+    constexpr LexerState none  = GrammarLexer::dead; // of near: no token below the node
     GrammarLexer&        lexer = machine_.lexer();
     machine_.pool().enter();
     const SharedMask            known = mask_of(trie, relaxed(trie, lexer.pairs(near)[0].left, false), false);
@@ -396,7 +396,7 @@ public:
     MaskWalk(Machine& machine, Rows& rows, const TokenTrie& trie, std::span<std::uint64_t> bits)
         : machine_(machine), rows_(rows), trie_(trie), bits_(bits) {}
 
-    // The nodes first..last of a tree, whose parents were walked to `threads`.
+    // Walks the nodes first..last of a tree; `threads`: the threads behind the nodes' parents.
     void walk(const TokenTree& tree, std::uint32_t first, std::uint32_t last, std::span<const Thread> threads) {
         if (first == last) return;
         const std::uint32_t top = tree.nodes[first].depth - 1u;
@@ -448,10 +448,10 @@ public:
         }
     }
 
-    // A node where a lexeme that began in a row ends, and those below it.
+    // Walks a node where a lexeme that began in row `row` ends, and the nodes below it.
     void exit(const TokenTree& tree, std::uint32_t node, std::int32_t row, RegexId lexeme, RegexId left) {
         machine_.pool().spend(1);
-        if (row != row_ || !(ended_ == GrammarLexer::Pair{lexeme, left})) { // most end with the same left
+        if (row != row_ || !(ended_ == GrammarLexer::Pair{lexeme, left})) { // most calls have one lexeme and rest
             const LexerState state = machine_.lexer().only({lexeme, left});
             row_                   = row;
             ended_                 = {lexeme, left};
@@ -466,7 +466,7 @@ public:
     }
 
 private:
-    // Pushes what goes on; the row behind the lexemes is made once. False: nothing follows, and the text cannot end.
+    // Pushes the threads that go on behind ended lexemes. False: nothing follows, and the text cannot end.
     bool end_lexemes(Thread ended) {
         const std::int32_t row     = row_behind({&ended, 1});
         const Thread       begun   = rows_.start_of(row);
@@ -475,7 +475,7 @@ private:
         if (begun.state != GrammarLexer::dead) stack_.push_back(begun);
         return goes_on || begun.state != GrammarLexer::dead || rows_.ends(row);
     }
-    // The row behind lexemes that end together, made once: texts of very many tokens come to the same few.
+    // The row behind lexemes that end together, made once: very many tokens lead to a few such rows.
     std::int32_t row_behind(std::span<const Thread> ended) {
         StateKey key;
         for (const Thread& t : ended) key.add(std::uint64_t(std::uint32_t(t.row)) << 32 | std::uint32_t(t.state));
@@ -515,8 +515,7 @@ std::string sentence(WorkEnded::Why why, const GrammarLimits& limits) {
                " rows)");
 }
 
-// Runs `body` with automata that are those of this state. Rows that it began are forgotten where it throws. False: it ended before it was
-// done, as `effort` says.
+// Runs `body` with the automata of this state. If `body` throws, the rows that it began are forgotten. False: ended early by `effort`.
 template <class Body>
 Result<bool> ConstraintState::work(const Effort& effort, const Body& body) {
     Constraint& c = *constraint_;
@@ -526,11 +525,11 @@ Result<bool> ConstraintState::work(const Effort& effort, const Body& body) {
     for (bool again = false;; again = true) {
         WorkBudget             budget(c.machine_.limits().work, effort, [&] { c.count(effort); });
         const RegexPool::Under under(c.machine_.pool(), budget);
-        const bool             fresh = c.machine_.lexer().size() <= 2; // nobody filled it
+        const bool             fresh = c.machine_.lexer().size() <= 2; // no text has added states
         std::string            why;
         try {
             if (epoch_ != c.epoch_) {
-                budget.allow(text_.size() * 4096); // it was paid for before
+                budget.allow(text_.size() * 4096); // this work was counted before
                 begin_again();
             }
             body();
@@ -562,7 +561,8 @@ void ConstraintState::begin_again() {
     std::size_t         compact = 4096;
     for (char c : text_) {
         rows.step(m, threads, static_cast<unsigned char>(c), next, ends);
-        if (next.empty() && !ends) throw WorkEnded{WorkEnded::Why::work}; // what is void was not found out this time
+        if (next.empty() && !ends)
+            throw WorkEnded{WorkEnded::Why::work}; // the search for void expressions ended early this time
         std::swap(threads, next);
         if (rows.items() <= compact) continue;
         rows.compact(threads);
@@ -651,7 +651,7 @@ void ConstraintState::make_mask(std::span<std::uint64_t> bits) {
             return;
         }
         MaskWalk walk(m, rows_, *tokens_, bits);
-        // What one lexeme allows does not depend on the others: a mask is the union of theirs.
+        // The mask of one lexeme does not depend on other lexemes: a mask is the union of the lexemes' masks.
         std::vector<std::uint64_t>      used; // masks
         std::vector<GrammarLexer::Pair> pairs;
         for (const Thread& t : threads_) {

@@ -1,5 +1,5 @@
-// quire.text.grammar.constraint_memory: the memory that all constraints of a process take together, and which of them gives some back where it
-// becomes too much. **Owns** the count.
+// quire.text.grammar.constraint_memory: the memory that all constraints of a process take together, and which constraint gives memory back
+// when it becomes too much. **Owns** the count.
 export module quire.text.grammar.constraint_memory;
 
 import quire.core.base;
@@ -10,28 +10,29 @@ export namespace quire {
 
 class ConstraintMemory {
 public:
-    // Who takes memory, and can give a part of it back: what it has learnt, not what it is. Its destructor takes it out.
+    // An object that takes memory and can give back a part of it: the part that it has learnt. The destructor removes it from the count.
     class Holder {
     public:
         Holder()                         = default;
         Holder(const Holder&)            = delete;
         Holder& operator=(const Holder&) = delete;
 
-        // What it takes now. Its own thread.
+        // The bytes that the holder takes now. Called by the holder's own thread.
         void        holds(std::size_t bytes);
         std::size_t held() const { return bytes_.load(std::memory_order_relaxed); }
-        // It was used now.
+        // The holder was used now.
         void used();
 
     protected:
         ~Holder() { holds(0); }
-        // The last thing in the constructor of what gives back, and the first one in its destructor: give_back() may be called between.
+        // join(): the last call in the constructor of a class with give_back(); leave(): the first one in its destructor. give_back() may be
+        // called between the two.
         void join();
         void leave();
 
     private:
         friend class ConstraintMemory;
-        // Any thread, which waits for no other. False: it is at work.
+        // Called by any thread; waits for no other thread. False: the holder is at work.
         virtual bool give_back() { return false; }
 
         std::atomic<std::size_t>   bytes_{0};
@@ -44,10 +45,10 @@ public:
     std::size_t limit() const { return most_; }
     std::size_t bytes() const { return bytes_; }
     bool        over() const { return bytes_ > most_; }
-    // Of one of them, where it is too much.
+    // The bytes of one holder when the sum is too large.
     std::size_t share();
-    // Those that were not used for longest give back, until it is enough. False: it is too much nevertheless, and `its_bytes` are more than
-    // one's share.
+    // The holders that were not used for longest give memory back, until the sum is small enough. False: the sum is still too large, and
+    // `its_bytes` are more than one holder's share.
     bool make_room(const Holder& for_whom, std::size_t its_bytes);
 
 private:

@@ -10,8 +10,8 @@ import quire.text.tokenizer;
 
 export namespace quire {
 
-// The bytes that leave no choice, as the tokenizer writes them. Without those at the end that a longer token could have in it, which
-// the model may prefer: "a": may go on as "a":[ . Nothing: it ended before it was done, as `effort` says.
+// The bytes for which the constraint leaves no choice, as the tokenizer's tokens. Bytes at the end that a longer token could contain are
+// left out, because the model may prefer that token: "a": may go on as "a":[ . Nothing: ended early by `effort`.
 std::optional<std::vector<Token>> forced_tokens(ConstraintState& state, const Tokenizer& tokenizer,
                                                 const Effort& effort);
 

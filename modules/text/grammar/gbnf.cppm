@@ -12,7 +12,7 @@ import quire.text.grammar.regex_parser;
 
 export namespace quire {
 
-// Adds the rules of a text like `root ::= "yes" | "no"` and returns the symbol of `root`. Error: what is wrong on which line.
+// Adds the rules of a text like `root ::= "yes" | "no"` and returns the symbol of `root`. Error: the fault and its line.
 Result<GrammarSymbol> add_gbnf(Grammar& grammar, std::string_view text, const GrammarLimits& limits = {});
 
 } // namespace quire

@@ -1,5 +1,5 @@
 // quire.text.grammar.grammar: a context-free grammar whose terminals are expressions over bytes (lexemes). Beside rules it has JSON's
-// objects and arrays as symbols of their own, so that what is left to come in one is a number, not a thousand rules. A plain value.
+// objects and arrays as symbols of their own: the rest of an object is a number, not a thousand rules. A plain value.
 export module quire.text.grammar.grammar;
 
 import quire.core.base;
@@ -37,7 +37,7 @@ struct ObjectShape {
 // "[" elements "]"
 struct ArrayShape {
     std::vector<GrammarSymbol>   first{}; // of the first elements
-    std::optional<GrammarSymbol> rest{};  // of those behind them; none: there are none
+    std::optional<GrammarSymbol> rest{};  // of all further elements; none: there are none
     std::uint32_t                min = 0, max = RegexPool::endless;
 };
 
@@ -61,19 +61,19 @@ struct Grammar {
     GrammarSymbol add_object(ObjectShape shape);
     GrammarSymbol add_array(ArrayShape shape);
     GrammarSymbol add_empty(); // to be filled in
-    // Removes what can never be completed; says which symbols can be empty. A lexeme that can be empty must not be used as it is:
+    // Removes rules that can never be completed; finds the symbols that can be empty. A lexeme that can be empty must not be used as it is:
     // `optional` gives a symbol for it. Error: the start symbol itself has no text.
     Result<void>  finish();
     GrammarSymbol optional(RegexId lexeme);
-    // What JSON's objects and arrays are written with: a space may follow a comma and a colon.
+    // Sets the punctuation of JSON's objects and arrays: a space may follow a comma and a colon.
     void use_json();
 };
 
 struct GrammarLimits {
     std::size_t symbols = 50'000, expressions = 1'000'000, lexer_states = 250'000;
     std::size_t kept_items = 200'000;              // of a text
-    std::size_t rows = 200'000, items = 2'000'000; // with those of the tokens that a mask looks at
-    // Of one constraint, in what WorkBudget counts: to compile it, for the mask of one token; and what it may take in all.
+    std::size_t rows = 200'000, items = 2'000'000; // including rows of the tokens that a mask looks at
+    // Of one constraint, in units of WorkBudget: to compile it; for the mask of one token; and bytes in all.
     std::size_t compile_work = 25'000'000, work = 25'000'000, bytes = std::size_t(64) << 20;
 };
 
@@ -125,11 +125,11 @@ struct Clause {
     std::uint32_t              head = 0;
     std::vector<GrammarSymbol> body{};
     bool                       also = false;
-    std::size_t                next = 0; // of body: those before it hold
+    std::size_t                next = 0; // of body: all symbols before it hold
 };
 
-// Least fixed point: marks in `holds` (of each symbol) what follows from the clauses. Each clause waits for one symbol at a time, so that the
-// time is linear (Dowling and Gallier 1984) but for those with `also`, which are looked at whenever one of `watched` is marked.
+// Least fixed point: marks in `holds` the symbols that follow from the clauses. Each clause waits for one symbol at a time, so that the time
+// is linear (Dowling and Gallier 1984), except for clauses with `also`, which are looked at whenever one of `watched` is marked.
 void follow(std::vector<Clause>& clauses, std::vector<bool>& holds,
             const std::function<bool(GrammarSymbol)>& lexeme_holds, const std::function<bool(std::uint32_t)>& also,
             const std::vector<std::vector<std::uint32_t>>& watched) {
@@ -157,7 +157,7 @@ void follow(std::vector<Clause>& clauses, std::vector<bool>& holds,
 }
 
 Result<void> Grammar::finish() {
-    // What can be completed at all, and what by the empty text.
+    // The symbols that can be completed at all, and those that the empty text completes.
     std::vector<bool>                       complete(symbols.size()), nullable(symbols.size());
     std::vector<Clause>                     completing, emptying;
     std::vector<std::vector<std::uint32_t>> watched(symbols.size());

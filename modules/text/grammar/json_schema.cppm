@@ -195,7 +195,7 @@ private:
         return {};
     }
 
-    // One of the members that are named must break a schema's rule for those that it does not name.
+    // One of the named members must break a schema's rule for members that the schema does not name.
     Result<void> add_breaches(ObjectTerms o, std::vector<std::vector<GrammarSymbol>>& rules) {
         const ObjectTerms::Breach      breach = o.breaches.back();
         const std::vector<std::string> names  = sets_.names_of(o);

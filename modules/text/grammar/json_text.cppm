@@ -25,7 +25,7 @@ struct NumberRange {
     bool                   with_low = true, with_high = true;
 };
 
-// The shapes that all others are cut from. Strings are what stands between the quotes.
+// The shapes from which all others are cut. A string is the text between its quotes.
 struct JsonShapes {
     RegexId magnitude;    // 12, 0.5
     RegexId plain_number; // without an exponent
@@ -235,7 +235,7 @@ Result<std::optional<RegexId>> string_format(RegexPool& pool, std::string_view n
         return *made;
     };
     const std::string label = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
-    // Two hyphens in the third and fourth place mark a label of another script (RFC 5891); what it says is not looked at.
+    // Two hyphens in the third and fourth place mark a label of another script (RFC 5891); its content is not checked.
     const std::string host = cat("(?!(.*\\.)?([^xX].|[xX][^nN])--)(?=.{1,253}$)", label, "(\\.", label, ")*");
     const std::string atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+";
     if (name == "date") return whole(format_date);

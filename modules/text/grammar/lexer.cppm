@@ -10,7 +10,7 @@ export namespace quire {
 
 using LexerState = std::int32_t;
 
-// A state is a set of lexemes that have begun together, each with what is left of it.
+// A state is a set of lexemes that have begun together, each with the expression for the rest of it.
 class GrammarLexer {
 public:
     static constexpr LexerState dead = -1;

@@ -14,7 +14,7 @@ import quire.text.grammar.work;
 
 export namespace quire {
 
-// A set of lexemes that began in the same row, and how far they have come.
+// A set of lexemes that began in one row, and how far they have come.
 struct Thread {
     std::int32_t row                             = 0;
     LexerState   state                           = GrammarLexer::dead;
@@ -34,14 +34,14 @@ public:
     RegexPool&           pool() { return grammar_.pool; }
     const GrammarLimits& limits() const { return limits_; }
 
-    std::size_t bytes() const; // that it takes
-    // Forgets what texts made it learn: the rows of all texts are void.
+    std::size_t bytes() const; // that the machine takes
+    // Forgets the states that texts added: the rows of all texts become invalid.
     void reset();
 
 private:
     friend class Rows;
 
-    // What an item expects, by its code.
+    // The next thing that an item expects, by the item's code.
     struct Place {
         enum class Kind : std::uint8_t {
             done,    // of a rule
@@ -59,7 +59,7 @@ private:
         GrammarSymbol next;       // lexeme, symbol, value
         std::uint32_t index = 0;  // value: of the member; of others behind the members
     };
-    // What an object has seen: which members (in order: how far), and how many in all.
+    // The members that an object has already: which ones (in order: how far), and how many in all.
     struct Seen {
         std::vector<std::uint64_t> bits;
         std::uint32_t              next = 0, count = 0;
@@ -86,7 +86,8 @@ private:
     std::size_t own_bytes_ = 0, learnt_bytes_ = 0;                       // beside pool and lexer
 };
 
-// Says what can follow: 128 bits of hash, the same wherever the same can follow, and of no two others ever seen.
+// Identifies the texts that can follow, by a hash of 128 bits: equal where these texts are equal, different elsewhere (no collision was ever
+// seen).
 struct StateKey {
     std::uint64_t a = 0, b = 0;
     bool          operator==(const StateKey&) const = default;
@@ -99,27 +100,27 @@ struct StateKeyHash {
 // The rows of one text: a value that can be copied.
 class Rows {
 public:
-    // Begins the text. Machine is locked here and in all that follows.
+    // Begins the text. The machine is locked in this function and in all below.
     std::vector<Thread> begin(Machine& m);
-    // One byte: threads that go on, and those of the row that begins, if lexemes end here. `ends`: whether the text can end here.
-    // Empty, and it cannot end: the byte is not allowed, or out_of_room().
+    // One byte: `to` gets the threads that go on, and the thread of a new row if lexemes end here. `ends`: whether the text can end here.
+    // `to` is empty and `ends` is false: the byte is not allowed.
     void step(Machine& m, std::span<const Thread> from, int byte, std::vector<Thread>& to, bool& ends);
-    // A new row behind one in which `state`'s lexemes began and now end; the same for both.
+    // Begins the row behind the lexemes of `ended`, which end here, and returns its number.
     std::int32_t row_after(Machine& m, std::span<const Thread> ended);
     Thread       start_of(std::int32_t row) const { return {row, rows_[std::size_t(row)].start}; }
     bool         ends(std::int32_t row) const { return rows_[std::size_t(row)].ends; }
-    // What follows from a row depends on its items, and on the rows in which they began.
+    // The key of a row: of its items, and of the rows in which they began.
     StateKey key(std::int32_t row);
 
     std::size_t size() const { return rows_.size(); }
     std::size_t bytes() const {
         return items_.capacity() * sizeof(Item) + rows_.capacity() * sizeof(Row) + keys_.capacity() * sizeof(StateKey);
     }
-    // After an exception in the middle of a row: it, and those from there on, are forgotten.
+    // After an exception in the middle of a row: forgets the rows from n_rows on.
     void abandon(std::size_t n_rows);
-    // Gives back memory that a mask left.
+    // Gives back the memory that making a mask took.
     void shrink();
-    // Forgets the rows from there on.
+    // Forgets the rows from n_rows on.
     void cut(std::size_t n_rows);
     // Forgets the rows that no thread can come back to. Their numbers change.
     void        compact(std::span<Thread> threads);
@@ -127,9 +128,10 @@ public:
 
 private:
     struct Item {
-        std::uint32_t code = 0, param = 0; // param: of an object what it has seen; of an array how many elements
-        std::int32_t  origin                        = 0;
-        bool          operator==(const Item&) const = default;
+        std::uint32_t code  = 0,
+                      param = 0; // param: of an object the number of its Seen; of an array the number of elements
+        std::int32_t origin = 0;
+        bool         operator==(const Item&) const = default;
     };
     struct Row {
         std::uint32_t first = 0, n = 0;
@@ -316,7 +318,7 @@ bool Rows::waits_for(const Machine& m, const Item& item, std::uint32_t symbol) c
     return some && waited(m, item) == GrammarSymbol::symbol(symbol);
 }
 
-// Adds an item to the row that is made, and what follows from it.
+// Adds an item to the row that is being made; notes it if its rule is complete.
 void Rows::add(Machine& m, Item item) {
     using Kind = Machine::Place::Kind;
     m.pool().spend(1);
@@ -344,8 +346,8 @@ void Rows::add(Machine& m, Item item) {
     if (p.kind == Kind::done) completed_.push_back({p.owner, item.origin});
 }
 
-// What follows from symbols that are complete. A rule can come back to itself without a byte (s ::= s s | ""), and rules end within
-// rules as deep as a text is long: so each once, as items, and without recursion.
+// Adds the items that follow from completed symbols. A rule can come back to itself without a byte (s ::= s s | ""), and rules end within
+// rules as deep as a text is long: so each symbol is done once, without recursion.
 void Rows::follow_completed(Machine& m) {
     while (!completed_.empty()) {
         const auto [symbol, origin] = completed_.back();
@@ -452,7 +454,7 @@ void Rows::predict(Machine& m, GrammarSymbol symbol) {
     for (std::uint32_t code : m.starts_[s]) add(m, {code, param, here});
 }
 
-// All items that follow from those added; then the lexemes that they expect.
+// Adds all items that follow from the items of the last row; then collects the lexemes that they expect.
 std::int32_t Rows::close_row(Machine& m) {
     using Kind           = Machine::Place::Kind;
     const Grammar& g     = m.grammar_;

@@ -1,7 +1,7 @@
 // quire.text.grammar.regex: regular expressions over bytes as hash-consed values, and their derivatives. **Owns** the expressions
 // of one grammar.
 //
-// The derivative of a language by a byte is what may follow that byte (Brzozowski, "Derivatives of Regular Expressions", 1964). With
+// The derivative of a language by a byte has the texts that may follow that byte (Brzozowski, "Derivatives of Regular Expressions", 1964). With
 // them intersection and complement cost no more than union, and an automaton is built only where a text leads.
 export module quire.text.grammar.regex;
 
@@ -48,10 +48,10 @@ public:
     RegexId repeat(RegexId a, std::uint32_t min, std::uint32_t max);
     RegexId minus(RegexId a, RegexId b) { return all_of({a, negate(b)}); }
 
-    // Of texts that are decimal magnitudes ("12", "0.5"): those not below (not above) `bound`; itself among them if `with_bound`.
+    // The decimal magnitudes ("12", "0.5") that are not below (not above) `bound`; with `with_bound` also `bound` itself.
     RegexId at_least(const Magnitude& bound, bool with_bound);
     RegexId at_most(const Magnitude& bound, bool with_bound);
-    // Of such texts: the multiples of divisor / 10^decimals. 0 < divisor <= 10^9, decimals <= 9.
+    // The decimal magnitudes that are multiples of divisor / 10^decimals. 0 < divisor <= 10^9, decimals <= 9.
     RegexId multiple_of(std::uint64_t divisor, int decimals);
 
     bool    nullable(RegexId a) const { return nodes_[a].nullable; }
@@ -88,7 +88,7 @@ public:
     // The expressions were nested too deep for derivatives: none of the results holds. Not once it is sealed.
     bool too_deep() const { return too_deep_; }
 
-    // While it lives, work with the pool is counted, and may throw WorkEnded; what the pool has then is as before it, or more.
+    // While an Under lives, work with the pool is counted and may throw WorkEnded; the pool then keeps its expressions, and perhaps new ones.
     class Under {
     public:
         Under(RegexPool& pool, WorkBudget& budget) : pool_(pool), before_(std::exchange(pool.budget_, &budget)) {}
@@ -100,7 +100,7 @@ public:
         RegexPool&  pool_;
         WorkBudget* before_;
     };
-    // Counts work that others do for the same purpose: so many units; a function that calls itself.
+    // Count the work of other modules in this budget: so many units; a function that calls itself.
     void spend(std::size_t units) {
         if (budget_) budget_->spend(units);
     }
@@ -108,11 +108,11 @@ public:
         if (budget_) budget_->enter();
     }
     WorkBudget* budget() const { return budget_; }
-    // What it takes, with what others say they take beside it.
+    // The bytes of the pool, with the bytes that others have announced by hold().
     std::size_t bytes() const;
     void        hold(std::size_t bytes) { held_ += bytes; }
 
-    // The expressions made so far are those of the grammar. reset() forgets what was made since.
+    // seal(): the expressions made so far are the grammar's. reset() forgets the expressions that were made after seal().
     void seal();
     void reset();
 
@@ -139,7 +139,7 @@ private:
     };
     static constexpr RegexId       none         = 0xffffffff;
     static constexpr std::uint32_t state_digits = 1u << 28; // in b of compare: position below it, relation above
-    static constexpr int           most_depth   = 800;      // of what is sealed; later the stack is the limit
+    static constexpr int           most_depth   = 800; // of expressions before seal(); later the stack is the limit
     static constexpr int           most_steps   = 20000;
 
     RegexId                  add(Node node, std::span<const RegexId> list = {});
@@ -383,7 +383,7 @@ RegexId RegexPool::list_of(Kind kind, std::vector<RegexId> parts) {
         if (!flat.empty() && flat[0] == nothing) return nothing;
         std::erase_if(flat, [&](RegexId id) { return id == all; });
         if (flat.empty()) return all;
-        // Repetitions of the same unit: one, with the counts of both.
+        // Several repetitions of one unit become one repetition, with the counts of all.
         for (RegexId unit : units_) {
             std::uint32_t min = 0, max = endless;
             std::size_t   n = 0;
@@ -448,8 +448,8 @@ RegexId RegexPool::repeat(RegexId a, std::uint32_t min, std::uint32_t max) {
 
 // -- decimal numbers
 //
-// A number is compared with a bound digit by digit. As long as it goes on, it is the number of digits that decides; so the state is
-// the position, and how the digits so far compare: 0 equal, 1 less, 2 greater. Positions behind the bound's whole part are those of
+// A number is compared with a bound digit by digit. While the number goes on, the count of its digits decides; so the state is
+// the position, and how the digits so far compare: 0 equal, 1 less, 2 greater. Positions behind the bound's whole part belong to
 // the fraction.
 
 RegexId RegexPool::at_least(const Magnitude& bound, bool with_bound) { return compare(bound, true, with_bound); }

@@ -22,12 +22,12 @@ enum class TextSpelling : std::uint8_t {
 
 // One character of the set. Surrogates are no characters.
 RegexId character(RegexPool& pool, CharSet set, TextSpelling spelling);
-// All characters but those of the set.
+// All characters outside the set.
 CharSet all_but(CharSet set);
 RegexId text_of(RegexPool& pool, std::string_view text, TextSpelling spelling);
 
 // `whole`: the pattern describes a text from its beginning to its end; else it may match anywhere in it, as `pattern` of JSON Schema
-// does. Error: what is wrong at which place, or what cannot be expressed: back references, and assertions other than ^ $ and lookahead
+// does. Error: a fault and its place, or an assertion that cannot be expressed: back references, and assertions other than ^ $ and lookahead
 // in front of all the rest.
 Result<RegexId> parse_regex(RegexPool& pool, std::string_view pattern, TextSpelling spelling, bool whole);
 
@@ -209,7 +209,7 @@ private:
                 if (min > most_repeats || (max != RegexPool::endless && max > most_repeats))
                     return wrong("a count beyond 100000");
             } else break;
-            (void)take("?"); // lazy or not: the same texts match
+            (void)take("?"); // lazy or not: the set of matching texts does not change
             if (sees('+')) return wrong("a possessive quantifier");
             const PatternKind kind = nodes[std::size_t(*one)].kind;
             if (kind == PatternKind::start || kind == PatternKind::end || kind == PatternKind::ahead ||
@@ -481,7 +481,7 @@ private:
                 Result<RegexId> two = one ? sequence(std::move(with), left_open, right_open) : one;
                 return two ? pool_.any_of({*one, *two}) : two;
             }
-            // Text before ^ or behind $: no text matches, unless what is there can be empty.
+            // An expression before ^ or behind $: no text matches, unless this expression can be empty.
             if (n.kind == PatternKind::start || n.kind == PatternKind::end) {
                 const bool             is_start = n.kind == PatternKind::start;
                 const std::vector<int> outside(is_start ? row.begin() : row.begin() + std::ptrdiff_t(i) + 1,

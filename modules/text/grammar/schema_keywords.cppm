@@ -1,5 +1,5 @@
-// quire.text.grammar.schema_keywords: what the keywords of JSON Schema that name no other schema leave of the JSON values: types, numbers,
-// texts, counts; and which keywords are not supported. Owns nothing.
+// quire.text.grammar.schema_keywords: the JSON values that the keywords of JSON Schema without inner schemas allow: types, numbers, texts,
+// counts; and which keywords are not supported. Owns nothing.
 export module quire.text.grammar.schema_keywords;
 
 import quire.core.base;

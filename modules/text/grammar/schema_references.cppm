@@ -1,5 +1,5 @@
 // quire.text.grammar.schema_references: where the schemas of one JSON Schema document are: $ref, $id, $anchor; which draft it is written
-// in; and schemas made from values. **Owns** those.
+// in; and schemas made from values. **Owns** the schemas made from values.
 export module quire.text.grammar.schema_references;
 
 import quire.core.base;
@@ -13,7 +13,7 @@ const Json::object_t& members(const Json& object);
 
 class SchemaReferences {
 public:
-    // What a value is where it stands: what unknown keywords hold is no schema, unless something refers to it.
+    // The role of a value by its place: the value of an unknown keyword is no schema, unless a reference leads to it.
     enum class Role : std::uint8_t { schema, schemas, other };
     static Role role_of(const std::string& keyword);
 

@@ -1,5 +1,5 @@
-// quire.text.grammar.schema_sets: JSON Schemas as sets of JSON values: intersections, unions and complements of what their keywords leave,
-// and what is left for a member or an element. **Owns** what was found, so that it is found once.
+// quire.text.grammar.schema_sets: JSON Schemas as sets of JSON values: intersections, unions and complements of the keywords' sets, and the
+// sets of members and elements. **Owns** the sets that were found, so that each is found once.
 export module quire.text.grammar.schema_sets;
 
 import quire.core.base;
@@ -31,7 +31,7 @@ public:
     // Whether no value has these terms; false also where that is not known.
     Result<bool> is_void(const Terms& terms);
     Result<bool> is_void(const ObjectTerms& o);
-    // What the value of a member must satisfy; {false} where the name is not allowed.
+    // The terms that the value of a member must satisfy; {false} where the name is not allowed.
     Result<Terms> member_terms(const ObjectTerms& o, const std::string& name);
     Terms         element_terms(const ArrayTerms& a, std::uint32_t i) const;
     // The names that the schemas have, in their order.
@@ -65,9 +65,9 @@ private:
     SchemaKeywords    keywords_;
     std::size_t       steps_ = 0; // alternatives that were intersected
     int               depth_ = 0;
-    std::vector<Term> active_; // whose values are being made
-    // Of active_ those for which a member or element is looked at, by is_void: that one of them comes again in there is no fault of
-    // the schema.
+    std::vector<Term> active_; // terms whose values are being made
+    // How many of active_ is_void() has left behind to look at a member or element: a term that comes again in there is no fault of the
+    // schema.
     std::size_t                              outside_       = 0;
     bool                                     meets_outside_ = false;
     std::map<Terms, ValueSet>                values_;
@@ -93,7 +93,7 @@ SchemaSets::SchemaSets(const Json& schema, RegexPool& pool, const GrammarLimits&
     pool_.add_unit(shapes_.any_character);
 }
 
-// What a set of values takes, in units of work; of memory, some 16 bytes each.
+// The cost of a set of values, in units of work; a unit takes some 16 bytes of memory.
 std::size_t cost(const ValueSet& v) {
     std::size_t n = 1;
     for (const ArrayTerms& a : v.arrays) {
@@ -126,7 +126,7 @@ Result<ValueSet> SchemaSets::values(const Terms& terms) {
     return all;
 }
 
-// Intersection; where it makes several alternatives, without those that nothing satisfies.
+// The intersection; if it has several alternatives, without the ones that no value satisfies.
 Result<ValueSet> SchemaSets::meet(const ValueSet& a, const ValueSet& b) {
     pool_.spend(1 + cost(a) * (1 + b.objects.size() + b.arrays.size()) +
                 cost(b) * (1 + a.objects.size() + a.arrays.size()));
@@ -250,7 +250,7 @@ Result<ValueSet> SchemaSets::accepted(const Json& schema) {
     return all;
 }
 
-// What does not satisfy the schema: what breaks one of its keywords.
+// The values that do not satisfy the schema: they break one of its keywords.
 Result<ValueSet> SchemaSets::refused(const Json& schema) {
     ValueSet all;
     if (schema.contains("$ref")) {

@@ -1,5 +1,5 @@
-// quire.text.grammar.schema_values: what a JSON Schema leaves of the JSON values, as a union: scalars as expressions, arrays and
-// objects as alternatives whose parts are terms still to be looked at. Plain values, and the arithmetic of sets on them.
+// quire.text.grammar.schema_values: the JSON values that a JSON Schema allows, as a union: scalars as expressions, arrays and objects as
+// alternatives whose parts are terms that are resolved later. Plain values, and the arithmetic of sets on them.
 export module quire.text.grammar.schema_values;
 
 import quire.core.base;
@@ -18,7 +18,7 @@ struct Term {
     bool        operator==(const Term&) const  = default;
 };
 
-// All of these, each once; the order is that in which members come. None: any value.
+// All of these terms hold, each stands once; members come in this order. None: any value.
 using Terms = std::vector<Term>;
 Terms both(const Terms& a, const Terms& b);
 
@@ -43,7 +43,7 @@ struct ObjectTerms {
     std::vector<const Json*> layers{}; // schemas with properties, patternProperties, additionalProperties
     std::vector<std::pair<std::string, Terms>> members{}; // of single members, in addition
     std::vector<std::string>                   required{}, forbidden{};
-    std::vector<RegexId>                       names{}; // what every key must match
+    std::vector<RegexId>                       names{}; // expressions that every key must match
     std::vector<Breach>                        breaches{};
     std::uint32_t                              min = 0, max = RegexPool::endless;
 };

@@ -1,5 +1,6 @@
-// quire.text.grammar.short_texts: what the next few bytes of an expression depend on. Expressions of which the same short texts may
-// follow have one in common, so that what a vocabulary makes of it is found once. **Owns** what it found; the pool is another's.
+// quire.text.grammar.short_texts: maps an expression to a simpler one that allows the same next few bytes. Expressions with the same short
+// texts get one simpler expression, so that a vocabulary's mask is found once for all of them. **Owns** the simpler expressions that it
+// found; the pool is another's.
 export module quire.text.grammar.short_texts;
 
 import quire.core.base;
@@ -18,12 +19,12 @@ public:
         std::uint32_t least = 0, most = RegexPool::endless;
     };
     PlainRun plain_run(RegexId a);
-    // The same texts of at most `most` bytes may follow, and end in the same places, as of `a`; but counts of repetitions that so
-    // few bytes cannot exhaust are gone.
+    // An expression with the texts of `a` of at most `most` bytes, with their ends, but without the counts of repetitions that so few bytes
+    // cannot exhaust.
     RegexId relaxed(RegexId a, std::uint32_t most);
 
-    std::size_t bytes() const; // that it takes
-    // Forgets what it found.
+    std::size_t bytes() const; // that the results take
+    // Forgets the results.
     void reset();
 
 private:
@@ -35,7 +36,7 @@ private:
 
     struct How {
         std::uint32_t most;     // bytes: counts that they cannot exhaust are dropped
-        bool          counting; // within an intersection: what must still come stays
+        bool          counting; // within an intersection: minimum counts stay
         auto          operator<=>(const How&) const = default;
     };
     RegexId                      relax(RegexId a, How how);
@@ -104,7 +105,7 @@ RegexId ShortTexts::find_relaxed(RegexId a, How how) {
         }
         case Kind::any_of:
         case Kind::all_of: {
-            // Of an intersection what may follow depends on what all parts can still be completed with.
+            // The texts of an intersection depend on the texts with which all its parts can still be completed.
             const bool           any   = v.kind == Kind::any_of;
             const How            inner = any || how.counting ? how : How{how.most + most_completion, true};
             std::vector<RegexId> parts;
@@ -154,8 +155,8 @@ std::optional<std::uint32_t> ShortTexts::completion(RegexId a) {
     if (const auto known = completions_.find(a); known != completions_.end()) return known->second;
     std::vector<RegexId>                       states{a};
     std::unordered_map<RegexId, std::uint32_t> index{{a, 0}};
-    std::vector<std::vector<std::uint32_t>>    before(1); // of each state: those that lead to it
-    // What an interrupted search has used does not count: it comes again.
+    std::vector<std::vector<std::uint32_t>>    before(1); // of each state: the states that lead to it
+    // The steps of an interrupted search do not count, because the search runs again.
     std::size_t used = 0;
     const auto  over = [&]() -> std::optional<std::uint32_t> {
         budget_ -= used;

@@ -45,7 +45,7 @@ private:
     RegexId all() { return pool_.negate(RegexPool::nothing); }
     void    keep(RegexId set) { sets_.back().push_back(set); }
 
-    // What the schema itself says of strings.
+    // The schema's own rules for strings.
     Result<void> own(const Json& schema) {
         if (const auto type = schema.find("type"); type != schema.end()) {
             const bool named =
@@ -75,7 +75,7 @@ private:
         if (const auto at = schema.find("format"); at != schema.end() && at->is_string()) {
             const auto made = string_format(pool_, at->get_ref<const std::string&>());
             if (!made) return std::unexpected(made.error());
-            // In JSON and here alike: without what JSON would write with a backslash.
+            // Without the characters that JSON would write with a backslash, in JSON and in plain text.
             if (const std::optional<RegexId>& set = *made; set) {
                 keep(*set);
                 keep(pool_.negate(pool_.concat(all(), pool_.concat(pool_.literal("\\"), all()))));
@@ -84,7 +84,7 @@ private:
         return {};
     }
 
-    // What other schemas within it say.
+    // The rules of the schemas within the schema.
     Result<void> combined(const Json& schema, const std::string& key, const Json& value, int depth) {
         const auto with = [&](const Json& other, bool negated = false) -> Result<void> {
             const Result<RegexId> set = of(other, depth);
@@ -120,7 +120,7 @@ private:
             parts.push_back(*set);
         }
         if (key == "allOf") return keep(pool_.all_of(std::move(parts))), Result<void>();
-        if (key == "oneOf") { // of each what no other has
+        if (key == "oneOf") { // of each schema the strings that no other one allows
             std::vector<RegexId> alone;
             for (std::size_t i = 0; i < parts.size(); i++) {
                 std::vector<RegexId> others = parts;

@@ -31,7 +31,7 @@ public:
 
     int         vocab_size() const { return int(next_same_.size()); }
     std::size_t words() const { return (next_same_.size() + 63) / 64; }
-    // Those of at most short_bytes, and the others, of at most long_bytes.
+    // The tokens of at most short_bytes, and the longer ones, of at most long_bytes.
     static constexpr std::uint32_t short_bytes = 32, long_bytes = 255;
     const TokenTree&               short_ones() const { return short_; }
     const TokenTree&               long_ones() const { return long_; }
@@ -47,12 +47,12 @@ public:
     // Whether some token begins with these bytes and goes on.
     bool has_longer(std::string_view bytes) const;
 
-    // Plain text is what can stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control
+    // Plain text can stand in a JSON string as it is: whole UTF-8 characters but quotes, backslashes and control
     // characters. The short tokens that are plain text of at most so many characters, as bits.
     std::span<const std::uint64_t> plain(std::uint32_t most_chars) const {
         return std::span(plain_).subspan(std::min(most_chars, short_bytes) * words(), words());
     }
-    // All other short ones; of each node the place of the same bytes in short_ones().
+    // All other short tokens; for each node of their tree the node with these bytes in short_ones().
     const TokenTree&               not_plain() const { return not_plain_; }
     std::span<const std::uint32_t> places() const { return places_; }
     // One such character.
@@ -127,7 +127,7 @@ TokenTrie::TokenTrie(const std::vector<std::string>& bytes, std::vector<Token> e
         const auto ta = this->bytes(a), tb = this->bytes(b);
         return ta != tb ? ta < tb : a < b;
     });
-    std::vector<Token> first; // of those with the same bytes
+    std::vector<Token> first; // of several tokens with the same bytes
     for (Token t : sorted)
         if (!first.empty() && this->bytes(first.back()) == this->bytes(t)) {
             Token last = first.back();

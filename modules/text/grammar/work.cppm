@@ -1,5 +1,5 @@
-// quire.text.grammar.work: how much work a constraint may take. What is touched and created is counted wherever it happens; the work ends at
-// a bound, at a time, or when it is told to. Owns nothing.
+// quire.text.grammar.work: how much work a constraint may take. Nodes, elements and items are counted where they are touched or created; the
+// work ends at a bound, at a time, or when it is told to. Owns nothing.
 export module quire.text.grammar.work;
 
 import quire.core.base;
@@ -7,7 +7,7 @@ import quire.core.std;
 
 export namespace quire {
 
-// Thrown where a piece of work ends before it is done. What it found until then is kept, and holds.
+// Thrown where a piece of work ends early. The results until then are kept and stay valid.
 struct WorkEnded {
     enum class Why : std::uint8_t {
         work,        // more was touched and created than is allowed
@@ -17,15 +17,15 @@ struct WorkEnded {
     } why;
 };
 
-// What ends a piece of work early.
+// The conditions that end a piece of work early.
 struct Effort {
     using Time                    = std::chrono::steady_clock::time_point;
     const std::atomic<bool>* stop = nullptr; // when it becomes true
-    // At this time. Where there is one, the work does not wait for another thread's, and lets go of nothing large.
+    // The work ends at this time. With a time the work waits for no other thread, and frees nothing large.
     std::optional<Time> until{};
 };
 
-// Of one piece of work, on the thread that made it.
+// The budget of one piece of work, used by the thread that made it.
 class WorkBudget {
 public:
     // At most so many units: a node, an element of a list, an item. About 5 ns each.
@@ -40,7 +40,7 @@ public:
     WorkBudget(const WorkBudget&)            = delete;
     WorkBudget& operator=(const WorkBudget&) = delete;
 
-    // Before it is done. Throws WorkEnded.
+    // Called before `units` of work are done. Throws WorkEnded.
     inline void spend(std::size_t units) {
         spent_ += units;
         if (spent_ >= look_at_) look();
@@ -52,7 +52,7 @@ public:
             throw WorkEnded{WorkEnded::Why::depth};
     }
     std::size_t spent() const { return spent_; }
-    // More units for what does not count.
+    // More units, for work that does not count.
     void allow(std::size_t units) { units_ += std::min(units, endless - units_); }
 
 private:

@@ -1,4 +1,4 @@
-// quire.text.jinja.access: x.name, x[key], x[a:b:c], methods of lists and dicts, arithmetic. What would change a value is refused, as in
+// quire.text.jinja.access: x.name, x[key], x[a:b:c], methods of lists and dicts, arithmetic. A method that would change its value is refused, as in
 // Jinja's immutable sandbox. Owns nothing.
 export module quire.text.jinja.access;
 
@@ -27,7 +27,7 @@ struct BoundMethod : Object {
 bool  has_method(const Value& self, std::string_view name);
 Value call_method(Runtime& runtime, const Value& self, std::string_view name, const Arguments& arguments);
 
-// x.name: what Python's attribute would be, then the item of that name; undefined when there is neither.
+// x.name: Python's attribute of that name, else the item of that name; undefined when there is neither.
 Value get_attribute(Runtime& runtime, const Value& object, std::string_view name);
 // x[key]: the item, then the attribute.
 Value get_item(Runtime& runtime, const Value& object, const Value& key);

@@ -7,7 +7,7 @@ import quire.text.jinja.value;
 
 export namespace quire::jinja {
 
-// What the fields of a node hold, per kind; `kids` in brackets.
+// The kinds of nodes, each with the fields that it uses; `kids` in brackets.
 enum class NodeKind {
     // expressions
     constant,  // value
@@ -39,7 +39,7 @@ enum class NodeKind {
     // statements
     data,         // value
     output,       // [expression]
-    branch,       // [condition...] with bodies of the same number, or one more: else
+    branch,       // [condition...] with as many bodies, or one more: else
     loop,         // [target, list, filter or null], bodies {body, else}; recursive
     assign,       // [target, value]
     capture,      // [target, filter chain or null], bodies {body}: {% set x %}...{% endset %}

@@ -14,13 +14,13 @@ struct ParseLimits {
     int         nesting = 200;                  // of nodes in one another
 };
 
-// What the program may name; asked while parsing, as Jinja does.
+// The filters and tests that a program may name; asked while parsing, as in Jinja.
 struct Vocabulary {
     bool (*filter)(std::string_view name);
     bool (*test)(std::string_view name);
 };
 
-// The parser of a template is made of this one, so both read on from the same token. Throws SyntaxFault.
+// The parser of a template is derived from this one, so both read on from one token. Throws SyntaxFault.
 class ExpressionParser {
 public:
     ExpressionParser(Program& program, const Vocabulary& vocabulary, const ParseLimits& limits)

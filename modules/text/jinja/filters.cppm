@@ -1,4 +1,4 @@
-// quire.text.jinja.filters: what can stand after `|`: Jinja's filters, with tojson as chat templates know it. Owns nothing.
+// quire.text.jinja.filters: the filters that can stand after `|`: Jinja's filters, with tojson as chat templates know it. Owns nothing.
 export module quire.text.jinja.filters;
 
 import quire.core.base;
@@ -41,7 +41,7 @@ std::int64_t whole(const Arguments& a, std::size_t place, std::string_view name,
     return *v->integer();
 }
 
-// What an iterator can give, in the form that Python's generators have.
+// The items of an iterator, as a list that behaves like one of Python's generators.
 Value iterator(Runtime& runtime, std::vector<Value> items) {
     return make_list(runtime, std::move(items), List::Form::iterator);
 }

@@ -1,4 +1,4 @@
-// quire.text.jinja.globals: the functions that every template can call: range, dict, namespace, cycler, joiner, and those that
+// quire.text.jinja.globals: the functions that every template can call: range, dict, namespace, cycler, joiner, and the functions that
 // transformers adds, raise_exception and strftime_now. Owns nothing.
 module;
 

@@ -531,7 +531,7 @@ Value Interpreter::compare(const Node& n, Scope* scope) {
     return true;
 }
 
-// `input` is what a filter block or a set block captured: the innermost filter of the chain gets it.
+// `input`: the text that a filter block or a set block captured; the innermost filter of the chain gets it.
 Value Interpreter::filter(const Node& n, Scope* scope, const Value* input) {
     const Level     level(*this);
     const Value     v = !n.kids[0]                            ? (input ? *input : Value())

@@ -27,16 +27,16 @@ struct RenderContext {
     std::size_t  bytes = 0; // of the variables: limits grow with them
 };
 
-// What `now` of a RenderContext is for 2024-07-26T10:00:00 (the seconds may be absent), or for "" at this moment. Error: another text.
+// RenderContext::now for `when`: 2024-07-26T10:00:00 (the seconds may be absent), or "" for this moment. Error: another text.
 Result<std::int64_t> local_seconds(const std::string& when);
 
 // Immutable, so any number of threads may use one.
 class JinjaTemplate {
 public:
-    // Error: line, column and what is wrong there, or a limit.
+    // Error: the fault, with line and column; or a limit.
     static Result<JinjaTemplate> parse(std::string_view source);
 
-    // `variables`: a JSON object. Error: what the template refuses, in its own words; what it does that cannot be done; a limit.
+    // `variables`: a JSON object. Error: a refusal by the template, in its own words; an operation that is not possible; a limit.
     Result<MarkedText> render(const Json& variables, const RenderContext& context) const;
     const std::string& source() const { return program_->source; }
     // Whether the template names it anywhere.

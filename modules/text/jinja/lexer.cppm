@@ -14,7 +14,7 @@ enum class TokenKind { data, variable_begin, variable_end, block_begin, block_en
 struct Lexeme {
     TokenKind    kind   = TokenKind::end;
     std::size_t  offset = 0;
-    std::string  text; // of data, names, operators; of literals what they stand for
+    std::string  text; // of data, names, operators; of literals their value
     std::int64_t integer = 0;
     double       real    = 0;
 };
@@ -133,7 +133,7 @@ private:
     void data(std::string_view text) {
         if (!text.empty()) add(TokenKind::data, std::size_t(text.data() - s_.data()), text);
     }
-    // What follows the end of a tag: `sign` - removes blanks, + nothing, none removes a line break when `trims`.
+    // The text behind a tag's end: `sign` - removes blanks, + removes nothing, no sign removes a line break if `trims`.
     void finish(char sign, bool trims) {
         const std::size_t begin = at_;
         if (sign == '-') at_ = after_blanks(s_, at_);

@@ -1,4 +1,4 @@
-// quire.text.jinja.parser: tokens to a tree, by Jinja's grammar. Owns nothing but what it returns.
+// quire.text.jinja.parser: tokens to a tree, by Jinja's grammar. Owns only the tree that it returns.
 export module quire.text.jinja.parser;
 
 import quire.core.base;
@@ -240,7 +240,7 @@ private:
         expect_op(")");
     }
 
-    // What the body of a macro names decides what it accepts.
+    // The names in a macro's body decide which arguments the macro accepts.
     void macro_body(const NodePtr& n, std::initializer_list<std::string_view> until, std::string_view end) {
         const Uses outer      = std::exchange(uses_, Uses{});
         const int  loops      = std::exchange(loops_, 0);

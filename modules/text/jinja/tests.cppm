@@ -1,4 +1,4 @@
-// quire.text.jinja.tests: what can stand after `is`. Owns nothing.
+// quire.text.jinja.tests: the tests that can stand after `is`. Owns nothing.
 export module quire.text.jinja.tests;
 
 import quire.core.base;

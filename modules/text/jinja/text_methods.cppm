@@ -177,7 +177,7 @@ std::vector<Value> split_blanks(const Text& text, std::int64_t most, bool from_r
     }
     if (most >= 0 && std::int64_t(words.size()) > most + 1) {
         const auto m = std::size_t(most);
-        if (from_right) { // the first words stay together, with what stands before them
+        if (from_right) { // the first words stay together, with the text before them
             const std::size_t first = words.size() - m - 1;
             words.erase(words.begin(), words.begin() + std::ptrdiff_t(first));
             words[0].begin = 0;

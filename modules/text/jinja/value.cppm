@@ -23,7 +23,7 @@ template <class... Parts>
 
 inline constexpr int deepest = 100; // lists and dicts in one another
 
-// What one rendering may use. Numbers are of that rendering.
+// The limits of one rendering.
 struct Budget {
     std::int64_t steps     = 1'000'000;   // evaluated nodes, items and characters looked at
     std::size_t  bytes     = 256uz << 20; // of all texts and lists together
@@ -50,7 +50,7 @@ struct Value;
 struct Runtime;
 struct Arguments;
 
-// What is compared by identity: namespaces, macros, functions, the loop variable.
+// A value that is compared by identity: namespaces, macros, functions, the loop variable.
 struct Object {
     virtual ~Object()                          = default;
     virtual std::string_view type_name() const = 0;
@@ -176,7 +176,7 @@ std::size_t        length(const Value& value);
 
 // Characters, not bytes.
 std::size_t count_characters(std::string_view text);
-bool        is_blank(char32_t c); // what Python's str.strip() removes
+bool        is_blank(char32_t c); // characters that Python's str.strip() removes
 
 } // namespace quire::jinja
 
