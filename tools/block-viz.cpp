@@ -215,7 +215,7 @@ Result<Trace> from_engine(const Arguments& a) {
     return trace;
 }
 
-// -- what becomes of it
+// -- the outputs of a run
 
 int show(const Arguments& a, const Trace& trace, bool whole) {
     if (trace.steps.empty()) return complain("nothing was run, so there is nothing to show");

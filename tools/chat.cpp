@@ -88,7 +88,7 @@ std::string with_home(const std::string& path) {
 
 constexpr std::string_view command_names[] = {"/exit", "/clear", "/regen", "/read ", "/help"};
 
-// What Tab completes the beginning of a line to: commands, or files after /read.
+// The texts to which Tab completes the beginning of a line: commands, or files after /read.
 std::vector<std::string> completions(const std::string& text) {
     std::vector<std::string> found;
     const std::string        read = "/read ";
@@ -179,7 +179,7 @@ Result<std::optional<std::string>> piped_message(LineReader& reader) {
     return std::optional(std::move(*text));
 }
 
-// Replaces \n, \t and the like, which a shell does not, by what they mean in C.
+// Replaces \n, \t and the like, as C does; a shell does not.
 std::string without_escapes(const std::string& text) {
     constexpr std::string_view names = "nrt\\'\"", meant = "\n\r\t\\'\"";
     std::string                out;
@@ -247,7 +247,7 @@ int run(ChatArguments& a) {
     options.max_sequences           = 1;
     options.step_seconds            = interactive ? 0.7 : 0; // Ctrl-C is seen between two steps
     const std::string name          = std::filesystem::path(a.model).filename().string();
-    bool              template_told = false; // the file's is part of what is said ahead
+    bool              template_told = false; // the first lines name the file's template
     if (interactive && !a.single_turn)
         if (const Result<Outlook> ahead = look_ahead(a.model, options)) {
             std::printf("%s\n", printable(describe(*ahead)).c_str());
@@ -282,7 +282,7 @@ int run(ChatArguments& a) {
         if (!facts.in && (first || a.single_turn)) {
             Result<std::optional<std::string>> piped = piped_message(reader);
             if (!piped) return complain(piped.error());
-            if (first && *piped) *first += "\n\n" + **piped; // what -p asks is asked of the piped text
+            if (first && *piped) *first += "\n\n" + **piped; // -p is a question about the piped text
             else if (*piped) first = std::move(*piped);
         }
         code = converse(chat, reader, a, std::move(first));

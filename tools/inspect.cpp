@@ -1,4 +1,4 @@
-// inspect: shows what is in a model file and runs single parts of the engine; every command prints one line of JSON.
+// inspect: shows the contents of a model file and runs single parts of the engine; every command prints one line of JSON.
 // Exit codes: 0, 1 (a file or input that cannot be used: one line on stderr), 2 (wrong usage).
 #include <CLI/CLI.hpp>
 
@@ -237,7 +237,7 @@ int detokenize(const Arguments& a) {
         hex += "0123456789abcdef"[c >> 4];
         hex += "0123456789abcdef"[c & 15];
     }
-    return print_json(Json{{"text", bytes}, {"hex", hex}}); // json_dump() replaces what is not UTF-8
+    return print_json(Json{{"text", bytes}, {"hex", hex}}); // json_dump() replaces bytes that are not UTF-8
 }
 
 // With a context of `n_tokens`, as the request needs.
@@ -300,7 +300,7 @@ int logits(const Arguments& a) {
         if (int(top.size()) < a.top) top.push_back(to_json(t));
     Json out{{"top", std::move(top)}};
     if (a.all) {
-        // logprobs[i]: of token i + 1 given those before it; top1[i]: the best continuation after token i
+        // logprobs[i]: of token i + 1 given the tokens before it; top1[i]: the best continuation after token i
         Json logprobs = Json::array(), top1 = Json::array();
         for (const PositionLogprobs& p : output->prompt_logprobs) {
             logprobs.push_back(p.chosen.logprob);

@@ -187,7 +187,7 @@ int serve(const Arguments& a, Service& service, HttpServer& http, ServerLog& log
 
 bool on_port(const Arguments& a) { return a.unix_path.empty() || (a.port != 8080 && !a.host.ends_with(".sock")); }
 
-// Takes the port and looks whether the Unix socket can be had; nobody can connect yet. Returns where that is.
+// Takes the port and checks whether the Unix socket can be had; no client can connect yet. Returns the address as a text.
 Result<std::string> take_address(Arguments& a, HttpServer& http) {
     std::string where;
     if (a.host.ends_with(".sock") && a.unix_path.empty()) a.unix_path = a.host; // as llama.cpp has it
@@ -270,7 +270,7 @@ int run(Arguments& a) {
         a.http.log = [&log](const HttpExchange& e, double seconds, std::size_t bytes) { log.add(e, seconds, bytes); };
     Result<std::unique_ptr<HttpServer>> http = HttpServer::create(a.http);
     if (!http) return give_up(http.error());
-    // An address that somebody else has is no reason to read a model.
+    // If the address is taken, the model is not read at all.
     const bool  leads = a.engine.processes.rank == 0;
     std::string where;
     if (leads) {
@@ -347,7 +347,7 @@ int run(Arguments& a) {
 void add_engine_flags(CLI::App& app, Arguments& a) {
     EngineOptions& o      = a.engine;
     o.max_sequences       = 64;
-    o.shared_step_seconds = 0.15; // on a CPU, for those that read along
+    o.shared_step_seconds = 0.15; // on a CPU, for the users of streams
     add_model_flag(app, a.model);
     app.add_option("-a,--alias,--served-model-name", a.aliases,
                    "names of the model, separated by commas; default: the file's");
@@ -491,7 +491,7 @@ void add_request_flags(CLI::App& app, Arguments& a) {
 
 } // namespace
 
-// The options of jemalloc, if it is linked. The engine's thread allocates what a thousand other threads free: few arenas and no caches
+// The options of jemalloc, if it is linked. The engine's thread allocates memory that a thousand other threads free: few arenas and no caches
 // per thread, or memory would grow with the number of threads. Freed pages and their addresses return to the system within a second.
 extern "C" {
 extern const char* malloc_conf;

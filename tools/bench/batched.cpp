@@ -1,4 +1,4 @@
-// bench batched: many sequences at once, like llama-batched-bench; also under a constraint, beside the same without one.
+// bench batched: many sequences at once, like llama-batched-bench; also under a constraint, beside a run without one.
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;

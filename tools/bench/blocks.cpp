@@ -15,7 +15,7 @@ namespace quire::bench {
 
 namespace {
 
-// One line of a table: what was measured, and the spread over the repetitions.
+// One line of a table: the measurement, and its spread over the repetitions.
 struct Line {
     std::string         name, unit;
     std::vector<double> samples;

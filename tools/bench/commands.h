@@ -1,4 +1,4 @@
-// What bench's subcommands share. To be included last, below the imports.
+// Shared by bench's subcommands. To be included last, below the imports.
 #pragma once
 
 import quire.core.base;
@@ -95,7 +95,7 @@ std::vector<PagedOverhead> paged_overhead();
 int complain(const Error& error);
 
 // The least that a step has to read and to multiply, two operations a parameter and token. Of a mixture of experts a step of n tokens
-// reads those that some token chose, if all are as likely, and a token multiplies with those it chose.
+// reads the experts that some token chose, if all are equally likely, and a token multiplies with the experts that it chose.
 struct Work {
     double weight_bytes = 0, parameters = 0, kv_bytes_per_token = 0; // with all experts
     double expert_bytes = 0, expert_parameters = 0;                  // contained in these

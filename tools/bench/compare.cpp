@@ -54,7 +54,7 @@ Result<Ran> run_program(std::vector<std::string> words) {
     return ran;
 }
 
-// -- what the peer was compiled for. Its programs do not say it, so their instructions are looked at.
+// -- the instruction set of the peer. Its programs do not say it, so their instructions are looked at.
 
 // Whether `code` has at least eight instructions of opcode map 0F38, prefix 66, W0 with this opcode: with registers of 256 bits by
 // their VEX prefix of three bytes, or of `bits` (of the fourth byte: 0x20 is 256, 0x40 is 512) by their EVEX prefix (Intel SDM, volume 2,

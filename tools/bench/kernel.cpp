@@ -374,7 +374,7 @@ void layer_kernels(Gpu& gpu, const Arguments& a) {
 }
 
 // The GEMMs of a layer of the 13 B shape for a prompt's tokens, in the sm90 kernel and in cuBLASLt: for some tenths of a second, so
-// that the GPU's clock is what it is in use.
+// that the GPU's clock falls to its rate under load.
 void prefill_gemms(Gpu& gpu, const Arguments& a) {
     if (!wanted(a, {"prefill GEMM"})) return;
     constexpr std::int64_t hidden = 5120, ff = 13824, most = 2048;

@@ -31,7 +31,7 @@ struct LoadTarget {
     std::string api_key; // "": none
 };
 
-// Parses a base URL, http://HOST[:PORT][/PREFIX] or https://…, and an endpoint such as /v1/completions. Error: what is wrong.
+// Parses a base URL, http://HOST[:PORT][/PREFIX] or https://…, and an endpoint such as /v1/completions. Error: the fault.
 Result<LoadTarget> load_target(std::string_view base_url, std::string_view endpoint, std::string api_key);
 
 struct LoadRequest {
@@ -56,7 +56,7 @@ struct LoadOptions {
     std::function<void(std::size_t, const LoadResult&)> done;
 };
 
-// Sends all requests and returns their answers in the same order; requests that were not sent have an error.
+// Sends all requests and returns their answers in the order of the requests; requests that were not sent have an error.
 // Error: the target cannot be resolved.
 Result<std::vector<LoadResult>> run_load(const LoadTarget& target, std::span<const LoadRequest> requests,
                                          const LoadOptions& options);
@@ -565,7 +565,7 @@ private:
     }
 
     const LoadTarget&                       target_;
-    const addrinfo*                         address_; // of those of the host, the one that is in use
+    const addrinfo*                         address_; // the address of the host that is in use
     std::span<const LoadRequest>            requests_;
     const LoadOptions&                      options_;
     TlsContext                              tls_;

@@ -71,7 +71,7 @@ struct LoadReport {
 // For the requests that were sent. The duration ends with the last answer.
 LoadReport  load_report(std::span<const LoadResult> results, const ReportOptions& options);
 std::string render_table(const LoadReport& report, const ReportOptions& options);
-// JSON with vLLM's keys, including those of single requests.
+// JSON with vLLM's keys, including the keys of single requests.
 Json render_json(const LoadReport& report, const ReportOptions& options, std::span<const LoadResult> results);
 
 } // namespace quire

@@ -10,7 +10,7 @@ import quire.tools.common.processes;
 namespace quire::bench {
 
 // llama-bench's columns and the fraction of the limit: the bytes of weights and KV over --bandwidth, or the operations over --tflops.
-// On a CPU --bandwidth is measured: what the same threads reach in a plain sum over the weights.
+// On a CPU --bandwidth is measured: the rate of the same threads in a plain sum over the weights.
 int model(Arguments a) {
     Result<Work> work = work_of(a.model);
     if (!work) return complain(work.error());

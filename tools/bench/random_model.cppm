@@ -23,10 +23,10 @@ struct ModelShape {
 std::span<const ModelShape> model_shapes();
 std::string                 shape_names(); // "tiny, llama-1b, ..."
 
-// A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: those of experts, the others
-// Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if those do not
-// either. Its vocabulary is that of the GGUF file `vocabulary`, or byte tokens and words without a meaning. Error: a type that is not
-// one of those, a file without a vocabulary, or one that cannot be written.
+// A model of that shape, matrices of `type` (F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K; MXFP4: experts, all other matrices
+// Q8_0), norms and routers F32; the same bytes each time. Rows that the type's blocks do not divide are Q8_0, or F16 if Q8_0's blocks do
+// not divide them either. The vocabulary comes from the GGUF file `vocabulary`, or is byte tokens and words without a meaning. Error:
+// another type, a file without a vocabulary, or a path that cannot be written.
 Result<void> write_random_model(const std::string& path, ModelShape shape, DType type,
                                 const std::function<void(double)>& progress = {}, const std::string& vocabulary = {});
 
@@ -53,7 +53,7 @@ constexpr ModelShape shapes[] = {{"tiny", 4, 256, 8, 4, 512, 2048, 2048},
                                  {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, "llama", 128, 8, 2},
                                  {"gpt-oss-20b", 24, 2880, 64, 8, 2880, 201088, 131072, "gpt-oss", 64, 32, 4, 128}};
 
-// Where the fp16 scales of a block stand and what they are, so that its weights have a standard deviation of about 1/70.
+// The places and values of the fp16 scales of a block, so that its weights have a standard deviation of about 1/70.
 struct ScaleAt {
     int   offset;
     float value;

@@ -1,4 +1,4 @@
-// What the subcommands that run a model share: the model's sizes, random prompts, a timed batch, the fraction of the limit.
+// Shared by the subcommands that run a model: the model's sizes, random prompts, a timed batch, the fraction of the limit.
 #include "../../cuda/kernels.h"
 #include "../../cuda/ranks.h"
 
@@ -59,7 +59,7 @@ int step_tokens(const Arguments& a) {
     return a.device != "cpu" && cuda::open_device(0, info) == nullptr ? 2048 : 256;
 }
 
-// Computes n_sequences prompts of n_prompt tokens at once (`shared`: the same prompt each time), then generates n_tokens from each.
+// Computes n_sequences prompts of n_prompt tokens at once (`shared`: the same prompt each time), then generates n_tokens from each prompt.
 // Times the two parts separately. `sampled`: greedy if null, else at temperature 1 under that constraint, if it is one.
 Result<Timed> run_batch(Engine& engine, int n_sequences, int n_prompt, int n_tokens, unsigned seed, bool shared,
                         const ConstraintState* sampled) {

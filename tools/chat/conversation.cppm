@@ -169,7 +169,7 @@ struct Chat::Impl {
         return ids;
     }
 
-    // What a sequence can hold at most.
+    // The most tokens of a sequence.
     int room() const {
         const EngineOptions o = engine_.options();
         return o.layout.longest(o.kv_blocks, o.block_size, o.context);
@@ -189,7 +189,7 @@ struct Chat::Impl {
         return encode_whole(*text).size();
     }
 
-    // What fits of a prompt: one token is left for the answer.
+    // The most tokens of a prompt: one token is left for the answer.
     std::size_t most_prompt() const { return std::size_t(room() - 1); }
 
     Result<void> check_length(std::string_view text) const {
@@ -208,7 +208,7 @@ struct Chat::Impl {
                          " tokens, and ", most_prompt(), " fit into the context; /clear starts a new one.");
     }
 
-    // The prompt, if need be without the oldest turns: as few as leave a quarter of the context, or what an answer may have, free.
+    // The prompt, if need be without the oldest turns: as few as leave free a quarter of the context, or the most tokens of an answer.
     // The system message and the last one stay. Error: the last message does not fit, or the template fails.
     Result<std::pair<MarkedText, std::vector<Token>>> fitting_prompt() {
         const int reserve = arguments_.n > 0 ? std::min(arguments_.n, room() / 4) : room() / 4;
@@ -237,7 +237,7 @@ struct Chat::Impl {
         }
     }
 
-    // Tokens that come before what the user says: the system message.
+    // Tokens before the first message of the user: the system message.
     int n_before_turns() const {
         std::array<std::vector<Token>, 2> ids;
         for (std::size_t i = 0; i < ids.size(); i++) {
@@ -251,7 +251,7 @@ struct Chat::Impl {
         return int(std::mismatch(ids[0].begin(), ids[0].end(), ids[1].begin(), ids[1].end()).first - ids[0].begin());
     }
 
-    // Prompt tokens that the model has read since the request was submitted, those from the cache included.
+    // Prompt tokens that the model has read since the request was submitted, including tokens from the cache.
     int n_read(const EngineStats& before) const {
         const EngineStats now = engine_.stats();
         return int(now.prefill_tokens + now.cached_tokens - before.prefill_tokens - before.cached_tokens);
@@ -333,7 +333,7 @@ struct Chat::Impl {
         {
             StatusLine status(progress_);
             Printer    printer;
-            auto       show = [&](bool all) { // but not what may become the stop text
+            auto       show = [&](bool all) { // but not a text that may become the stop text
                 std::size_t upto = reply.size();
                 if (template_.name() == "plain") {
                     if (std::size_t at = reply.find(plain_stop); at != std::string::npos) {

@@ -21,7 +21,7 @@ struct ChatArguments {
     ChatTemplateFlags           chat_template;
     EngineOptions               engine;
     ConstraintFlags             constraint;
-    std::shared_ptr<Constraint> answers; // what each of them must satisfy, if anything
+    std::shared_ptr<Constraint> answers; // the constraint of each answer, or null
     int                         n = -1;
     SamplerChoice               samplers;
     FlagGiven                   given; // which flags of samplers were

@@ -1,5 +1,5 @@
-// quire.tools.chat.line_editor: a line while somebody types it: keys in, text and cursor, history, completion; bytes that draw it out.
-// **Owns** the text and what of it is on the screen. Does no input or output: terminal.cppm does.
+// quire.tools.chat.line_editor: a line while the user types it: keys in, text and cursor, history, completion; bytes that draw the line out.
+// **Owns** the text, and which part of it is on the screen. Does no input or output: terminal.cppm does.
 export module quire.tools.chat.line_editor;
 
 import quire.core.base;
@@ -12,7 +12,7 @@ struct ScreenSize {
     int columns = 80, rows = 24;
 };
 
-// What a key asked for that is not editing.
+// A request by a key that does not edit.
 enum class KeyRequest {
     none,
     enter,     // the line is complete
@@ -38,14 +38,14 @@ public:
     // Takes one byte of a key, of a pasted text, or of a report.
     KeyRequest key(char byte);
     int        reported_column() const { return reported_column_; } // from 0
-    // What has to be shown below the line and then be forgotten: the names that a second Tab lists.
+    // A text to be shown once below the line: the names that a second Tab lists.
     std::string take_listing() { return std::exchange(listing_, ""); }
 
-    // Bytes that bring the screen from what was drawn last to the line as it is.
+    // Bytes that turn the line on the screen into the present line.
     std::string draw(ScreenSize size);
     // As draw(), all of it, with the cursor on the line below; the next draw() begins there.
     std::string leave(ScreenSize size);
-    // Takes what was drawn off the screen; the next draw() begins there.
+    // Takes the line off the screen; the next draw() begins there.
     std::string erase();
     // The size has changed: the cursor is in `column` now if the terminal said so, else the rows are as they were.
     std::string draw_resized(ScreenSize size, std::optional<int> column);
@@ -55,7 +55,7 @@ public:
 private:
     struct Row {
         std::string text;
-        bool        full = false; // the next one is the same line's: the terminal wraps
+        bool        full = false; // the next row continues this line: the terminal wraps
     };
     struct Layout {
         std::vector<Row> rows;
@@ -86,8 +86,8 @@ private:
     std::string                prompt_, text_, killed_, draft_, listing_;
     std::size_t                cursor_ = 0; // byte of text_
     std::vector<std::string>   history_;
-    std::size_t                recalled_ = 0; // of history_; its size: what is being typed, draft_
-    std::optional<std::string> search_;       // what Ctrl-R looks for
+    std::size_t                recalled_ = 0; // index in history_; its size: the text being typed, draft_
+    std::optional<std::string> search_;       // the text that Ctrl-R looks for
     Completer                  completer_;
     bool                       tab_before_ = false;
     std::string                character_;               // bytes of one not yet complete
@@ -105,7 +105,7 @@ module :private;
 
 namespace quire {
 
-constexpr std::size_t most_text = std::size_t(16) << 20; // what is pasted beyond is dropped
+constexpr std::size_t most_text = std::size_t(16) << 20; // pasted text beyond it is dropped
 
 void LineEditor::remember(const std::string& line) {
     if (history_.empty() || history_.back() != line) history_.push_back(line);
@@ -351,7 +351,7 @@ KeyRequest LineEditor::escape_key(char byte) {
 KeyRequest LineEditor::control_sequence() {
     const std::string_view whole      = escape_;
     const char             last       = whole.back();
-    int                    numbers[2] = {0, 0}; // rows and columns, or a key and those held down with it
+    int                    numbers[2] = {0, 0}; // rows and columns, or a key and the keys held down with it
     std::size_t            n          = 0;
     for (char c : whole.substr(2, whole.size() - 3)) {
         if (c == ';') n++;

@@ -35,7 +35,7 @@ TerminalFacts terminal_facts();
 enum class OnInterrupt { ask, leave }; // leave: the first one ends the process already, with code 130
 void on_interrupt(OnInterrupt what);
 bool interrupted(); // since the last call; the request is taken by asking
-// The text without control characters other than newline and tab: what a model says must not steer the terminal.
+// The text without control characters other than newline and tab: a model's text must not steer the terminal.
 std::string printable(std::string_view text);
 
 // How a line came to its end.
@@ -50,8 +50,8 @@ struct Line {
     std::string text;
 };
 
-// One per process. In a terminal it takes the keyboard for as long as it lives: what is typed between two lines is not
-// shown and belongs to the next one. Ctrl-Z and signals that end the process put the terminal right first.
+// One per process. In a terminal it takes the keyboard for as long as it lives: keys that are typed between two lines are not
+// shown and belong to the next line. Ctrl-Z and signals that end the process put the terminal right first.
 class LineReader {
 public:
     // With line editing and a history where input and output are a terminal that can show it. The history is kept in
@@ -130,7 +130,7 @@ TerminalFacts terminal_facts() {
 
 // All that the handlers touch.
 volatile std::sig_atomic_t interrupts = 0, leave_at_once = 0, stopped_and_back = 0, resized = 0, keyboard_taken = 0;
-volatile std::time_t       asked_since = 0; // the first Ctrl-C that nobody looked at
+volatile std::time_t       asked_since = 0; // the first Ctrl-C that interrupted() has not returned
 termios                    mode_before, mode_typing, mode_listening;
 const termios* volatile mode_now = &mode_typing;
 
@@ -167,7 +167,7 @@ void set_handler(int which, void (*handler)(int)) {
     sigaction(which, &action, nullptr);
 }
 
-// What the signal does to a process that does not handle it. After SIGTSTP it goes on here.
+// The default action of the signal. After SIGTSTP the process goes on here.
 void default_action(int which) {
     set_handler(which, SIG_DFL);
     sigset_t set;
@@ -231,7 +231,7 @@ bool interrupted() {
     return true;
 }
 
-// While a line is typed Ctrl-C and Ctrl-Z are keys, else signals that leave what was typed ahead alone.
+// While a line is typed Ctrl-C and Ctrl-Z are keys; else they are signals, which leave the keys that were typed ahead alone.
 void prepare_modes() {
     tcgetattr(STDIN_FILENO, &mode_before);
     mode_listening = mode_before;
@@ -304,13 +304,13 @@ Line LineReader::read(const std::string& prompt) {
     return line;
 }
 
-// What the input has now, or that it ended; nothing new where a signal or a tenth of a second passed instead. A signal may
-// come to another thread, or just before the wait: that is why it looks up.
+// Takes the bytes that the input has now, or its end. Returns without any after a signal or a tenth of a second: a signal may come to
+// another thread, or just before the wait.
 std::size_t LineReader::fill() {
     pollfd input{STDIN_FILENO, POLLIN, 0};
     if (poll(&input, 1, 100) <= 0) return 0;
     const std::size_t before = pending_.size();
-    do { // what is pasted comes in many pieces, and is drawn once
+    do { // a pasted text comes in many pieces, and is drawn once
         char          buffer[4096];
         const ssize_t n = ::read(STDIN_FILENO, buffer, sizeof buffer);
         if (n > 0) pending_.append(buffer, std::size_t(n));
@@ -347,7 +347,7 @@ Result<std::string> LineReader::read_all() {
 
 Line LineReader::read_edited(const std::string& prompt) {
     using Clock = std::chrono::steady_clock;
-    // A terminal whose size changed is asked where its cursor is; one that does not say within this time does not move it.
+    // After a change of its size the terminal is asked for its cursor's place; without an answer within this time the cursor has not moved.
     constexpr auto                   patience = std::chrono::milliseconds(150);
     std::optional<Clock::time_point> asked;
     const auto                       show = [&](const std::string& bytes) { write_all(STDOUT_FILENO, bytes); };
@@ -361,7 +361,7 @@ Line LineReader::read_edited(const std::string& prompt) {
         show("(Ctrl-C once more leaves)\n");
         return {LineEnd::abandoned, ""};
     };
-    // Looked at only where the line is drawn anew for it: what was drawn before a change and after it must not mix.
+    // Read only where the line is drawn anew: rows drawn before a change of the size and after it must not mix.
     ScreenSize size = screen_size();
     editor_.begin(prompt);
     editor_.forget_screen();
@@ -482,7 +482,7 @@ void LineReader::remember(const std::string& line) {
     if (!edit_ || (!editor_.history().empty() && editor_.history().back() == line)) return;
     editor_.remember(line);
     if (history_file_.empty()) return;
-    std::error_code ignored; // a history that cannot be kept is no reason to bother anybody
+    std::error_code ignored; // no message if the history cannot be kept
     std::filesystem::create_directories(std::filesystem::path(history_file_).parent_path(), ignored);
     const int file = open(history_file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (file < 0) return;

@@ -1,4 +1,4 @@
-// quire.tools.common.constraint_flags: --schema, --grammar and --regex: what a text may be. Owns nothing.
+// quire.tools.common.constraint_flags: --schema, --grammar and --regex: the constraint of a text. Owns nothing.
 module;
 
 #include <CLI/CLI.hpp>

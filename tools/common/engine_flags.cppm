@@ -19,7 +19,7 @@ Result<std::string> default_model();
 
 // Why a text is not a number from `least` to `most`: the end of a sentence with those bounds in words; "" when it is one.
 std::string out_of_bounds(const std::string& text, double least, double most, std::string_view bounds);
-// The same as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
+// out_of_bounds() as a flag's check. The bounds in words stand in --help, too; "": "in LEAST..MOST".
 CLI::Validator within(double least, double most, std::string bounds = "");
 
 // -m
@@ -42,7 +42,7 @@ struct AnswerFlags {
 };
 void add_answer_flags(CLI::App& app, AnswerFlags& flags);
 
-// Parses the command line with the flags of other programs translated. `adjust`: what to change in the words before. Returns the
+// Parses the command line with the flags of other programs translated. `adjust`: changes the words first. Returns the
 // exit code if the program ends here: 0 after --help and --version, 2 after a sentence on standard error.
 std::optional<int> parse_flags(CLI::App& app, Program program, int argc, char** argv,
                                const std::function<void(std::vector<std::string>&)>& adjust = {});

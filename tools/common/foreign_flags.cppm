@@ -1,4 +1,4 @@
-// quire.tools.common.foreign_flags: the flags that users of llama.cpp and vLLM type by habit, and what each comes to here. One table.
+// quire.tools.common.foreign_flags: the flags that users of llama.cpp and vLLM type by habit, and the flags of quire for each. One table.
 export module quire.tools.common.foreign_flags;
 
 import quire.core.base;
@@ -10,13 +10,13 @@ enum class Program : std::uint8_t { chat = 1, server = 2, bench = 4 };
 
 struct TranslatedFlags {
     std::vector<std::string> words; // the program's own flags
-    std::string              note;  // one sentence about those that mean nothing here; "" without any
+    std::string              note;  // one sentence about flags that mean nothing here; "" without any
 };
 
 // Whether `name` is a flag of the program's own, and then whether a value has to follow it.
 using OwnFlag = std::function<std::optional<bool>(const std::string& name)>;
 
-// The command line in the program's own flags. Error: the flag that means what quire cannot do, or that nobody knows: a dash
+// The command line in the program's own flags. Error: a flag for a function that quire lacks, or an unknown flag: a dash
 // with several letters is never taken for one letter and its value.
 Result<TranslatedFlags> translate_flags(Program program, std::span<const std::string> words, const OwnFlag& own);
 
@@ -110,7 +110,7 @@ constexpr ForeignFlag foreign_flags[] = {
     {talkers, "--adaptive-decay --draft --draft-n --draft-max --draft-min --draft-p-min", 1, "", Fate::ignored, ""},
     {server, "--pooling", 1, "mean", Fate::ignored, ""},
 
-    // -- what quire cannot do
+    // -- functions that quire lacks
     {all, "-hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo -hft --hf-token -hfd --hf-repo-draft", 1,
      "", Fate::refused, "quire downloads nothing; fetch the GGUF file and name it with -m"},
     {all, "-ctk --cache-type-k -ctv --cache-type-v --kv-cache-dtype", 1, "", Fate::refused,

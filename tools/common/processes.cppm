@@ -1,4 +1,5 @@
-// quire.tools.common.processes: a model in several processes: who this one is, and what it does if another leads. Owns nothing.
+// quire.tools.common.processes: a model in several processes: the rank of this process, and its work if another process leads. Owns
+// nothing.
 export module quire.tools.common.processes;
 
 import quire.core.base;
@@ -11,7 +12,7 @@ export namespace quire {
 // that cannot be.
 Result<void> read_processes(EngineOptions& options);
 
-// For an engine that follows(): says so on standard error, and runs what rank 0 says until that ends. Returns the exit code.
+// For an engine that follows(): says so on standard error, and runs the messages of rank 0 until rank 0 ends. Returns the exit code.
 int follow(Engine& engine, std::string_view program);
 
 } // namespace quire

@@ -1,4 +1,4 @@
-// quire.tools.inspect.constrain: texts under a constraint, without a model's weights: is a text accepted, and what do its masks cost.
+// quire.tools.inspect.constrain: texts under a constraint, without a model's weights: whether a text is accepted, and the time of its masks.
 module;
 
 #include <time.h>
@@ -60,7 +60,7 @@ private:
     double start_;
 };
 
-// What one text makes of a constraint.
+// The result of one text under a constraint.
 struct Walk {
     bool                accepted   = false;
     std::size_t         refused_at = 0; // byte
@@ -128,7 +128,7 @@ Walk walk_text(const Tokenizer& tokenizer, const std::shared_ptr<Constraint>& co
     return walk;
 }
 
-// A JSON text that was parsed before, cut down to what constraints are given: no white space, strings in their shortest spelling,
+// A JSON text that was parsed before, in the form that constraints get: no white space, strings in their shortest spelling,
 // numbers as they stand, however long. `skim`: from `at` over one value; `each` is called for the elements or members on its top level.
 class JsonText {
 public:

@@ -1,6 +1,6 @@
 // quire.tools.quantize.convert: a GGUF file in another mix of types. **Owns** the threads that work on it.
 //
-// Tensor by tensor, some whole rows at a time, so that memory is bounded by what the threads work on, whatever the file's size.
+// Tensor by tensor, some whole rows at a time, so that memory is bounded by the rows in work, whatever the file's size.
 export module quire.tools.quantize.convert;
 
 import quire.core.base;
@@ -23,7 +23,7 @@ struct ConvertOptions {
     std::string in, out;
     const Mix*  mix = nullptr;
     std::string imatrix;                  // a file, or ""
-    bool        allow_requantize = false; // of what is quantised already
+    bool        allow_requantize = false; // of tensors that are quantised already
     int         threads          = 1;
 };
 
@@ -41,7 +41,7 @@ struct Converted {
     std::map<std::string, int> types;
 };
 
-// Error: one sentence; what was at `out` before stays.
+// Error: one sentence; a former file at `out` stays.
 Result<Converted> convert(const ConvertOptions& o, const std::function<void(const ConvertProgress&)>& progress);
 
 } // namespace quire
@@ -79,7 +79,7 @@ Result<MixModel> describe(const Gguf& file) {
     return m;
 }
 
-// What stops the conversion of a row. The writer leaves the former file when it is thrown through it.
+// Thrown to stop the conversion of a row. Thrown through the writer, it leaves the former file in place.
 struct BadRow {
     Error error;
 };

@@ -88,7 +88,7 @@ void block_q8_0(const float* x, Out out) {
     }
 }
 
-// The exponent is two below that of the largest value, whose magnitude then is 4 to 8 (6 is the largest level).
+// The exponent is two below the largest value's, so that the scaled magnitude of this value is 4 to 8 (6 is the largest level).
 void block_mxfp4(const float* x, Out out) {
     const float most = std::abs(largest(x, 32));
     const float e    = most > 0 ? std::floor(std::log2(most)) - 2 + 127 : 0;

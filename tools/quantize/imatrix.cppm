@@ -1,6 +1,6 @@
 // quire.tools.quantize.imatrix: importance matrices as llama-imatrix writes them, as GGUF or in the older .dat form. **Owns** the values.
 //
-// For each matrix of a model, and each of its columns: the mean square of what the column was multiplied with over some text. An error in
+// For each matrix of a model, and each of its columns: the mean square of the inputs that the column was multiplied with over some text. An error in
 // a column with large inputs does more harm.
 export module quire.tools.quantize.imatrix;
 

@@ -1,7 +1,7 @@
 // quire.tools.quantize.mix: which type each tensor of a file gets: llama.cpp's mixes, by its names. Owns nothing.
 //
-// A name such as Q4_K_M stands for a main type and for rules that give some tensors more bits: those whose errors do most harm (output,
-// attn_v, ffn_down of the first and last layers). The rules are those of llama-quantize, so that files of a name have the same types
+// A name such as Q4_K_M stands for a main type and for rules that give some tensors more bits: the ones whose errors do most harm (output,
+// attn_v, ffn_down of the first and last layers). The rules are llama-quantize's, so that files of one name have one mix of types,
 // whichever program wrote them.
 export module quire.tools.quantize.mix;
 
@@ -22,7 +22,7 @@ std::span<const Mix> mixes();
 // By name, in any case; "Q4_K" is Q4_K_M, as for llama-quantize. Null: there is none.
 const Mix* find_mix(std::string_view name);
 
-// What the rules look at.
+// The facts that the rules use.
 struct MixTensor {
     std::string_view            name;
     DType                       type; // in the input
@@ -176,7 +176,7 @@ struct Rules {
     std::int64_t    downs = 0;
 
     bool grouped() const { return model.kv_heads > 0 && model.heads / model.kv_heads >= 4; }
-    // A llama 2 70B and what was made after it: eight query heads share a small attn_v.
+    // A llama 2 70B and models made from it: eight query heads share a small attn_v.
     bool is_70b() const {
         const std::string& a = model.architecture;
         if (a == "llama") return model.layers == 80 && model.heads != model.kv_heads;

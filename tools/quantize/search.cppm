@@ -1,10 +1,10 @@
 // quire.tools.quantize.search: the types whose quantisation is a search: K types, IQ4_NL, IQ4_XS, and with an importance matrix also
 // Q4_0, Q4_1, Q5_0, Q5_1. Owns nothing.
 //
-// Minimises Σ weight · (x - what the block stands for)² of each block. A part of 16 or 32 elements that shares a scale is fitted alone
-// first: from several scales around that of its largest value, elements are rounded, and the best scale for these roundings follows by
-// least squares. Where scales are integers times a scale of the superblock, these integers and that scale are then improved in turns.
-// Vectors of 8 floats; the sums have the same order on every machine, so the bits are the same.
+// Minimises Σ weight · (x - the block's value of x)² of each block. A part of 16 or 32 elements that shares a scale is fitted alone
+// first: with several scales around the one of its largest value the elements are rounded, and the best scale for these roundings follows
+// by least squares. Where scales are integers times a scale of the superblock, these integers and that scale are then improved in turns.
+// Vectors of 8 floats; the order of the sums does not depend on the machine, nor do the bits.
 export module quire.tools.quantize.search;
 
 import quire.core.base;
@@ -16,7 +16,7 @@ export namespace quire {
 
 bool has_search(DType type);
 
-// out = x[0 .. n) as `type`; weights [n] say how much the error of each element counts, none is negative; null: all the same.
+// out = x[0 .. n) as `type`; weights [n] say how much the error of each element counts, none is negative; null: all equally.
 void quantize_search(DType type, const float* x, const float* weights, std::byte* out, std::int64_t n);
 
 } // namespace quire
@@ -36,7 +36,7 @@ namespace plain {
 #include "search_rows.h"
 } // namespace plain
 
-// The same for wider registers. Nothing is fused (-ffp-contract=off), so both give the same bits.
+// The search for wider registers. Nothing is fused (-ffp-contract=off), so both give the same bits.
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
 namespace avx2 {
 #include "search_rows.h"

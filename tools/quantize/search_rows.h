@@ -33,7 +33,7 @@ INLINE void range(const Cells<N>& c, float& low, float& high) {
     for (int k = 1; k < 8; k++) low = std::min(low, a[k]), high = std::max(high, b[k]);
 }
 
-// -- what elements can be: nearest(v) is the level nearest to v
+// -- the levels of elements: nearest(v) is the level nearest to v
 
 // The integers from low to high. Adding 1.5 · 2^23 rounds to an integer.
 struct Integers {
@@ -400,7 +400,7 @@ void rows_range(const float* x, const float* w, Out out, std::int64_t n, int mos
             const float  e = miss(c, float(most), other);
             if (e < error) error = e, a = other;
         };
-        for (int up = -1; up <= 1; up++) // what rounding to fp16 spoils in one number, the other may mend
+        for (int up = -1; up <= 1; up++) // the other number may mend the error that rounding to fp16 makes in one
             for (int k = -1; k <= 1; k++)
                 attempt(exact.scale * (1 + 0x1p-11f * float(k)), exact.min * (1 + 0x1p-11f * float(up)));
         attempt(-exact.min / float(most), 0); // equal values

@@ -1,5 +1,5 @@
-// quire.tools.server.server_log: what the server says: on standard output a line for each request, without keys and texts; on standard
-// error a sentence about itself. Nobody waits for who reads them. **Owns** the threads that write them.
+// quire.tools.server.server_log: the server's log: on standard output a line for each request, without keys and texts; on standard error
+// sentences about the server. No thread of the server waits for the reader of the log. **Owns** the threads that write the lines.
 module;
 
 #include <unistd.h>
@@ -24,7 +24,7 @@ public:
     // A request that was answered.
     void add(const HttpExchange& exchange, double seconds, std::size_t bytes);
     void say(const std::string& sentence);
-    // Waits until all is written, as long as somebody reads it.
+    // Waits until all lines are written, as long as a reader takes them.
     void flush();
 
     std::uint64_t dropped() const { return out_.dropped() + err_.dropped(); }

@@ -21,12 +21,12 @@ Result<Snapshot> snapshot_from_json(const Json& json);
 
 // A recorded run as a file: JSON lines, a header and one snapshot each.
 std::string to_jsonl(const Trace& trace);
-// Reads that, or one snapshot alone. Error: which line, and what is wrong with it.
+// Reads such a file, or one snapshot alone. Error: the line, and its fault.
 Result<Trace> parse_trace(std::string_view text);
 
 // For a terminal: block tables, the pool as a map, the sums. `color`: with ANSI colours, one for each request.
 std::string to_text(const Snapshot& snapshot, bool color);
-// What the signs in it mean: once for all that is shown.
+// The meaning of the signs in to_text(): shown once, before all snapshots.
 std::string text_legend();
 
 // One self-contained page that plays the run.
@@ -353,7 +353,7 @@ std::string to_text(const Snapshot& s, bool color) {
             out += cat("    group ", g + 1, std::string(27, ' '));
             draw(q.other_groups[g].n_released, q.other_groups[g].blocks);
         }
-        // What stands in its blocks, below them: the end of it, which is what is new.
+        // Below the blocks: the end of the text in them, which is new.
         std::string texts;
         for (std::size_t i = 0; i < q.texts.size(); i++) texts += cat(i > 0 ? " |" : "", on_one_line(q.texts[i]));
         if (!texts.empty()) out += cat("    ", end_of(texts, 76), "\n");

@@ -22,7 +22,7 @@ struct Walkthrough {
     std::string_view name, title;
 };
 
-// What can be played: "fig6", "fig8", "fig9", "lesson", "swap".
+// The names of the walk-throughs: "fig6", "fig8", "fig9", "lesson", "swap".
 std::span<const Walkthrough> walkthroughs();
 
 // Plays one of them with the model of that file. Error: the file cannot be used, or there is none of that name.
@@ -70,7 +70,7 @@ EngineOptions pool(int n_blocks, int block_size, std::vector<BlockId> first = {}
     o.block_size   = block_size;
     o.kv_blocks    = n_blocks;
     o.context      = std::min(n_blocks * block_size, 1024);
-    o.prefix_cache = false; // so that a block that nobody holds is free, as in the documents
+    o.prefix_cache = false; // so that a block in no table is free, as in the documents
     o.watermark    = 0;
     o.free_order   = std::move(first);
     for (BlockId b = 0; b < n_blocks && !o.free_order.empty(); b++)
@@ -101,8 +101,8 @@ std::vector<Token> continuation(const Engine& engine, std::string_view text, int
     return {ids.begin() + n_prompt, ids.begin() + n_prompt + n};
 }
 
-// The answers are given, as the figures have them, not sampled: what they say is not the model's, what happens to the blocks is
-// the engine's. All have the same length; there is one for each sequence.
+// The answers are given by the figures, not sampled: the texts are not the model's, but the engine handles the blocks. All answers have one
+// length; there is one for each sequence.
 void answer_with(Engine& engine, std::vector<std::vector<Token>> answers) {
     engine.decode_with([answers = std::move(answers)](Scheduler& scheduler, std::span<const Scheduled> items,
                                                       std::span<const float>, std::vector<Output>&) {
@@ -151,7 +151,7 @@ Trace fig8(Engine& engine) {
                                 "Both are over; all blocks are free."}));
 }
 
-// The tree of the figure is given, not found: which beams go on is what a search decides, what happens to the blocks is not.
+// The tree of the figure is given, not found: a search would decide which beams go on, but the blocks are handled in one way.
 Trace fig9(Engine& engine) {
     Request r    = ask(engine, address, 4, 20);
     r.beam_width = r.n = 4;

@@ -1,5 +1,5 @@
 // quire.tools.bench.paper.agreement: the numbers of an independent simulator of the same systems, on the same traces and cost model, beside
-// those that are simulated here. Owns nothing.
+// the numbers simulated here. Owns nothing.
 export module quire.tools.bench.paper.agreement;
 
 import quire.core.base;
@@ -24,7 +24,7 @@ std::span<const Reference> references();
 double difference(const Points& points, const Reference& reference);
 // The number of the points that a reference means; NaN: none.
 double value_of(const Points& points, const Reference& reference);
-// What agrees, and why the rest does not. Nothing, unless the points are those that the other simulator has: seed 1, an hour.
+// The numbers that agree, and why the rest does not. Nothing, unless the points are the other simulator's: seed 1, an hour.
 std::optional<Section> agreement(const Sets& simulated);
 
 } // namespace quire::paper

@@ -25,7 +25,7 @@ inline constexpr PaperModel opt_175b{"OPT-175B", 346e9, 175e9, 2 * 96 * 12288 * 
 //                     + moved blocks
 struct CostModel {
     double step = 0, token = 0, kv = 0, sequence = 0;
-    double paged         = 1;                 // what reading KV through a block table costs, as a factor
+    double paged         = 1;                 // the cost of reading KV through a block table, as a factor
     double copy_token    = 0;                 // seconds for each token of a block that is copied on the device
     double link_transfer = 0, link_token = 0; // of a block that is swapped: each of its transfers; each token
 
@@ -35,7 +35,7 @@ struct CostModel {
 
 // From first principles: weights, KV and operations over the bandwidth and half of the peak operations of A100s.
 CostModel first_principles(const PaperModel& model);
-// The same with two parameters, the time of a step and of a sequence, so that the paper's two vLLM points of Fig. 13 come out by
+// first_principles() with two fitted parameters, the time of a step and of a sequence, so that the paper's two vLLM points of Fig. 13 come out by
 // Little's law: running requests = rate · output length · time of a step. All other systems' results are predictions.
 CostModel calibrated(const PaperModel& model);
 

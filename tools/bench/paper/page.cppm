@@ -22,7 +22,7 @@ namespace quire::paper {
 
 constexpr std::string_view title = "The paper, reproduced";
 
-// What the columns are, in sentences.
+// The meaning of the columns, in sentences.
 std::vector<std::string> introduction(const Sets& simulated, const Sets& measured) {
     std::vector<std::string> out{
         "The evaluation of Kwon et al., \"Efficient Memory Management for Large Language Model Serving with "

@@ -12,7 +12,7 @@ export namespace quire::paper {
 
 struct Point {
     std::string panel, series; // "a"; "orca-max"
-    std::string kind;          // what the value is: "latency", "sustained", "saved", …
+    std::string kind;          // the kind of value: "latency", "sustained", "saved", …
     double      x = 0, value = 0;
     TraceResult result = {};
 };
@@ -21,7 +21,7 @@ struct Point {
 struct Points {
     std::string        figure, mode; // "12"; "simulated" or "measured"
     std::string        machine;      // the device, or the cost model
-    std::string        settings;     // two sets with the same settings are comparable: seed, scale, shape
+    std::string        settings;     // sets with equal settings are comparable: seed, scale, shape
     std::uint32_t      seed    = 1;
     double             seconds = 0; // that it took
     std::vector<Point> points;

@@ -1,5 +1,5 @@
-// quire.tools.bench.paper.real_figures: the figures on this machine's engine, in real time. Rates come from a simulation on what the
-// engine's steps were measured to cost, so that few runs find each system's knee. Owns nothing but the engine at hand.
+// quire.tools.bench.paper.real_figures: the figures on this machine's engine, in real time. Rates come from a simulation with the
+// measured cost of the engine's steps, so that few runs find each system's knee. **Owns** the engine at hand.
 export module quire.tools.bench.paper.real_figures;
 
 import quire.core.base;
@@ -26,9 +26,9 @@ struct RealSettings {
     std::function<std::vector<Point>()>     kernel_overhead; // Fig. 18a, on a GPU
 };
 
-// Measures each set that the folder does not have with the same settings, and stores it there. Error: the model cannot be run.
+// Measures each set that the folder does not have with these settings, and stores it there. Error: the model cannot be run.
 Result<void> measure_figures(const RealSettings& settings, std::span<const std::string_view> sets);
-// Seconds that the sets take on an engine whose steps cost that: traces, their last answers, loading the model again for other
+// Seconds that the sets take on an engine with these costs: traces, their last answers, loading the model again for other
 // options. Not more than a first estimate: where a knee is not where it was expected, a rate or two are added.
 double planned_seconds(const RealSettings& settings, const MeasuredCosts& costs,
                        std::span<const std::string_view> sets);
@@ -102,13 +102,13 @@ private:
     const RealSettings&           settings_;
     MeasuredCosts                 costs_;
     std::optional<EngineRun>      engine_;
-    std::optional<RunOptions>     loaded_; // what it was loaded for, if it is
+    std::optional<RunOptions>     loaded_; // the options of the loaded engine, if one is
     std::string_view              set_;
     Points                        points_;
     std::map<std::string, double> knees_;
     // For the estimate of the time left, in seconds.
     bool      planning_ = false;
-    double    planned_  = 0; // of what has been run
+    double    planned_  = 0; // of the sets that have been run
     double    expected_ = 0; // planned of all
     double    before_   = 0; // until the first set began
     Stopwatch watch_;
@@ -158,7 +158,7 @@ std::string shown_time(double seconds) {
 
 std::string Session::progress() const {
     const double gone = watch_.seconds(), left = std::max(expected_ - planned_, 0.0);
-    // What has been run says how much slower than planned this machine is.
+    // The sets that have been run show how much slower than planned this machine is.
     return cat(shown_time(gone), ", about ", shown_time(left * (planned_ > 10 ? (gone - before_) / planned_ : 1)),
                " left");
 }
@@ -209,7 +209,7 @@ Result<void> Session::rates_near_knee(std::string panel, Workload workload, RunO
         curve.emplace_back(*expected * part, points_.points.back().value);
     }
     if (planning_) return {};
-    const double planned = planned_;                                             // without those that follow
+    const double planned = planned_;                                             // without the sets that follow
     for (int less = 0; less < 2 && curve.front().second > 1.3 * limit; less++) { // slower than expected
         const double rate = curve.front().first * 0.75;
         QUIRE_TRY(point(panel, name, "latency", rate, workload, rate, options));
@@ -367,7 +367,7 @@ Result<void> Session::goal_rates() {
 
 Result<void> Session::beyond() {
     QUIRE_TRY(goal_rates());
-    // What each rule of admission contributes: at a rate that fills the pool.
+    // The contribution of each rule of admission, at a rate that fills the pool.
     std::map<Workload, double> full;
     for (Workload workload : {Workload::sharegpt, Workload::alpaca}) {
         const Result<double> rate = knee(workload, run_options(System::quire));

@@ -1,4 +1,4 @@
-// quire.tools.bench.paper.real_run: a trace on an engine, in real time; and what a step costs there. **Owns** the engine of a run.
+// quire.tools.bench.paper.real_run: a trace on an engine, in real time; and the cost of its steps. **Owns** the engine of a run.
 export module quire.tools.bench.paper.real_run;
 
 import quire.core.base;
@@ -15,7 +15,7 @@ import quire.tools.bench.paper.workload;
 
 export namespace quire::paper {
 
-// What an engine's steps cost, by a few of them.
+// The cost of an engine's steps, from a few measured ones.
 struct MeasuredCosts {
     CostModel   cost;
     std::string machine;
@@ -30,9 +30,9 @@ public:
     // An engine for runs with these options (system, pool, block size, cache, preemption).
     static Result<EngineRun> load(const std::string& model, const std::string& device, const RunOptions& options);
 
-    // Requests arrive by the clock; a chat whose rounds are kept hears what it was answered. Runs until each has its output or,
-    // if `drain` is false, until the last has arrived; what is left is cancelled then, and only averages over time are of use:
-    // between warm_up and the end, of `saved`, too.
+    // Requests arrive by the clock; a chat whose rounds are kept continues with the answers that it got. Runs until every request has its
+    // output or, if `drain` is false, until the last one has arrived: then the others are cancelled, and only averages over time are of
+    // use: between warm_up and the end, of `saved`, too.
     Result<TraceResult> run(const Trace& trace, RunOptions options, bool drain = true);
     // A few seconds of decoding and of prompts.
     Result<MeasuredCosts> measure();
@@ -102,7 +102,7 @@ Result<EngineRun> EngineRun::load(const std::string& model, const std::string& d
 }
 
 Result<TraceResult> EngineRun::run(const Trace& trace, RunOptions options, bool drain) {
-    options.texts                                         = ++n_runs_; // the cache still has those of the last one
+    options.texts                                         = ++n_runs_; // the cache still has the texts of the last run
     const int                                  vocabulary = engine_.config().vocab_size;
     std::unordered_map<RequestId, std::size_t> index;
     if (trace.prefix > 0 && options.prefix_cache) {
@@ -121,7 +121,7 @@ Result<TraceResult> EngineRun::run(const Trace& trace, RunOptions options, bool 
     std::unordered_map<RequestId, int>   ends; // of a chat's request: the position of its next token
     TraceMeter                           meter(trace, options);
     std::size_t                          n_arrived = 0;
-    std::vector<std::size_t>             over; // whose answers are not returned yet
+    std::vector<std::size_t>             over; // requests whose answers are not returned yet
     double                               cached = 0, now = 0;
     Stopwatch                            clock;
     while (meter.n_ended() < int(trace.requests.size())) {

@@ -1,4 +1,4 @@
-// quire.tools.bench.paper.section: what the page says of one figure, and what the figures have in common: names and colours of the systems,
+// quire.tools.bench.paper.section: the page's section about one figure, and the parts that the figures share: names and colours of the systems,
 // curves of latency, sustained rates. Plain values, owns nothing.
 export module quire.tools.bench.paper.section;
 

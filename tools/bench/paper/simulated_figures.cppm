@@ -31,11 +31,11 @@ std::vector<Task> simulated_tasks(std::string_view set, const SimulationSettings
 // The highest rate whose mean normalized latency is at most `latency`, to about `precision`.
 Result<double> sustained_rate(Workload workload, double seconds, RunOptions options, const CostModel& cost,
                               std::uint32_t seed, double latency = sustained_latency, double precision = 0.012);
-// What the paper's vLLM does, as far as it says: recomputation, whole prompts, nothing kept of what was preempted.
+// The paper's vLLM, as far as the paper says: recomputation, whole prompts, nothing kept of preempted requests.
 RunOptions run_options(System system, const PaperModel& model = opt_13b);
-// What quire does when nothing else is said: prompts in chunks, what was preempted is found again.
+// quire's defaults: prompts in chunks, the blocks of preempted requests are found again.
 RunOptions default_options();
-// The paper's rules of admission and recovery, those that differ from them in one thing, and quire's defaults.
+// The paper's rules of admission and recovery, rules that differ from them in one point, and quire's defaults.
 std::vector<std::pair<const char*, RunOptions>> admission_variants();
 inline constexpr int                            n_open_chats = 24; // conversations that go on at a time
 
@@ -129,7 +129,7 @@ public:
 
 private:
     bool paper_costs() const { return !settings_.measured; }
-    // A rate of the calibrated A100, as a part of what it sustains, on what the steps cost here.
+    // A rate of the calibrated A100, as a part of its highest sustained rate, at this machine's cost of steps.
     double rate(Workload workload, double on_a100) {
         if (paper_costs() && !settings_.first_principles) return on_a100;
         double& factor = factors_[workload];
@@ -327,7 +327,7 @@ private:
     std::map<Workload, double> factors_; // of rate()
 };
 
-// What came after the paper, and what each rule of admission contributes.
+// Methods that came after the paper, and the contribution of each rule of admission.
 void Plan::beyond() {
     const auto       quire_costs = cost_of(settings_, opt_13b, System::quire);
     const RunOptions paper       = run_options(System::quire);

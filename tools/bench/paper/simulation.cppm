@@ -1,5 +1,5 @@
 // quire.tools.bench.paper.simulation: a trace on quire's own scheduler, block tables and decoding methods, with a cost model in the
-// place of the device: time is what the model says a step takes. **Owns** the scheduler of a run.
+// place of the device: the model gives the time of a step. **Owns** the scheduler of a run.
 export module quire.tools.bench.paper.simulation;
 
 import quire.core.base;
@@ -26,7 +26,7 @@ namespace quire::paper {
 
 constexpr int most_sequences = 4096, vocabulary = 32000;
 
-// What a model would bring: for each row the most likely tokens, their probabilities p, p·(1 - p), p·(1 - p)², … with p drawn evenly from
+// The results that a model would give: for each row the most likely tokens, their probabilities p, p·(1 - p), p·(1 - p)², … with p drawn evenly from
 // (0, 1), and tokens drawn for parallel samples. Which beams survive depends on nothing else.
 class MadeUpModel {
 public:
@@ -97,7 +97,7 @@ private:
     double n_cached_ = 0;
 };
 
-// One answer each, of tokens that nobody looks at: what Decoder does with them, without the outputs.
+// One answer for each request, of arbitrary tokens: the work of Decoder without the outputs.
 void Simulation::deliver_one_each(std::span<const Scheduled> items) {
     const std::size_t before = over_.size();
     for (const Scheduled& item : items) {

@@ -9,7 +9,7 @@ export namespace quire::paper {
 struct Line {
     std::string                            name;
     std::vector<std::pair<double, double>> points; // by x; an infinite y: above the chart
-    int  colour = 0;                               // which of the chart's colours; the same for a system in every chart
+    int  colour = 0; // which of the chart's colours; a system has one colour in all charts
     bool dashed = false;
 };
 
@@ -21,7 +21,7 @@ struct LinePanel {
     bool              from_zero = true; // the axis of x, if not logarithmic
 };
 
-// Bars in groups; those of a group stand side by side, or on top of one another.
+// Bars in groups; the bars of a group stand side by side, or on top of one another.
 struct BarPanel {
     std::string                      title, y_label;
     std::vector<std::string>         groups, parts;
@@ -36,7 +36,7 @@ std::string bar_chart(std::span<const BarPanel> panels, int columns);
 
 // A few round numbers that cover [low, high].
 std::vector<double> round_ticks(double low, double high, int about);
-// Those of a logarithmic axis: powers of two, or 1, 2, 5, 10, … and, of many decades, powers of ten; low > 0.
+// The ticks of a logarithmic axis: powers of two, or 1, 2, 5, 10, … and, of many decades, powers of ten; low > 0.
 std::vector<double> log_ticks(double low, double high, bool of_two);
 std::string         escape_xml(std::string_view text);
 
@@ -201,7 +201,7 @@ std::string line_chart(std::span<const LinePanel> panels, int columns) {
         if (f.y_high <= f.y_low) f.y_high = f.y_low + 1;
         if (f.x_high <= f.x_low) f.x_high = f.x_low + 1;
         body += f.draw(p.title, p.x_label, p.y_label);
-        // In a page that holds several charts an id means the same rectangle in each.
+        // In a page with several charts an id means one rectangle for all of them.
         const std::string id = cat("c", int(f.x), "-", int(f.y));
         body += cat("<clipPath id=\"", id, "\"><rect x=\"", at(f.x + left), "\" y=\"", at(f.y + top), "\" width=\"",
                     at(width - left - right), "\" height=\"", at(height - top - bottom),

@@ -1,4 +1,4 @@
-// quire.tools.bench.paper.trace_run: one run of a system on a trace: what it is given, and what is measured, whether the steps run on a
+// quire.tools.bench.paper.trace_run: one run of a system on a trace: its options, and its measurements, whether the steps run on a
 // device or on a cost model. **Owns** the sums while it runs.
 export module quire.tools.bench.paper.trace_run;
 
@@ -20,7 +20,7 @@ struct RunOptions {
     int            n_answers      = 1; // parallel sampling
     int            beam_width     = 0; // beam search in its place
     double         watermark      = 0.01;
-    bool           keep_preempted = false;   // what is still in its blocks is not computed again
+    bool           keep_preempted = false;   // tokens that are still in its blocks are not computed again
     int            step_tokens    = 1 << 20; // most tokens of a step: prompts are cut there
     PreemptionMode preemption     = PreemptionMode::recompute;
     bool           prefix_cache   = false;
@@ -34,7 +34,7 @@ struct RunOptions {
     int n_blocks() const { return n_slots / block_size; }
 };
 
-// Averages over time are those between warm_up and the last arrival.
+// Averages over time are taken between warm_up and the last arrival.
 struct TraceResult {
     int    n_requests   = 0;
     double mean_latency = 0, median_latency = 0;                 // normalized: (end - arrival) / output tokens
@@ -50,7 +50,7 @@ struct TraceResult {
 };
 
 Json        to_json(const TraceResult& result);
-TraceResult result_from_json(const Json& json); // what is missing stays 0
+TraceResult result_from_json(const Json& json); // missing members stay 0
 
 // The request of one arrival; `index`: which of the trace.
 Request request_of(const Arrival& arrival, std::size_t index, const Trace& trace, const RunOptions& options,
@@ -126,14 +126,14 @@ TraceResult result_from_json(const Json& json) {
 
 int prompt_begin(const Arrival& a, const RunOptions& options) {
     const Lengths& l     = a.lengths;
-    const int      begin = std::max(l.history - 1024, 0); // of what was said before; the row's prompt is cut already
+    const int      begin = std::max(l.history - 1024, 0); // of the earlier rounds; the row's prompt is cut already
     return options.keep_rounds ? (begin + 511) / 512 * 512 : begin;
 }
 
 int prompt_length(const Arrival& a, const RunOptions& options) {
     const Lengths& l = a.lengths;
     if (l.conversation < 0 || !options.keep_rounds) return l.prompt;
-    // The query is what the prompt has beyond the history; of a cut prompt a part is history.
+    // The query is the part of the prompt beyond the history; a part of a cut prompt is history.
     const int query = std::max(l.prompt - std::min(l.history, 1024), 16);
     return std::max(l.history + query - prompt_begin(a, options), 1);
 }
@@ -190,7 +190,7 @@ bool TraceMeter::hopeless(double now, std::size_t n_arrived) const {
     const double most = options_.give_up * double(latency_.size());
     if (sum_ > most) return true;
     if (!std::isfinite(most)) return false;
-    double sum = sum_; // and what those who wait have waited already
+    double sum = sum_; // and the waiting time so far of requests that wait
     for (std::size_t i = 0; i < n_arrived; i++)
         if (latency_[i] < 0) sum += (now - trace_.requests[i].at) / trace_.requests[i].lengths.output;
     return sum > most;

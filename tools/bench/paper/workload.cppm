@@ -1,5 +1,5 @@
 // quire.tools.bench.paper.workload: the lengths of the paper's data sets, and traces of requests that arrive at random. The lengths are
-// synthetic, with the means that the paper gives; docs/paper.md says what else is fitted. Owns nothing.
+// synthetic, with the means that the paper gives; docs/paper.md names the other fitted values. Owns nothing.
 module;
 
 #include "paper_lengths.h"
@@ -40,7 +40,7 @@ struct Trace {
 //   g = default_rng(seed); n = max(1, g.poisson(rate * seconds)); at = sort(g.uniform(0, seconds, n)); row = g.integers(0, rows, n)
 Trace make_trace(Workload workload, double rate, double seconds, std::uint32_t seed);
 
-// The same for chats whose rounds come in order, one conversation beginning where another ends; `n_open` go on at a time.
+// A trace of chats whose rounds come in order, one conversation beginning where another ends; `n_open` go on at a time.
 Trace make_chat_trace(double rate, double seconds, std::uint32_t seed, int n_open);
 
 } // namespace quire::paper

@@ -19,8 +19,8 @@ struct ChatOptions {
 
 struct Round {
     double        at     = 0; // seconds: when it is asked
-    int           chat   = 0; // which of those that are open
-    std::uint64_t text   = 0; // whose tokens these are: the same for all rounds of a conversation
+    int           chat   = 0; // its number among the open chats
+    std::uint64_t text   = 0; // identifies the tokens: one number for all rounds of a conversation
     int           prompt = 0, output = 0;
 };
 
@@ -75,7 +75,7 @@ void Chats::begin(Open& chat, bool anywhere) {
     chat.end                = end;
     chat.text               = n_texts_++;
     chat.said               = 0;
-    for (std::size_t i = first; i < chat.row; i++) { // what was said before
+    for (std::size_t i = first; i < chat.row; i++) { // the rounds before
         const int question =
             i == first ? rows_[i].prompt : rows_[i].history - rows_[i - 1].history - rows_[i - 1].output;
         chat.said += scaled(std::max(question, 1)) + scaled(rows_[i].output);
@@ -87,7 +87,7 @@ Round Chats::ask(int which, double at) {
     while (true) {
         if (chat.row == chat.end) begin(chat, false);
         const paper::Lengths& l = rows_[chat.row];
-        // The question is what the next history has beyond this one and its answer; the last one is what its prompt shows of it.
+        // The question is the part of the next history beyond this history and its answer; the last question is the part that its prompt shows.
         const int   question = chat.row + 1 < chat.end ? rows_[chat.row + 1].history - l.history - l.output
                                                        : l.prompt - std::min(l.history, 1024);
         const Round round{at, which, chat.text, chat.said + scaled(std::max(question, 8)), scaled(l.output)};

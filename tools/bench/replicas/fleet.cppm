@@ -34,7 +34,7 @@ struct FleetResult {
     double latency_mean = 0, latency_p99 = 0; // seconds a token of the answer, from the question to its end
 };
 
-// What a run measures.
+// The measurements of a run.
 class FleetMeter {
 public:
     FleetMeter(int n_replicas, double warm_up) : warm_up_(warm_up), computed_(std::size_t(n_replicas), 0.0) {}

@@ -1,4 +1,4 @@
-// quire.tools.bench.replicas.measured: the same chats and the same router in real time, before engines of this process that share its
+// quire.tools.bench.replicas.measured: the chats and the router of `fleet` in real time, before engines of this process that share its
 // processor. **Owns** the engines of a run and a thread for each.
 export module quire.tools.bench.replicas.measured;
 
@@ -18,10 +18,10 @@ export namespace quire::replicas {
 
 class MeasuredFleet {
 public:
-    // Fills in what the model decides: options.chats.context and vocabulary. Error: the model cannot be run.
+    // Fills in the model's values: options.chats.context and vocabulary. Error: the model cannot be run.
     static Result<MeasuredFleet> load(const std::string& model, const std::string& device, FleetOptions& options);
 
-    // What a step costs on one of them while the others are idle.
+    // The cost of a step on one engine while the others are idle.
     Result<paper::CostModel> costs();
     Result<FleetResult>      run(const FleetOptions& options);
 
@@ -39,7 +39,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// What the engines' threads and the router's tell each other.
+// The messages between the engines' threads and the router's thread.
 struct Mailbox {
     struct Answer {
         int    replica = 0;
@@ -172,7 +172,7 @@ Result<FleetResult> MeasuredFleet::run(const FleetOptions& options) {
             r.ignore_end                = true;
             r.sampling.temperature      = 0;
             const Router::Choice choice = router.choose(text);
-            // Nobody takes the engine's answers before they are expected.
+            // No thread takes the engine's answers before they are expected.
             std::scoped_lock        lock(mail.mutex);
             const Result<RequestId> id = engines_[std::size_t(choice.replica)].submit(std::move(r));
             if (!id) {

@@ -1,5 +1,5 @@
-// quire.tools.bench.replicas.router: how a router chooses among replicas. What it knows of their prefix caches it learns from the events
-// that they publish. **Owns** that index and what it has sent where.
+// quire.tools.bench.replicas.router: how a router chooses among replicas. The router learns the contents of the replicas' prefix caches from
+// the events that they publish. **Owns** this index, and the load that it has sent to each replica.
 export module quire.tools.bench.replicas.router;
 
 import quire.core.base;
@@ -20,12 +20,12 @@ public:
         int replica = 0;
         int work    = 0; // the prompt's tokens that the replica has to compute, as far as is known here
     };
-    // least_loaded: fewest requests under way. kv_aware: fewest tokens to compute, of this prompt and of those that have been sent
-    // there and have no first token yet, where a request under way counts as `request_weight`. Equal ones by chance.
+    // least_loaded: fewest requests under way. kv_aware: fewest tokens to compute, of this prompt and of prompts that have been
+    // sent there and have no first token yet, where a request under way counts as `request_weight`. Equal ones by chance.
     Choice choose(std::span<const Token> prompt);
     void   first_token(const Choice& choice);
     void   ended(const Choice& choice) { loads_[std::size_t(choice.replica)].n_requests--; }
-    // What a replica has published.
+    // The changes that a replica has published.
     void events(int replica, std::span<const CacheChange> changes);
 
     static constexpr int request_weight = 64;
@@ -85,7 +85,7 @@ Router::Choice Router::choose(std::span<const Token> prompt) {
         parent        = chain_hash(parent, prompt.subspan(block * size, size));
         const auto at = holders_.find(*parent);
         if (at == holders_.end()) break;
-        for (int r : at->second) // a gap ends what can be used
+        for (int r : at->second) // a gap ends the usable prefix
             if (overlap_[std::size_t(r)] == int(block)) overlap_[std::size_t(r)]++;
     }
     const int  n    = int(prompt.size());
