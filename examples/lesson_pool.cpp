@@ -1,5 +1,5 @@
 // A pool of 64 blocks used by hand: new sequence, append, fork, write to a shared block, release. No model, only the block
-// manager. The exercises are those of a lesson on PagedAttention; see "V5" in tests/test_block_manager.cpp.
+// manager. The exercises come from a lesson on PagedAttention; see "V5" in tests/test_block_manager.cpp.
 import quire.core.base;
 import quire.paging.block_manager;
 import quire.paging.block;
@@ -41,7 +41,7 @@ int main() {
     show(pool, "beam 3 forked again, in the middle of a block");
     check(pool.allocate_slots(twin, 74, 1), "room for a copy");
     BlockMoves moves;
-    pool.take_moves(moves); // what a backend has to copy before the step
+    pool.take_moves(moves); // the copies that a backend has to make before the step
     for (auto [from, to] : moves.copies) std::printf("copy on write: block %d → block %d\n", from, to);
     show(pool, "the fork wrote a token: its last block is a copy");
     check(pool.allocate_slots(beams[3], 74, 1), "no block needed");

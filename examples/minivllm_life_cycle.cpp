@@ -42,7 +42,7 @@ int main() {
     run_step(m);
     print(m, "prefill has run: the full block has a name", a);
 
-    // Decode: allocate the slot, run, report what was written.
+    // Decode: allocate the slot, run, report the written tokens.
     for (Token t : {18, 19, 20}) {
         check(m.allocate_slots(a, int(tokens.size()), 1), "a free block");
         tokens.push_back(t);
@@ -51,7 +51,7 @@ int main() {
         print(m, cat("decoded token ", tokens.size()), a);
     }
 
-    // A second request with the same beginning computes only what is new.
+    // A second request with the same beginning computes only its new tokens.
     std::vector<Token> second{11, 12, 13, 14, 15, 16, 99, 98};
     const TableId      b = m.open_table();
     check(m.allocate(b, second), "it fits");
@@ -60,7 +60,7 @@ int main() {
     print(m, "the second request", b);
     run_step(m);
 
-    // Finished: the blocks are free at once, and those with a name are found until somebody needs them.
+    // Finished: the blocks are free at once; blocks with a hash can be found until their memory is needed.
     m.close_table(a);
     m.close_table(b);
     std::printf("both finished: %d of %d blocks free, %d of them cached\n", m.n_free(), m.n_blocks(),

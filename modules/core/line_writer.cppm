@@ -1,4 +1,4 @@
-// quire.core.line_writer: lines for a file descriptor that nobody may be reading: who writes one never waits for that. **Owns** the lines
+// quire.core.line_writer: lines for a file descriptor that may have no reader: add() never waits for a reader. **Owns** the lines
 // that are not written yet, and the thread that writes them.
 module;
 

@@ -33,12 +33,12 @@ struct Listener {
 
 // Error: the address, and why it cannot be had. The socket does not block.
 Result<Listener> listen_tcp(const std::string& host, int port);
-// The address alone, so that nobody else gets it: until listen_on() callers are turned away.
+// Takes the address alone, so that no other program gets it: connections are refused until listen_on().
 Result<Listener> bind_tcp(const std::string& host, int port);
 Result<void>     listen_on(int fd);
-// The next caller, within `seconds`: a socket that send_all() and receive_all() take. Error: nobody came.
+// The next caller, within `seconds`: a socket that send_all() and receive_all() take. Error: no caller came.
 Result<int> accept_tcp(const Listener& listener, double seconds);
-// Calls again and again until somebody listens there, for at most `seconds`.
+// Calls again and again until a program listens there, for at most `seconds`.
 Result<int> connect_tcp(const std::string& host, int port, double seconds);
 
 // All of it within `seconds` (0: however long it takes). Error: what happened: the time is over, or the other end has gone.

@@ -32,7 +32,7 @@ private:
     const void*                body_    = nullptr;
     Call                       call_    = nullptr;
     int                        n_items_ = 0;
-    std::atomic<int>           next_{0};  // the next item nobody has taken
+    std::atomic<int>           next_{0};  // the next item that no thread has taken
     std::atomic<std::uint32_t> gate_{0};  // workers inside the round; plus `open` while more may enter
     std::atomic<std::uint32_t> round_{0}; // what sleeping workers watch
     std::atomic<bool>          stopping_{false};
@@ -92,7 +92,7 @@ void ThreadPool::worker(int thread) {
         }
         seen = round_.load(std::memory_order_acquire);
         if (stopping_.load()) return;
-        // Enter if the round is still open: body and items do not change while anybody is inside.
+        // Enter if the round is still open: body and items do not change while a thread is inside.
         std::uint32_t gate = gate_.load(std::memory_order_acquire);
         while ((gate & open) && !gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire)) {}
         if (!(gate & open)) continue;

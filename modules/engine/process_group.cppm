@@ -3,7 +3,7 @@
 //
 // A message: length (4 bytes), kind (1 byte), content. Numbers are little-endian: all hosts are x86-64.
 //
-// Heartbeats: nobody knows how long a process loads, or how long rank 0 has no step. So every process sends heartbeats: rank 0 always,
+// Heartbeats: a process does not know how long another one loads, or how long rank 0 has no step. So every process sends heartbeats: rank 0 always,
 // another process until its first listen(). A process that has sent nothing for `seconds` is lost, even if its connection is open. Within
 // a step only the message that is due ends a wait.
 export module quire.engine.process_group;

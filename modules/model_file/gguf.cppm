@@ -111,7 +111,7 @@ constexpr std::array<const char*, n_gguf_types> type_names{"uint8",  "int8",    
                                                            "int32",  "float32", "bool",   "string", "array",
                                                            "uint64", "int64",   "float64"};
 
-// A file in memory, read-only: mapped, or somebody else's bytes.
+// A file in memory, read-only: mapped, or bytes that the caller owns.
 class Mapping {
 public:
     Mapping() = default;

@@ -217,7 +217,7 @@ void KvPublisher::hear() {
         if (frames.size() != 3 || !frames[1].empty() || frames[2].size() != 8) continue;
         std::uint64_t first = 0;
         for (char c : frames[2]) first = first << 8 | static_cast<unsigned char>(c);
-        std::erase_if(replays_, [&](const Replay& r) { return r.consumer == frames[0]; }); // he begins anew
+        std::erase_if(replays_, [&](const Replay& r) { return r.consumer == frames[0]; }); // the consumer begins anew
         if (replays_.size() < most_replays) replays_.push_back({frames[0], std::int64_t(first), {}});
     }
 }
