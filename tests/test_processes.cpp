@@ -308,7 +308,7 @@ TEST_CASE("a process waits for one that lives, however long, and not for one tha
         if (!group) return (void)(heard = group.error().message);
         std::this_thread::sleep_for(std::chrono::duration<double>(4 * seconds)); // it loads
         if (!(*group)->least(1)) return (void)(heard = "least");
-        const auto message = (*group)->listen();
+        const auto message = (*group)->receive_command();
         heard              = message ? std::string(1, char(message->kind)) : message.error().message;
     });
     auto              group = ProcessGroup::meet(zero, "model", 30, seconds);

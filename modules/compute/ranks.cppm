@@ -19,7 +19,7 @@ public:
     virtual std::optional<Failure> exchange(std::span<const std::byte>           mine,
                                             std::vector<std::vector<std::byte>>& of_all) = 0;
     // A process that is lost, if one is; does not wait.
-    virtual std::optional<Failure> gone() = 0;
+    virtual std::optional<Failure> lost_peer() = 0;
 };
 
 class RankGroup {
@@ -181,7 +181,7 @@ std::vector<std::vector<std::byte>> RankGroup::exchange(std::span<const std::byt
 }
 
 bool RankGroup::has_lost_a_process() {
-    if (const auto failure = link_->gone()) lose(*failure);
+    if (const auto failure = link_->lost_peer()) lose(*failure);
     return failed();
 }
 

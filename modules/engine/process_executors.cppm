@@ -48,7 +48,7 @@ public:
     void           sample(const StepPlan& plan) override { own_->sample(plan); }
     StepResults    results() override { return own_->results(); }
     void           look_for_losses() override {
-        if (const auto lost = processes_->gone())
+        if (const auto lost = processes_->lost_peer())
             throw std::runtime_error(cat("rank ", lost->process, ": ", lost->why));
     }
     ExecutorMemory memory() const override { return own_->memory(); }
@@ -77,7 +77,7 @@ Result<void> follow(Executor& own, ProcessGroup& processes, const StepMessageLim
     StepPlan     plan;
     MoveTicket   moved = 0;
     for (;;) {
-        const Result<ProcessGroup::Message> message = processes.listen();
+        const Result<ProcessGroup::Message> message = processes.receive_command();
         if (!message) return std::unexpected(message.error());
         switch (message->kind) {
             case ProcessGroup::Kind::end: processes.end(); return {};

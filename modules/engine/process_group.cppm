@@ -3,9 +3,9 @@
 //
 // A message: length (4 bytes), kind (1 byte), content. Numbers are little-endian: all hosts are x86-64.
 //
-// Heartbeats: a process does not know how long another one loads, or how long rank 0 has no step. So every process sends heartbeats: rank 0 always,
-// another process until its first listen(). A process that has sent nothing for `seconds` is lost, even if its connection is open. Within
-// a step only the message that is due ends a wait.
+// Heartbeats: a process does not know how long another one loads, or how long rank 0 has no step. So every process sends heartbeats:
+// rank 0 always, another process until its first receive_command(). A process that has sent nothing for `seconds` is lost, even if its
+// connection is open. Within a step only the message that is due ends a wait.
 export module quire.engine.process_group;
 
 import quire.compute.ranks;
@@ -25,11 +25,11 @@ struct ProcessSpec {
 
 class ProcessGroup final : public RankLink {
 public:
-    // Rank 0 waits for all other processes; these call rank 0. Both take at most `patience` seconds. `model`: the model and the options
+    // Rank 0 waits for all other processes; these call rank 0. Both take at most `timeout` seconds. `model`: the model and the options
     // that must be equal in all processes, one a line. `seconds`: the longest wait for a message of a step. Error: how many processes
     // are missing, or which process has another line.
-    static Result<std::shared_ptr<ProcessGroup>> meet(const ProcessSpec& spec, const std::string& model,
-                                                      double patience, double seconds);
+    static Result<std::shared_ptr<ProcessGroup>> meet(const ProcessSpec& spec, const std::string& model, double timeout,
+                                                      double seconds);
     ~ProcessGroup() override;
     ProcessGroup(const ProcessGroup&)            = delete;
     ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -38,14 +38,14 @@ public:
     int n() const { return spec_.n; }
 
     enum class Kind : std::uint8_t {
-        hello   = 'H',
-        refusal = 'F',
-        least   = 'L',
-        part    = 'P',
-        step    = 'S',
-        moves   = 'M',
-        alive   = 'A',
-        end     = 'E'
+        hello     = 'H',
+        refusal   = 'F',
+        least     = 'L',
+        part      = 'P',
+        step      = 'S',
+        moves     = 'M',
+        heartbeat = 'A',
+        end       = 'E'
     };
     struct Message {
         Kind                       kind = Kind::end;
@@ -57,7 +57,7 @@ public:
     // Rank 0: sends a message to all other processes.
     Result<void> tell(Kind kind, std::span<const std::byte> content);
     // The other processes: the next message of rank 0. The wait lasts while rank 0's heartbeats come.
-    Result<Message> listen();
+    Result<Message> receive_command();
 
     // Rank 0: tells the other processes to end, and waits at most 2 s until they have run all earlier messages. Another process: answers
     // that it has.
@@ -65,7 +65,7 @@ public:
 
     std::optional<Failure> exchange(std::span<const std::byte>           mine,
                                     std::vector<std::vector<std::byte>>& of_all) override;
-    std::optional<Failure> gone() override;
+    std::optional<Failure> lost_peer() override;
 
 private:
     // A connection to rank 0 whose first message is not complete.
@@ -74,28 +74,29 @@ private:
         Stopwatch              since;
         std::vector<std::byte> said;
     };
-    enum class Patience : std::uint8_t { for_all, renewed_by_life };
+    // Of a wait: for the whole wait, or from the last heartbeat on.
+    enum class Timeout : std::uint8_t { of_all, renewed_by_heartbeat };
 
     ProcessGroup(ProcessSpec spec, double seconds)
         : spec_(std::move(spec)), seconds_(seconds), sockets_(std::size_t(spec_.n), -1) {}
 
-    Result<void> wait_for_all(const std::string& model, double patience);
-    Result<bool> hear_out(Caller& caller, const std::string& model);
+    Result<void> wait_for_all(const std::string& model, double timeout);
+    Result<bool> read_hello(Caller& caller, const std::string& model);
     Result<bool> admit(int socket, std::string_view hello, const std::string& model);
-    Result<void> call(const std::string& model, double patience);
+    Result<void> call(const std::string& model, double timeout);
     Result<void> send(int to, Kind kind, std::span<const std::byte> content);
-    Result<Kind> receive(int from, std::vector<std::byte>& content, double seconds, Patience patience);
-    Result<void> expect(int from, Kind kind, std::vector<std::byte>& content, Patience patience);
-    void         say_that_we_live();
-    void         fall_silent();
+    Result<Kind> receive(int from, std::vector<std::byte>& content, double seconds, Timeout timeout);
+    Result<void> expect(int from, Kind kind, std::vector<std::byte>& content, Timeout timeout);
+    void         start_heartbeat();
+    void         stop_heartbeat();
 
     ProcessSpec                 spec_;
     double                      seconds_;
     std::vector<int>            sockets_; // to each process; -1: none
     std::vector<std::byte>      outgoing_, heard_;
     std::mutex                  sending_; // guards sending, and sockets_ until all processes are connected
-    std::condition_variable_any silence_;
-    std::jthread                pulse_;
+    std::condition_variable_any heartbeat_stops_;
+    std::jthread                heartbeat_;
 };
 
 } // namespace quire
@@ -150,37 +151,37 @@ Result<ProcessGroup::Kind> receive_message(int socket, std::vector<std::byte>& c
 }
 
 Result<std::shared_ptr<ProcessGroup>> ProcessGroup::meet(const ProcessSpec& spec, const std::string& model,
-                                                         double patience, double seconds) {
+                                                         double timeout, double seconds) {
     std::shared_ptr<ProcessGroup> group(new ProcessGroup(spec, seconds));
-    if (spec.rank == 0) group->say_that_we_live();
-    const Result<void> ok = spec.rank == 0 ? group->wait_for_all(model, patience) : group->call(model, patience);
+    if (spec.rank == 0) group->start_heartbeat();
+    const Result<void> ok = spec.rank == 0 ? group->wait_for_all(model, timeout) : group->call(model, timeout);
     if (!ok) return std::unexpected(ok.error());
-    if (spec.rank > 0) group->say_that_we_live();
+    if (spec.rank > 0) group->start_heartbeat();
     return group;
 }
 
 ProcessGroup::~ProcessGroup() {
-    fall_silent();
+    stop_heartbeat();
     for (int socket : sockets_) close_tcp(socket);
 }
 
-void ProcessGroup::say_that_we_live() {
-    pulse_ = std::jthread([this](const std::stop_token& stop) {
+void ProcessGroup::start_heartbeat() {
+    heartbeat_ = std::jthread([this](const std::stop_token& stop) {
         const auto       period = std::chrono::duration<double>(std::min(seconds_ / 4, 1.0));
         std::unique_lock lock(sending_);
-        while (!silence_.wait_for(lock, stop, period, [&] { return stop.stop_requested(); }))
+        while (!heartbeat_stops_.wait_for(lock, stop, period, [&] { return stop.stop_requested(); }))
             for (int socket : sockets_)
                 if (socket >= 0)
-                    (void)send_message(socket, Kind::alive, {}, seconds_); // a failure is noticed by receive()
+                    (void)send_message(socket, Kind::heartbeat, {}, seconds_); // a failure is noticed by receive()
     });
 }
 
-void ProcessGroup::fall_silent() {
-    pulse_.request_stop();
-    if (pulse_.joinable()) pulse_.join();
+void ProcessGroup::stop_heartbeat() {
+    heartbeat_.request_stop();
+    if (heartbeat_.joinable()) heartbeat_.join();
 }
 
-Result<void> ProcessGroup::wait_for_all(const std::string& model, double patience) {
+Result<void> ProcessGroup::wait_for_all(const std::string& model, double timeout) {
     constexpr double      seconds_to_speak = 5;
     constexpr std::size_t most_callers     = 256;
     Result<Listener>      listener         = listen_tcp(spec_.address, spec_.port);
@@ -189,20 +190,20 @@ Result<void> ProcessGroup::wait_for_all(const std::string& model, double patienc
     std::vector<Caller> callers; // all are read at once: a silent caller does not delay the others
     Result<void>        result;
     for (int here = 1; here < spec_.n && result;) {
-        if (watch.seconds() > patience) {
+        if (watch.seconds() > timeout) {
             result = fail_with(ErrorKind::system, "of ", spec_.n, " processes (WORLD_SIZE) ", here, " came to ",
-                               spec_.address, " port ", listener->port, " within ", patience, " seconds");
+                               spec_.address, " port ", listener->port, " within ", timeout, " seconds");
             break;
         }
         std::vector<int> sockets{listener->fd};
         for (const Caller& caller : callers) sockets.push_back(caller.socket);
-        for (std::size_t i : readable_of(sockets, std::clamp(patience - watch.seconds(), 0.01, 1.0))) {
+        for (std::size_t i : readable_of(sockets, std::clamp(timeout - watch.seconds(), 0.01, 1.0))) {
             if (i == 0) {
                 if (const Result<int> socket = accept_tcp(*listener, 0.01)) callers.push_back({*socket, {}, {}});
                 continue;
             }
             Caller&            caller   = callers[i - 1];
-            const Result<bool> admitted = hear_out(caller, model);
+            const Result<bool> admitted = read_hello(caller, model);
             if (!admitted && result) result = std::unexpected(admitted.error());
             if (admitted && *admitted) here++, caller.socket = -1;
         }
@@ -221,7 +222,7 @@ Result<void> ProcessGroup::wait_for_all(const std::string& model, double patienc
 
 // Reads a part of a caller's first message. True: the caller is a process of this model, and its socket is in sockets_. False: the message
 // is not complete, or the caller is a stranger and was disconnected. Error: a process that cannot join.
-Result<bool> ProcessGroup::hear_out(Caller& caller, const std::string& model) {
+Result<bool> ProcessGroup::read_hello(Caller& caller, const std::string& model) {
     const auto let_go = [&] {
         close_tcp(std::exchange(caller.socket, -1));
         return false;
@@ -266,13 +267,13 @@ Result<bool> ProcessGroup::admit(int socket, std::string_view hello, const std::
     return true;
 }
 
-Result<void> ProcessGroup::call(const std::string& model, double patience) {
-    const Result<int> socket = connect_tcp(spec_.address, spec_.port, patience);
+Result<void> ProcessGroup::call(const std::string& model, double timeout) {
+    const Result<int> socket = connect_tcp(spec_.address, spec_.port, timeout);
     if (!socket) return fail_with(ErrorKind::system, "rank 0: ", socket.error().message);
     sockets_[0] = *socket;
     if (auto ok = send(0, Kind::hello, bytes_of(cat("quire ranks 1: ", spec_.rank, " of ", spec_.n, "\n", model))); !ok)
         return ok;
-    const Result<Kind> kind = receive(0, heard_, 10, Patience::for_all);
+    const Result<Kind> kind = receive(0, heard_, 10, Timeout::of_all);
     if (!kind) return std::unexpected(kind.error());
     if (*kind == Kind::refusal) return fail(std::string(reinterpret_cast<const char*>(heard_.data()), heard_.size()));
     if (*kind != Kind::hello) return fail("rank 0: it does not speak as quire does");
@@ -287,13 +288,13 @@ Result<void> ProcessGroup::send(int to, Kind kind, std::span<const std::byte> co
 }
 
 Result<ProcessGroup::Kind> ProcessGroup::receive(int from, std::vector<std::byte>& content, double seconds,
-                                                 Patience patience) {
+                                                 Timeout timeout) {
     Stopwatch watch;
     for (;;) {
         const double left = std::max(seconds - watch.seconds(), 0.001);
         Result<Kind> kind = receive_message(sockets_[std::size_t(from)], content, left, most_message);
-        if (kind && *kind == Kind::alive) {
-            if (patience == Patience::renewed_by_life) watch.restart();
+        if (kind && *kind == Kind::heartbeat) {
+            if (timeout == Timeout::renewed_by_heartbeat) watch.restart();
             continue;
         }
         if (kind) return kind;
@@ -303,8 +304,8 @@ Result<ProcessGroup::Kind> ProcessGroup::receive(int from, std::vector<std::byte
     }
 }
 
-Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& content, Patience patience) {
-    const Result<Kind> got = receive(from, content, seconds_, patience);
+Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& content, Timeout timeout) {
+    const Result<Kind> got = receive(from, content, seconds_, timeout);
     if (!got) return std::unexpected(got.error());
     if (*got != kind) return fail_with(ErrorKind::system, "rank ", from, ": it has stopped, or is out of step");
     return {};
@@ -313,7 +314,7 @@ Result<void> ProcessGroup::expect(int from, Kind kind, std::vector<std::byte>& c
 Result<std::uint64_t> ProcessGroup::least(std::uint64_t mine) {
     const auto all  = std::as_bytes(std::span(&mine, 1));
     const auto hear = [&](int from) -> Result<std::uint64_t> {
-        if (auto ok = expect(from, Kind::least, heard_, Patience::renewed_by_life); !ok)
+        if (auto ok = expect(from, Kind::least, heard_, Timeout::renewed_by_heartbeat); !ok)
             return std::unexpected(ok.error());
         std::uint64_t value = 0;
         if (heard_.size() != sizeof value) return fail("rank ", from, ": it is out of step");
@@ -341,29 +342,29 @@ Result<void> ProcessGroup::tell(Kind kind, std::span<const std::byte> content) {
 }
 
 void ProcessGroup::end() {
-    fall_silent();
-    constexpr double patience = 2;
+    stop_heartbeat();
+    constexpr double timeout = 2;
     std::vector<int> told;
     for (int p = 0; p < spec_.n; p++) // a process without a connection has ended
         if (p != spec_.rank && sockets_[std::size_t(p)] >= 0 && send(p, Kind::end, {})) told.push_back(p);
     if (spec_.rank > 0) return;
     const Stopwatch watch;
     for (int p : told) {
-        const Result<Kind> done = receive(p, heard_, std::max(patience - watch.seconds(), 0.01), Patience::for_all);
+        const Result<Kind> done = receive(p, heard_, std::max(timeout - watch.seconds(), 0.01), Timeout::of_all);
         if (!done) continue;
     }
 }
 
-std::optional<RankLink::Failure> ProcessGroup::gone() {
+std::optional<RankLink::Failure> ProcessGroup::lost_peer() {
     for (int p = 0; p < spec_.n; p++)
         if (sockets_[std::size_t(p)] >= 0 && has_hung_up(sockets_[std::size_t(p)]))
             return Failure{p, "its process is gone"};
     return {};
 }
 
-Result<ProcessGroup::Message> ProcessGroup::listen() {
-    fall_silent(); // rank 0 reads no heartbeats from now on
-    const Result<Kind> kind = receive(0, heard_, seconds_, Patience::renewed_by_life);
+Result<ProcessGroup::Message> ProcessGroup::receive_command() {
+    stop_heartbeat(); // rank 0 reads no heartbeats from now on
+    const Result<Kind> kind = receive(0, heard_, seconds_, Timeout::renewed_by_heartbeat);
     if (!kind) return std::unexpected(kind.error());
     return Message{*kind, heard_};
 }
@@ -378,7 +379,7 @@ std::optional<RankLink::Failure> ProcessGroup::exchange(std::span<const std::byt
     of_all.resize(std::size_t(spec_.n));
     if (spec_.rank == 0) {
         for (int p = 1; p < spec_.n; p++)
-            if (auto ok = expect(p, Kind::part, of_all[std::size_t(p)], Patience::for_all); !ok)
+            if (auto ok = expect(p, Kind::part, of_all[std::size_t(p)], Timeout::of_all); !ok)
                 return failure(p, ok.error());
         for (int p = 1; p < spec_.n; p++) {
             outgoing_.clear();
@@ -395,7 +396,7 @@ std::optional<RankLink::Failure> ProcessGroup::exchange(std::span<const std::byt
         return {};
     }
     if (auto ok = send(0, Kind::part, mine); !ok) return failure(0, ok.error());
-    if (auto ok = expect(0, Kind::part, heard_, Patience::for_all); !ok) return failure(0, ok.error());
+    if (auto ok = expect(0, Kind::part, heard_, Timeout::of_all); !ok) return failure(0, ok.error());
     std::span<const std::byte> left = heard_;
     for (int q = 0; q < spec_.n; q++) {
         if (q == spec_.rank) continue;
