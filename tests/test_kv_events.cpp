@@ -180,11 +180,11 @@ TEST_CASE("KV events of an engine tell a consumer exactly which blocks the cache
 TEST_CASE("KV events over ZeroMQ: numbered messages, and a replay for who missed some", "[kv-events]") {
     auto publisher = KvPublisher::create("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", 2);
     REQUIRE(publisher);
-    void* const context  = zmq_ctx_new();
-    void* const sub      = zmq_socket(context, ZMQ_SUB);
-    void* const dealer   = zmq_socket(context, ZMQ_DEALER);
-    const int   patience = 10'000; // milliseconds
-    for (void* socket : {sub, dealer}) zmq_setsockopt(socket, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    void* const context = zmq_ctx_new();
+    void* const sub     = zmq_socket(context, ZMQ_SUB);
+    void* const dealer  = zmq_socket(context, ZMQ_DEALER);
+    const int   timeout = 10'000; // milliseconds
+    for (void* socket : {sub, dealer}) zmq_setsockopt(socket, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
     zmq_setsockopt(sub, ZMQ_SUBSCRIBE, "", 0);
     REQUIRE(zmq_connect(sub, (*publisher)->events_endpoint().c_str()) == 0);
     REQUIRE(zmq_connect(dealer, (*publisher)->replay_endpoint().c_str()) == 0);
@@ -254,12 +254,12 @@ TEST_CASE("KV events: consumers that ask and never read, or send no requests, do
     REQUIRE(publisher);
     for (int i = 0; i < 1000; i++)
         (*publisher)->publish({stored(BlockHash(100 + i), {}, std::vector<Token>(2000, 100'000))}); // 10 MB in all
-    void* const        context  = zmq_ctx_new();
-    const int          patience = 10'000, one = 1, none = 0; // milliseconds
+    void* const        context = zmq_ctx_new();
+    const int          timeout = 10'000, one = 1, none = 0; // milliseconds
     std::vector<void*> sockets;
     const auto         consumer = [&](int queue) {
         void* const dealer = sockets.emplace_back(zmq_socket(context, ZMQ_DEALER));
-        zmq_setsockopt(dealer, ZMQ_RCVTIMEO, &patience, sizeof patience);
+        zmq_setsockopt(dealer, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
         zmq_setsockopt(dealer, ZMQ_LINGER, &none, sizeof none);
         zmq_setsockopt(dealer, ZMQ_RCVHWM, &queue, sizeof queue);
         REQUIRE(zmq_connect(dealer, (*publisher)->replay_endpoint().c_str()) == 0);
@@ -291,7 +291,7 @@ TEST_CASE("KV events: consumers that ask and never read, or send no requests, do
     // A message that is longer than any request ends the connection.
     REQUIRE(zmq_socket_monitor(first, "inproc://monitor", ZMQ_EVENT_DISCONNECTED) == 0);
     void* const monitor = sockets.emplace_back(zmq_socket(context, ZMQ_PAIR));
-    zmq_setsockopt(monitor, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    zmq_setsockopt(monitor, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
     REQUIRE(zmq_connect(monitor, "inproc://monitor") == 0);
     const std::string large(1 << 20, 'x');
     zmq_send(first, large.data(), large.size(), 0);
@@ -310,9 +310,8 @@ public:
         to.sin_family      = AF_INET;
         to.sin_port        = htons(std::uint16_t(std::stoi(endpoint.substr(endpoint.rfind(':') + 1))));
         to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        const timeval patience{20, 0};
-        for (int option : {SO_RCVTIMEO, SO_SNDTIMEO})
-            setsockopt(socket_, SOL_SOCKET, option, &patience, sizeof patience);
+        const timeval timeout{20, 0};
+        for (int option : {SO_RCVTIMEO, SO_SNDTIMEO}) setsockopt(socket_, SOL_SOCKET, option, &timeout, sizeof timeout);
         REQUIRE(connect(socket_, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0);
         std::string greeting = "\xff" + std::string(8, '\0') + "\x7f\x03" + std::string(1, '\0') + "NULL";
         greeting.resize(64);
@@ -371,10 +370,10 @@ TEST_CASE("KV events: endless parts of a message and endless subscriptions end t
     }
     CHECK(resident() < before + (std::size_t(60) << 20));
     // Others are served as before.
-    void* const context  = zmq_ctx_new();
-    void* const dealer   = zmq_socket(context, ZMQ_DEALER);
-    const int   patience = 10'000; // milliseconds
-    zmq_setsockopt(dealer, ZMQ_RCVTIMEO, &patience, sizeof patience);
+    void* const context = zmq_ctx_new();
+    void* const dealer  = zmq_socket(context, ZMQ_DEALER);
+    const int   timeout = 10'000; // milliseconds
+    zmq_setsockopt(dealer, ZMQ_RCVTIMEO, &timeout, sizeof timeout);
     REQUIRE(zmq_connect(dealer, (*publisher)->replay_endpoint().c_str()) == 0);
     zmq_send(dealer, "", 0, ZMQ_SNDMORE);
     zmq_send(dealer, "\0\0\0\0\0\0\0", 8, 0);

@@ -157,15 +157,15 @@ bool connect_ranks(Context* const* gpus, int n, std::size_t bytes, double second
             for (int j = 0; j <= i; j++) destroy_rank(ranks[j]);
             return false;
         }
-        *rank.lost         = 0;
-        rank.nccl          = new Nccl{meeting, nullptr, 0, 0, 0};
-        rank.view.index    = i;
-        rank.view.n        = n;
-        rank.view.room     = room;
-        rank.view.lost     = rank.lost;
-        rank.view.patience = static_cast<unsigned long long>(seconds * 1e9);
-        rank.view.ctas     = shared ? shared_two_shot_ctas : two_shot_ctas;
-        rank.view.state    = reinterpret_cast<unsigned*>(static_cast<char*>(rank.memory) + inbox_bytes + flag_bytes);
+        *rank.lost        = 0;
+        rank.nccl         = new Nccl{meeting, nullptr, 0, 0, 0};
+        rank.view.index   = i;
+        rank.view.n       = n;
+        rank.view.room    = room;
+        rank.view.lost    = rank.lost;
+        rank.view.timeout = static_cast<unsigned long long>(seconds * 1e9);
+        rank.view.ctas    = shared ? shared_two_shot_ctas : two_shot_ctas;
+        rank.view.state   = reinterpret_cast<unsigned*>(static_cast<char*>(rank.memory) + inbox_bytes + flag_bytes);
     }
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++) {

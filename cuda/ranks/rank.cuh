@@ -16,10 +16,10 @@ struct RankView {
     uint4*       inbox_of[max_ranks]{}; // [2][n][room]: messages in one shot, of odd and of even numbers, by sender
     unsigned*    flags_of
         [max_ranks]{}; // [start, end][two_shot_ctas][n]: the last message at whose start, end a rank's CTA has arrived
-    unsigned*          state    = nullptr; // of this rank: see below
-    volatile int*      lost     = nullptr; // pinned: a kernel has waited in vain
-    unsigned long long patience = 0;       // nanoseconds
-    int                ctas     = 0;       // of a kernel that sends in two shots, at most two_shot_ctas
+    unsigned*          state   = nullptr; // of this rank: see below
+    volatile int*      lost    = nullptr; // pinned: a kernel has waited in vain
+    unsigned long long timeout = 0;       // nanoseconds
+    int                ctas    = 0;       // of a kernel that sends in two shots, at most two_shot_ctas
 };
 // Indices of `state`: numbers of the last messages in one shot and in two; CTAs that are done with the present one.
 enum : int { one_shots, two_shots, done_ctas, n_state };
@@ -48,7 +48,7 @@ __device__ inline void wait_until(const RankView& rank, const Ready& ready) {
     for (int spin = 1; !ready(); spin++) {
         if (spin % 4096 != 0) continue;
         if (since == 0) since = nanoseconds();
-        if (*rank.lost != 0 || nanoseconds() - since > rank.patience) {
+        if (*rank.lost != 0 || nanoseconds() - since > rank.timeout) {
             *rank.lost = 1;
             return;
         }

@@ -229,9 +229,9 @@ void Decoder::plan_sampling(std::span<const Scheduled> items, const SamplingLimi
     }
 }
 
-// Time limits of the engine's thread: for all masks of a step `step_patience`, and `patience_each` more for each sequence; for all
-// forced tokens of a step `step_patience`.
-constexpr auto step_patience = std::chrono::microseconds(1500), patience_each = std::chrono::microseconds(30);
+// Time limits of the engine's thread: for all masks of a step `step_time_limit`, and `mask_time_limit` more for each sequence; for all
+// forced tokens of a step `step_time_limit`.
+constexpr auto step_time_limit = std::chrono::microseconds(1500), mask_time_limit = std::chrono::microseconds(30);
 // Time limits of masks that are made beside the steps: of one mask, and of all masks of one sequence.
 constexpr double late_seconds = 30, all_late_seconds = 15;
 
@@ -242,12 +242,12 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
     item_masks_.assign(items.size(), {});
     for (auto& part : mask_parts_) part.clear();
     int  n_parts = 0;
-    auto until   = std::chrono::steady_clock::now() + step_patience;
+    auto until   = std::chrono::steady_clock::now() + step_time_limit;
     for (int i = 0; i < int(items.size()); i++) {
         const Scheduled&       item = items[std::size_t(i)];
         const ConstraintState& own  = item.sequence->constraint;
         if (!own || !is_sampled(item)) continue;
-        until += patience_each;
+        until += mask_time_limit;
         ItemMask& mask = item_masks_[std::size_t(i)];
         mask.at        = int(masks_.size());
         masks_.resize(masks_.size() + mask_words_);
@@ -297,7 +297,7 @@ void Decoder::make_beside(const SequenceGroup& group, Sequence& s, bool forced) 
 
 void Decoder::resume(std::vector<Output>& out) {
     const std::size_t first_output = out.size();
-    forced_until_                  = std::chrono::steady_clock::now() + step_patience;
+    forced_until_                  = std::chrono::steady_clock::now() + step_time_limit;
     std::vector<Late> late         = std::exchange(late_, {});
     for (Late& l : late) {
         SequenceGroup* group = scheduler_.find(l.id);
@@ -395,7 +395,7 @@ Output Decoder::output_of(const SequenceGroup& group, int index) {
 void Decoder::deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out) {
     rows_.begin(results);
     const std::size_t first_output = out.size();
-    forced_until_                  = std::chrono::steady_clock::now() + step_patience;
+    forced_until_                  = std::chrono::steady_clock::now() + step_time_limit;
     for (std::size_t i = 0, n = 0; i < items.size(); i += n) {
         SequenceGroup& group = *items[i].group;
         for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;

@@ -32,7 +32,7 @@ private:
     // A constraint that takes more than this is long: long ones are compiled one after the other.
     static constexpr std::size_t little_work    = 1'000'000;
     static constexpr auto        little_time    = std::chrono::milliseconds(100);
-    static constexpr double      patience       = 30; // seconds
+    static constexpr double      timeout        = 30; // seconds
     static constexpr int         memory_retries = 20;
 
     Result<Made> compile(const std::string& key, const ConstraintSpec& spec, std::optional<Gate::Pass>& pass,
@@ -110,7 +110,7 @@ Result<ConstraintState> ConstraintCache::begin(const ConstraintSpec&            
 
 Result<void> ConstraintCache::enter(std::optional<Gate::Pass>& pass, const std::atomic<bool>& stop) {
     if (!pass) {
-        std::optional<Gate::Pass> granted = long_ones_.enter(1, patience, [&] { return stop.load(); });
+        std::optional<Gate::Pass> granted = long_ones_.enter(1, timeout, [&] { return stop.load(); });
         if (granted) pass.emplace(std::move(*granted));
     }
     if (pass) return {};

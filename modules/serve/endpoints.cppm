@@ -128,10 +128,10 @@ void Endpoints::add_to(HttpServer& server) {
 // Waits until there is memory to parse and tokenize a body beside the others. It takes at most 20 times its bytes (JSON values,
 // copies, tokens), and the tokenizer 100 times the bytes of the piece it works on, which is at most a MiB.
 bool Endpoints::reserve_memory(HttpExchange& e) {
-    constexpr double  patience = 30; // seconds
-    const std::size_t bytes    = e.request.body.size();
-    const std::size_t room     = bytes * 20 + std::min(bytes, std::size_t(1) << 20) * 100;
-    auto              pass     = working_.enter(room, patience, [&] { return e.peer->gone(); });
+    constexpr double  timeout = 30; // seconds
+    const std::size_t bytes   = e.request.body.size();
+    const std::size_t room    = bytes * 20 + std::min(bytes, std::size_t(1) << 20) * 100;
+    auto              pass    = working_.enter(room, timeout, [&] { return e.peer->gone(); });
     if (pass) {
         e.held = std::make_shared<Gate::Pass>(std::move(*pass));
         return true;

@@ -244,11 +244,11 @@ KvPublisher::Sent KvPublisher::reply(const std::string& consumer, std::int64_t n
 
 // Sends as many batches as have room. True: all are sent, or the consumer reads no more.
 bool KvPublisher::replayed(Replay& r) {
-    constexpr double patience = 60;
+    constexpr double timeout = 60;
     for (;;) {
         const auto batch = log_.next(r.next, seconds_now());
         const Sent sent  = reply(r.consumer, batch ? batch->number : -1, batch);
-        if (sent == Sent::no_room) return r.since.seconds() > patience;
+        if (sent == Sent::no_room) return r.since.seconds() > timeout;
         if (sent == Sent::gone || !batch) return true;
         r.next = batch->number + 1;
         r.since.restart();

@@ -428,7 +428,7 @@ public:
         std::vector<epoll_event> events(1024);
         while (next_ < requests_.size() || !calls_.empty()) {
             send_what_is_due();
-            const int n = epoll_wait(epoll_, events.data(), int(events.size()), patience());
+            const int n = epoll_wait(epoll_, events.data(), int(events.size()), timeout());
             for (int i = 0; i < n; i++) advance(events[std::size_t(i)].data.fd);
             give_up_late_ones();
         }
@@ -457,7 +457,7 @@ private:
         }
     }
     // Milliseconds until something is due.
-    int patience() const {
+    int timeout() const {
         constexpr double longest = 0.1;
         if (next_ >= requests_.size() || !has_place()) return int(longest * 1000);
         return int(std::clamp(requests_[next_].at - now(), 0.0, longest) * 1000);

@@ -178,11 +178,11 @@ void default_action(int which) {
 }
 
 extern "C" void quire_on_sigint(int) {
-    constexpr std::time_t patience = 10;
-    const int             error    = errno;
+    constexpr std::time_t timeout = 10;
+    const int             error   = errno;
     timespec              now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    if (leave_at_once != 0 || (interrupts != 0 && now.tv_sec - asked_since >= patience)) {
+    if (leave_at_once != 0 || (interrupts != 0 && now.tv_sec - asked_since >= timeout)) {
         give_keyboard_back();
         if (tcgetattr(STDOUT_FILENO, &mode_typing) == 0)
             write_all(STDOUT_FILENO, "\n"); // a terminal, in a line's middle
@@ -348,7 +348,7 @@ Result<std::string> LineReader::read_all() {
 Line LineReader::read_edited(const std::string& prompt) {
     using Clock = std::chrono::steady_clock;
     // After a change of its size the terminal is asked for its cursor's place; without an answer within this time the cursor has not moved.
-    constexpr auto                   patience = std::chrono::milliseconds(150);
+    constexpr auto                   timeout = std::chrono::milliseconds(150);
     std::optional<Clock::time_point> asked;
     const auto                       show = [&](const std::string& bytes) { write_all(STDOUT_FILENO, bytes); };
     const auto                       ask  = [&] {
@@ -419,7 +419,7 @@ Line LineReader::read_edited(const std::string& prompt) {
             resized = 0;
             ask();
         }
-        if (asked && Clock::now() - *asked > patience) {
+        if (asked && Clock::now() - *asked > timeout) {
             asked.reset();
             size = screen_size();
             show(editor_.draw_resized(size, std::nullopt));
