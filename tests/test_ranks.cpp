@@ -247,7 +247,7 @@ TEST_CASE("a rank that throws ends the step of all with its words, and no step r
     std::atomic<int> sum{0};
     threads.run([&](int rank) {
         sum += rank;
-        group->meet(rank);
+        group->barrier(rank);
         sum += 10;
     });
     CHECK(sum == 33);
@@ -256,7 +256,7 @@ TEST_CASE("a rank that throws ends the step of all with its words, and no step r
         try {
             threads.run([&](int rank) {
                 if (rank == 1) throw std::runtime_error("the GPU is gone");
-                group->meet(rank); // would wait for ever
+                group->barrier(rank); // would wait for ever
             });
         } catch (const std::runtime_error& e) {
             said = e.what();
@@ -279,7 +279,7 @@ TEST_CASE("a rank that hangs is noticed in time", "[ranks]") {
                     left = true;
                     return;
                 }
-                group->meet(rank);
+                group->barrier(rank);
             });
         } catch (const std::runtime_error& e) {
             said = e.what();

@@ -89,7 +89,7 @@ template <bool Float, bool OutFloat, int N>
 __global__ void __launch_bounds__(512) two_shot_kernel(RankArrays x, RankArrays out, std::int64_t n, RankView rank) {
     wait_for_inputs();
     const unsigned number = next_message(rank, two_shots);
-    meet(rank, 0, number);
+    barrier(rank, 0, number);
     const std::int64_t vectors = n / 4, piece = (vectors + N - 1) / N, first = piece * rank.index,
                        last = min(vectors, first + piece);
     for (std::int64_t i = first + blockIdx.x * blockDim.x + threadIdx.x; i < last; i += gridDim.x * blockDim.x) {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(512) two_shot_kernel(RankArrays x, RankArrays 
             else static_cast<__half*>(out.of[p])[i] = to_finite(sum);
         }
     }
-    meet(rank, 1, number);
+    barrier(rank, 1, number);
     count_message(rank, two_shots);
 }
 
@@ -137,13 +137,13 @@ __global__ void __launch_bounds__(512)
                   std::int64_t rows, RankView rank) {
     wait_for_inputs();
     const unsigned number = next_message(rank, two_shots);
-    meet(rank, 0, number); // no rank reads the `out` of the step before any more
+    barrier(rank, 0, number); // no rank reads the `out` of the step before any more
     for (std::int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += gridDim.x * blockDim.x) {
         const T            value = x[i];
         const std::int64_t at    = i / cols * out_cols + first + i % cols;
         for (int p = 0; p < rank.n; p++) static_cast<T*>(out.of[p])[at] = value;
     }
-    meet(rank, 1, number);
+    barrier(rank, 1, number);
     count_message(rank, two_shots);
 }
 

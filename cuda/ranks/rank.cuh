@@ -75,7 +75,7 @@ __device__ inline uint2 receive_packet(const RankView& rank, const uint4* from, 
 
 // A barrier of the CTAs with this CTA's index, one on each rank, at message `number` (`which` 0: at its start, 1: at its end). After the
 // barrier each of these CTAs sees the others' earlier writes.
-__device__ inline void meet(const RankView& rank, int which, unsigned number) {
+__device__ inline void barrier(const RankView& rank, int which, unsigned number) {
     __syncthreads();
     const int peer = int(threadIdx.x), at = (which * two_shot_ctas + int(blockIdx.x)) * rank.n;
     if (peer < rank.n) {

@@ -35,33 +35,33 @@ public:
     int    n_local() const { return n_local_; }
     double seconds() const { return seconds_; }
 
-    // Rank `rank` has failed, for the reason `why`: from now on meet() throws. Only the first failure counts.
+    // Rank `rank` has failed, for the reason `why`: from now on barrier() throws. Only the first failure counts.
     void                       fail(int rank, std::string_view why);
     std::optional<std::string> failure() const; // "rank 1: ...", or nothing
     bool                       failed() const { return failed_.load(std::memory_order_acquire); }
 
-    // A barrier: returns when every rank has called meet() as often as this rank. Throws std::runtime_error when a rank has failed, or
+    // A barrier: returns when every rank has called barrier() as often as this rank. Throws std::runtime_error when a rank has failed, or
     // does not call in time.
-    void meet(int rank);
+    void barrier(int rank);
 
-    // Sends `mine` to the other processes, and returns the data of each process: [process]. Called while no rank is in meet(). Throws as
-    // meet() does.
+    // Sends `mine` to the other processes, and returns the data of each process: [process]. Called while no rank is in barrier(). Throws as
+    // barrier() does.
     std::vector<std::vector<std::byte>> exchange(std::span<const std::byte> mine);
     // Whether a process is lost: then its first rank has failed.
     bool has_lost_a_process();
 
-    // Memory of rank `rank` for n numbers, which the other ranks see after the next meet(). `first`: the column of the first number.
+    // Memory of rank `rank` for n numbers, which the other ranks see after the next barrier(). `first`: the column of the first number.
     float* hand_in(int rank, std::size_t n, std::int64_t first);
     struct HandedIn {
         std::span<const float> values;
         std::int64_t           first = 0;
     };
-    // The numbers that rank `of` handed in before the last meet() of rank `rank`; valid until the meet() after the next.
+    // The numbers that rank `of` handed in before the last barrier() of rank `rank`; valid until the barrier() after the next.
     HandedIn handed_in(int rank, int of) const;
 
 private:
     struct alignas(64) Rank {
-        std::atomic<std::uint64_t>        met{0}; // its calls of meet()
+        std::atomic<std::uint64_t>        met{0}; // its calls of barrier()
         std::array<std::vector<float>, 2> memory; // in turn, so that one can be filled while others read the other
         std::array<std::size_t, 2>        size{};
         std::array<std::int64_t, 2>       first{};
@@ -161,7 +161,7 @@ void RankGroup::exchange_parts(std::uint64_t met) {
     }
 }
 
-void RankGroup::meet(int rank) {
+void RankGroup::barrier(int rank) {
     const std::uint64_t mine  = ranks_[std::size_t(rank)].met.fetch_add(1, std::memory_order_acq_rel) + 1;
     const bool          leads = link_ && rank == first_;
     if (leads) {

@@ -129,7 +129,7 @@ void RankThreads::dispatch(Call call) {
             }
             if (!waited) waited.emplace();
             if (waited->seconds() >
-                shared_->group->seconds() + 1) { // one second more, for the ranks whose meet() throws
+                shared_->group->seconds() + 1) { // one second more, for the ranks whose barrier() throws
                 shared_->group->fail(shared_->group->first() + int(r),
                                      cat("no answer within ", shared_->group->seconds(), " seconds"));
                 hangs_ = true;

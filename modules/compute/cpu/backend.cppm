@@ -1031,7 +1031,7 @@ void CpuBackend::execute(const AllReduce& op) {
     };
     sum_tree(part, int(op.parts.size()), ranks_ ? ranks_->hand_in(rank_, std::size_t(n), 0) : floats(out), n);
     if (!ranks_) return;
-    ranks_->meet(rank_);
+    ranks_->barrier(rank_);
     sum_tree([&](int r) { return ranks_->handed_in(rank_, r).values.data(); }, ranks_->n(), floats(out), n);
 }
 
@@ -1040,7 +1040,7 @@ void CpuBackend::execute(const AllGather& op) {
     const Tensor x = at(op.x), out = at(op.out);
     std::memcpy(ranks_->hand_in(rank_, std::size_t(x.rows * x.cols), op.first), x.data,
                 std::size_t(x.rows * x.cols) * sizeof(float));
-    ranks_->meet(rank_);
+    ranks_->barrier(rank_);
     for (int r = 0; r < ranks_->n(); r++) {
         const auto [values, first] = ranks_->handed_in(rank_, r);
         const std::int64_t cols    = std::int64_t(values.size()) / out.rows;

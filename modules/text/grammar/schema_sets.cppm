@@ -40,7 +40,7 @@ public:
     Result<RegexId> pattern_of(const Json& schema, const std::string& pattern);
 
 private:
-    Result<ValueSet> meet(const ValueSet& a, const ValueSet& b);
+    Result<ValueSet> intersection(const ValueSet& a, const ValueSet& b);
     Result<void>     prune(ValueSet& v);
     Result<ValueSet> values_of(const Term& t);
     Result<ValueSet> accepted(const Json& schema);
@@ -116,7 +116,7 @@ Result<ValueSet> SchemaSets::values(const Terms& terms) {
     for (const Term& t : terms) {
         Result<ValueSet> one = values_of(t);
         if (!one) return one;
-        Result<ValueSet> cut = meet(all, *one);
+        Result<ValueSet> cut = intersection(all, *one);
         if (!cut) return cut;
         all = std::move(*cut);
     }
@@ -127,7 +127,7 @@ Result<ValueSet> SchemaSets::values(const Terms& terms) {
 }
 
 // The intersection; if it has several alternatives, without the ones that no value satisfies.
-Result<ValueSet> SchemaSets::meet(const ValueSet& a, const ValueSet& b) {
+Result<ValueSet> SchemaSets::intersection(const ValueSet& a, const ValueSet& b) {
     pool_.spend(1 + cost(a) * (1 + b.objects.size() + b.arrays.size()) +
                 cost(b) * (1 + a.objects.size() + a.arrays.size()));
     steps_ += 1 + a.objects.size() * b.objects.size() + a.arrays.size() * b.arrays.size();
@@ -211,7 +211,7 @@ Result<ValueSet> SchemaSets::accepted(const Json& schema) {
     ValueSet   all = ValueSet::any(shapes_);
     const auto cut = [&](Result<ValueSet> by) -> Result<void> {
         if (!by) return std::unexpected(by.error());
-        Result<ValueSet> c = meet(all, *by);
+        Result<ValueSet> c = intersection(all, *by);
         if (!c) return std::unexpected(c.error());
         all = std::move(*c);
         return {};
@@ -365,7 +365,7 @@ Result<ValueSet> SchemaSets::one_of_values(const Json& list, bool negated) {
             unite(pool_, v, std::move(*one));
             continue;
         }
-        Result<ValueSet> cut = meet(v, *one);
+        Result<ValueSet> cut = intersection(v, *one);
         if (!cut) return cut;
         v = std::move(*cut);
     }
@@ -384,7 +384,7 @@ Result<ValueSet> SchemaSets::combined(const Json& list, bool all, bool negated) 
                 return fail_with(ErrorKind::limit, "the schema has too many alternatives");
             continue;
         }
-        Result<ValueSet> cut = meet(v, *one);
+        Result<ValueSet> cut = intersection(v, *one);
         if (!cut) return cut;
         v = std::move(*cut);
     }
@@ -423,7 +423,7 @@ Result<ValueSet> SchemaSets::one_of(const Json& list, bool negated) {
             if (!common) return std::unexpected(common.error());
             if (!*common) continue;
             Result<ValueSet> other = negated ? Result<ValueSet>(in[k]) : values_of({&list[k], true});
-            Result<ValueSet> cut   = other ? meet(negated ? in[i] : own, *other) : other;
+            Result<ValueSet> cut   = other ? intersection(negated ? in[i] : own, *other) : other;
             if (!cut) return cut;
             if (negated) unite(pool_, v, std::move(*cut));
             else own = std::move(*cut);
@@ -445,7 +445,7 @@ Result<ValueSet> SchemaSets::conditional(const Json& schema, bool negated) {
             continue;
         }
         Result<ValueSet> follows = values_of({&*then, negated});
-        Result<ValueSet> cut     = follows ? meet(*part, *follows) : follows;
+        Result<ValueSet> cut     = follows ? intersection(*part, *follows) : follows;
         if (!cut) return cut;
         unite(pool_, v, std::move(*cut));
     }
@@ -464,14 +464,14 @@ Result<ValueSet> SchemaSets::dependencies(const Json& schema, const std::string&
                                 : needs.is_string() ? keywords_.required(schema, Json::array({needs}), negated)
                                                     : values_of({&needs, negated});
         if (!then) return then;
-        Result<ValueSet> both = meet(there, *then);
+        Result<ValueSet> both = intersection(there, *then);
         if (!both) return both;
         if (negated) {
             unite(pool_, v, std::move(*both));
             continue;
         }
         unite(pool_, *both, std::move(absent));
-        Result<ValueSet> cut = meet(v, *both);
+        Result<ValueSet> cut = intersection(v, *both);
         if (!cut) return cut;
         v = std::move(*cut);
     }
