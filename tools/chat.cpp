@@ -6,7 +6,7 @@ import quire.core.base;
 import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.gguf;
-import quire.engine.outlook;
+import quire.engine.load_estimate;
 import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.jinja.jinja_template;
@@ -249,10 +249,10 @@ int run(ChatArguments& a) {
     const std::string name          = std::filesystem::path(a.model).filename().string();
     bool              template_told = false; // the first lines name the file's template
     if (interactive && !a.single_turn)
-        if (const Result<Outlook> ahead = look_ahead(a.model, options)) {
-            std::printf("%s\n", printable(describe(*ahead)).c_str());
+        if (const Result<LoadEstimate> estimate = estimate_load(a.model, options)) {
+            std::printf("%s\n", printable(describe(*estimate)).c_str());
             template_told =
-                !ahead->chat_template.empty() && a.chat_template.file.empty() && a.chat_template.name.empty();
+                !estimate->chat_template.empty() && a.chat_template.file.empty() && a.chat_template.name.empty();
         }
     if (auto ok = read_processes(options); !ok) return complain(ok.error(), 2);
     ProgressBar bar(cat("loading ", printable(name)), facts.err && !facts.dumb);

@@ -8,7 +8,7 @@ import quire.text.marked_text;
 import quire.model_file.config;
 import quire.engine.engine;
 import quire.engine.options;
-import quire.engine.outlook;
+import quire.engine.load_estimate;
 import quire.model_file.gguf;
 import quire.core.json;
 import quire.compute.kv_cache;
@@ -151,29 +151,30 @@ int show(const Arguments& a) {
                             {"experts_used", c.experts.used},
                             {"sliding_window", c.sliding_window}};
         EngineOptions options;
-        options.device              = a.device;
-        const Result<Outlook> ahead = look_ahead(file, c, options);
-        if (!ahead) return complain(ahead.error());
+        options.device                      = a.device;
+        const Result<LoadEstimate> estimate = estimate_load(file, c, options);
+        if (!estimate) return complain(estimate.error());
         Json types = Json::object();
-        for (const auto& [type, bytes] : ahead->types) types[dtype_info(type).name] = bytes;
-        out["outlook"] =
-            Json{{"family", ahead->family},
-                 {"active_parameters", ahead->active_parameters},
+        for (const auto& [type, bytes] : estimate->types) types[dtype_info(type).name] = bytes;
+        out["load_estimate"] =
+            Json{{"family", estimate->family},
+                 {"active_parameters", estimate->active_parameters},
                  {"types", std::move(types)},
-                 {"weight_bytes", ahead->weight_bytes},
-                 {"active_bytes", ahead->active_bytes},
-                 {"device", ahead->device},
-                 {"memory", ahead->memory},
-                 {"fits", ahead->fits},
-                 {"context", ahead->context},
-                 {"bandwidth", ahead->bandwidth},
-                 {"tokens_per_second", ahead->tokens_per_second},
-                 {"chat_template", ahead->chat_template},
-                 {"tool_form", std::string(name_of(ahead->tools.kind))},
-                 {"tool_call", example_of(ahead->tools)},
-                 {"reasoning", ahead->reasoning ? Json::array({ahead->reasoning.begin, ahead->reasoning.end}) : Json()},
-                 {"unknown_keys", ahead->unknown},
-                 {"text", describe(*ahead)}};
+                 {"weight_bytes", estimate->weight_bytes},
+                 {"active_bytes", estimate->active_bytes},
+                 {"device", estimate->device},
+                 {"memory", estimate->memory},
+                 {"fits", estimate->fits},
+                 {"context", estimate->context},
+                 {"bandwidth", estimate->bandwidth},
+                 {"tokens_per_second", estimate->tokens_per_second},
+                 {"chat_template", estimate->chat_template},
+                 {"tool_form", std::string(name_of(estimate->tools.kind))},
+                 {"tool_call", example_of(estimate->tools)},
+                 {"reasoning",
+                  estimate->reasoning ? Json::array({estimate->reasoning.begin, estimate->reasoning.end}) : Json()},
+                 {"unknown_keys", estimate->unknown},
+                 {"text", describe(*estimate)}};
     }
     std::int64_t parameters = 0;
     Json         tensors    = Json::array();

@@ -11,7 +11,7 @@ import quire.core.json;
 import quire.core.std;
 import quire.engine.engine;
 import quire.model_file.gguf;
-import quire.engine.outlook;
+import quire.engine.load_estimate;
 import quire.model_file.config;
 import quire.serve.api_error;
 import quire.serve.endpoints;
@@ -282,7 +282,7 @@ int run(Arguments& a) {
     const TerminalFacts facts = terminal_facts();
     // Said once it is clear that there is room, and before the weights are read.
     std::string said;
-    if (const Result<Outlook> ahead = look_ahead(a.model, a.engine)) said = describe(*ahead);
+    if (const Result<LoadEstimate> estimate = estimate_load(a.model, a.engine)) said = describe(*estimate);
     ProgressBar    bar("loading", facts.err && !facts.dumb);
     Result<Engine> engine = Engine::load(a.model, a.engine, [&](double fraction) {
         if (!said.empty()) {

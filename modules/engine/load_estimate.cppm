@@ -1,6 +1,6 @@
-// quire.engine.outlook: estimates, before the weights are read, how a model file runs on this machine: size, types, how much context
+// quire.engine.load_estimate: estimates, before the weights are read, how a model file runs on this machine: size, types, how much context
 // fits, how fast one sequence can be. Owns nothing.
-export module quire.engine.outlook;
+export module quire.engine.load_estimate;
 
 import quire.compute.backend;
 import quire.compute.cpu.backend;
@@ -19,7 +19,7 @@ import quire.text.tool_form;
 
 export namespace quire {
 
-struct Outlook {
+struct LoadEstimate {
     std::string family;
     // Elements of all tensors; elements that one token reads (of a mixture of experts: those of the chosen experts).
     std::int64_t                               parameters = 0, active_parameters = 0;
@@ -42,13 +42,13 @@ struct Outlook {
 };
 
 // `options`: device, threads and KV type. Takes a fraction of a second. Error: no such device.
-Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& config, const EngineOptions& options);
+Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& config, const EngineOptions& options);
 
-// look_ahead() for the file at `path`. Error: why the file cannot be run.
-Result<Outlook> look_ahead(const std::string& path, const EngineOptions& options);
+// estimate_load() for the file at `path`. Error: why the file cannot be run.
+Result<LoadEstimate> estimate_load(const std::string& path, const EngineOptions& options);
 
 // A few lines for a person.
-std::string describe(const Outlook& outlook);
+std::string describe(const LoadEstimate& estimate);
 
 } // namespace quire
 
@@ -112,8 +112,8 @@ static bool is_unknown(std::string_view key, std::string_view prefix) {
     return std::ranges::find(known, key) == known.end() && std::ranges::find(others, key) == others.end();
 }
 
-Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineOptions& o) {
-    Outlook                      look;
+Result<LoadEstimate> estimate_load(const Gguf& file, const ModelConfig& c, const EngineOptions& o) {
+    LoadEstimate                 estimate;
     std::map<DType, std::size_t> types;
     const bool                   tied   = file.tensor("output.weight") == nullptr;
     const double                 part   = c.experts.n > 0 ? double(c.experts.used) / double(c.experts.n) : 1;
@@ -121,32 +121,32 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
     for (const GgufTensor& t : file.tensors()) {
         const std::int64_t n = t.view().rows * t.view().cols;
         types[t.type] += t.bytes;
-        look.parameters += n;
-        look.weight_bytes += t.bytes;
+        estimate.parameters += n;
+        estimate.weight_bytes += t.bytes;
         const bool   lookup = (t.name == "token_embd.weight" && !tied) || t.name == "position_embd.weight";
         const double used   = lookup ? 0 : t.name.find("_exps.") != std::string::npos ? part : 1;
         active += used * double(n);
         active_bytes += used * double(t.bytes);
     }
-    look.family            = c.architecture_name;
-    look.active_parameters = std::int64_t(active);
-    look.active_bytes      = std::size_t(active_bytes);
-    look.types.assign(types.begin(), types.end());
-    std::ranges::sort(look.types, std::greater<>(), &std::pair<DType, std::size_t>::second);
-    look.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type == KvType::f16 ? DType::F16 : DType::F32);
-    look.trained            = c.context_length;
+    estimate.family            = c.architecture_name;
+    estimate.active_parameters = std::int64_t(active);
+    estimate.active_bytes      = std::size_t(active_bytes);
+    estimate.types.assign(types.begin(), types.end());
+    std::ranges::sort(estimate.types, std::greater<>(), &std::pair<DType, std::size_t>::second);
+    estimate.kv_bytes_per_token = KvCache::bytes_per_token(c, o.kv_type == KvType::f16 ? DType::F16 : DType::F32);
+    estimate.trained            = c.context_length;
     for (const auto& [key, value] : file.metadata())
-        if (is_unknown(key, c.architecture_name + ".")) look.unknown.push_back(key);
+        if (is_unknown(key, c.architecture_name + ".")) estimate.unknown.push_back(key);
 
-    look.answers = !c.family->encoder && !file.find(c.architecture_name + ".pooling_type");
+    estimate.answers = !c.family->encoder && !file.find(c.architecture_name + ".pooling_type");
     if (const Result<ChatTemplate> chat_template = ChatTemplate::choose(file, "", ""); !chat_template) {
-        look.chat_template       = chat_template.error().message;
-        look.chat_template_fails = true;
+        estimate.chat_template       = chat_template.error().message;
+        estimate.chat_template_fails = true;
     } else if (!chat_template->is_fallback()) {
         for (const std::string& name : chat_template->names())
-            look.chat_template += cat(look.chat_template.empty() ? "" : ", ", name);
-        look.tools     = call_form(*chat_template);
-        look.reasoning = reasoning_form(*chat_template);
+            estimate.chat_template += cat(estimate.chat_template.empty() ? "" : ", ", name);
+        estimate.tools     = call_form(*chat_template);
+        estimate.reasoning = reasoning_form(*chat_template);
     }
 
     Result<std::unique_ptr<Backend>> backend = make_cpu_backend(o.threads, o.isa);
@@ -154,30 +154,30 @@ Result<Outlook> look_ahead(const Gguf& file, const ModelConfig& c, const EngineO
         if (o.tensor_parallel > 1) announce_cuda_ranks();
         Result<std::unique_ptr<Backend>> gpu = make_cuda_backend({});
         if (!gpu && o.device == "cuda") return std::unexpected(gpu.error());
-        if (gpu) backend = std::move(gpu), look.device = "cuda";
+        if (gpu) backend = std::move(gpu), estimate.device = "cuda";
     }
     if (!backend) return std::unexpected(backend.error());
-    if (look.device.empty()) look.device = "cpu";
+    if (estimate.device.empty()) estimate.device = "cpu";
     // On the CPU the file's cached pages count as free memory, and the weights are computed from them.
-    look.memory =
-        std::size_t(double((*backend)->memory_available()) * (look.device == "cuda" ? o.gpu_memory_utilization : 1));
-    const auto gpus = std::size_t(look.device == "cuda" ? std::max(o.tensor_parallel, 1) : 1); // all alike
-    look.memory *= gpus;
-    look.fits              = look.weight_bytes < look.memory;
-    const std::size_t left = look.fits ? look.memory - look.weight_bytes : 0;
-    look.context   = std::min<std::int64_t>(std::int64_t(left / std::max<std::size_t>(look.kv_bytes_per_token, 1)),
-                                            c.context_length);
-    look.bandwidth = (*backend)->read_bandwidth() * double(gpus);
-    if (look.active_bytes > 0) look.tokens_per_second = look.bandwidth / double(look.active_bytes);
-    return look;
+    estimate.memory = std::size_t(double((*backend)->memory_available()) *
+                                  (estimate.device == "cuda" ? o.gpu_memory_utilization : 1));
+    const auto gpus = std::size_t(estimate.device == "cuda" ? std::max(o.tensor_parallel, 1) : 1); // all alike
+    estimate.memory *= gpus;
+    estimate.fits          = estimate.weight_bytes < estimate.memory;
+    const std::size_t left = estimate.fits ? estimate.memory - estimate.weight_bytes : 0;
+    estimate.context       = std::min<std::int64_t>(
+        std::int64_t(left / std::max<std::size_t>(estimate.kv_bytes_per_token, 1)), c.context_length);
+    estimate.bandwidth = (*backend)->read_bandwidth() * double(gpus);
+    if (estimate.active_bytes > 0) estimate.tokens_per_second = estimate.bandwidth / double(estimate.active_bytes);
+    return estimate;
 }
 
-Result<Outlook> look_ahead(const std::string& path, const EngineOptions& options) {
+Result<LoadEstimate> estimate_load(const std::string& path, const EngineOptions& options) {
     const Result<Gguf> file = Gguf::open(path);
     if (!file) return std::unexpected(file.error());
     const Result<ModelConfig> config = read_config(*file);
     if (!config) return std::unexpected(config.error());
-    return look_ahead(*file, *config, options);
+    return estimate_load(*file, *config, options);
 }
 
 static std::string amount(double n, std::span<const std::string_view> units, double step) {
@@ -188,36 +188,40 @@ static std::string amount(double n, std::span<const std::string_view> units, dou
     return cat(text, units[unit]);
 }
 
-std::string describe(const Outlook& look) {
+std::string describe(const LoadEstimate& estimate) {
     constexpr std::array<std::string_view, 4> bytes{" B", " KiB", " MiB", " GiB"}, counts{"", " k", " M", " B"};
     const auto                                size  = [&](std::size_t n) { return amount(double(n), bytes, 1024); };
     const auto                                count = [&](std::int64_t n) { return amount(double(n), counts, 1000); };
-    std::string                               text  = cat(look.family, ", ", count(look.parameters), " parameters");
-    if (look.active_parameters < look.parameters * 3 / 4) text += cat(" (", count(look.active_parameters), " active)");
-    for (const auto& [type, n] : look.types)
-        if (n * 50 >= look.weight_bytes) text += cat(", ", dtype_info(type).name, " ", size(n));
+    std::string text = cat(estimate.family, ", ", count(estimate.parameters), " parameters");
+    if (estimate.active_parameters < estimate.parameters * 3 / 4)
+        text += cat(" (", count(estimate.active_parameters), " active)");
+    for (const auto& [type, n] : estimate.types)
+        if (n * 50 >= estimate.weight_bytes) text += cat(", ", dtype_info(type).name, " ", size(n));
     text += "\n";
-    if (look.fits)
-        text += cat("context ", look.context, " of ", look.trained, " tokens fits (", size(look.kv_bytes_per_token),
-                    " a token)");
+    if (estimate.fits)
+        text += cat("context ", estimate.context, " of ", estimate.trained, " tokens fits (",
+                    size(estimate.kv_bytes_per_token), " a token)");
     else
-        text += cat("does not fit: ", size(look.weight_bytes), " of weights, ", size(look.memory), " free on the ",
-                    look.device);
-    if (look.tokens_per_second > 0) {
+        text += cat("does not fit: ", size(estimate.weight_bytes), " of weights, ", size(estimate.memory),
+                    " free on the ", estimate.device);
+    if (estimate.tokens_per_second > 0) {
         char speed[64];
-        std::snprintf(speed, sizeof speed, look.tokens_per_second < 10 ? "%.1f" : "%.0f", look.tokens_per_second);
-        text += cat("; at most about ", speed, " tok/s for one sequence (",
-                    amount(look.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
-                    " measured)");
+        std::snprintf(speed, sizeof speed, estimate.tokens_per_second < 10 ? "%.1f" : "%.0f",
+                      estimate.tokens_per_second);
+        text +=
+            cat("; at most about ", speed, " tok/s for one sequence (",
+                amount(estimate.bandwidth, std::array<std::string_view, 4>{" B/s", " kB/s", " MB/s", " GB/s"}, 1000),
+                " measured)");
     }
-    if (look.chat_template_fails) text += cat("\n", look.chat_template);
-    else if (!look.chat_template.empty())
-        text += cat(
-            "\nchat template: the file's", look.chat_template == "default" ? "" : cat(" (", look.chat_template, ")"),
-            look.tools == ToolForm::none ? ", no tool calls" : cat(", tool calls as ", name_of(look.tools.kind)));
-    else if (look.answers) text += "\nchat template: the file has none";
-    for (std::size_t i = 0; i < look.unknown.size(); i++)
-        text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", look.unknown[i]);
+    if (estimate.chat_template_fails) text += cat("\n", estimate.chat_template);
+    else if (!estimate.chat_template.empty())
+        text += cat("\nchat template: the file's",
+                    estimate.chat_template == "default" ? "" : cat(" (", estimate.chat_template, ")"),
+                    estimate.tools == ToolForm::none ? ", no tool calls"
+                                                     : cat(", tool calls as ", name_of(estimate.tools.kind)));
+    else if (estimate.answers) text += "\nchat template: the file has none";
+    for (std::size_t i = 0; i < estimate.unknown.size(); i++)
+        text += cat(i == 0 ? "\nkeys that quire does not know: " : ", ", estimate.unknown[i]);
     return text;
 }
 
