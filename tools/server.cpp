@@ -22,7 +22,7 @@ import quire.serve.http_parser;
 import quire.serve.http_server;
 import quire.serve.kv_publisher;
 import quire.serve.openai_request;
-import quire.serve.reserve;
+import quire.serve.memory_reserve;
 import quire.serve.service;
 import quire.text.chat_template;
 import quire.text.reasoning_form;

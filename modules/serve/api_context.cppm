@@ -14,8 +14,8 @@ import quire.serve.http_exchange;
 import quire.serve.http_server;
 import quire.serve.openai_request;
 import quire.serve.prompt_encoder;
+import quire.serve.request_token_cache;
 import quire.serve.service;
-import quire.serve.token_texts;
 import quire.text.chat_template;
 import quire.text.grammar.answer;
 import quire.text.grammar.compile;
@@ -58,7 +58,7 @@ struct ApiContext {
     EndpointOptions   options;
     PromptEncoder     encoder;
     ConstraintCache   constraints;
-    TokenTexts        token_texts;
+    RequestTokenCache request_tokens;
     RunningSettings   running;
     AnswerRules       rules;   // of answers to chats, without the request's own rules
     std::int64_t      started; // Unix time in seconds
@@ -86,7 +86,7 @@ namespace quire {
 ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     : service(the_service), options(std::move(the_options)),
       encoder(service.tokenizer(), service.engine_options(), options.chat_template, options.now),
-      token_texts(service.tokenizer()), started(unix_seconds()) {
+      request_tokens(service.tokenizer()), started(unix_seconds()) {
     options.limits.models           = options.aliases;
     options.limits.templates        = options.chat_template.names();
     options.limits.reasoning_effort = options.chat_template.uses("reasoning_effort");

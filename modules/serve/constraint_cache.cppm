@@ -5,7 +5,7 @@ export module quire.serve.constraint_cache;
 import quire.core.base;
 import quire.core.json;
 import quire.core.std;
-import quire.serve.gate;
+import quire.serve.memory_semaphore;
 import quire.text.grammar.canonical_schema;
 import quire.text.grammar.compile;
 import quire.text.grammar.constraint_memory;
@@ -35,14 +35,14 @@ private:
     static constexpr double      timeout        = 30; // seconds
     static constexpr int         memory_retries = 20;
 
-    Result<Made> compile(const std::string& key, const ConstraintSpec& spec, std::optional<Gate::Pass>& pass,
+    Result<Made> compile(const std::string& key, const ConstraintSpec& spec, std::optional<MemorySemaphore::Pass>& pass,
                          const std::atomic<bool>& stop);
-    Result<void> enter(std::optional<Gate::Pass>& pass, const std::atomic<bool>& stop);
+    Result<void> enter(std::optional<MemorySemaphore::Pass>& pass, const std::atomic<bool>& stop);
     Made         find(const std::string& key);
     Made         add(const std::string& key, Made made);
     void         make_room();
 
-    Gate                         long_ones_{1};
+    MemorySemaphore              long_ones_{1};
     std::mutex                   mutex_;
     std::map<std::string, Entry> entries_;
     std::uint64_t                now_ = 0;
@@ -85,8 +85,8 @@ Result<ConstraintState> ConstraintCache::begin(const ConstraintSpec&            
     if (key.size() > 2 * most_constraint_bytes)
         return fail_with(ErrorKind::limit, "it has ", key.size(), " bytes; ", 2 * most_constraint_bytes,
                          " are allowed");
-    std::optional<Gate::Pass> pass;
-    Made                      made = find(key);
+    std::optional<MemorySemaphore::Pass> pass;
+    Made                                 made = find(key);
     for (int i = 0; !made; i++) {
         Result<Made> compiled = compile(key, spec, pass, stop);
         if (!compiled && ConstraintMemory::all().over() && i < memory_retries && !stop) { // others may end
@@ -108,9 +108,9 @@ Result<ConstraintState> ConstraintCache::begin(const ConstraintSpec&            
     return state;
 }
 
-Result<void> ConstraintCache::enter(std::optional<Gate::Pass>& pass, const std::atomic<bool>& stop) {
+Result<void> ConstraintCache::enter(std::optional<MemorySemaphore::Pass>& pass, const std::atomic<bool>& stop) {
     if (!pass) {
-        std::optional<Gate::Pass> granted = long_ones_.enter(1, timeout, [&] { return stop.load(); });
+        std::optional<MemorySemaphore::Pass> granted = long_ones_.enter(1, timeout, [&] { return stop.load(); });
         if (granted) pass.emplace(std::move(*granted));
     }
     if (pass) return {};
@@ -118,7 +118,8 @@ Result<void> ConstraintCache::enter(std::optional<Gate::Pass>& pass, const std::
 }
 
 Result<ConstraintCache::Made> ConstraintCache::compile(const std::string& key, const ConstraintSpec& spec,
-                                                       std::optional<Gate::Pass>& pass, const std::atomic<bool>& stop) {
+                                                       std::optional<MemorySemaphore::Pass>& pass,
+                                                       const std::atomic<bool>&              stop) {
     if (!pass) {
         const Result<Made> quick = compile_constraint(spec, {}, little_work, &stop);
         if (!quick) return quick;

@@ -8,10 +8,10 @@ import quire.serve.access;
 export import quire.serve.api_context;
 import quire.serve.api_error;
 import quire.serve.embedding_api;
-import quire.serve.gate;
 import quire.serve.http_exchange;
 import quire.serve.http_server;
 import quire.serve.memory_api;
+import quire.serve.memory_semaphore;
 import quire.serve.messages_api;
 import quire.serve.native_api;
 import quire.serve.openai_api;
@@ -38,7 +38,7 @@ private:
 
     ApiContext            api_;
     Access                access_;
-    Gate                  working_; // bytes of memory for bodies that are being parsed
+    MemorySemaphore       working_; // bytes of memory for bodies that are being parsed
     std::set<std::string> paths_;   // that have a route for OPTIONS
 };
 
@@ -133,7 +133,7 @@ bool Endpoints::reserve_memory(HttpExchange& e) {
     const std::size_t room    = bytes * 20 + std::min(bytes, std::size_t(1) << 20) * 100;
     auto              pass    = working_.enter(room, timeout, [&] { return e.peer->gone(); });
     if (pass) {
-        e.held = std::make_shared<Gate::Pass>(std::move(*pass));
+        e.held = std::make_shared<MemorySemaphore::Pass>(std::move(*pass));
         return true;
     }
     if (e.peer->gone()) api_.refuse(e, ApiError{499, "the client has gone", "", ""});

@@ -17,9 +17,9 @@ import quire.serve.generation_settings;
 import quire.serve.http_exchange;
 import quire.serve.openai_request;
 import quire.serve.prompt_encoder;
+import quire.serve.request_token_cache;
 import quire.serve.service;
 import quire.serve.tool_request;
-import quire.serve.token_texts;
 import quire.text.chat_template;
 import quire.text.grammar.compile;
 import quire.text.marked_text;
@@ -204,9 +204,9 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
                 e, ApiError{400, cat(r.constraint->param, ": ", begun.error().message), r.constraint->param, ""});
         q.constraint = std::move(*begun);
     }
-    if (q.sampling.dry.on()) q.sampling.dry.breakers = api.token_texts.breakers(r.dry_breakers);
+    if (q.sampling.dry.on()) q.sampling.dry.breakers = api.request_tokens.breakers(r.dry_breakers);
     if (r.reasoning_budget >= 0 && api.options.reasoning && may_reason)
-        q.reasoning = ReasoningBudget(api.token_texts.reasoning_marks(api.options.reasoning), r.reasoning_budget,
+        q.reasoning = ReasoningBudget(api.request_tokens.reasoning_marks(api.options.reasoning), r.reasoning_budget,
                                       reasoning == PromptReasoning::open);
     if (q.context_shift && r.chat && !r.has_keep)
         q.n_keep = api.encoder.n_before_turns(r.conversation, r.add_special_tokens).value_or(0);

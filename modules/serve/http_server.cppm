@@ -44,7 +44,7 @@ import quire.serve.http_exchange;
 import quire.serve.http_listener;
 import quire.serve.http_parser;
 import quire.serve.http_router;
-import quire.serve.reserve;
+import quire.serve.memory_reserve;
 
 export namespace quire {
 

@@ -7,7 +7,7 @@ import quire.model_file.config;
 import quire.engine.engine;
 import quire.core.metrics;
 import quire.schedule.request;
-import quire.serve.reserve;
+import quire.serve.memory_reserve;
 import quire.paging.snapshot;
 import quire.core.std;
 import quire.text.tokenizer;

@@ -1,4 +1,4 @@
-// quire.serve.reserve: the behaviour when memory runs out: a thread that serves one request fails that request; the threads that all
+// quire.serve.memory_reserve: the behaviour when memory runs out: a thread that serves one request fails that request; the threads that all
 // requests share use a reserve, then wait. **Owns** the reserve.
 // (No `import quire.core.std` here: set_new_handler belongs to <new>.)
 module;
@@ -11,7 +11,7 @@ module;
 #include <new>
 #include <thread>
 
-export module quire.serve.reserve;
+export module quire.serve.memory_reserve;
 
 export namespace quire {
 

@@ -1,6 +1,6 @@
-// quire.serve.token_texts: token lists that requests ask for by texts, where making one takes a pass over the whole vocabulary. **Owns** the
+// quire.serve.request_token_cache: token lists that requests ask for by texts, where making one takes a pass over the whole vocabulary. **Owns** the
 // lists that were made last.
-export module quire.serve.token_texts;
+export module quire.serve.request_token_cache;
 
 import quire.core.base;
 import quire.core.recent;
@@ -13,9 +13,9 @@ import quire.text.tokenizer;
 export namespace quire {
 
 // Any thread. The tokenizer must outlive it.
-class TokenTexts {
+class RequestTokenCache {
 public:
-    explicit TokenTexts(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+    explicit RequestTokenCache(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
 
     std::shared_ptr<const SequenceBreakers> breakers(const std::vector<std::string>& texts);
     // Of the server's chat template.
@@ -37,14 +37,14 @@ module :private;
 namespace quire {
 
 // The lock is held while a list is made: of several requests that need one list, one request makes it and the others wait.
-std::shared_ptr<const SequenceBreakers> TokenTexts::breakers(const std::vector<std::string>& texts) {
+std::shared_ptr<const SequenceBreakers> RequestTokenCache::breakers(const std::vector<std::string>& texts) {
     std::scoped_lock lock(mutex_);
     if (const auto* known = breakers_.find(texts)) return *known;
     auto made = std::make_shared<const SequenceBreakers>(texts, *tokenizer_);
     return breakers_.add(texts, std::move(made), [](auto&) {});
 }
 
-std::shared_ptr<const ReasoningMarks> TokenTexts::reasoning_marks(const ReasoningForm& form) {
+std::shared_ptr<const ReasoningMarks> RequestTokenCache::reasoning_marks(const ReasoningForm& form) {
     std::scoped_lock lock(mutex_);
     if (!marks_) marks_ = std::make_shared<const ReasoningMarks>(form.begin, form.end, *tokenizer_);
     return marks_;

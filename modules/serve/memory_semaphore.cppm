@@ -1,27 +1,27 @@
-// quire.serve.gate: a counting semaphore for an amount (of memory), first come, first served. **Owns** the amount that is free.
-export module quire.serve.gate;
+// quire.serve.memory_semaphore: a counting semaphore for an amount (of memory), first come, first served. **Owns** the amount that is free.
+export module quire.serve.memory_semaphore;
 
 import quire.core.std;
 
 export namespace quire {
 
-class Gate {
+class MemorySemaphore {
 public:
-    explicit Gate(std::size_t most) : most_(most), free_(most) {}
+    explicit MemorySemaphore(std::size_t most) : most_(most), free_(most) {}
 
     // An amount that was granted; its destructor gives it back.
     class Pass {
     public:
-        Pass(Gate* gate, std::size_t amount) : gate_(gate), amount_(amount) {}
-        Pass(Pass&& other) noexcept : gate_(std::exchange(other.gate_, nullptr)), amount_(other.amount_) {}
+        Pass(MemorySemaphore* semaphore, std::size_t amount) : semaphore_(semaphore), amount_(amount) {}
+        Pass(Pass&& other) noexcept : semaphore_(std::exchange(other.semaphore_, nullptr)), amount_(other.amount_) {}
         Pass& operator=(Pass&&) = delete;
         ~Pass() {
-            if (gate_) gate_->give_back(amount_);
+            if (semaphore_) semaphore_->give_back(amount_);
         }
 
     private:
-        Gate*       gate_;
-        std::size_t amount_;
+        MemorySemaphore* semaphore_;
+        std::size_t      amount_;
     };
 
     // Waits for `amount` (at most for the whole), in order of arrival, up to so many seconds and until `gone`. None: not granted.
@@ -43,7 +43,8 @@ module :private;
 
 namespace quire {
 
-std::optional<Gate::Pass> Gate::enter(std::size_t amount, double seconds, const std::function<bool()>& gone) {
+std::optional<MemorySemaphore::Pass> MemorySemaphore::enter(std::size_t amount, double seconds,
+                                                            const std::function<bool()>& gone) {
     amount               = std::min(amount, most_);
     const auto       end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
     std::unique_lock lock(mutex_);
@@ -60,7 +61,7 @@ std::optional<Gate::Pass> Gate::enter(std::size_t amount, double seconds, const 
     return Pass(this, amount);
 }
 
-void Gate::give_back(std::size_t amount) {
+void MemorySemaphore::give_back(std::size_t amount) {
     const std::scoped_lock lock(mutex_);
     free_ += amount;
     changed_.notify_all();
