@@ -1,6 +1,6 @@
 // Implements kernels.h in a build without CUDA: there is no device, so no other function is ever called.
 #include "kernels.h"
-#include "ranks.h"
+#include "ranks/ranks.h"
 
 namespace quire::cuda {
 

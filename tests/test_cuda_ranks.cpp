@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "../cuda/kernels.h"
-#include "../cuda/ranks.h"
+#include "../cuda/ranks/ranks.h"
 #include "process.h"
 #include "reference.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "../ranks.h"
+#include "ranks.h"
 
 namespace quire::cuda {
 

@@ -1,6 +1,6 @@
 // Shared by the subcommands that run a model: the model's sizes, random prompts, a timed batch, the fraction of the limit.
 #include "../../cuda/kernels.h"
-#include "../../cuda/ranks.h"
+#include "../../cuda/ranks/ranks.h"
 
 import quire.compute.kv_cache;
 import quire.core.base;

@@ -2,7 +2,7 @@
 module;
 
 #include "../../../cuda/kernels.h"
-#include "../../../cuda/ranks.h"
+#include "../../../cuda/ranks/ranks.h"
 
 export module quire.compute.cuda.lowering;
 

@@ -1,11 +1,11 @@
-// The interface to cuda/ranks/: several GPUs that run a model together. The GPUs of one process write to each other's memory and read
+// The interface to this folder: several GPUs that run a model together. The GPUs of one process write to each other's memory and read
 // from it (peer access; no NVLink multicast). GPUs of several processes exchange all messages by NCCL. Plain types, as in kernels.h;
 // cuda/none.cpp stands in where there is no CUDA.
 //
 // Every rank makes the same calls in the same order, from its own thread and in its own stream.
 #pragma once
 
-#include "kernels.h"
+#include "../kernels.h"
 
 namespace quire::cuda {
 
