@@ -67,7 +67,7 @@ struct ApiContext {
     // The model's name in the response to a request that named it `asked` ("": not named).
     std::string model_name(const std::string& asked) const { return asked.empty() ? options.aliases[0] : asked; }
     // Counts the memory of a request while it is answered; false: too much, and the request is refused.
-    bool hold(HttpExchange& e, std::size_t bytes) const;
+    bool count_memory(HttpExchange& e, std::size_t bytes) const;
     // Each makes the response an error, in the form of the API that the path belongs to.
     void refuse_too_large(HttpExchange& e) const;
     void refuse(HttpExchange& e, const ApiError& error) const;
@@ -98,8 +98,8 @@ ApiContext::ApiContext(Service& the_service, EndpointOptions the_options)
     ConstraintMemory::all().limit(std::max(options.working_bytes / 2, std::size_t(64) << 20));
 }
 
-bool ApiContext::hold(HttpExchange& e, std::size_t bytes) const {
-    if (e.peer->hold(bytes)) return true;
+bool ApiContext::count_memory(HttpExchange& e, std::size_t bytes) const {
+    if (e.peer->count_memory(bytes)) return true;
     refuse_too_large(e);
     return false;
 }

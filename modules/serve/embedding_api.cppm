@@ -31,8 +31,8 @@ namespace {
 // Runs the requests, and gives their vectors in order. False: it was refused.
 bool embed(ApiContext& api, HttpExchange& e, std::vector<Request> requests, int n_tokens,
            std::vector<std::vector<float>>& vectors) {
-    if (!api.hold(e, std::size_t(n_tokens) * 16 +
-                         requests.size() * std::size_t(api.service.config().hidden_size) * sizeof(float)))
+    if (!api.count_memory(e, std::size_t(n_tokens) * 16 +
+                                 requests.size() * std::size_t(api.service.config().hidden_size) * sizeof(float)))
         return false;
     vectors.resize(requests.size());
     auto handle = api.service.submit(std::move(requests));

@@ -159,7 +159,7 @@ void generate(ApiContext& api, HttpExchange& e, Parsed<GenerationRequest> parsed
     std::size_t held = 0; // 16 bytes a token: here and in the engine, as ids and in tables
     for (std::size_t i = 0; i < prompts.size(); i++) held += prompts[i].size() * 16 + texts[i].size();
     if (!r.tool_use.tools.empty() || r.constraint) held += body_bytes; // schemas are kept until the answer is complete
-    if (!api.hold(e, held)) return;
+    if (!api.count_memory(e, held)) return;
 
     Request& q = r.request;
     if (const int most = api.service.engine_options().max_sequences; q.width() > most)

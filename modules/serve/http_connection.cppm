@@ -75,7 +75,7 @@ struct Connection : HttpPeer {
         *sum += bytes - counted; // modulo 2^64
         counted = bytes;
     }
-    bool hold(std::size_t bytes) override {
+    bool count_memory(std::size_t bytes) override {
         const bool more = bytes > counted;
         count(bytes);
         return !more || *sum <= limit;

@@ -28,7 +28,7 @@ public:
     virtual void when_gone(std::function<void()> notice) = 0;
     // The memory that the request takes until it is answered; replaces the size of its body. False: all requests together
     // hold too much.
-    virtual bool hold(std::size_t bytes) = 0;
+    virtual bool count_memory(std::size_t bytes) = 0;
 };
 
 // Writes one piece of a streamed response; false when the client has gone.

@@ -215,7 +215,7 @@ void HttpRouter::route(const std::string& method, const std::string& path, HttpH
         }
         e.held.reset();
         HttpResponse& out = e.response;
-        if (e.peer && !out.stream) e.peer->hold(out.body.size());
+        if (e.peer && !out.stream) e.peer->count_memory(out.body.size());
         res.status = out.status;
         for (const auto& [key, value] : out.headers) res.set_header(key, value);
         res.set_header("X-Request-Id", e.request.id);

@@ -373,7 +373,7 @@ void HttpServer::Impl::advance(const ConnectionPtr& c) {
         if (*done) return dispatch(c);
     }
     if (c->phase == Phase::draining || c->phase == Phase::answering) return;
-    if (!c->hold(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
+    if (!c->count_memory(c->in.capacity() + c->body.capacity())) refuse(c, {503, "too many large requests at once"});
 }
 
 void HttpServer::Impl::look_for_head(const ConnectionPtr& c) {
@@ -470,7 +470,8 @@ void HttpServer::Impl::refuse(const ConnectionPtr& c, const HttpError& why) {
 }
 
 void HttpServer::Impl::dispatch(const ConnectionPtr& c) {
-    if (!c->hold(c->in.capacity() + c->body.capacity())) return refuse(c, {503, "too many large requests at once"});
+    if (!c->count_memory(c->in.capacity() + c->body.capacity()))
+        return refuse(c, {503, "too many large requests at once"});
     c->phase = Phase::answering;
     n_answering++;
     if (c->in.empty()) c->in = {}; // gives its memory back

@@ -67,7 +67,7 @@ void answer_pin(ApiContext& api, HttpExchange& e) {
     if (!ids) return api.refuse(e, ids.error());
     const std::string param = parsed->conversation ? "messages" : "prompt";
     if (auto ok = api.encoder.check_length(ids->size(), 0, 1, param); !ok) return api.refuse(e, ok.error());
-    if (!api.hold(e, ids->size() * 16)) return;
+    if (!api.count_memory(e, ids->size() * 16)) return;
     parsed->text = {};
     e.held.reset();
     const auto pin = api.service.pin(std::move(*ids), parsed->cache_salt);
