@@ -289,7 +289,7 @@ TEST_CASE("GPU: a digest of the bits of random mixes", "[cuda][mixes][digest]") 
                 plain.deterministic = deterministic;
                 plain.context       = 400;
                 plain.swap_blocks   = 200;
-                EngineOptions o     = random_options(plain, random, round);
+                EngineOptions o     = random_options(plain, random, round, model.window > 0);
                 o.max_batch_tokens  = std::min(o.max_batch_tokens, 64);
                 Engine engine       = load(file.path, o);
                 Mix    mix          = random_mix(random, engine.config().vocab_size, true);
