@@ -23,8 +23,10 @@ class Decoder {
 public:
     // `end_tokens`: generation ends with one of these. `forces`: the tokenizer of forced text. Where a constraint allows only one
     // continuation, its tokens are appended without being sampled, while at most `force_up_to` requests run. Null: all tokens are sampled.
+    // `clock`: measures the time limits of masks; none: the machine's.
     Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
-            const Tokenizer* forces = nullptr, int force_up_to = 0);
+            const Tokenizer* forces = nullptr, int force_up_to = 0,
+            std::function<std::chrono::steady_clock::time_point()> clock = {});
     Decoder(const Decoder&)            = delete;
     Decoder& operator=(const Decoder&) = delete;
 
@@ -79,14 +81,17 @@ private:
     Output  output_of(const SequenceGroup& group, int index);
     Output& partial_of(RequestId id);
 
-    Scheduler&             scheduler_;
-    const Tokenizer*       forces_;
-    int                    force_up_to_;
-    std::vector<Token>     end_tokens_;
-    Sampler                sampler_;
-    BeamSearch             beam_search_;
-    StepRows               rows_;
-    Pooler                 pooler_;
+    std::chrono::steady_clock::time_point now() const { return clock_ ? clock_() : std::chrono::steady_clock::now(); }
+
+    Scheduler&                                             scheduler_;
+    std::function<std::chrono::steady_clock::time_point()> clock_;
+    const Tokenizer*                                       forces_;
+    int                                                    force_up_to_;
+    std::vector<Token>                                     end_tokens_;
+    Sampler                                                sampler_;
+    BeamSearch                                             beam_search_;
+    StepRows                                               rows_;
+    Pooler                                                 pooler_;
     std::vector<Output>    partial_; // results of prompts that are not computed completely
     std::vector<Sequence*> answers_; // scratch
     std::vector<NextToken> next_;
@@ -163,10 +168,10 @@ Result<bool> make_mask(ConstraintState& constraint, std::span<std::uint64_t> bit
 }
 
 Decoder::Decoder(Scheduler& scheduler, std::vector<Token> end_tokens, int vocab_size, Pooler pooler,
-                 const Tokenizer* forces, int force_up_to)
-    : scheduler_(scheduler), forces_(forces), force_up_to_(force_up_to), end_tokens_(std::move(end_tokens)),
-      sampler_(vocab_size), beam_search_(scheduler, sampler_), rows_(vocab_size), pooler_(std::move(pooler)),
-      mask_words_((std::size_t(vocab_size) + 63) / 64) {
+                 const Tokenizer* forces, int force_up_to, std::function<std::chrono::steady_clock::time_point()> clock)
+    : scheduler_(scheduler), clock_(std::move(clock)), forces_(forces), force_up_to_(force_up_to),
+      end_tokens_(std::move(end_tokens)), sampler_(vocab_size), beam_search_(scheduler, sampler_), rows_(vocab_size),
+      pooler_(std::move(pooler)), mask_words_((std::size_t(vocab_size) + 63) / 64) {
     std::erase_if(end_tokens_, [&](Token id) { return id >= vocab_size; });
 }
 
@@ -242,7 +247,7 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
     item_masks_.assign(items.size(), {});
     for (auto& part : mask_parts_) part.clear();
     int  n_parts = 0;
-    auto until   = std::chrono::steady_clock::now() + step_time_limit;
+    auto until   = now() + step_time_limit;
     for (int i = 0; i < int(items.size()); i++) {
         const Scheduled&       item = items[std::size_t(i)];
         const ConstraintState& own  = item.sequence->constraint;
@@ -289,7 +294,7 @@ void Decoder::make_masks(std::span<const Scheduled> items, const SamplingLimits&
 
 // From now on the sequence waits.
 void Decoder::make_beside(const SequenceGroup& group, Sequence& s, bool forced) {
-    auto job = std::make_shared<MaskJob>(s.constraint, forced, s.mask_seconds);
+    auto job = std::make_shared<MaskJob>(s.constraint, forced, s.mask_seconds, now());
     s.waits  = true;
     late_.push_back({group.id, &s, job});
     mask_makers_.add(std::move(job));
@@ -297,7 +302,7 @@ void Decoder::make_beside(const SequenceGroup& group, Sequence& s, bool forced) 
 
 void Decoder::resume(std::vector<Output>& out) {
     const std::size_t first_output = out.size();
-    forced_until_                  = std::chrono::steady_clock::now() + step_time_limit;
+    forced_until_                  = now() + step_time_limit;
     std::vector<Late> late         = std::exchange(late_, {});
     for (Late& l : late) {
         SequenceGroup* group = scheduler_.find(l.id);
@@ -309,7 +314,7 @@ void Decoder::resume(std::vector<Output>& out) {
         }
         Sequence&  s    = *l.sequence;
         const bool done = mask_makers_.is_done(*l.job);
-        if (!done && std::chrono::steady_clock::now() - l.job->since > std::chrono::duration<double>(late_seconds))
+        if (!done && now() - l.job->since > std::chrono::duration<double>(late_seconds))
             failed_.push_back({l.id, FinishReason::unmet,
                                cat("the constraint's next mask was not there after ", late_seconds, " seconds")});
         if (!done || group->status != GroupStatus::running) {
@@ -395,7 +400,7 @@ Output Decoder::output_of(const SequenceGroup& group, int index) {
 void Decoder::deliver(std::span<const Scheduled> items, const StepResults& results, std::vector<Output>& out) {
     rows_.begin(results);
     const std::size_t first_output = out.size();
-    forced_until_                  = std::chrono::steady_clock::now() + step_time_limit;
+    forced_until_                  = now() + step_time_limit;
     for (std::size_t i = 0, n = 0; i < items.size(); i += n) {
         SequenceGroup& group = *items[i].group;
         for (n = 1; i + n < items.size() && items[i + n].group == &group;) n++;

@@ -16,16 +16,16 @@ export namespace quire {
 
 // A constraint's state whose mask is prepared (ConstraintState::prepare). The owner sets `stop` when no sequence waits for it any more.
 struct MaskJob {
-    MaskJob(ConstraintState s, bool also_forced, double before)
-        : state(std::move(s)), forced(also_forced), seconds(before) {}
+    MaskJob(ConstraintState s, bool also_forced, double before, std::chrono::steady_clock::time_point begun)
+        : state(std::move(s)), forced(also_forced), seconds(before), since(begun) {}
 
     ConstraintState                             state; // used by the makers alone until `done`
     const bool                                  forced;
-    double                                      seconds;       // that earlier jobs of this request have taken
-    bool                                        slow  = false; // this job took longer than a step can wait
-    bool                                        done  = false; // read by MaskMakers::is_done()
-    std::atomic<bool>                           stop  = false;
-    const std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
+    double                                      seconds;      // that earlier jobs of this request have taken
+    bool                                        slow = false; // this job took longer than a step can wait
+    bool                                        done = false; // read by MaskMakers::is_done()
+    std::atomic<bool>                           stop = false;
+    const std::chrono::steady_clock::time_point since; // when the job was begun
 };
 
 // One thread calls the functions of a MaskMakers.

@@ -57,7 +57,9 @@ class Engine {
 public:
     // Reads and validates a model file and allocates all memory. Error: one sentence naming file and place; or, before anything is
     // allocated, how much memory a context or pool would need and how much there is.
-    static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {});
+    // `make`: what runs the steps, in place of the device that the options name.
+    static Result<Engine> load(const std::string& path, const EngineOptions& options, const Progress& progress = {},
+                               const MakeExecutor& make = {});
 
     Engine(Engine&&) noexcept;
     Engine& operator=(Engine&&) noexcept;
@@ -129,7 +131,9 @@ module :private;
 
 namespace quire {
 
-constexpr int least_step_tokens  = 8;  // fewer would read the weights too often
+constexpr int least_step_tokens = 8; // fewer would read the weights too often
+using TimePoint                 = std::chrono::steady_clock::time_point;
+
 constexpr int default_logit_rows = 64; // so that prompt log-probabilities come in chunks of that many positions
 
 struct Engine::Impl {
@@ -147,7 +151,7 @@ struct Engine::Impl {
     EngineStats                   stats;
     // The step that runs, none when empty, since when, and whether next_plan is to follow it.
     std::span<const Scheduled> running;
-    Stopwatch                  since;
+    TimePoint                  since;
     double                     pace        = 0; // seconds that the step is to take; 0: as long as it takes
     int                        step_tokens = 0; // of prompts, where it is to take so long
     bool                       prepared    = false;
@@ -167,12 +171,15 @@ struct Engine::Impl {
         : options(std::move(options_)), file(std::move(file_)), config(std::move(config_)),
           tokenizer(std::move(tokenizer_)), executor(std::move(executor_)), scheduler(scheduling),
           decoder(scheduler, tokenizer.end_tokens(), config.vocab_size, std::move(pooler), &tokenizer,
-                  options.fast_forward),
+                  options.fast_forward, options.clock),
           pipelined(options.pipeline.value_or(false)) {
         step_tokens = std::min(least_step_tokens, options.max_batch_tokens);
     }
     Impl(const Impl&)            = delete;
     Impl& operator=(const Impl&) = delete;
+
+    TimePoint now() const { return options.clock ? options.clock() : std::chrono::steady_clock::now(); }
+    double    seconds_since(TimePoint t) const { return std::chrono::duration<double>(now() - t).count(); }
 
     void begin();
     bool finish(std::vector<Output>& out);
@@ -225,7 +232,8 @@ std::string agreement(const Gguf& file, const EngineOptions& o) {
                " sequences\n", o.deterministic ? "is deterministic" : "is not deterministic");
 }
 
-Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress) try {
+Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted, const Progress& progress,
+                            const MakeExecutor& make) try {
     EngineOptions o = wanted;
     if (o.block_size < 1 || o.block_size > 256) return fail("block size ", o.block_size, " is not in 1..256");
     if (o.max_sequences < 1 || o.max_batch_tokens < 0 ||
@@ -264,7 +272,7 @@ Result<Engine> Engine::load(const std::string& path, const EngineOptions& wanted
         processes = std::move(*group);
     }
     Result<std::unique_ptr<Executor>> executor =
-        make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
+        make ? make(o, *config) : make_local_executor(path, o, *config, *tensors, logit_rows, progress, processes);
     if (!executor) return std::unexpected(executor.error());
     if (processes && processes->rank() == 0) executor = lead(std::move(*executor), processes, o.block_size);
     if (!o.pipeline) o.pipeline = o.device == "cuda";
@@ -471,9 +479,9 @@ void Engine::Impl::measure_moves() {
     trial.swap_in = trial.swap_out;
     if (trial.swap_out.empty()) return;
     executor->wait_for_moves(executor->move_blocks(trial)); // the first time also brings the memory
-    Stopwatch watch;
+    const TimePoint start = now();
     executor->wait_for_moves(executor->move_blocks(trial));
-    stats.costs.seconds_per_block = watch.seconds() / double(2 * trial.swap_out.size());
+    stats.costs.seconds_per_block = seconds_since(start) / double(2 * trial.swap_out.size());
     scheduler.set_costs(stats.costs);
 }
 
@@ -530,9 +538,9 @@ void Engine::Impl::look() {
 
 void Engine::Impl::move_blocks() {
     if (plan.moves.empty()) return;
-    Stopwatch watch;
-    plan.after           = executor->move_blocks(plan.moves);
-    const double seconds = watch.seconds();
+    const TimePoint start = now();
+    plan.after            = executor->move_blocks(plan.moves);
+    const double seconds  = seconds_since(start);
     stats.move_seconds += seconds;
     stats.swapped_out += plan.moves.swap_out.size();
     stats.swapped_in += plan.moves.swap_in.size();
@@ -551,10 +559,9 @@ void Engine::Impl::begin() {
     else running = scheduler.schedule(plan);
     move_blocks();
     if (running.empty()) return scheduler.commit(); // moves alone
-    since.restart();
+    since = now();
     for (const Scheduled& item : running)
-        if (item.group->first_run == std::chrono::steady_clock::time_point{})
-            item.group->first_run = std::chrono::steady_clock::now();
+        if (item.group->first_run == TimePoint{}) item.group->first_run = since;
     executor->launch(plan);
     decoder.plan_sampling(running, decoding ? SamplingLimits{} : executor->sampling_limits(), plan);
     executor->sample(plan);
@@ -566,7 +573,7 @@ bool Engine::Impl::finish(std::vector<Output>& out) {
     prepared                                 = pipelined && !decoding && scheduler.prepare(next_plan);
     const StepResults                results = executor->results();
     const std::span<const Scheduled> ran     = std::exchange(running, {});
-    count(ran, since.seconds());
+    count(ran, seconds_since(since));
     scheduler.commit();
     if (decoding) decoding(scheduler, ran, results.rows ? results.rows() : std::span<const float>(), out);
     else decoder.deliver(ran, results, out);

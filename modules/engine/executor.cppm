@@ -62,6 +62,10 @@ public:
     virtual std::string    explain() const    = 0; // the program, and how it runs: see Backend::explain()
 };
 
+// Makes another executor in place of the local one, for tests. Decides what `options` leaves open, as make_local_executor() does; may
+// change the windows of the config's layers.
+using MakeExecutor = std::function<Result<std::unique_ptr<Executor>>(EngineOptions& options, ModelConfig& config)>;
+
 // The device of this process, or its ranks: as many devices as options.tensor_parallel, each with its part of the model and of every
 // KV block. All of them run every plan as it is. Decides what `options` leaves open (device, context, blocks of both pools, tokens in
 // a step), loads the weights, allocates all memory. `path` names the model in errors; `processes`: others have the rest of the ranks;
