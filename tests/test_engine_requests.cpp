@@ -265,6 +265,22 @@ TEST_CASE("one answer can be cancelled before its prompt is done", "[engine]") {
     CHECK(engine.stats().blocks_used == 0);
 }
 
+TEST_CASE("the progress of a prompt is not told by an answer that was cancelled", "[engine]") {
+    Engine  engine             = load(false, 0, 4);
+    Request r                  = request(prompt, 4);
+    r.n                        = 2;
+    r.return_progress          = true;
+    const Result<RequestId> id = engine.submit(r);
+    REQUIRE(id.has_value());
+    engine.cancel(*id, 0);
+    std::vector<Output> out;
+    while (engine.step(out)) {}
+    const auto first = [](const Output& o) { return o.index == 0; };
+    CHECK(std::ranges::count_if(out, first) == 1);
+    CHECK(std::ranges::find_if(out, first)->finish == FinishReason::cancelled);
+    CHECK(std::ranges::any_of(out, [](const Output& o) { return o.index == 1 && o.computed_tokens > 0; }));
+}
+
 TEST_CASE("with its last answer a request is over", "[engine]") {
     Engine  engine             = load(GENERATE(false, true), 0, 4);
     Request r                  = request(prompt, 8);

@@ -408,7 +408,7 @@ void Decoder::deliver(std::span<const Scheduled> items, const StepResults& resul
         if (!group.prompt_done && group.request.prompt_logprobs >= 0 && !add_prompt_logprobs(own[0])) continue;
         if (!group.prompt_done && group.request.embed && !add_hidden(own[0])) continue;
         if (!group.prompt_done && group.request.return_progress) {
-            out.push_back(output_of(group, 0));
+            out.push_back(output_of(group, open_answers(group).front())); // the first may have been cancelled
             out.back().computed_tokens = std::min(own[0].first + own[0].n_tokens, group.n_prompt());
         }
         if (!own[0].samples) continue;
